@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Installs the project with everything that its tests use, then runs them. Arguments go to pytest:
+#   bash scripts/run_tests.sh                 the default suite
+#   bash scripts/run_tests.sh -m slow         the slow checks
+#   bash scripts/run_tests.sh tests/advantage one folder
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/install.sh
+install envs,embedded,dev
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
+selection=()
+case " $* " in *" -m "*) ;; *) selection=(-m "not slow") ;; esac
+"$VENV/bin/python" -m ruff check .
+"$VENV/bin/python" -m pytest -rs "${selection[@]}" "$@"
