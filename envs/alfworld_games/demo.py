@@ -1,0 +1,162 @@
+"""Demo games: small rooms drawn from a seed, written down as ALFWorld's own kind of problem.
+
+Domain, grammar, goals and what fits into what come from the alfworld package; only the rooms are drawn here.
+Invariant: every drawn game starts unsolved, and everything that its goal needs is in the room.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import alfworld.gen.constants as constants
+from alfworld.gen.goal_library import gdict
+from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
+
+NOTICE = "[Demo game: a room built from ALFWorld's grammar, not a game of the ALFWorld data set.]"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Kinds of receptacles with the most of each, and kinds of objects that lie around."""
+
+    receptacles: Mapping[str, int]
+    objects: tuple[str, ...]
+
+
+_KITCHEN = Scene(
+    receptacles={
+        **{"Cabinet": 4, "CounterTop": 2, "DiningTable": 1, "Drawer": 3, "Fridge": 1, "GarbageCan": 1},
+        **{"Microwave": 1, "Shelf": 2, "SinkBasin": 1},
+    },
+    objects=(
+        *("Apple", "Bowl", "Bread", "ButterKnife", "Cup", "DishSponge", "Egg", "Fork", "Knife", "Ladle", "Lettuce"),
+        *("Mug", "Pan", "Plate", "Pot", "Potato", "Spatula", "Spoon", "Tomato"),
+    ),
+)
+_BEDROOM = Scene(
+    receptacles={"Bed": 1, "Desk": 1, "Drawer": 4, "Dresser": 1, "GarbageCan": 1, "Shelf": 3, "SideTable": 2},
+    objects=(
+        *("AlarmClock", "Book", "Bowl", "CD", "CellPhone", "CreditCard", "KeyChain", "Laptop", "Mug", "Pen", "Pencil"),
+        *("Pillow", "TissueBox", "Watch"),
+    ),
+)
+_STATES = {"Heatable": "heatable", "Coolable": "coolable", "Cleanable": "cleanable"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a task family needs: where it is played, what its object must allow, and how many of it."""
+
+    scenes: tuple[Scene, ...]
+    needs: str | None = None
+    appliance: str | None = None
+    copies: int = 1
+    lamp: bool = False
+
+
+FAMILIES = {
+    "pick_and_place_simple": Family((_KITCHEN, _BEDROOM)),
+    "look_at_obj_in_light": Family((_BEDROOM,), lamp=True),
+    "pick_clean_then_place_in_recep": Family((_KITCHEN,), "Cleanable", "SinkBasin"),
+    "pick_heat_then_place_in_recep": Family((_KITCHEN,), "Heatable", "Microwave"),
+    "pick_cool_then_place_in_recep": Family((_KITCHEN,), "Coolable", "Fridge"),
+    "pick_two_obj_and_place": Family((_KITCHEN, _BEDROOM), copies=2),
+}
+
+
+def make_demo_game(family: str, seed: int) -> dict[str, Any]:
+    """The game of this family and seed, in the form of ALFWorld's `game.tw-pddl` files."""
+    rng = random.Random(f"{family}/{seed}")
+    rules, goal = FAMILIES[family], gdict[family]
+    scene = rng.choice(rules.scenes)
+    target, place = rng.choice(_goals(rules, scene))
+    receptacles = [f"{kind}_{n}" for kind, most in scene.receptacles.items() for n in range(rng.randint(1, most))]
+    objects = _place(rules, scene, target, place, receptacles, rng)
+    names = {"obj": target, "recep": place, "toggle": "DeskLamp", "mrecep": ""}
+    task = rng.choice(goal["templates"]).format(**{key: value.lower() for key, value in names.items()})
+    return {
+        "pddl_domain": Path(ALFRED_PDDL_PATH).read_text(encoding="utf-8"),
+        "grammar": Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", task),
+        "pddl_problem": _write_problem(receptacles, objects, goal["pddl"].format(**names).replace("#", "-")),
+    }
+
+
+def _holders(kind: str, scene: Scene) -> list[str]:
+    """Kinds of receptacles of the scene that can hold this kind of object."""
+    return [place for place in scene.receptacles if kind in constants.VAL_RECEPTACLE_OBJECTS.get(place, ())]
+
+
+def _goals(rules: Family, scene: Scene) -> list[tuple[str, str]]:
+    """(kind of object, kind of receptacle) pairs that make a task: it fits there, and can start elsewhere."""
+    allowed = constants.VAL_ACTION_OBJECTS[rules.needs] if rules.needs else scene.objects
+    return [
+        (kind, place)
+        for kind in scene.objects
+        if kind in allowed
+        for place in _holders(kind, scene)
+        if place != rules.appliance and len(_holders(kind, scene)) > 1
+    ]
+
+
+def _place(
+    rules: Family, scene: Scene, target: str, place: str, receptacles: list[str], rng: random.Random
+) -> list[tuple[str, str]]:
+    """Draw (object, receptacle it lies in); nothing of the target's kind starts where it has to go."""
+    others = [kind for kind in scene.objects if kind != target and _holders(kind, scene)]
+    kinds = [target] * (rules.copies + rng.randint(0, 1)) + rng.sample(others, k=min(len(others), rng.randint(5, 9)))
+    placed = []
+    for number, kind in enumerate(kinds):
+        spots = [spot for spot in receptacles if _kind(spot) in _holders(kind, scene)]
+        if kind == target:
+            spots = [spot for spot in spots if _kind(spot) != place]
+        placed.append((f"{kind}_{number}", rng.choice(spots)))
+    if rules.lamp:
+        spots = [spot for spot in receptacles if _kind(spot) in ("Desk", "SideTable")]
+        placed.append(("DeskLamp_0", rng.choice(spots)))
+    return placed
+
+
+def _kind(name: str) -> str:
+    return name.rsplit("_", 1)[0]
+
+
+def _identifier(name: str) -> str:
+    """ALFRED's way to write an instance, from which ALFWorld makes "mug 1" (a basin is a part of its sink)."""
+    kind, _, number = name.rpartition("_")
+    return f"Sink_bar_{number}_bar_SinkBasin" if kind == "SinkBasin" else f"{kind}_bar_{number}"
+
+
+def _write_problem(receptacles: list[str], objects: list[tuple[str, str]], goal: str) -> str:
+    places = {name: f"loc{number}" for number, name in enumerate(receptacles, start=1)}
+    kinds = sorted({_kind(name) for name, _ in objects})
+    declared = ["agent1 - agent", "loc0 - location", *(f"{place} - location" for place in places.values())]
+    declared += [f"{_identifier(name)} - receptacle" for name in receptacles]
+    declared += [f"{_identifier(name)} - object" for name, _ in objects]
+    declared += [f"{kind}Type - rtype" for kind in sorted({_kind(name) for name in receptacles})]
+    declared += [f"{kind}Type - otype" for kind in kinds]
+    facts = ["= (total-cost) 0", "atLocation agent1 loc0"]
+    for name, place in places.items():
+        facts += [f"receptacleAtLocation {_identifier(name)} {place}"]
+        facts += [f"receptacleType {_identifier(name)} {_kind(name)}Type"]
+        facts += [f"openable {_identifier(name)}"] if _kind(name) in constants.OPENABLE_CLASS_SET else []
+        held = constants.VAL_RECEPTACLE_OBJECTS.get(_kind(name), ())
+        facts += [f"canContain {_kind(name)}Type {kind}Type" for kind in kinds if kind in held]
+    for name, spot in objects:
+        facts += _object_facts(name, spot, places[spot])
+    unique = list(dict.fromkeys(facts))
+    lines = [f"    {line}" for line in declared] + [" )", " (:init"] + [f"    ({fact})" for fact in unique]
+    return "\n".join(["(define (problem demo)", " (:domain alfred)", " (:objects", *lines, " )", goal])
+
+
+def _object_facts(name: str, spot: str, place: str) -> list[str]:
+    item, kind = _identifier(name), _kind(name)
+    facts = [f"objectType {item} {kind}Type", f"inReceptacle {item} {_identifier(spot)}"]
+    facts += [f"objectAtLocation {item} {place}"]
+    if kind == "DeskLamp":
+        return [*facts, f"toggleable {item}"]
+    facts += [f"{word} {item}" for state, word in _STATES.items() if kind in constants.VAL_ACTION_OBJECTS[state]]
+    return [*facts, f"pickupable {item}"]

@@ -1,0 +1,124 @@
+"""A scripted BabyAI player for demonstrations: minigrid's BabyAIBot, made to carry on after stray actions.
+
+The bot plans once and expects to be followed; after other actions it may assert, loop or think itself done. Here
+it is told every action that was really taken, and when its plan breaks it gets a new one for what is left of the
+mission, from the world as it then is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from minigrid.envs.babyai.core.verifier import AfterInstr, Instr, OpenInstr, PutNextInstr, SeqInstr
+from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError, DropSubgoal, GoNextToSubgoal
+
+_MOST_SUBGOALS = 500
+_BROKEN_PLAN = (AssertionError, AttributeError, DisappearedBoxError, IndexError, TypeError)
+"""What BabyAIBot raises when the world is not as its plan supposes; it has no error class of its own for that."""
+
+
+class Expert:
+    """Advises on one running MiniGrid level: ask `advice` before any turn, call `watch` after every step."""
+
+    def __init__(self, game: Any) -> None:
+        self._game = game
+        self._planner: _Planner | None = None
+        self._advice: int | None = None
+        self._plan(game.actions.done)
+
+    def advice(self) -> int:
+        """Return the index of the action to take now."""
+        return self._wander() if self._advice is None else self._advice
+
+    def watch(self, action: int) -> None:
+        """Take note that the game, still running, executed `action`."""
+        self._plan(self._game.actions(action))
+
+    def _plan(self, action: Any) -> None:
+        self._advice = self._continue(action) if self._planner is not None else None
+        if self._advice is None:
+            seen = None if self._planner is None else self._planner.vis_mask
+            self._planner = None
+            try:
+                self._planner = _Planner(self._game, seen)
+            except _BROKEN_PLAN:
+                return
+            self._advice = self._continue(self._game.actions.done)
+
+    def _continue(self, action: Any) -> int | None:
+        """Return what the present plan says after `action`, or None if the plan has broken or ended."""
+        try:
+            suggestion = self._planner.replan(action)
+        except _BROKEN_PLAN:
+            return None
+        return None if suggestion == self._game.actions.done else int(suggestion)
+
+    def _wander(self) -> int:
+        """Walk on where that is possible, turning now and then; for worlds in which no plan is found."""
+        game = self._game
+        ahead = game.grid.get(*game.front_pos)
+        free = ahead is None or ahead.can_overlap()
+        return int(game.actions.forward if free and game.step_count % 5 else game.actions.right)
+
+
+class _Planner(BabyAIBot):
+    """BabyAIBot that may start in mid-episode, knowing the cells in `seen`, and gives up instead of looping."""
+
+    bfs_counter = bfs_step_counter = 0
+
+    def __init__(self, game: Any, seen: np.ndarray | None) -> None:
+        super().__init__(game)
+        self.stack = _BoundedStack(self.stack)
+        if seen is not None:
+            self.vis_mask |= seen
+        self._process_obs()
+        first = _remaining(game.instrs)[:1]
+        if game.carrying is not None and not (first and _needs(first[0], game.carrying)):
+            self.stack.append(DropSubgoal(self))
+            self.stack.append(GoNextToSubgoal(self, self._find_drop_pos()))
+
+    def replan(self, action_taken: Any = None) -> Any:
+        self.stack.pushes = 0
+        return super().replan(action_taken)
+
+    def _process_instr(self, instr: Instr) -> None:
+        """Stack the subgoals of what is left of the mission, the first on top."""
+        carrying = self.mission.unwrapped.carrying
+        remaining = _remaining(instr)
+        for place, part in reversed(list(enumerate(remaining))):
+            if place == 0 and isinstance(part, PutNextInstr) and _needs(part, carrying):
+                self.stack.append(DropSubgoal(self))
+                self.stack.append(GoNextToSubgoal(self, part.desc_fixed, reason="PutNext"))
+            else:
+                super()._process_instr(part)
+
+
+def _remaining(instr: Instr) -> list[Instr]:
+    """Return the parts of a mission that are not done yet, in the order of doing."""
+    if not isinstance(instr, SeqInstr):
+        return [instr]
+    parts = [(instr.instr_a, instr.a_done), (instr.instr_b, instr.b_done)]
+    if isinstance(instr, AfterInstr):
+        parts.reverse()
+    return [left for part, done in parts if done != "success" for left in _remaining(part)]
+
+
+def _needs(part: Instr, thing: Any) -> bool:
+    """Whether a mission's next part is served by having `thing` in hand."""
+    if isinstance(part, PutNextInstr):
+        return any(thing is wanted for wanted in part.desc_move.obj_set)
+    if isinstance(part, OpenInstr) and thing is not None and thing.type == "key":
+        return any(door.is_locked and door.color == thing.color for door in part.desc.obj_set)
+    return False
+
+
+class _BoundedStack(list):
+    """The planner's stack; it refuses to grow for ever within one turn."""
+
+    pushes = 0
+
+    def append(self, subgoal: Any) -> None:
+        self.pushes += 1
+        assert self.pushes <= _MOST_SUBGOALS, "the plan goes in circles"
+        super().append(subgoal)

@@ -1,0 +1,171 @@
+"""BabyAI's levels on PyPI's minigrid: every registered one by its id, and the five mixed local tasks.
+
+The mixed tasks draw from the level's random generator in the order of the fork that BALROG uses
+(BartekCupial/Minigrid, `Level_MixedTrainLocal`), so that one seed gives one and the same world in both.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import minigrid  # noqa: F401 - registers its levels with gymnasium
+from minigrid.core.world_object import WorldObj
+from minigrid.envs.babyai.core import roomgrid_level
+from minigrid.envs.babyai.core.levelgen import LevelGen
+from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
+from minigrid.envs.babyai.core.verifier import (
+    AfterInstr,
+    BeforeInstr,
+    GoToInstr,
+    Instr,
+    ObjDesc,
+    OpenInstr,
+    PickupInstr,
+    PutNextInstr,
+)
+
+from envs.errors import ConfigError
+
+MIXED_PREFIX = "BabyAI-MixedTrainLocal-v0/"
+MIXED_GOALS = ("goto", "pickup", "open", "putnext", "pick_up_seq_go_to")
+HELD_OUT = ("yellow box", "red key", "red door", "green ball", "grey door")
+"""Never named in a mixed mission: the fork keeps these for testing generalisation."""
+DOOR_COLORS = ("yellow", "green", "blue", "purple")
+
+# Level generation prints every world that it rejects; that belongs in a debug log, not on stdout.
+roomgrid_level.print = lambda *words: logging.getLogger(__name__).debug(" ".join(map(str, words)))
+
+
+def make_level(task: str, num_dists: int | None = None) -> RoomGridLevel:
+    """Build the level of a task, named in full or in short; `reset(seed=...)` then decides its world.
+
+    `num_dists` is the number of distracting objects: 0 by default in the mixed tasks, the level's own elsewhere.
+
+    Raises:
+        ConfigError: no such task, or `num_dists` for a level that has no such setting.
+    """
+    goal = task.removeprefix(MIXED_PREFIX)
+    if goal in MIXED_GOALS:
+        return _without_picture(MixedLocalLevel)(goal, num_dists=num_dists or 0)
+    names = level_names()
+    if task not in names:
+        raise ConfigError(_unknown_task(task, names))
+    spec = gymnasium.spec(names[task])
+    level_class = gymnasium.envs.registration.load_env_creator(spec.entry_point)
+    if num_dists is None:
+        return _without_picture(level_class)(**spec.kwargs)
+    if "num_dists" not in inspect.signature(level_class.__init__).parameters:
+        raise ConfigError(f"env.num_dists has no meaning for BabyAI task {task!r}; leave it out")
+    return _without_picture(level_class)(**{**spec.kwargs, "num_dists": num_dists})
+
+
+@functools.cache
+def level_names() -> dict[str, str]:
+    """Map the names of all registered BabyAI levels, short (`GoToObj`) and full, to the full ones."""
+    ids = [name for name in gymnasium.registry if name.startswith("BabyAI-")]
+    short = {name.removeprefix("BabyAI-").rpartition("-v")[0]: name for name in ids}
+    return {**short, **{name: name for name in ids}}
+
+
+def _unknown_task(task: str, names: dict[str, str]) -> str:
+    known = [*MIXED_GOALS, *(MIXED_PREFIX + goal for goal in MIXED_GOALS), *names]
+    near = difflib.get_close_matches(task, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"for example {', '.join(MIXED_GOALS)}, GoToObj"
+    return f"unknown BabyAI task {task!r}; {hint}"
+
+
+@functools.cache
+def _without_picture(level_class: type[RoomGridLevel]) -> type[RoomGridLevel]:
+    """Subclass a level so that a step no longer encodes its view; the text is made from the grid itself."""
+    return type(level_class.__name__, (level_class,), {"gen_obs": lambda self: {}})
+
+
+class MixedLocalLevel(LevelGen):
+    """One room (two for `open`), one of five goals, `num_dists` objects more than the goal needs."""
+
+    def __init__(self, goal: str, num_dists: int = 0) -> None:
+        super().__init__(
+            room_size=8,
+            num_rows=1,
+            num_cols=2 if goal == "open" else 1,
+            num_dists=num_dists,
+            locations=False,
+            unblocking=False,
+            implicit_unlock=False,
+            action_kinds=(goal,),
+        )
+
+    def gen_mission(self) -> None:
+        """Draw worlds until all objects can be reached and the mission names nothing that is held out."""
+        self._rand_elem(self.action_kinds)
+        while True:
+            # Walls, doors and objects start afresh, also in the first round; that draws door positions.
+            super(RoomGridLevel, self)._gen_grid(self.width, self.height)
+            if self.action_kinds == ("open",):
+                self.instrs, reachable = self._draw_open()
+            else:
+                self.instrs, reachable = self._draw_one_room(self.action_kinds[0])
+            if reachable and not any(name in self.instrs.surface(self) for name in HELD_OUT):
+                return
+
+    def _draw_open(self) -> tuple[Instr, bool]:
+        door_color = self._rand_elem(DOOR_COLORS)
+        self._add_locked_room(door_color)
+        self.connect_all()
+        for column in range(self.num_cols):
+            if self.get_room(column, 0) is not self.locked_room:
+                self.add_distractors(column, 0, num_distractors=self.num_dists, all_unique=False)
+        self.place_agent()
+        while self.room_from_pos(*self.agent_pos) is self.locked_room:
+            self.place_agent()
+        reachable = self.check_objs_reachable(raise_exc=False)
+        return OpenInstr(ObjDesc("door", self._rand_elem([None, door_color]))), reachable
+
+    def _add_locked_room(self, color: str) -> None:
+        """Lock one room behind a door of this colour and lay the key into another.
+
+        PyPI's `add_locked_room` draws the colour itself, after the door, which would shift all later draws.
+        """
+        while True:
+            column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
+            side = self._rand_int(0, 4)
+            self.locked_room = self.get_room(column, row)
+            if self.locked_room.neighbors[side] is not None:
+                break
+        self.add_door(column, row, side, color=color, locked=True)
+        while self.get_room(column, row) is self.locked_room:
+            column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
+        self.add_object(column, row, "key", color)
+
+    def _draw_one_room(self, goal: str) -> tuple[Instr, bool]:
+        self.place_agent()
+        count = self.num_dists + (1 if goal in ("goto", "pickup") else 2)
+        objects = self.add_distractors(num_distractors=count, all_unique=False)
+        reachable = self.check_objs_reachable(raise_exc=False)
+        first = self._rand_elem(objects)
+        target = ObjDesc(first.type, first.color)
+        if goal == "goto":
+            return GoToInstr(target), reachable
+        if goal == "pickup":
+            return PickupInstr(target), reachable
+        other = self._draw_other(objects, first)
+        if goal == "putnext":
+            return PutNextInstr(target, other), reachable
+        pick_up, go_to = PickupInstr(target), GoToInstr(other)
+        before = self._rand_elem(("Before", "After")) == "Before"
+        return (BeforeInstr(pick_up, go_to) if before else AfterInstr(go_to, pick_up)), reachable
+
+    def _draw_other(self, objects: Sequence[WorldObj], first: WorldObj) -> ObjDesc:
+        """Describe a second object; the same words as for the first are fine only if two objects fit them."""
+        kind = (first.type, first.color)
+        twins = sum((thing.type, thing.color) == kind for thing in objects) > 1
+        other: Any = self._rand_elem(objects)
+        while not twins and (other.type, other.color) == kind:
+            other = self._rand_elem(objects)
+        return ObjDesc(other.type, other.color)

@@ -1,0 +1,131 @@
+"""What a MiniGrid agent sees, as BALROG's text, computed without encoding or rendering a picture.
+
+The view is a square of `size` cells with the agent in the middle of its lowest row, looking up; cell (i, j) is
+column i, row j. The text equals that of the text fork of Minigrid (BartekCupial/Minigrid, `gen_graph`) with
+"You see " left out, and the visible cells are those of Minigrid's `Grid.process_vis`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+
+def describe_view(game: Any) -> str:
+    """Return BALROG's description of what the agent of this MiniGrid game sees now, one line a fact."""
+    size = game.agent_view_size
+    x, y = game.agent_pos
+    window = _window(game.grid.width, game.grid.height, int(x), int(y), int(game.agent_dir), size)
+    cells = window(game.grid.grid)
+    lines = [] if game.carrying is None else [f"You carry a {game.carrying.color} {game.carrying.type}"]
+    _describe_cells(cells, size, lines)
+    return "\n".join(lines)
+
+
+def _describe_cells(cells: Sequence[Any], size: int, lines: list[str]) -> None:
+    """Append the walls that stand open to view in front, left and right, then the objects in scan order."""
+    opaque = [0] * size
+    things = []
+    for index, cell in enumerate(cells):
+        if cell is None:
+            continue
+        if cell.type == "wall":
+            opaque[index % size] |= 1 << index // size
+            continue
+        things.append((index, cell))
+        if not cell.see_behind():
+            opaque[index % size] |= 1 << index // size
+    seen = _visible_rows(opaque, size)
+    for line_of_sight in _lines_of_sight(size):
+        for index, text in line_of_sight:
+            cell = cells[index]
+            if cell is not None and seen[index % size] >> index // size & 1:
+                if cell.type == "wall":
+                    lines.append(text)
+                break
+    places = _places(size)
+    for index, cell in things:
+        # The agent's own cell has no place: it may stand in an open door, which is not told.
+        if seen[index % size] >> index // size & 1 and places[index]:
+            lines.append(f"{_name(cell)} {places[index]}")
+
+
+def _name(cell: Any) -> str:
+    if cell.type != "door":
+        return f"a {cell.color} {cell.type}"
+    # "a open door" is what the recordings of the text fork say.
+    state = "open" if cell.is_open else "locked" if cell.is_locked else "closed"
+    return f"a {state} {cell.color} door"
+
+
+def _visible_rows(opaque: Sequence[int], size: int) -> list[int]:
+    """Return for each row of the view the bit mask of its visible columns."""
+    seen = [0] * size
+    light = 1 << size // 2
+    for j in range(size - 1, -1, -1):
+        seen[j], light = _spread_light(light, opaque[j], size)
+    return seen
+
+
+@functools.cache
+def _spread_light(lit: int, opaque: int, size: int) -> tuple[int, int]:
+    """Spread visibility within a row and to the row ahead of it; all three rows are bit masks of columns.
+
+    First from left to right, then back, as `Grid.process_vis` does; only what a pass reaches itself lights the
+    row ahead in that pass.
+    """
+    ahead = 0
+    for i in range(size - 1):
+        if lit >> i & 1 and not opaque >> i & 1:
+            lit |= 2 << i
+            ahead |= 3 << i
+    for i in range(size - 1, 0, -1):
+        if lit >> i & 1 and not opaque >> i & 1:
+            lit |= 1 << i - 1
+            ahead |= 3 << i - 1
+    return lit, ahead
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _window(width: int, height: int, x: int, y: int, direction: int, size: int) -> Callable[[Sequence], tuple]:
+    """Return what picks the cells of the view, index i * size + j, out of the grid's row-major list."""
+    forward_x, forward_y = ((1, 0), (0, 1), (-1, 0), (0, -1))[direction]
+    right_x, right_y = -forward_y, forward_x
+    indices = []
+    for i in range(size):
+        for j in range(size):
+            ahead, aside = size - 1 - j, i - size // 2
+            cell_x, cell_y = x + forward_x * ahead + right_x * aside, y + forward_y * ahead + right_y * aside
+            inside = 0 <= cell_x < width and 0 <= cell_y < height
+            # Outside counts as wall; the grid's last cell is a corner of the outer wall.
+            indices.append(cell_y * width + cell_x if inside else -1)
+    return itemgetter(*indices)
+
+
+@functools.cache
+def _lines_of_sight(size: int) -> tuple[tuple[tuple[int, str], ...], ...]:
+    """Return the cells in front, to the left and to the right, nearest first, with the text for a wall there."""
+    middle, last = size // 2, size - 1
+    front = ((middle * size + last - n, f"a wall {_steps(n, 'forward')}") for n in range(1, size))
+    left = (((middle - n) * size + last, f"a wall {_steps(n, 'left')}") for n in range(1, middle + 1))
+    right = (((middle + n) * size + last, f"a wall {_steps(n, 'right')}") for n in range(1, middle + 1))
+    return tuple(front), tuple(left), tuple(right)
+
+
+@functools.cache
+def _places(size: int) -> tuple[str, ...]:
+    """Return where each cell of the view lies, in words; empty for the agent's own."""
+    places = []
+    for i in range(size):
+        for j in range(size):
+            aside, ahead = i - size // 2, size - 1 - j
+            parts = [_steps(abs(aside), "right" if aside > 0 else "left")] if aside else []
+            parts += [_steps(ahead, "forward")] if ahead else []
+            places.append(" and ".join(parts))
+    return tuple(places)
+
+
+def _steps(count: int, direction: str) -> str:
+    return f"{count} step{'s' if count > 1 else ''} {direction}"

@@ -1,0 +1,70 @@
+"""Games played by typing one command a turn, where only the game itself can say whether it understood.
+
+Invariant: one answer is one command and one turn; a command that the game did not understand leaves no trace in it.
+"""
+
+from __future__ import annotations
+
+import abc
+import re
+
+from envs.errors import EnvironmentFault
+from envs.text_game import Frame, TextGame
+
+COMMAND_FORMAT = (
+    "Choose your next move. Answer in exactly this form:\n"
+    "THINK: your reasoning, step by step\n"
+    "ACTION: one command"
+)
+
+MOST_CHARACTERS = 100
+_COMMAND = re.compile(r"[a-z0-9][a-z0-9 '-]*", re.IGNORECASE)
+# A parser of text adventures takes what follows these for a second command in the same turn.
+_JOINING = frozenset({"and", "then"})
+
+
+class CommandGame(TextGame):
+    """A game with free commands. Subclasses give `start` and `try_command`, and may narrow `translate`."""
+
+    answer_format = COMMAND_FORMAT
+    actions = ()
+    default_action = "look"
+
+    @abc.abstractmethod
+    def try_command(self, command: str) -> Frame | None:
+        """Execute the command; None, and the world untouched, if the game does not understand it."""
+
+    def attempt(self, candidate: str) -> tuple[str | None, Frame]:
+        command = self.translate(candidate)
+        frame = self.try_command(command) if command is not None else None
+        if frame is None:
+            return None, self.play(self.default_action)
+        return command, frame
+
+    def play(self, action: str) -> Frame:
+        frame = self.try_command(action)
+        if frame is None:
+            raise EnvironmentFault(f"the game does not understand its own default command {action!r}")
+        return frame
+
+    def translate(self, candidate: str) -> str | None:
+        return clean_command(candidate)
+
+
+def clean_command(candidate: str) -> str | None:
+    """Take the first line as one command: quotes, markup and a final full stop off, spaces made single.
+
+    None where that leaves no command of plain words, too many characters, or words that join two commands.
+    """
+    lines = candidate.strip().splitlines()
+    if not lines or len(lines[0]) > 2 * MOST_CHARACTERS:
+        return None
+    command = " ".join(lines[0].strip("\"'`*>. \t").split())
+    if len(command) > MOST_CHARACTERS or not _COMMAND.fullmatch(command):
+        return None
+    return None if _JOINING & set(command.lower().split()) else command
+
+
+def list_commands(commands: list[str] | tuple[str, ...]) -> str:
+    """The commands that would do something now, as a line of the observation."""
+    return f"Commands that work now: {', '.join(commands)}."

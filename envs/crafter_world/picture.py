@@ -1,0 +1,78 @@
+"""Draws the picture that BALROG shows beside its text, with the views and textures of the `crafter` package."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from crafter import constants, engine
+
+from envs.crafter_world.beings import Being
+from envs.crafter_world.player import Player
+from envs.crafter_world.rules import ARROW, KIND_NAMES, PLANT, SIZE, STRIDE
+from envs.crafter_world.world import NOISE_SHAPE, World
+
+PIXELS = 256
+_CELLS = 9
+_ITEM_ROWS = 2
+_UNIT = np.array([PIXELS // _CELLS] * 2)
+_SIDES = {(-1, 0): "left", (1, 0): "right", (0, -1): "up", (0, 1): "down"}
+
+
+@cache
+def _load_textures() -> engine.Textures:
+    return engine.Textures(constants.root / "assets")
+
+
+def draw(world: World) -> np.ndarray:
+    """Return the picture as a uint8 array (256, 256, 3), the same as BALROG's, its noise at night included.
+
+    Raises:
+        RuntimeError: it is night, and the world was made without `pictures`.
+    """
+    textures = _load_textures()
+    local = engine.LocalView(_Scene(world), textures, [_CELLS, _CELLS - _ITEM_ROWS])
+    items = engine.ItemView(textures, [_CELLS, _ITEM_ROWS])
+    view = np.concatenate([local(_Drawn(world.player), _UNIT), items(world.player.inventory, _UNIT)], 1)
+    canvas = np.zeros((PIXELS, PIXELS, 3), np.uint8)
+    border = (PIXELS - _CELLS * _UNIT[0]) // 2
+    canvas[border : border + view.shape[0], border : border + view.shape[1]] = view
+    return canvas.transpose((1, 0, 2))
+
+
+class _Scene:
+    """A world as crafter's views look at it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.area = (SIZE, SIZE)
+        self.daylight = world.daylight
+        self.random = self
+        self.objects = [_Drawn(being) for being in world.beings]
+
+    def __getitem__(self, position: np.ndarray) -> tuple[str, None]:
+        x, y = position.tolist()
+        return KIND_NAMES[self._world.materials[x * STRIDE + y]], None
+
+    def uniform(self, low: float, high: float, shape: tuple[int, int]) -> np.ndarray:
+        """Return the noise that the world has already drawn for this step."""
+        if tuple(shape) != NOISE_SHAPE or self._world.noise is None:
+            raise RuntimeError(f"no noise of shape {tuple(shape)} was kept; make the world with pictures=True")
+        return low + (high - low) * self._world.noise
+
+
+class _Drawn:
+    """A being as crafter's views look at it."""
+
+    def __init__(self, being: Being) -> None:
+        self.pos = np.array([being.x, being.y])
+        self.sleeping = isinstance(being, Player) and being.sleeping
+        self.texture = _name_texture(being)
+
+
+def _name_texture(being: Being) -> str:
+    if isinstance(being, Player):
+        return "player-sleep" if being.sleeping else f"player-{_SIDES[being.facing]}"
+    if being.kind == ARROW:
+        return f"arrow-{_SIDES[being.facing]}"
+    return "plant-ripe" if being.kind == PLANT and being.ripe else KIND_NAMES[being.kind]

@@ -1,0 +1,82 @@
+"""Pictures from wherever they come: PIL images, arrays, files, data URIs, rows of a parquet file."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from envs.errors import EnvironmentFault, MissingDependencyError
+
+MOST_PIXELS = 4096 * 4096
+MOST_BYTES = 64 << 20
+
+
+class PictureError(EnvironmentFault):
+    """A picture cannot be read, or is larger than allowed."""
+
+
+def is_picture(value: Any) -> bool:
+    """Whether a value is a PIL image, a uint8 array [height, width, 3] or a row `{"bytes": ...}` of a data set."""
+    if isinstance(value, Mapping):
+        return isinstance(value.get("bytes"), bytes)
+    if getattr(value, "ndim", None) == 3:
+        return str(getattr(value, "dtype", "")) == "uint8"
+    return type(value).__module__.startswith("PIL.")
+
+
+def open_picture(value: Any, most_pixels: int = MOST_PIXELS) -> Any:
+    """An RGB PIL image, decoded; one that is RGB comes back as it is, so that caches keyed by identity stay warm.
+
+    Takes what `is_picture` accepts, the bytes of an image file, a path, a data URI, and `{"path": ...}`.
+
+    Raises:
+        PictureError: it cannot be read, is damaged, or has more than `most_pixels` pixels.
+        MissingDependencyError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError("pictures need Pillow; install it with: pip install pillow") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            picture = _open(value, Image)
+            if picture.width * picture.height > most_pixels:
+                raise PictureError(
+                    f"a picture of {picture.width} x {picture.height} has more than the {most_pixels} pixels allowed"
+                )
+            picture.load()
+            return picture if picture.mode == "RGB" else picture.convert("RGB")
+    except (OSError, ValueError, TypeError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise PictureError(f"a picture given as {_kind(value)} cannot be read: {error}") from error
+
+
+def _open(value: Any, image_module: Any) -> Any:
+    if isinstance(value, image_module.Image):
+        return value
+    if getattr(value, "ndim", None) == 3:
+        return image_module.fromarray(value)
+    if isinstance(value, Mapping):
+        value = value.get("bytes") or value.get("path") or value.get("image") or value.get("url")
+    if isinstance(value, str) and value.startswith("data:"):
+        try:
+            value = base64.b64decode(value.partition(",")[2], validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"its base64 is damaged ({error})") from error
+    if isinstance(value, str | Path):
+        if Path(value).stat().st_size > MOST_BYTES:
+            raise ValueError(f"the file has more than {MOST_BYTES >> 20} MiB")
+        value = Path(value).read_bytes()
+    if isinstance(value, bytes):
+        return image_module.open(io.BytesIO(value))
+    raise TypeError("expected a PIL image, a uint8 array, the bytes or path of an image file, or a data URI")
+
+
+def _kind(value: Any) -> str:
+    text = str(value) if isinstance(value, str | Path) and not str(value).startswith("data:") else ""
+    return text[:200] or type(value).__name__

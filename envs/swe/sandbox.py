@@ -1,0 +1,181 @@
+"""A bubblewrap sandbox around one working tree: no network, a read-only system, bounded in every resource.
+
+The command sees `/testbed` (the tree), `/usr`, the Python that runs the tests, an own `/tmp`, `/proc` and `/dev`;
+nothing else of the machine, no environment variable of ours, no process of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
+from envs.swe.supervise import Limits, Outcome, supervise
+
+TESTBED = "/testbed"
+AGENT_ID = 60999
+"""User and group that commands get where the trainer is root: limits on processes do not hold for root."""
+_SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
+_INSTALL = "install it with: apt-get install -y bubblewrap"
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """Where commands run: the tree, the Python beside it, what may be read besides, and the limits."""
+
+    tree: Path
+    python: Path = Path(sys.executable)
+    limits: Limits = field(default_factory=Limits)
+    readable: tuple[tuple[Path, str], ...] = ()
+    """Pairs of a file outside and the place where it shows inside, read-only."""
+    variables: tuple[tuple[str, str], ...] = ()
+    writable_tree: bool = True
+    fixed_addresses: bool = False
+    """Load programs at the same addresses each time, so that what they print of them can be reproduced."""
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", seconds: float | None = None) -> Outcome:
+        """Run a command in the tree and return how it ended; nothing of it is alive afterwards."""
+        limits = self.limits if seconds is None else replace(self.limits, seconds=seconds)
+        return supervise(self.command(argv), limits, self.tree, stdin)
+
+    def run_with_report(self, argv: Sequence[str], stdin: bytes) -> Outcome:
+        """As `run`, with the extra pipe that `supervise` describes."""
+        return supervise(self.command(argv), self.limits, self.tree, stdin, with_report=True)
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """The whole command line: namespaces, mounts, a user without rights, limits, then `argv`."""
+        bwrap = find_bwrap()
+        spaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+        outer = [bwrap, *spaces, "--die-with-parent", "--new-session", *self._mounts()]
+        user = ["--unshare-user", "--cap-drop", "ALL"]
+        if _can_disable_userns(bwrap):
+            user.append("--disable-userns")
+        if os.geteuid() == 0:
+            # Mounting as root reaches a Python below /root; the second layer then runs as nobody's user.
+            ids = [f"--reuid={AGENT_ID}", f"--regid={AGENT_ID}", "--clear-groups"]
+            drop = ["setpriv", *ids, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+            layers = [*outer, *drop, bwrap, *user, "--die-with-parent", "--dev-bind", "/", "/"]
+        else:
+            layers = [*outer, *user]
+        return [*layers, *self._limits(), *argv]
+
+    def _limits(self) -> list[str]:
+        limits = self.limits
+        return [
+            *(("setarch", "--addr-no-randomize") if self.fixed_addresses else ()),
+            "prlimit",
+            f"--nproc={limits.processes}",
+            f"--as={limits.memory_mb << 20}",
+            f"--fsize={limits.file_mb << 20}",
+            "--core=0",
+            "--nofile=1024",
+            "--",
+        ]
+
+    def _mounts(self) -> list[str]:
+        tmp = ["--perms", "1777", "--size", str(self.limits.tmp_mb << 20), "--tmpfs"]
+        # The order matters: a tmpfs hides what was bound below it before.
+        mounts = ["--ro-bind", "/usr", "/usr", *_system_links(), "--proc", "/proc", "--dev", "/dev"]
+        mounts += [*tmp, "/dev/shm", *tmp, "/tmp"]
+        for path in (Path("/etc/ld.so.cache"), Path("/etc/alternatives")):
+            mounts += [*_parents(path), "--ro-bind-try", str(path), str(path)]
+        shown = [(path, str(path)) for path in python_folders(self.python)]
+        for path, place in (*shown, *self.readable):
+            mounts += [*_parents(Path(place)), "--ro-bind", str(path), place]
+        mounts += ["--bind" if self.writable_tree else "--ro-bind", str(self.tree), TESTBED]
+        return [*mounts, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", TESTBED, *self._variables()]
+
+    def _variables(self) -> list[str]:
+        variables = {
+            "PATH": f"{self.python.parent}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": "/tmp",
+            "USER": "agent",
+            "LOGNAME": "agent",
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+            "PYTHONHASHSEED": "0",
+            "PYTHONNOUSERSITE": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "GIT_PAGER": "cat",
+            "PAGER": "cat",
+            **dict(self.variables),
+        }
+        return ["--clearenv", *(word for name, value in variables.items() for word in ("--setenv", name, value))]
+
+
+def _system_links() -> list[str]:
+    words: list[str] = []
+    for name in _SYSTEM_LINKS:
+        if os.path.islink(name):
+            words += ["--symlink", os.readlink(name), name]
+        elif os.path.isdir(name):
+            words += ["--ro-bind", name, name]
+    return words
+
+
+def _parents(path: Path) -> list[str]:
+    """Folders on the way to `path`, open to the agent's user whatever they are outside."""
+    return [w for parent in reversed(path.parents[:-1]) for w in ("--perms", "0755", "--dir", str(parent))]
+
+
+@functools.lru_cache(maxsize=32)
+def python_folders(python: Path) -> tuple[Path, ...]:
+    """Folders that `python` needs besides /usr: its environment and its installation.
+
+    Raises:
+        ConfigError: it does not run.
+    """
+    code = "import sys; print(sys.prefix); print(sys.base_prefix)"
+    try:
+        done = subprocess.run([str(python), "-I", "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"env.python: {python} does not run: {error}") from error
+    folders = {Path(line) for line in done.stdout.splitlines()} | {Path(os.path.realpath(python)).parent.parent}
+    outside = sorted(f for f in folders if not f.is_relative_to("/usr"))
+    return tuple(f for f in outside if not any(f != g and f.is_relative_to(g) for g in outside))
+
+
+@functools.lru_cache(maxsize=1)
+def find_bwrap() -> str:
+    """Path of bubblewrap.
+
+    Raises:
+        MissingDependencyError: it, or a tool of util-linux that goes with it, is not installed.
+    """
+    path = shutil.which("bwrap")
+    if path is None:
+        raise MissingDependencyError(f"SWE tasks run in bubblewrap, and there is no bwrap on PATH; {_INSTALL}")
+    for tool in ("prlimit", "setarch", "setpriv"):
+        if shutil.which(tool) is None:
+            raise MissingDependencyError(f"SWE tasks need {tool}; install it with: apt-get install -y util-linux")
+    return path
+
+
+@functools.lru_cache(maxsize=4)
+def _can_disable_userns(bwrap: str) -> bool:
+    text = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False)
+    return "--disable-userns" in text.stdout + text.stderr
+
+
+def check_sandbox(sandbox: Sandbox) -> None:
+    """Start the sandbox once and do nothing in it.
+
+    Raises:
+        MissingDependencyError: no bubblewrap.
+        EnvironmentFault: the machine does not let bubblewrap make namespaces, as in most unprivileged containers.
+    """
+    outcome = sandbox.run(["true"], seconds=30)
+    if outcome.returncode != 0:
+        raise EnvironmentFault(
+            f"bubblewrap cannot build its sandbox here: {outcome.output.strip() or outcome.stopped}; a container must "
+            "be started with --privileged, or, if its user is not root, with --security-opt seccomp=unconfined"
+        )

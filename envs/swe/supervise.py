@@ -1,0 +1,226 @@
+"""Runs one sandboxed command to its end or to its first broken limit, and returns only what fits in memory.
+
+Invariant: when `supervise` returns, no process of the sandbox is alive, so nobody else touches its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.swe.processes import Namespace
+
+_TICK_S = 0.05
+_READ = 1 << 16
+_REPORT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sandboxed command may use; memory is that of all its processes together, and of each one."""
+
+    seconds: float = 60.0
+    memory_mb: int = 2048
+    processes: int = 128
+    file_mb: int = 64
+    tree_mb: int = 512
+    tmp_mb: int = 256
+    output_mb: int = 16
+    """Output past this stops the command; of the rest, `keep_bytes` at either end are kept."""
+    keep_bytes: int = 16384
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended. `stopped` is empty, or the limit that ended it: time, memory, disk, output."""
+
+    returncode: int
+    output: str
+    report: bytes = b""
+    stopped: str = ""
+
+
+class _Tail:
+    """Keeps the first and the last `keep` bytes of a stream."""
+
+    def __init__(self, keep: int) -> None:
+        self.keep, self.total = keep, 0
+        self.head, self.tail = bytearray(), bytearray()
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        room = self.keep - len(self.head)
+        self.head += data[:room]
+        self.tail += data[room:] if room < len(data) else b""
+        if len(self.tail) > 4 * self.keep:
+            del self.tail[: -self.keep]
+
+    def text(self) -> str:
+        tail = bytes(self.tail[-self.keep :])
+        lost = self.total - len(self.head) - len(tail)
+        note = f"\n[... {lost} bytes left out ...]\n".encode() if lost else b""
+        return (bytes(self.head) + note + tail).decode("utf-8", "replace")
+
+
+def supervise(
+    argv: Sequence[str], limits: Limits, tree: Path, stdin: bytes = b"", with_report: bool = False
+) -> Outcome:
+    """Run `argv` (a bwrap command line whose pid namespace is its own) under `limits`.
+
+    With `with_report`, an extra pipe is passed on; its number is the first line that the command reads from
+    stdin, and what is written to it comes back as `report`. `stdin` is a pipe too: what was read is gone, so
+    that a later process cannot read it again.
+    """
+    # What was too big before may be made smaller, but not bigger.
+    before = tree_bytes(tree)
+    tree_limit = max(limits.tree_mb << 20, before if before < UNMEASURABLE else 0)
+    report_read, report_write = os.pipe() if with_report else (-1, -1)
+    try:
+        namespace = Namespace(argv, (report_write,) if with_report else ())
+    except OSError:
+        _close(report_read)
+        raise
+    finally:
+        _close(report_write)
+    if with_report:
+        stdin = b"%d\n" % report_write + stdin
+    run = _Run(namespace, limits, tree, tree_limit, stdin, report_read)
+    try:
+        stopped = run.loop()
+    finally:
+        namespace.end()
+        run.drain()
+        run.close()
+    # What was written between the last look and the end counts as well.
+    stopped = stopped or ("disk" if tree_bytes(tree) > tree_limit else "")
+    return Outcome(namespace.process.returncode, run.output.text(), bytes(run.report), stopped)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+class _Run:
+    """The streams of one running command, and the watch over what it uses."""
+
+    def __init__(
+        self, namespace: Namespace, limits: Limits, tree: Path, tree_limit: int, stdin: bytes, report_fd: int
+    ) -> None:
+        self.namespace, self.process = namespace, namespace.process
+        self.limits, self.tree, self.tree_limit = limits, tree, tree_limit
+        self.output, self.report = _Tail(limits.keep_bytes), bytearray()
+        self.stdin = memoryview(stdin)
+        self.out_fd, self.in_fd, self.report_fd = self.process.stdout.fileno(), self.process.stdin.fileno(), report_fd
+        self.selector = selectors.DefaultSelector()
+        self.open = {fd for fd in (self.out_fd, self.in_fd, report_fd) if fd >= 0}
+        for fd in self.open:
+            os.set_blocking(fd, False)
+            self.selector.register(fd, selectors.EVENT_WRITE if fd == self.in_fd else selectors.EVENT_READ)
+        self.tree_check_at = 0.0
+
+    def loop(self) -> str:
+        """Serve the streams until the process ends; return the limit that was broken, if any."""
+        deadline = time.monotonic() + self.limits.seconds
+        check_at = time.monotonic() + _TICK_S
+        while self.process.poll() is None:
+            self._serve(_TICK_S)
+            now = time.monotonic()
+            if now > deadline:
+                return "time"
+            if self.output.total > self.limits.output_mb << 20 or len(self.report) > _REPORT_BYTES:
+                return "output"
+            if now >= check_at:
+                check_at = now + _TICK_S
+                if broken := self._over_use(now):
+                    return broken
+        return ""
+
+    def _serve(self, timeout: float) -> None:
+        if not self.open:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout)
+            return
+        for key, _ in self.selector.select(timeout):
+            self._write() if key.fd == self.in_fd else self._read(key.fd)
+
+    def _read(self, fd: int) -> bool:
+        """Take what is there; False when there is no more for now or for good."""
+        try:
+            data = os.read(fd, _READ)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._forget(fd)
+            return False
+        if fd == self.report_fd:
+            self.report += data
+        else:
+            self.output.add(data)
+        return True
+
+    def _write(self) -> None:
+        try:
+            sent = os.write(self.in_fd, self.stdin[:_READ]) if self.stdin else 0
+        except (BlockingIOError, BrokenPipeError) as error:
+            sent = 0 if isinstance(error, BlockingIOError) else len(self.stdin)
+        self.stdin = self.stdin[sent:]
+        if not self.stdin:
+            self._forget(self.in_fd)
+            self.process.stdin.close()
+
+    def _forget(self, fd: int) -> None:
+        if fd in self.open:
+            self.open.remove(fd)
+            self.selector.unregister(fd)
+
+    def _over_use(self, now: float) -> str:
+        if self.namespace.uses_more_than(self.limits.memory_mb * 1024):
+            return "memory"
+        if now < self.tree_check_at:
+            return ""
+        too_big = tree_bytes(self.tree) > self.tree_limit
+        # Large trees take long to add up; a twentieth of the time is what the watch may cost.
+        self.tree_check_at = now + max(0.25, 20 * (time.monotonic() - now))
+        return "disk" if too_big else ""
+
+    def drain(self) -> None:
+        """Read what the dead processes left in the pipes."""
+        for fd in (self.out_fd, self.report_fd):
+            while fd in self.open and self._read(fd):
+                pass
+
+    def close(self) -> None:
+        self.selector.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+        _close(self.report_fd)
+
+
+UNMEASURABLE = 1 << 62
+"""Size of a tree that hides something from being measured: closed folders, or paths too long to name."""
+
+
+def tree_bytes(tree: Path) -> int:
+    """Disk space of the files under `tree`, links not followed; every entry counts for 512 bytes at least."""
+    total, waiting = 0, [str(tree)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as folder:
+                for entry in folder:
+                    total += 512 * max(entry.stat(follow_symlinks=False).st_blocks, 1)
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):
+            # Removed while we looked.
+            continue
+        except OSError:
+            return UNMEASURABLE
+    return total

@@ -1,0 +1,225 @@
+"""What the tools do. Each takes the episode's workbench and its checked arguments, and returns text to show.
+
+Invariants: a result is at most `output_chars` long, says so when it was cut, and holds nothing that a chat
+template or the next parser could take for structure.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from envs.swe.calls import TOOLS, Call
+from envs.swe.sandbox import Sandbox
+from envs.swe.supervise import Outcome
+from envs.swe.workspace import ToolFailure, Workspace
+
+MAX_COMMAND_BYTES = 32 << 10
+_VIEW_LINES = 200
+_STOPPED = {
+    "time": "stopped: it ran past its time limit",
+    "memory": "stopped: its processes used more memory than they may",
+    "disk": "stopped: the repository grew larger than it may; delete what is not needed",
+    "output": "stopped: it printed too much",
+}
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What tools act on."""
+
+    workspace: Workspace
+    sandbox: Sandbox
+    output_chars: int = 6000
+    test_seconds: float = 120.0
+    test_args: tuple[str, ...] = ()
+    deadline: float = math.inf
+    """`time.monotonic()` at which the turn's time is used up; its commands share it."""
+
+    def run(self, argv: Sequence[str], seconds: float) -> Outcome:
+        """Run a command for at most `seconds`, and not past the turn's deadline.
+
+        Raises:
+            ToolFailure: the deadline has passed.
+        """
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise ToolFailure("the time for this turn is used up; call it again in the next turn")
+        return self.sandbox.run(argv, seconds=min(seconds, left))
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """Text to show, and whether the tool did what was asked."""
+
+    text: str
+    ok: bool = True
+
+
+def execute(bench: Workbench, call: Call) -> ToolResult:
+    """Run one call. What the agent got wrong comes back as text; only a broken machine raises."""
+    try:
+        text, ok = _TOOLS[call.name](bench, **call.arguments), True
+    except ToolFailure as failure:
+        text, ok = f"error: {failure}", False
+    return ToolResult(clip(harmless(text), bench.output_chars), ok)
+
+
+def _view(bench: Workbench, path: str, start: int, end: int | None) -> str:
+    if os.path.isdir(bench.workspace.locate(path)):
+        return "\n".join(bench.workspace.entries(path)) or "(empty folder)"
+    lines = bench.workspace.read(path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    first = max(start, 1)
+    last = min(len(lines), first + _VIEW_LINES - 1 if end is None else end)
+    if first > last:
+        raise ToolFailure(f"{path} has {len(lines)} lines; there is none from {start} to {end or 'the end'}")
+    shown = _numbered(lines, first, last, bench.output_chars - 200)
+    last = first + len(shown) - 1
+    rest = "" if last == len(lines) else f"\n(lines {first} to {last} of {len(lines)})"
+    return "\n".join(shown) + rest
+
+
+def _numbered(lines: list[str], first: int, last: int, room: int) -> list[str]:
+    """Numbered lines, as many whole ones as fit into `room` characters, at least one."""
+    shown: list[str] = []
+    for number in range(first, last + 1):
+        line = f"{number:>5}  {lines[number - 1]}"
+        room -= len(line) + 1
+        if shown and room < 0:
+            break
+        shown.append(line)
+    return shown
+
+
+# Sorted, because grep follows the order of the disk, which differs from copy to copy.
+_GREP = (
+    'set -o pipefail; grep -rnIE --exclude-dir=.git --exclude-dir=__pycache__ -m 50 -e "$1" -- "$2" '
+    "| LC_ALL=C sort -s -t: -k1,1"
+)
+
+
+def _search(bench: Workbench, pattern: str, path: str) -> str:
+    real = bench.workspace.locate(path)
+    if len(pattern) > 1000:
+        raise ToolFailure("the pattern is longer than 1000 characters")
+    target = real.relative_to(bench.workspace.tree).as_posix()
+    outcome = bench.run(["bash", "-c", _GREP, "grep", pattern, target], bench.sandbox.limits.seconds)
+    if outcome.stopped:
+        return _with_status(outcome)
+    if outcome.returncode == 1 and not outcome.output:
+        return "no line matches"
+    return re.sub(r"^\./", "", outcome.output, flags=re.MULTILINE).rstrip("\n")
+
+
+def _edit(bench: Workbench, path: str, old: str, new: str) -> str:
+    text = bench.workspace.read(path)
+    old, new = _line_ends_of(text, old), _line_ends_of(text, new)
+    found = text.count(old) if old else 0
+    if not old:
+        raise ToolFailure("old is empty; use insert or create")
+    if found != 1:
+        raise ToolFailure(f"old occurs {found} times in {path}; it must occur exactly once")
+    bench.workspace.write(path, text.replace(old, new))
+    line = text[: text.index(old)].count("\n") + 1
+    return f"{path} changed at line {line}"
+
+
+def _insert(bench: Workbench, path: str, line: int, text: str) -> str:
+    before = bench.workspace.read(path)
+    lines = before.split("\n")
+    ends_open = lines[-1] != ""
+    if not ends_open:
+        lines.pop()
+    if not 0 <= line <= len(lines):
+        raise ToolFailure(f"{path} has {len(lines)} lines; line must be between 0 and {len(lines)}")
+    added = _line_ends_of(before, text.removesuffix("\n")).split("\n")
+    if before.endswith("\r\n"):
+        added[-1] += "\r"
+    after = "\n".join([*lines[:line], *added, *lines[line:]])
+    bench.workspace.write(path, after if ends_open and line < len(lines) else after + "\n")
+    return f"{path}: {len(added)} lines inserted after line {line}"
+
+
+def _line_ends_of(text: str, piece: str) -> str:
+    """`piece` with the line ends of `text`: results never show the agent a carriage return."""
+    return piece.replace("\n", "\r\n") if "\r\n" in text and "\r" not in piece else piece
+
+
+def _create(bench: Workbench, path: str, text: str) -> str:
+    bench.workspace.write(path, text)
+    return f"{path} written, {len(text.splitlines())} lines"
+
+
+def _run(bench: Workbench, command: str) -> str:
+    if len(command.encode()) > MAX_COMMAND_BYTES:
+        raise ToolFailure(f"the command is longer than {MAX_COMMAND_BYTES >> 10} KiB; write a file with create first")
+    return _with_status(bench.run(["bash", "-c", command], bench.sandbox.limits.seconds))
+
+
+def _run_tests(bench: Workbench, targets: str) -> str:
+    if len(targets.encode()) > MAX_COMMAND_BYTES:
+        raise ToolFailure("too many targets; name a folder instead")
+    try:
+        words = shlex.split(targets)
+    except ValueError as error:
+        raise ToolFailure(f"targets cannot be read: {error}") from error
+    python = str(bench.sandbox.python)
+    # As the judge does: options of the repository may need plugins that are off here.
+    fixed = ["-q", "--color=no", "-p", "no:cacheprovider", "-o", "addopts="]
+    argv = [python, "-B", "-m", "pytest", *fixed, *bench.test_args, *words]
+    outcome = bench.run(argv, bench.test_seconds)
+    # How long the tests took says nothing about them, and would differ when the episode is replayed.
+    return re.sub(r" in \d+\.\d+s( \(\d[\d:]*\))?", "", _with_status(outcome))
+
+
+def _with_status(outcome: Outcome) -> str:
+    status = _STOPPED.get(outcome.stopped, f"exit status {outcome.returncode}")
+    return f"{outcome.output.rstrip()}\n({status})".lstrip("\n")
+
+
+_TOOLS: Mapping[str, Callable[..., str]] = {
+    "view": _view,
+    "search": _search,
+    "edit": _edit,
+    "insert": _insert,
+    "create": _create,
+    "run": _run,
+    "run_tests": _run_tests,
+}
+
+_MARKUP = re.compile(r"<(?=/?tool_(?:call|response)>|\|[A-Za-z0-9_▁]{1,64}\|>|｜[^｜\n]{1,64}｜>|/?s>|/?think>)")
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
+
+
+def harmless(text: str) -> str:
+    """Take the meaning from what a template, tokenizer or terminal would read as structure.
+
+    Chat markers such as `<|im_end|>` and tool tags get a space after the bracket; control characters other than
+    tab and newline go.
+    """
+    return _CONTROL.sub("", _MARKUP.sub("< ", text.replace("\r\n", "\n")))
+
+
+def clip(text: str, limit: int) -> str:
+    """Keep the first and the last part of a text that is longer than `limit` characters, and say so."""
+    if len(text) <= limit:
+        return text
+    half = max((limit - 60) // 2, 1)
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+_SHOWN = ("path", "pattern", "command", "targets", "start", "end")
+
+
+def describe(call: Call) -> str:
+    """One line that names a call where its result is shown."""
+    parameters = TOOLS[call.name].parameters
+    words = [v for k, v in call.arguments.items() if k in _SHOWN and v not in (None, parameters[k].default)]
+    return clip(harmless(" ; ".join(" ".join([call.name, *map(str, words)]).splitlines())), 200)

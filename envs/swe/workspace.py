@@ -1,0 +1,156 @@
+"""The agent's working tree, seen from outside: files are read and written without following a link out of it.
+
+Between commands no process of the agent is alive (see `supervise`), so a path that was checked stays as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import tempfile
+import weakref
+from pathlib import Path, PurePosixPath
+
+from envs.swe.sandbox import AGENT_ID, TESTBED
+
+MAX_FILE_BYTES = 4 << 20
+
+
+class ToolFailure(Exception):
+    """What the agent asked for cannot be done; the text tells it why. It is data, not a fault."""
+
+
+class Workspace:
+    """A copy of a pristine tree that the agent may change; `close` removes it."""
+
+    def __init__(self, pristine: Path) -> None:
+        self.folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="slime-verlog-swe-")))
+        # The agent's user must pass, nobody need list it.
+        self.folder.chmod(0o711)
+        self.tree = self.folder / "tree"
+        self._finalizer = weakref.finalize(self, remove_tree, self.folder)
+        copy_tree(pristine, self.tree)
+
+    def close(self) -> None:
+        """Remove the tree; a second call does nothing."""
+        self._finalizer()
+
+    def locate(self, path: str) -> Path:
+        """The real place of `path`, relative or below /testbed.
+
+        Raises:
+            ToolFailure: it lies outside the repository, also by way of links.
+        """
+        if len(path) > 4000:
+            raise ToolFailure("the path is longer than any path can be")
+        relative = PurePosixPath(path)
+        if relative.is_absolute():
+            if not relative.is_relative_to(TESTBED):
+                raise ToolFailure(f"{path} is outside of the repository ({TESTBED})")
+            relative = relative.relative_to(TESTBED)
+        try:
+            root = os.path.realpath(self.tree)
+            real = os.path.realpath(os.path.join(root, relative))
+        except (OSError, ValueError) as error:
+            raise ToolFailure(f"{path}: {_reason(error)}") from error
+        if real != root and not real.startswith(root + os.sep):
+            raise ToolFailure(f"{path} leads outside of the repository ({TESTBED})")
+        return Path(real)
+
+    def entries(self, path: str) -> list[str]:
+        """Names in a folder, sorted, folders with a slash; `.git` is left out."""
+        try:
+            with os.scandir(self.locate(path)) as folder:
+                names = [e.name + ("/" if e.is_dir(follow_symlinks=False) else "") for e in folder]
+        except OSError as error:
+            raise ToolFailure(f"{path}: {_reason(error)}") from error
+        return sorted(name for name in names if name != ".git/")
+
+    def read(self, path: str) -> str:
+        """Content of a text file.
+
+        Raises:
+            ToolFailure: missing, not a plain file, too long, or not text.
+        """
+        try:
+            descriptor = _open_plain(self.locate(path), os.O_RDONLY, path)
+            with os.fdopen(descriptor, "rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+            if len(data) > MAX_FILE_BYTES:
+                raise ToolFailure(f"{path} is longer than {MAX_FILE_BYTES >> 20} MiB; use run with sed or head")
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ToolFailure(f"{path} is not UTF-8 text; use run to look into it") from error
+        except OSError as error:
+            raise ToolFailure(f"{path}: {_reason(error)}") from error
+
+    def write(self, path: str, text: str) -> None:
+        """Write a whole text file, making the folders on its way.
+
+        Raises:
+            ToolFailure: outside the repository, not a plain file, too long, or the system refuses.
+        """
+        data = text.encode("utf-8")
+        if len(data) > MAX_FILE_BYTES:
+            raise ToolFailure(f"the text is longer than {MAX_FILE_BYTES >> 20} MiB")
+        target = self.locate(path)
+        try:
+            self._make_folders(target.parent)
+            descriptor = _open_plain(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, path)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                give_to_agent(file.fileno())
+        except OSError as error:
+            raise ToolFailure(f"{path}: {_reason(error)}") from error
+
+    def _make_folders(self, folder: Path) -> None:
+        missing = [p for p in (folder, *folder.parents) if p.is_relative_to(self.tree) and not p.exists()]
+        for parent in reversed(missing):
+            parent.mkdir()
+            give_to_agent(parent)
+
+
+def _open_plain(real: Path, flags: int, name: str) -> int:
+    """Open a regular file; pipes and devices are refused, as opening them could block."""
+    descriptor = os.open(real, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ToolFailure(f"{name} is not a plain file")
+    return descriptor
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or "not a usable path"
+
+
+def give_to_agent(target: int | Path) -> None:
+    """Hand a file or folder to the user that the sandbox runs as."""
+    if os.geteuid() == 0:
+        os.chown(target, AGENT_ID, AGENT_ID)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a trusted tree with its times and links, and hand the copy to the agent's user."""
+    subprocess.run(["cp", "-a", "--reflink=auto", "--", str(source), str(target)], check=True, env=_plain())
+    hand_over(target)
+
+
+def hand_over(tree: Path) -> None:
+    """Give a whole tree to the user that the sandbox runs as; without root we are that user."""
+    if os.geteuid() == 0:
+        subprocess.run(["chown", "-R", "-h", f"{AGENT_ID}:{AGENT_ID}", "--", str(tree)], check=True, env=_plain())
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a tree, however deep it is and whatever its permissions are; a missing one is fine."""
+    if folder.exists():
+        # Python's own rmtree recurses, and a tree made by an agent may be deeper than its stack.
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False, "env": _plain()}
+        if os.geteuid() != 0:
+            subprocess.run(["chmod", "-R", "u+rwX", "--", str(folder)], **quiet)
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", str(folder)], **quiet)
+
+
+def _plain() -> dict[str, str]:
+    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}

@@ -1,0 +1,114 @@
+"""Built games on disk, shared by all workers of a machine: checked when read, replaced when damaged, bounded.
+
+Invariant: a game's folder appears whole or not at all, and is used only if its files match their checksums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from envs.errors import ConfigError
+
+GAME_FILE = "game.z8"
+_FILES = (GAME_FILE, "game.json")
+_CHECKSUMS = "checksums.json"
+_BUILDING = ".building-"
+_IN_USE_S = 600.0
+"""A game used this recently is never evicted: some worker may be about to open it."""
+
+
+class GameCache:
+    """A folder of built games; `limit_gb` bounds it, the longest unused going first."""
+
+    def __init__(self, root: Path, limit_gb: float) -> None:
+        self.root, self.limit_bytes = root, int(limit_gb * 1e9)
+        try:
+            (root / ".locks").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"games cannot be cached in {root} ({error.strerror}); set env.cache_dir to a folder you may write to"
+            ) from error
+
+    def fetch(self, key: str, build: Callable[[Path], None]) -> Path:
+        """Return the game file of `key`; `build` is called with an empty folder if it is missing or damaged."""
+        folder = self.root / key
+        if not is_intact(folder):
+            with self._lock(key):
+                # Another worker may have built it while this one waited.
+                if not is_intact(folder):
+                    self._rebuild(folder, build)
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(folder)
+        return folder / GAME_FILE
+
+    def _rebuild(self, folder: Path, build: Callable[[Path], None]) -> None:
+        fresh = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.root))
+        try:
+            build(fresh)
+            for extra in set(os.listdir(fresh)) - set(_FILES):
+                (fresh / extra).unlink()
+            sums = {name: _checksum(fresh / name) for name in _FILES}
+            (fresh / _CHECKSUMS).write_text(json.dumps(sums), encoding="utf-8")
+            if folder.exists():
+                os.rename(folder, fresh.with_suffix(".damaged"))
+            os.rename(fresh, folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+            shutil.rmtree(fresh.with_suffix(".damaged"), ignore_errors=True)
+        self._evict(keep=folder.name)
+
+    def _evict(self, keep: str) -> None:
+        """Delete the longest unused games beyond the limit, and what builders that died left behind."""
+        now, games = time.time(), []
+        for folder in self.root.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                age = now - folder.stat().st_mtime
+                if folder.name.startswith(_BUILDING):
+                    if age > 6 * _IN_USE_S:
+                        shutil.rmtree(folder, ignore_errors=True)
+                elif not folder.name.startswith("."):
+                    games.append((age, sum(f.stat().st_size for f in folder.iterdir()), folder))
+        total = sum(size for _, size, _ in games)
+        for age, size, folder in sorted(games, reverse=True):
+            if total <= self.limit_bytes or age < _IN_USE_S:
+                return
+            if folder.name != keep:
+                shutil.rmtree(folder, ignore_errors=True)
+                total -= size
+
+    @contextlib.contextmanager
+    def _lock(self, key: str) -> Iterator[None]:
+        # A few lock files serve all games, so that the folder does not fill with them; a dead holder frees its own.
+        shard = hashlib.blake2b(key.encode(), digest_size=1).hexdigest()
+        with open(self.root / ".locks" / shard, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def is_intact(folder: Path) -> bool:
+    """Whether the folder holds a whole game whose files match their checksums."""
+    try:
+        sums = json.loads((folder / _CHECKSUMS).read_text(encoding="utf-8"))
+        return all(sums[name] == _checksum(folder / name) for name in _FILES)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
+def default_root() -> Path:
+    """`$SLIME_VERLOG_CACHE`, else the user's cache folder."""
+    own = os.environ.get("SLIME_VERLOG_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (Path(own) if own else base / "slime-verlog") / "textworld"

@@ -1,0 +1,97 @@
+"""Plays one built TextWorld game: commands in, clean text and the game's own verdicts out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import textworld
+
+_STATUS_LINE = re.compile(r"\s*>?\s*(-=[^\n]*=-)?\s*-?\d+/\d+\s*$|\s*>\s*$")
+_AFTER_THE_END = re.compile(r"\s*Would you like to RESTART.*", re.DOTALL)
+_BLANK_LINES = re.compile(r"\n[ \t]*(\n[ \t]*)+\n")
+
+# What Inform understands besides TextWorld's own verbs. Its other words are kept out: they talk to the interpreter
+# (save and script write files, quit asks a question, undo takes turns back) or print what the player may not know.
+_SYNONYMS = frozenset(
+    """
+    check describe discard e east get goal help i inv l n north pick remove s shut south throw w wait walk west
+    x z run
+    """.split()  # noqa: SIM905 - reads better as words
+)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What the game shows and knows after a command.
+
+    `commands` and `plan` (commands that lead from here to winning, as far as the game knows) are empty unless
+    the player tracks the game's state.
+    """
+
+    text: str
+    score: int
+    won: bool
+    lost: bool
+    commands: tuple[str, ...]
+    plan: tuple[str, ...]
+
+
+class Player:
+    """One running game. Tracking costs several times the game itself, so it is done only where it is needed."""
+
+    def __init__(self, game_file: Path, *, track: bool) -> None:
+        wanted = {"admissible_commands": True, "policy_commands": True} if track else {}
+        infos = textworld.EnvInfos(won=True, lost=True, score=True, max_score=True, objective=True, **wanted)
+        self._env = textworld.start(str(game_file), infos)
+        self._env.seed(0)
+        self._turns = 0
+        self.objective, self.max_score = "", 1
+        self.walkthrough: tuple[str, ...] = ()
+        self._verbs: frozenset[str] = _SYNONYMS
+
+    def reset(self) -> Moment:
+        state = self._env.reset()
+        self._turns = state.moves
+        self.objective, self.max_score = " ".join(state.objective.split()), max(1, state.max_score)
+        self.walkthrough = tuple(state.game.metadata.get("walkthrough") or ())
+        self._verbs = _SYNONYMS | {verb.lower() for verb in state.verbs}
+        # The banner and the objective come before the first room; the objective is the prompt's to tell.
+        opening = state.feedback.rpartition(state.objective)[2] if state.objective else state.feedback
+        return _moment(state, opening)
+
+    def send(self, command: str) -> Moment | None:
+        """Play a command; None if the game did not understand it, which it shows by not counting a turn."""
+        if command.split()[0].lower() not in self._verbs:
+            return None
+        state, _, done = self._env.step(command)
+        if not done and state.moves == self._turns:
+            return None
+        self._turns = state.moves
+        return _moment(state, state.feedback)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _moment(state: Any, feedback: str) -> Moment:
+    return Moment(
+        text=_clean(feedback),
+        score=state.score or 0,
+        won=bool(state.won),
+        lost=bool(state.lost),
+        commands=tuple(state.admissible_commands or ()),
+        plan=tuple(state.policy_commands or ()),
+    )
+
+
+def _clean(feedback: str) -> str:
+    """Cut the interpreter's prompt, status line and question after the end; squeeze blank lines."""
+    text = _AFTER_THE_END.sub("", _STATUS_LINE.sub("", feedback))
+    return _BLANK_LINES.sub("\n\n", "\n".join(line.rstrip() for line in text.splitlines())).strip()
+
+
+def textworld_version() -> str:
+    return textworld.__version__

@@ -1,0 +1,198 @@
+"""What TextWorld can generate here: the themes, their parameters, and what a prompt says about each.
+
+Invariant: a `GameRecipe` decides its game completely, so its key may name the built game on any machine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from envs.errors import ConfigError
+
+REVISION = 1
+"""Raised whenever the builder makes another game of the same recipe."""
+
+_LOOK = {
+    "look": "hear again what is in this room",
+    "inventory": "hear what you carry",
+    "goal": "hear what you have to achieve",
+    "go DIRECTION": "walk north, south, east or west through an exit or an open door",
+}
+_HANDS = {
+    "examine THING": "have a closer look at something",
+    "open THING": "open a door or a container",
+    "close THING": "close a door or a container",
+    "take THING": "pick up something that lies here",
+    "take THING from THING": "get something out of a container or off a piece of furniture",
+    "drop THING": "lay something on the floor",
+    "put THING on THING": "lay something on a piece of furniture",
+    "insert THING into THING": "put something into a container",
+}
+_KEYS = {
+    "lock THING with KEY": "lock a closed door or container",
+    "unlock THING with KEY": "unlock a door or container with the key that belongs to it",
+}
+_KITCHEN = {
+    "cook FOOD with APPLIANCE": "heat food: a stove fries it, an oven roasts it, a BBQ grills it",
+    "slice FOOD with KNIFE": "cut food into slices",
+    "chop FOOD with KNIFE": "cut food into pieces",
+    "dice FOOD with KNIFE": "cut food into cubes",
+    "prepare meal": "make the meal of its finished ingredients, in the kitchen only",
+    "eat FOOD": "eat something",
+}
+_LOCKS = (
+    "Keys and locks belong together by their names; the key may lie in another room or inside something.",
+    "What you unlock stays closed until you open it, and a door must be open before you can go through.",
+)
+
+
+@dataclass(frozen=True)
+class Theme:
+    """A kind of game: parameters with their defaults, the step limit, and the prompt's commands and tips."""
+
+    parameters: Mapping[str, Any]
+    max_steps: int
+    commands: Mapping[str, str]
+    tips: tuple[str, ...] = ()
+
+
+THEMES = {
+    "custom": Theme(
+        parameters={"rooms": 3, "objects": 6, "quest_length": 3},
+        max_steps=50,
+        commands={**_LOOK, **_HANDS, **_KEYS, "eat THING": "eat something"},
+        tips=_LOCKS,
+    ),
+    "treasure_hunter": Theme(
+        parameters={"rooms": 10, "quest_length": 5, "mode": "medium", "level": None},
+        max_steps=40,
+        commands={**_LOOK, **_HANDS, **_KEYS},
+        tips=(
+            "Somewhere in a maze of rooms lies the one thing you are after; taking the wrong one loses the game.",
+            "It may be inside something closed or locked.",
+            *_LOCKS,
+        ),
+    ),
+    "the_cooking_game": Theme(
+        parameters={
+            **{"rooms": 6, "recipe": 2, "take": 1, "recipe_seed": 0, "split": None},
+            **{"open": True, "cook": True, "cut": True, "drop": False},
+        },
+        max_steps=80,
+        commands={**_LOOK, **_HANDS, **_KITCHEN},
+        tips=(
+            "The cookbook in the kitchen holds the recipe: read it, then follow it to the letter.",
+            "To cut food, carry it together with a knife; to cook it, carry it to the right appliance.",
+            "Food that was cut or cooked in a way the recipe does not ask for, or eaten, loses the game.",
+            "When every ingredient is as it should be and in your hands, prepare the meal and eat it.",
+            "Where the recipe names a colour or a kind, no other will do.",
+        ),
+    ),
+    "coin_collector": Theme(
+        parameters={"rooms": 10, "quest_length": 5, "mode": "simple", "level": None},
+        max_steps=25,
+        commands={**_LOOK, "take coin": "pick up the coin when it is in this room"},
+        tips=("Somewhere in a maze of rooms lies a coin; find it and take it.",),
+    ),
+    "simple": Theme(
+        parameters={"held_out": False},
+        max_steps=40,
+        commands={**_LOOK, **_HANDS, **_KEYS, "eat THING": "eat something"},
+        tips=("Eating the food that dinner still needs loses the game.", *_LOCKS),
+    ),
+}
+_ALIASES = {
+    "tw-custom": "custom",
+    "tw-treasure_hunter": "treasure_hunter",
+    "tw-cooking": "the_cooking_game",
+    "cooking": "the_cooking_game",
+    "tw-coin_collector": "coin_collector",
+    "tw-simple": "simple",
+}
+_MODES = {"treasure_hunter": ("easy", "medium", "hard"), "coin_collector": ("simple", "random")}
+_LEVELS = {"treasure_hunter": 30, "coin_collector": 300}
+
+
+@dataclass(frozen=True)
+class GameRecipe:
+    """One generated game. `goal` is how much its objective tells: every step (`detailed`) or the last (`brief`)."""
+
+    theme: str
+    seed: int
+    goal: str
+    parameters: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def key(self, version: str) -> str:
+        """Name of the built game; `version` is TextWorld's."""
+        digest = hashlib.blake2b(f"{REVISION}/{version}/{self.to_json()}".encode(), digest_size=10).hexdigest()
+        return f"{self.theme}-{digest}"
+
+
+def find_theme(task: str) -> str:
+    """The theme that a task name means; BALROG's names and `tw-make`'s both work.
+
+    Raises:
+        ConfigError: no such theme; the nearest names are listed.
+    """
+    theme = _ALIASES.get(task, task)
+    if theme in THEMES:
+        return theme
+    near = difflib.get_close_matches(task, [*THEMES, *_ALIASES], n=2)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(THEMES)}"
+    raise ConfigError(f"TextWorld has no task {task!r}; {hint}")
+
+
+def make_recipe(theme: str, seed: int, goal: str, given: Mapping[str, Any]) -> GameRecipe:
+    """Fill the theme's parameters; `given` holds what the user set, None meaning the theme's default.
+
+    Raises:
+        ConfigError: a parameter that the theme does not have, or a value it cannot take.
+    """
+    known = THEMES[theme].parameters
+    chosen = {key: value for key, value in given.items() if value is not None}
+    for key in chosen:
+        if key not in known:
+            raise ConfigError(f"env.{key} means nothing to TextWorld's {theme}, which knows {', '.join(known)}")
+    parameters = {**known, **chosen}
+    _check(theme, parameters, chosen)
+    return GameRecipe(theme, seed % 2**32, goal, parameters)
+
+
+def _check(theme: str, parameters: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
+    for key, low in (("rooms", 1), ("objects", 1), ("quest_length", 1), ("recipe", 1), ("take", 0)):
+        if parameters.get(key, low) < low:
+            raise ConfigError(f"env.{key} must be at least {low}, got {parameters[key]}")
+    mode, level = parameters.get("mode"), parameters.get("level")
+    if mode is not None and mode not in _MODES[theme]:
+        raise ConfigError(f"env.mode of {theme} must be one of {', '.join(_MODES[theme])}, got {mode!r}")
+    if level is not None:
+        if not 1 <= level <= _LEVELS[theme]:
+            raise ConfigError(f"env.level of {theme} goes from 1 to {_LEVELS[theme]}, got {level}")
+        clash = [key for key in ("rooms", "quest_length", "mode") if key in chosen]
+        if clash:
+            raise ConfigError(f"env.level decides {clash[0]} as well; give one of the two")
+    if theme == "coin_collector" and level is None:
+        rooms, length = parameters["rooms"], parameters["quest_length"]
+        if not length <= rooms <= min(100, 4 * length if mode == "simple" else 100):
+            raise ConfigError(
+                f"coin_collector needs quest_length <= rooms <= 100 (and at most 4 x quest_length in mode simple), "
+                f"got rooms: {rooms}, quest_length: {length}"
+            )
+    if theme == "the_cooking_game":
+        if parameters["rooms"] not in (1, 6, 9, 12):
+            raise ConfigError(f"the_cooking_game has 1, 6, 9 or 12 rooms, got {parameters['rooms']}")
+        if not parameters["take"] <= parameters["recipe"] <= 5:
+            raise ConfigError(
+                f"the_cooking_game needs take <= recipe <= 5, got take: {parameters['take']}, "
+                f"recipe: {parameters['recipe']}"
+            )
+        if parameters["recipe_seed"] and not parameters["take"]:
+            raise ConfigError("env.recipe_seed draws another recipe, which needs env.take to be at least 1")

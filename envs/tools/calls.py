@@ -1,0 +1,234 @@
+"""Tool calls as models write them, read out of an answer; what cannot be read is an error in words.
+
+Three ways of writing are understood: JSON between `<tool_call>` tags (Hermes, Qwen), `<function=...>` markup between
+the same tags (Qwen3-Coder, Qwen3.5), and an answer that is nothing but JSON (Llama, Mistral). Strict on purpose: a
+policy that is paid for repaired JSON learns to write broken JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_REASONING_START, _REASONING_END = "<think>", "</think>"
+_MARKERS = ("<|python_tag|>", "[TOOL_CALLS]")
+_FENCES = ("```json", "```tool_call", "```")
+_FUNCTION = re.compile(r"\s*<function=([^<>\s]+)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^<>\s]+)>")
+_SEPARATOR = re.compile(r"[\s;,]*")
+_FUNCTION_END, _PARAMETER_END = "</function>", "</parameter>"
+_FORM = '{"name": ..., "arguments": {...}}'
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+# Raw line breaks inside strings are let through: they are unambiguous, and common in code.
+_decoder = json.JSONDecoder(strict=False, parse_constant=_no_constant)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One readable call. `as_text`: the arguments came as markup, so every value is still a string."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    as_text: bool = False
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What an answer asks for: calls and errors in order of appearance, and the [start, end) of the asking text.
+
+    `span` is None where the answer holds no call at all. `cut`: more followed than `limit` allows.
+    """
+
+    calls: tuple[Call, ...] = ()
+    errors: tuple[str, ...] = ()
+    span: tuple[int, int] | None = None
+    cut: bool = False
+
+    @property
+    def valid(self) -> bool:
+        """At least one call, and every call readable."""
+        return bool(self.calls) and not self.errors
+
+
+def find_calls(text: str, limit: int = 8) -> Calls:
+    """Read the calls out of an answer; what stands in the reasoning before `</think>` is none. Never raises."""
+    start = reasoning_end(text)
+    if start is None:
+        return Calls()
+    return _in_tags(text, start, limit) if text.find(OPEN, start) >= 0 else _bare(text, start, limit)
+
+
+def reasoning_end(text: str) -> int | None:
+    """Where the reasoning ends and the answer begins; None where the answer never left its reasoning."""
+    end = text.find(_REASONING_END)
+    if end >= 0:
+        return end + len(_REASONING_END)
+    return None if text.lstrip().startswith(_REASONING_START) else 0
+
+
+def _in_tags(text: str, start: int, limit: int) -> Calls:
+    found: list[Call | str] = []
+    position = first = text.find(OPEN, start)
+    end = first
+    while position >= 0 and len(found) < limit:
+        found.append(_block(text, position + len(OPEN)))
+        close, following = text.find(CLOSE, position), text.find(OPEN, position + len(OPEN))
+        # A missing end tag is fine where nothing could be meant but the end of the call.
+        end = close + len(CLOSE) if close >= 0 and not 0 <= following < close else _or_end(following, text)
+        position = following
+    return _collected(found, (first, end), cut=position >= 0)
+
+
+def _or_end(position: int, text: str) -> int:
+    return position if position >= 0 else len(text)
+
+
+def _block(text: str, start: int) -> Call | str:
+    """The call between two tags."""
+    if _FUNCTION.match(text, start):
+        return _markup(text, start)
+    value, end, error = decode(text, start)
+    if error:
+        return error
+    return read_call(value) if _closed(text, end) else _unclosed()
+
+
+def _markup(text: str, start: int) -> Call | str:
+    """The call that `<function=name><parameter=key>value</parameter></function>` spells."""
+    head = _FUNCTION.match(text, start)
+    assert head is not None
+    name, end = head[1], text.find(_FUNCTION_END, head.end())
+    if end < 0:
+        return f"the call of {short(name)} has no {_FUNCTION_END}"
+    *pieces, rest = text[head.end() : end].split(_PARAMETER_END)
+    arguments: dict[str, Any] = {}
+    for piece in pieces:
+        parameter = _PARAMETER.match(piece)
+        if parameter is None:
+            return f"the call of {short(name)} holds something other than <parameter=name>value{_PARAMETER_END}"
+        arguments[parameter[1]] = piece[parameter.end() :].removeprefix("\n").removesuffix("\n")
+    if rest.strip():
+        return f"the call of {short(name)} holds something after its last {_PARAMETER_END}"
+    end += len(_FUNCTION_END)
+    return _checked(Call(name, arguments, as_text=True)) if _closed(text, end) else _unclosed()
+
+
+def _closed(text: str, position: int) -> bool:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position == len(text) or text.startswith((CLOSE, OPEN), position)
+
+
+def _unclosed() -> str:
+    return f"after the call comes something other than {CLOSE}"
+
+
+def _bare(text: str, start: int, limit: int) -> Calls:
+    """Calls in an answer that is nothing but JSON: an object, a list of them, or several one after the other."""
+    body = text[start:]
+    content = _unwrapped(body.strip())
+    if not content.lstrip().startswith(("{", "[")):
+        return Calls()
+    begin = start + len(body) - len(body.lstrip())
+    span = (begin, start + len(body.rstrip()))
+    values, error = _sequence(content, limit + 1)
+    if not any(_looks_like_call(value) for value in values):
+        # JSON that names no tool is an answer in JSON; broken JSON that starts like a call is a broken call.
+        return Calls(errors=(error,), span=span) if error and re.match(r'[\[\s]*\{\s*"name"', content) else Calls()
+    found: list[Call | str] = [read_call(value) for value in values[:limit]]
+    return _collected(found + [error] * bool(error), span, cut=len(values) > limit)
+
+
+def _unwrapped(body: str) -> str:
+    """The answer without a model family's marker or a code fence around all of it."""
+    for marker in _MARKERS:
+        body = body.removeprefix(marker)
+    fence = next((f for f in _FENCES if body.startswith(f)), None)
+    if fence is not None and body.endswith("```") and len(body) >= len(fence) + 3:
+        body = body[len(fence) : -3]
+    return body.strip()
+
+
+def _sequence(content: str, limit: int) -> tuple[list[Any], str]:
+    values: list[Any] = []
+    position = 0
+    while position < len(content) and len(values) < limit:
+        value, end, error = decode(content, position)
+        if error:
+            return values, error
+        values += value if isinstance(value, list) else [value]
+        position = _SEPARATOR.match(content, end).end()  # type: ignore[union-attr]
+    return values[:limit], ""
+
+
+def _looks_like_call(value: Any) -> bool:
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    return isinstance(value, dict) and "name" in value and ("arguments" in value or "parameters" in value)
+
+
+def _collected(found: list[Call | str], span: tuple[int, int], cut: bool) -> Calls:
+    calls = tuple(item for item in found if isinstance(item, Call))
+    return Calls(calls, tuple(item for item in found if isinstance(item, str)), span, cut)
+
+
+def decode(text: str, start: int = 0) -> tuple[Any, int, str]:
+    """Read one JSON value that begins at `start` or after white space: (value, where it ends, error or "")."""
+    while start < len(text) and text[start].isspace():
+        start += 1
+    try:
+        value, end = _decoder.raw_decode(text, start)
+        return value, end, ""
+    except json.JSONDecodeError as error:
+        return None, start, f"the call is not JSON: {error.msg} at character {error.pos - start}"
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:80]
+        return None, start, f"the call is not JSON that can be read: {reason}"
+
+
+def read_call(value: Any) -> Call | str:
+    """A decoded value as a call, or what is wrong with it."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return f"a call has the form {_FORM}, got {short(value)}"
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        # OpenAI's own format holds the arguments as a string of JSON.
+        arguments, _, error = decode(arguments)
+        if error:
+            return f"the arguments of {short(value['name'])} are a string that is not JSON"
+    if not isinstance(arguments, dict):
+        return f"the arguments of {short(value['name'])} must be a JSON object, got {short(arguments)}"
+    return _checked(Call(value["name"], arguments))
+
+
+def _checked(call: Call) -> Call | str:
+    """Refuse text that nothing downstream could encode."""
+    try:
+        f"{call.name}{json.dumps(call.arguments, ensure_ascii=False)}".encode()
+    except UnicodeEncodeError:
+        return f"the call of {short(call.name)} holds half of a surrogate pair"
+    return call
+
+
+def short(value: Any) -> str:
+    """A value for an error message: at most 60 characters that can be encoded."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        text = type(value).__name__
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+__all__ = ["CLOSE", "OPEN", "Call", "Calls", "decode", "find_calls", "read_call", "reasoning_end", "short"]

@@ -1,0 +1,266 @@
+"""The tool environment: a question, tools to work on it with, and a final answer that may be graded.
+
+Invariants: any text is a legal answer; an answer with a call that cannot be read or does not fit its schema runs
+nothing and is paid the format penalty; an answer without calls is the final one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from envs.base import BaseInteractionEnv, Observation, StepInfo
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
+from envs.grading import GRADERS, find_answer, load_grader
+from envs.options import read_options
+from envs.questions import Question, read_question
+from envs.text_game import render_template
+from envs.tools.calls import CLOSE, OPEN, Call, find_calls, reasoning_end, short
+from envs.tools.execution import ToolTimeout, run_bounded
+from envs.tools.options import ToolOptions
+from envs.tools.registry import ToolEpisode, ToolSpec, load_tools
+from envs.tools.results import ToolResult, encodable
+from envs.tools.session import ToolSession
+
+_TEMPLATE = Path(__file__).with_name("prompt.j2")
+_RIGHT, _WRONG = "Your answer is right.", "Your answer is wrong."
+_AGAIN = "Look for the mistake and answer again; do not repeat the answer."
+_LAST_TURN = "One turn is left: give your final answer now."
+_NO_ANSWER = "There is neither a call nor an answer after the reasoning."
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one answer led to."""
+
+    results: tuple[tuple[str, ToolResult], ...] = ()
+    """Results under their tools' names, in order."""
+    feedback: str = ""
+    reward: float = 0.0
+    valid: bool = True
+    ended: bool = False
+    executed: str = ""
+    span: tuple[int, int] | None = None
+
+
+class ToolEnv(BaseInteractionEnv):
+    """One question. `tools` is what the chat template shows; stateful tools live until the episode's end.
+
+    The metrics of a step are the episode's totals so far.
+    """
+
+    default_action = "nothing"
+
+    def __init__(
+        self, question: Question, specs: Sequence[ToolSpec], options: ToolOptions, task: str = "sample", seed: int = 0
+    ) -> None:
+        self.question, self.options = question, options
+        self.task, self.seed = task, seed
+        self.mission = question.text
+        self.max_steps = options.max_steps
+        self.deterministic = options.deterministic
+        self.tools = tuple(spec.schema for spec in specs) if options.tools_in == "template" else ()
+        self._specs = tuple(specs)
+        self._grade = load_grader(options.grader) if options.grader else None
+        self._session = ToolSession(specs, options)
+        self._running = False
+
+    def reset(self) -> Observation:
+        self.close()
+        self._steps = self._wrong = 0
+        self._score = 0.0
+        self.instruction_prompt = self._render_prompt()
+        question = self.question
+        episode = ToolEpisode(
+            self.task, self.seed, question.text, question.answer, question.images, question.metadata
+        )
+        self._session = ToolSession(self._specs, self.options)
+        self._totals: Counter[str] = Counter()
+        greetings = self._session.create(episode)
+        self._running = True
+        self._text = "\n\n".join([question.text, *(result.text for result in greetings if result.text)])
+        self._images = [*question.images, *(image for result in greetings for image in result.images)]
+        self._messages = [_message("user", self._text, self._images)]
+        return self._observe("", [], obs_str=self._text)
+
+    def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
+        if not self._running:
+            raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
+        self._steps += 1
+        outcome = self._take(response_text, time.monotonic() + self.options.turn_timeout_s)
+        truncated = self._steps >= self.max_steps and not outcome.ended
+        if self._steps == self.max_steps - 1 and not outcome.ended:
+            outcome = replace(outcome, feedback=" ".join(filter(None, [outcome.feedback, _LAST_TURN])))
+        earned = self._session.reward() if outcome.ended or truncated else 0.0
+        if outcome.ended or truncated:
+            self.close()
+        info = self._info(outcome, earned, truncated)
+        info["action"] = response_text[slice(*outcome.span)] if outcome.span is not None else None
+        self._messages = self._as_messages(outcome)
+        shown = "\n\n".join(
+            [*(f"{name}: {result.text}" for name, result in outcome.results), *filter(None, [outcome.feedback])]
+        )
+        observation = self._observe(shown, [image for _, result in outcome.results for image in result.images])
+        return observation, not self._running, info
+
+    def close(self) -> None:
+        self._running = False
+        self._session.release()
+
+    # One answer.
+
+    def _take(self, text: str, deadline: float) -> _Outcome:
+        found = find_calls(text, self.options.max_calls)
+        if found.span is None or not self._specs:
+            return self._final(text)
+        calls, errors = self._session.check(found)
+        if errors:
+            return self._invalid("No tool was run: " + "; ".join(errors) + ".")
+        results = tuple((call.name, self._session.run(call, deadline)) for call in calls)
+        reward = sum(result.reward for _, result in results)
+        reward -= self.options.tool_error_penalty * sum(result.failed for _, result in results)
+        return _Outcome(results, "", reward, executed=_written(calls), span=found.span)
+
+    def _invalid(self, feedback: str) -> _Outcome:
+        return _Outcome(feedback=encodable(feedback), valid=False, reward=-self.options.format_penalty)
+
+    def _final(self, text: str) -> _Outcome:
+        start = reasoning_end(text)
+        if start is None or not text[start:].strip():
+            return self._invalid(_NO_ANSWER)
+        answer, span = find_answer(text, start)
+        if not answer:
+            return self._invalid(_NO_ANSWER)
+        score, words = self._graded(answer)
+        self._score = max(self._score, min(score, 1.0))
+        ended = self._grade is None or score >= 1.0 or self._wrong >= self.options.answer_retries
+        self._wrong += 1
+        if self._grade is not None and not words:
+            words = _RIGHT if score >= 1.0 else _WRONG if ended else f"{_WRONG} {_AGAIN}"
+        return _Outcome((), encodable(words), score if ended else 0.0, ended=ended, executed=answer, span=span)
+
+    def _graded(self, answer: str) -> tuple[float, str]:
+        """Score and words for an answer; a grader that does not end in time gives nothing."""
+        if self._grade is None:
+            return 0.0, ""
+        arguments = {"answer": answer, "question": self.question}
+        try:
+            value = run_bounded("grader", self._grade, arguments, self.options.turn_timeout_s)
+        except ToolTimeout:
+            self._session.counts["grader_timeouts"] += 1
+            return 0.0, ""
+        except ToolError as error:
+            raise EnvironmentFault(f"env.grader {self.options.grader} raised {error}") from error
+        score, words = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
+        if not isinstance(score, int | float) or not math.isfinite(score):
+            name = self.options.grader
+            raise EnvironmentFault(f"env.grader {name} returned {short(value)}, not a number or (number, text)")
+        return float(score), str(words or "")
+
+    # What is shown and said.
+
+    def _info(self, outcome: _Outcome, earned: float, truncated: bool) -> StepInfo:
+        progression = self._score if self._grade is not None else min(max(earned, 0.0), 1.0)
+        self._totals["tool_calls"] += len(outcome.results)
+        for name, result in outcome.results:
+            self._totals.update({f"{name}/{key}": number for key, number in result.metrics.items()})
+        metrics = {key: float(number) for key, number in {**self._totals, **self._session.counts}.items()}
+        return {
+            "reward": float(outcome.reward + earned),
+            "terminated": outcome.ended,
+            "truncated": truncated,
+            "valid_action": outcome.valid,
+            "executed_action": outcome.executed if outcome.valid else self.default_action,
+            "progression": float(max(progression, 0.0)),
+            "action_span": outcome.span if outcome.valid else None,
+            "metrics": metrics,
+        }
+
+    def _observe(self, shown: str, images: list[Any], obs_str: str | None = None) -> Observation:
+        """The question belongs to the current observation alone: a window would otherwise repeat or lose it."""
+        observation: Observation = {
+            "obs_str": shown if obs_str is None else obs_str,
+            "text": {"long_term_context": shown, "short_term_context": self._text},
+        }
+        if images or self._images:
+            observation["multi_modal_data"] = {"image": images, "current_image": list(self._images)}
+        return observation
+
+    def _as_messages(self, outcome: _Outcome) -> list[dict[str, Any]]:
+        """One message a result, as chat templates want them, then words of the environment's own."""
+        messages = []
+        in_template = self.options.tools_in == "template"
+        for number, (name, result) in enumerate(outcome.results):
+            text = result.text if in_template else f"Result of {name}:\n{result.text}"
+            message = _message("tool" if in_template else "user", text, result.images)
+            if in_template:
+                # Mistral's template asks for an id of nine characters; templates without ids drop it.
+                message["tool_call_id"] = f"call{self._steps % 1000:03d}{number % 100:02d}"
+            messages.append(message)
+        if outcome.feedback or not messages:
+            messages.append(_message("user", outcome.feedback, ()))
+        return messages
+
+    def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
+        """The messages of the latest observation, for a history in which the question still stands."""
+        return self._messages
+
+    def _render_prompt(self) -> str:
+        options = self.options
+        variables = {
+            "instruction": self.question.system or options.instruction or "",
+            "tools": [json.dumps(spec.schema["function"], ensure_ascii=False) for spec in self._specs]
+            if options.tools_in == "prompt"
+            else [],
+            "has_tools": bool(self._specs),
+            "boxed": options.grader == "math",
+            "retries": options.answer_retries,
+            "max_calls": options.max_calls,
+            "max_steps": options.max_steps,
+        }
+        return render_template(options.prompt_template or _TEMPLATE, variables)
+
+
+def _message(role: str, text: str, images: Sequence[Any]) -> dict[str, Any]:
+    if not images:
+        return {"role": role, "content": text}
+    return {"role": role, "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": text}]}
+
+
+def _written(calls: Sequence[Call]) -> str:
+    """The calls as the model might have written them, one form for all."""
+    bodies = (json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
+    return "\n".join(f"{OPEN}\n{body}\n{CLOSE}" for body in bodies)
+
+
+def check_gradable(question: Question, options: ToolOptions) -> None:
+    """Refuse to grade against nothing.
+
+    Raises:
+        ConfigError: a built-in grader is asked for, and the question has no answer.
+    """
+    if options.grader in GRADERS and question.answer is None:
+        raise ConfigError(
+            f"env.grader {options.grader} needs an answer to compare with: set env.answer_key, or --label-key for "
+            "slime's own data set"
+        )
+
+
+def build_env(sample: Any, args: Any) -> ToolEnv:
+    """The tool environment of one question; a sample of slime's own data set needs no task and no seed.
+
+    Raises:
+        ConfigError: a bad option, or there is no such question.
+        ToolError: a tool violates its contract, or two have the same name.
+        MissingDependencyError: jsonschema, or what the data or the grader need, is not installed.
+    """
+    options = read_options(ToolOptions, dict(getattr(args, "env", None) or {}), "env.")
+    question, task, seed = read_question(sample, options)
+    check_gradable(question, options)
+    return ToolEnv(question, load_tools(options.tools), options, task, seed)

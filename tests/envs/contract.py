@@ -1,0 +1,176 @@
+"""What every environment must keep, as a list of cases and the fuzzed answers thrown at them.
+
+To put another environment under the contract, add one line to `CASES`. Its options must let an episode end within
+`MOST_TURNS` turns (a small `max_steps` does).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from envs.base import BaseInteractionEnv
+from envs.errors import MissingDependencyError
+from envs.loading import build_env_from
+
+MOST_TURNS = 400
+
+
+@dataclass(frozen=True)
+class Case:
+    """One task of one environment. `needs` are import names without which the case is skipped."""
+
+    module: str
+    task: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    """Sensible answers where the environment has no list of actions."""
+    seeds_differ: bool = True
+    fuzzed_answers: int = 5000
+
+    def __str__(self) -> str:
+        return f"{self.module.removeprefix('envs.')}-{self.task}"
+
+    def build(self, seed: int = 3) -> BaseInteractionEnv:
+        for name in self.needs:
+            if importlib.util.find_spec(name) is None:
+                pytest.skip(f"{self.module} needs {name}; pip install 'slime-verlog[envs]' enables this test")
+        try:
+            return build_env_from(self.module, {"task": self.task, "seed": seed}, self.options)
+        except MissingDependencyError as error:
+            pytest.skip(str(error))
+
+    def sensible_answers(self, env: BaseInteractionEnv, count: int, seed: int = 0) -> list[str]:
+        """Draw legal answers."""
+        return random.Random(seed).choices(self.answers or list(env.actions), k=count)
+
+
+_TEXT_WORLDS = "tests.envs.text_worlds"
+_COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "take all", "open chest")
+
+_TOOLS = ["tests.envs.toolbox:add", "tests.envs.toolbox:Counter"]
+_SUMS = [{"question": f"What is {k} + {k}?", "answer": str(2 * k)} for k in range(9)]
+_ANGLES = [{"problem": f"Find the angle beside {k}.", "answer": str(180 - k)} for k in range(9)]
+_TOOL_ANSWERS = ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "It is 4.")
+_CHORES = ("look", "inventory", "go to drawer 1", "go to shelf 1", "open drawer 1", "help")
+_BALROG = "tests.envs.balrog_stand_in.as_env"
+
+CASES = [
+    Case("envs.babyai", "BabyAI-MixedTrainLocal-v0/goto", needs=("minigrid",)),
+    Case("envs.babyai", "open", needs=("minigrid",), fuzzed_answers=1000),
+    Case("envs.babyai", "BossLevel", {"max_steps": 50, "vlm": True}, ("minigrid",), fuzzed_answers=200),
+    Case("envs.babaisai", "env/two_room-make_you", {"max_steps": 40}),
+    Case("envs.babaisai", "make_win-distr_obj", {"preset": "balrog", "vlm": True}, fuzzed_answers=1000),
+    Case("envs.crafter", "default", {"max_steps": 300}, ("crafter",)),
+    Case("envs.crafter", "default", {"max_steps": 40, "vlm": True}, ("crafter",), fuzzed_answers=200),
+    Case("envs.textworld", "custom", {"max_steps": 40}, answers=_COMMANDS),
+    Case(
+        "envs.textworld",
+        "treasure_hunter",
+        {"max_steps": 30, "admissible_commands": True, "reward": "dense"},
+        answers=_COMMANDS,
+        fuzzed_answers=200,
+    ),
+    Case("envs.alfworld", "all", {"source": "demo", "max_steps": 10}, answers=_CHORES, fuzzed_answers=100),
+    Case(_BALROG, "BabyAI-MixedTrainLocal-v0/goto", {"max_steps": 30}),
+    Case(_BALROG, "treasure_hunter", {"max_steps": 30}, answers=("right", "look"), fuzzed_answers=1000),
+    Case("envs.balrog", "babyai/BabyAI-MixedTrainLocal-v0/goto", fuzzed_answers=500),
+    Case("envs.balrog", "babaisai/env/two_room-make_you", {"max_steps": 40, "vlm": True}, fuzzed_answers=500),
+    Case("envs.balrog", "minihack/MiniHack-Corridor-R3-v0", {"max_steps": 40}, fuzzed_answers=300),
+    Case("envs.balrog", "nle/NetHackChallenge-v0", {"max_steps": 60}, fuzzed_answers=500),
+    Case("envs.gymnasium_text", "corridor", {"id": f"{_TEXT_WORLDS}:Corridor", "max_steps": 30}),
+    Case("envs.geo3k", "angles", {"data": _ANGLES}, ("math_verify",), (r"\boxed{3}", "x"), fuzzed_answers=200),
+    Case("envs.tools", "sums", {"tools": _TOOLS, "data": _SUMS, "max_steps": 5}, ("jsonschema",), _TOOL_ANSWERS),
+    Case("envs.gymnasium_text", "echo", {"id": f"{_TEXT_WORLDS}:Echo", "max_steps": 30}, answers=("hello", "end")),
+    Case(
+        "tests.envs.tiny_repository",
+        "shop_total",
+        {"max_steps": 60},
+        answers=("view", "view shop/prices.py 2 4", "view tests", "view README.md"),
+        seeds_differ=False,
+    ),
+]
+
+
+def fuzz(env: BaseInteractionEnv, count: int, seed: int = 0) -> Iterator[str]:
+    """Yield `count` answers of every kind a model or a broken tokenizer may give, legal ones among them."""
+    rng = random.Random(seed)
+    actions = list(env.actions) or [env.default_action]
+    for index in range(count):
+        # A few huge ones are enough to see that nothing grows faster than their length.
+        yield _huge(rng, actions) if index % 500 == 0 else rng.choice(_KINDS)(rng, actions)
+
+
+def _empty(rng: random.Random, actions: list[str]) -> str:
+    return rng.choice(["", " ", "\n", "\t\n  \r\n", "\u200b", "\ufeff", "\u00a0"])
+
+
+def _huge(rng: random.Random, actions: list[str]) -> str:
+    return rng.choice(["ACTION:", "a", "Action ", "\n", "go ", "{{"]) * 100_000 + rng.choice(actions)
+
+
+def _control(rng: random.Random, actions: list[str]) -> str:
+    noise = "".join(chr(rng.choice([*range(32), 127, 0x85, 0x2028, 0x202E, 0xD800, 0xFFFE])) for _ in range(8))
+    return rng.choice([noise, f"ACTION: {noise}", f"ACTION: {rng.choice(actions)}{noise}", f"\x00{noise}ACTION:\x00"])
+
+
+def _other_scripts(rng: random.Random, actions: list[str]) -> str:
+    words = ["向前走", "вперёд", "إلى الأمام", "आगे बढ़ो", "앞으로", "🚪🔑👉", "ﬀ İ ß ſ", "ＡＣＴＩＯＮ："]
+    letters = "".join(chr(rng.randrange(0xA0, 0xD7FF)) for _ in range(12))
+    return rng.choice(["", "ACTION: ", "THINK: "]) + rng.choice([*words, letters])
+
+
+def _code(rng: random.Random, actions: list[str]) -> str:
+    return rng.choice(
+        [
+            "```python\nimport os\nos._exit(1)\n```",
+            "__import__('os').abort()",
+            "{{ self.__init__.__globals__ }} {% for x in range(10**9) %}x{% endfor %}",
+            '{"action": "' + rng.choice(actions) + '"}',
+            "<tool_call>{'name': 'step'</tool_call>",
+            "'; DROP TABLE episodes; --",
+            "%s%n%x {0} {obs} \\1 $HOME `id`",
+            "<|im_end|>\n<|im_start|>assistant\nACTION: " + rng.choice(actions),
+            "../../../../etc/passwd",
+        ]
+    )
+
+
+def _half_formed(rng: random.Random, actions: list[str]) -> str:
+    action = rng.choice(actions)
+    cut = action[: rng.randrange(len(action) + 1)]
+    return rng.choice(
+        [
+            "ACTION",
+            "ACTION:",
+            f"ACTION: {cut}",
+            f"ACTION {action}",
+            f"THINK: so\nACT ION: {action}",
+            f"ACTION: {action}\nACTION:",
+            f"ACTION: [{action}]",
+            f"ACTION: {action}, {action}",
+            f"Action{action}",
+            f"action:{action.upper()}",
+            f"ACTION: {action.replace(' ', '_')}.",
+            f"THINK: {action} {action}",
+        ]
+    )
+
+
+def _legal(rng: random.Random, actions: list[str]) -> str:
+    action = rng.choice(actions)
+    return rng.choice([action, f"ACTION: {action}", f"THINK: fine.\nACTION: {action}"])
+
+
+def _noise(rng: random.Random, actions: list[str]) -> str:
+    return "".join(rng.choices(string.printable, k=rng.randrange(40)))
+
+
+_KINDS = (_empty, _control, _other_scripts, _code, _half_formed, _legal, _noise)

@@ -1,0 +1,304 @@
+"""ALFWorld: demo games of every family, the planner's way to win, and games of a data set on disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("alfworld", reason="ALFWorld: pip install 'slime-verlog[alfworld]' enables this test")
+pytest.importorskip("fast_downward", reason="ALFWorld needs 'slime-verlog[alfworld]', planner and all")
+
+from envs import alfworld
+from envs.alfworld_games import data
+from envs.alfworld_games.demo import NOTICE, make_demo_game
+from envs.errors import ConfigError, MissingDependencyError
+from tests.envs.contract import fuzz
+
+
+@pytest.fixture(autouse=True)
+def no_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.setattr(data, "_DEFAULT_ROOT", tmp_path / "nothing")
+
+
+def build(task: str = "pick_and_place_simple", seed: int = 0, **options: Any) -> alfworld.ALFWorld:
+    return alfworld.build_env(
+        SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env={"preset": "verlog", **options})
+    )
+
+
+def play_expert(env: alfworld.ALFWorld) -> list[dict[str, Any]]:
+    infos, done = [], False
+    while not done:
+        _, done, info = env.step(f"THINK: so\nACTION: {alfworld.expert_action(env)}")
+        infos.append(info)
+    return infos
+
+
+NEEDED = {
+    "pick_clean_then_place_in_recep": "clean",
+    "pick_heat_then_place_in_recep": "heat",
+    "pick_cool_then_place_in_recep": "cool",
+    "look_at_obj_in_light": "use",
+}
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize("family", alfworld.FAMILIES)
+def test_the_planner_wins_demo_games_of_every_family_by_its_own_means(family: str, seed: int) -> None:
+    env = build(family, seed)
+    observation = env.reset()
+    assert f"Your task is to: {env.mission}." in observation["obs_str"]
+    infos = play_expert(env)
+    assert all(info["valid_action"] for info in infos)
+    assert (infos[-1]["terminated"], infos[-1]["truncated"], infos[-1]["progression"]) == (True, False, 1.0)
+    assert [info["reward"] for info in infos] == [0.0] * (len(infos) - 1) + [1.0]
+    played = [info["executed_action"] for info in infos]
+    assert sum(command.startswith(NEEDED.get(family, "move")) for command in played) >= (2 if "two" in family else 1)
+    env.close()
+
+
+def test_the_planner_finds_its_way_from_wherever_the_agent_went() -> None:
+    env = build("pick_cool_then_place_in_recep")
+    env.reset()
+    for index in range(8):
+        commands = [c for c in env._now.commands if c.split()[0] in ("go", "open", "take", "close")]
+        env.step(commands[index % len(commands)])
+    assert play_expert(env)[-1]["progression"] == 1.0
+
+
+def test_demo_games_say_so_in_the_log_the_prompt_and_the_first_observation(caplog: pytest.LogCaptureFixture) -> None:
+    alfworld._logged.clear()
+    with caplog.at_level(logging.WARNING, "envs.alfworld"):
+        env = build()
+        first = env.reset()["obs_str"]
+    assert env.demo and first.startswith(NOTICE) and NOTICE in env.instruction_prompt and NOTICE in caplog.text
+    observation, _, info = env.step("look")
+    assert NOTICE not in observation["obs_str"] and info["metrics"]["demo_game"] == 1.0
+
+
+def test_demo_games_differ_by_seed_and_family_and_never_change() -> None:
+    games = {(f, s): make_demo_game(f, s)["pddl_problem"] for f in alfworld.FAMILIES for s in range(8)}
+    assert len(set(games.values())) == len(games)
+    assert all(make_demo_game(*key)["pddl_problem"] == problem for key, problem in games.items())
+
+
+def test_the_task_all_goes_through_the_families() -> None:
+    env = [build("all", seed) for seed in range(6)]
+    assert {e._families[e.seed % 6] for e in env} == set(alfworld.FAMILIES)
+
+
+def test_programs_that_played_several_games_end_in_good_order() -> None:
+    script = """
+from types import SimpleNamespace as N
+from envs import alfworld
+for seeds in ((1, 2), (3, 4)):
+    envs = [alfworld.build_env(N(metadata={"task": "all", "seed": s}), N(env={"source": "demo"})) for s in seeds]
+    for env in envs:
+        env.reset()
+    for env in envs:
+        env.close()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    assert subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True).returncode == 0
+
+
+def test_a_game_after_another_is_not_touched_by_it() -> None:
+    fresh = build("pick_heat", 6).reset()
+    first = build("look", 2)
+    first.reset(), first.step("inventory"), first.close()
+    second = build("pick_heat", 6)
+    assert second.reset() == fresh
+    assert play_expert(second)[-1]["reward"] == 1.0
+
+
+@pytest.mark.slow
+def test_five_thousand_fuzzed_answers_break_nothing() -> None:
+    env = build("all", 2)
+    env.reset()
+    valid = 0
+    for answer in fuzz(env, 5000):
+        _, done, info = env.step(answer)
+        valid += info["valid_action"]
+        if done:
+            env.reset()
+    assert 0 < valid < 5000
+
+
+@pytest.mark.slow
+def test_an_episode_is_the_same_in_every_process() -> None:
+    script = """
+from types import SimpleNamespace as N
+from envs import alfworld
+env = alfworld.build_env(N(metadata={"task": "pick_clean", "seed": 4}), N(env={"source": "demo"}))
+print(env.reset())
+for index in range(15):
+    print(env.step(env._now.commands[index * 7 % len(env._now.commands)]), alfworld.expert_action(env))
+"""
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize(
+    "command", ["", "fly", "take everything", "open fridge", "look. look", "go to the moon 1", "help me"]
+)
+def test_what_the_game_would_not_accept_now_is_invalid_and_costs_a_turn_of_looking(command: str) -> None:
+    env = build()
+    env.reset()
+    info = env.step(f"ACTION: {command}")[2]
+    assert (info["valid_action"], info["executed_action"], info["reward"]) == (False, "look", -0.1)
+    assert env._steps == 1
+
+
+def test_capitals_and_the_older_way_to_put_things_down_are_understood() -> None:
+    env = build("pick_and_place_simple", 0)
+    env.reset()
+    while not (move := alfworld.expert_action(env)).startswith("move"):
+        assert env.step(move.upper())[2]["executed_action"] == move
+    thing, place = move.removeprefix("move ").split(" to ")
+    assert env.translate(f"put {thing} on {place}") == env.translate(f"Put {thing} in/on {place}") == move
+    info = env.step(f"put {thing} in/on {place}")[2]
+    assert (info["executed_action"], info["reward"]) == (move, 1.0)
+
+
+def test_listed_commands_all_work() -> None:
+    env = build(admissible_commands=True, source="demo")
+    listed = env.reset()["text"]["short_term_context"]
+    commands = listed.removeprefix("Commands that work now: ").removesuffix(".").split(", ")
+    assert len(commands) > 8
+    for command in commands[:2]:
+        env.reset()
+        assert env.step(command)[2]["valid_action"]
+
+
+def test_the_step_limit_truncates() -> None:
+    env = build(max_steps=2)
+    env.reset()
+    assert [env.step("look")[2]["truncated"] for _ in range(2)] == [False, True]
+
+
+def test_remembering_parsed_grammar_changes_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    from textworld.envs.pddl import textgen
+
+    def play() -> list[Any]:
+        env = build("look_at_obj_in_light", 2)
+        seen = [env.reset()]
+        return [*seen, *(env.step(env._now.commands[index * 5 % len(env._now.commands)]) for index in range(8))]
+
+    remembered = play()
+    monkeypatch.setattr(textgen, "_parse_and_convert", textgen._parse_once)
+    assert play() == remembered
+
+
+def test_the_translator_leaves_the_programs_arguments_alone() -> None:
+    before = list(sys.argv)
+    build().reset()
+    assert sys.argv == before
+
+
+@pytest.fixture
+def data_set(tmp_path: Path) -> Path:
+    """A small data set on disk, in ALFWorld's layout."""
+    for family in alfworld.FAMILIES[:2]:
+        for number in range(2):
+            _write(tmp_path, "train", f"{family}-Mug-None-Desk-{number}", make_demo_game(family, number))
+    _write(tmp_path, "valid_unseen", f"{alfworld.FAMILIES[0]}-Mug-None-Desk-9", make_demo_game(alfworld.FAMILIES[0], 9))
+    unsolvable = {**make_demo_game(alfworld.FAMILIES[0], 5), "solvable": False}
+    _write(tmp_path, "train", f"{alfworld.FAMILIES[0]}-Mug-None-Desk-5", unsolvable)
+    _write(tmp_path, "train", f"{alfworld.FAMILIES[0]}-MugSliced-None-Desk-6", make_demo_game(alfworld.FAMILIES[0], 6))
+    return tmp_path
+
+
+def _write(root: Path, split: str, name: str, game: dict[str, Any]) -> None:
+    folder = root / "json_2.1.1" / split / name / "trial_1"
+    folder.mkdir(parents=True)
+    (folder / "game.tw-pddl").write_text(json.dumps({"solvable": True, **game}))
+
+
+def test_games_of_the_data_set_are_played_and_won(data_set: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALFWORLD_DATA", str(data_set))
+    env = build("look_at_obj_in_light", 1)
+    observation = env.reset()
+    assert not env.demo and NOTICE not in observation["obs_str"] + env.instruction_prompt
+    infos = play_expert(env)
+    assert infos[-1]["reward"] == 1.0 and infos[-1]["metrics"]["demo_game"] == 0.0
+
+
+def test_the_seed_goes_through_the_solvable_games_of_the_split(data_set: Path) -> None:
+    family = alfworld.FAMILIES[0]
+    drawn = {data.load_game(data_set, "train", (family,), seed)["pddl_problem"] for seed in range(9)}
+    assert drawn == {make_demo_game(family, number)["pddl_problem"] for number in range(2)}
+    held_out = data.load_game(data_set, "valid_unseen", alfworld.FAMILIES, 123)
+    assert held_out["pddl_problem"] == make_demo_game(family, 9)["pddl_problem"]
+    assert len(data.list_games(data_set, "train", alfworld.FAMILIES)) == 5
+
+
+def test_a_damaged_game_is_named(data_set: Path) -> None:
+    env = build(data_path=str(data_set), split="valid_unseen")
+    (path,) = data.list_games(data_set, "valid_unseen", (alfworld.FAMILIES[0],))
+    path.write_text("{half")
+    with pytest.raises(ConfigError, match=r"game\.tw-pddl cannot be read .*download it again"):
+        env.reset()
+
+
+def test_a_named_data_set_without_games_is_refused_instead_of_playing_demos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"env.data_path: there is no json_2\.1\.1 in"):
+        build(data_path=str(tmp_path))
+    with pytest.raises(ConfigError, match="env.source: data found no data set"):
+        build(source="data")
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"ALFWORLD_DATA: there is no json_2\.1\.1"):
+        build()
+    assert build(source="demo").demo
+    (tmp_path / "json_2.1.1").mkdir()
+    with pytest.raises(ConfigError, match="no solvable game of pick_and_place_simple"):
+        build().reset()
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("pick", {}, "no task 'pick'; did you mean pick_and_place_simple or"),
+        ("look_at_obj_in_ligth", {}, "did you mean look_at_obj_in_light"),
+        ("", {}, "there are all, pick_and_place_simple"),
+        ("all", {"split": "test"}, "env.split must be one of"),
+        ("all", {"vlm": True}, "played in text here"),
+        ("all", {"source": "demo", "data_path": "/x"}, "which source: demo does not play"),
+    ],
+)
+def test_unknown_tasks_and_impossible_options_are_refused(task: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(task, **options)
+
+
+@pytest.mark.parametrize(
+    ("short", "family"),
+    [("pick_and_place", 0), ("look", 1), ("pick_clean_then_place", 2), ("pick_two_obj", 5)],
+)
+def test_short_names_mean_their_family(short: str, family: int) -> None:
+    assert alfworld.find_families(short) == (alfworld.FAMILIES[family],)
+
+
+def test_without_the_planner_the_install_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fast_downward", None)
+    monkeypatch.delitem(sys.modules, "envs.alfworld_games.player", raising=False)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'slime-verlog\[alfworld\]'"):
+        build()

@@ -1,0 +1,152 @@
+"""Geometry problems: read from parquet or from slime's samples, checked by value, with retries and feedback."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from envs import geo3k
+from envs.errors import ConfigError, EnvironmentFault
+from envs.loading import build_env_from
+from envs.questions import ParquetRows
+from tests.envs.test_tool_env import call
+
+pytest.importorskip("math_verify", reason="math-verify is not installed; pip install 'math-verify[antlr4_13_2]'")
+pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed; pip install pyarrow enables this test")
+
+PROBLEM = "<image>In the triangle, find $x$."
+ROOT = r"3 \sqrt { 2 }"
+
+
+def png(colour: str, size: tuple[int, int] = (40, 30)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGBA", size, colour).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> Path:
+    """Six rows in the published form, in row groups of two."""
+    import pyarrow.parquet
+
+    images = [{"bytes": png("red"), "path": None}]
+    rows = [{"images": images, "problem": f"{PROBLEM} {k}", "answer": str(k)} for k in range(6)]
+    path = tmp_path / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
+    return path
+
+
+def sample(**fields: Any) -> SimpleNamespace:
+    """What slime's data set hands out without --apply-chat-template."""
+    picture = Image.open(io.BytesIO(png("blue")))
+    content = [{"type": "image", "image": "data:..."}, {"type": "text", "text": "In the triangle, find $x$."}]
+    values = {
+        "prompt": [{"role": "user", "content": content}],
+        "label": ROOT,
+        "metadata": {},
+        "multimodal_inputs": {"images": [picture], "videos": None},
+    }
+    return SimpleNamespace(**{**values, **fields})
+
+
+def build(given: Any = None, **options: Any) -> Any:
+    return geo3k.build_env(given or sample(), SimpleNamespace(env=options))
+
+
+def test_the_parquet_file_is_read_row_by_row_with_its_pictures(parquet: Path) -> None:
+    envs = [build_env_from("envs.geo3k", {"task": "train", "seed": k}, {"data": str(parquet)}) for k in range(6)]
+    questions = [env.question for env in envs]
+    assert sorted(q.answer for q in questions) == list("012345")
+    assert all(q.text == f"In the triangle, find $x$. {q.answer}" for q in questions)
+    assert all(q.images[0].size == (40, 30) and q.images[0].mode == "RGB" for q in questions)
+    rows = ParquetRows(parquet)
+    assert len(rows) == 6 and [row["answer"] for row in rows] == list("012345")
+
+
+def test_a_sample_of_slimes_data_set_is_a_problem_too() -> None:
+    env = build()
+    first = env.reset()
+    assert env.question.answer == ROOT
+    (message,) = env.format_observation(first)
+    assert [part["type"] for part in message["content"]] == ["image", "text"]
+    assert message["content"][0]["image"].size == (40, 30) and message["content"][1]["text"] == env.question.text
+    assert r"\boxed{}" in env.instruction_prompt and env.max_steps == 3
+
+
+@pytest.mark.parametrize("picture", [{"path": "FILE"}, "FILE", "URI", {"bytes": b"x" * 9}])
+def test_pictures_come_as_files_data_uris_or_not_at_all(picture: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(png("green"))
+    stand_ins = {"FILE": str(path), "URI": "data:image/png;base64," + base64.b64encode(png("green")).decode()}
+    if isinstance(picture, str):
+        picture = stand_ins[picture]
+    elif "path" in picture:
+        picture = {"path": stand_ins[picture["path"]]}
+    data = [{"problem": PROBLEM, "answer": "1", "images": [picture]}]
+    if isinstance(picture, dict) and "bytes" in picture:
+        with pytest.raises(EnvironmentFault, match="cannot be read"):
+            build(data=data)
+    else:
+        assert build(data=data).question.images[0].getpixel((0, 0)) == (0, 128, 0)
+
+
+def test_a_wrong_answer_gets_feedback_and_another_try() -> None:
+    env = build()
+    env.reset()
+    observation, done, info = env.step(r"<think>hm \boxed{\sqrt{18}}</think>I say \boxed{4}.")
+    assert not done and info["valid_action"] and info["reward"] == 0.0 and "wrong" in observation["obs_str"]
+    observation, done, info = env.step(r"\boxed{5}")
+    assert not done and "One turn is left" in observation["obs_str"]
+    _, done, info = env.step(r"It is \boxed{\sqrt{18}}, of course.")
+    assert done and info["terminated"] and info["reward"] == info["progression"] == 1.0
+    assert info["executed_action"] == r"\sqrt{18}"
+
+
+def test_three_wrong_answers_end_the_episode_without_reward() -> None:
+    env = build()
+    env.reset()
+    outcomes = [env.step(rf"\boxed{{{k}}}") for k in range(3)]
+    assert [done for _, done, _ in outcomes] == [False, False, True]
+    assert sum(info["reward"] for *_, info in outcomes) == 0.0
+    assert outcomes[-1][2]["terminated"] and not outcomes[-1][2]["truncated"]
+
+
+def test_the_tool_checks_before_the_final_answer() -> None:
+    env = build(check="tool")
+    env.reset()
+    assert [schema["function"]["name"] for schema in env.tools] == ["calc_score"]
+    observation, done, _ = env.step(call("calc_score", answer=r"\boxed{4}"))
+    assert not done and observation["obs_str"].startswith("calc_score: 4 is wrong")
+    observation, done, info = env.step(call("calc_score", answer=r"\sqrt{18}"))
+    assert not done and "is right" in observation["obs_str"] and info["metrics"]["calc_score/right"] == 1.0
+    assert info["reward"] == 0.0, "only the final answer pays"
+    assert env.step(r"\boxed{3\sqrt{2}}")[2]["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "words"),
+    [
+        (sample(label=None), {}, "needs an answer to compare with.*--label-key"),
+        (sample(prompt="<|im_start|>user\nx<|im_end|>"), {}, "leave out --apply-chat-template"),
+        (sample(prompt=[{"role": "assistant", "content": "x"}]), {}, "system and user, got 'assistant'"),
+        (sample(prompt=None), {}, "there is no question"),
+        (sample(), {"check": "both"}, "env.check must be one of"),
+        (sample(), {"data": "x.parquet"}, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_asked_or_graded_is_refused(given: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build(given, **options)
+
+
+def test_a_file_that_is_no_parquet_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.parquet"
+    path.write_bytes(b"not parquet")
+    with pytest.raises(ConfigError, match="is not a parquet file"):
+        build(data=str(path))

@@ -1,0 +1,167 @@
+"""Any gymnasium environment with text becomes one of ours: observations, actions, endings, settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import pytest
+
+from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
+from envs.gymnasium_text import GymnasiumText
+from envs.loading import build_env_from
+
+WORLDS = "tests.envs.text_worlds"
+CORRIDOR, ECHO = f"{WORLDS}:Corridor", f"{WORLDS}:Echo"
+
+
+def build(seed: int = 0, task: str = "play", **options: Any) -> GymnasiumText:
+    return build_env_from("envs.gymnasium_text", {"task": task, "seed": seed}, options)
+
+
+@pytest.fixture
+def registered() -> Any:
+    gymnasium.register("TestCorridor-v0", f"{WORLDS}:Corridor", max_episode_steps=12)
+    yield "TestCorridor-v0"
+    del gymnasium.registry["TestCorridor-v0"]
+
+
+def test_a_plain_text_environment_works_by_import_path_alone() -> None:
+    env = build(id=CORRIDOR)
+    text = env.reset()["obs_str"]
+    assert text.startswith("you stand at 1 of 8")
+    assert list(env.actions) == ["step back", "step ahead", "wait"]
+    assert env.mission in env.instruction_prompt and env.mission.startswith("reach door")
+    observation, done, info = env.step("THINK: on\nACTION: Step_Ahead")
+    assert (info["executed_action"], info["valid_action"], done) == ("step ahead", True, False)
+    assert observation["obs_str"].startswith("you stand at 2")
+
+
+@pytest.mark.parametrize("path", [CORRIDOR, CORRIDOR.replace(":", ".")])
+def test_import_paths_may_use_a_dot_or_a_colon(path: str) -> None:
+    build(id=path).reset()
+
+
+def test_a_registered_id_works_as_option_and_as_task_name(registered: str) -> None:
+    assert build(id=registered).reset() == build(task=registered).reset()
+    assert build(id=registered).max_steps == 12
+    assert build(task=f"{WORLDS}:{registered}").reset()["obs_str"]
+
+
+def test_winning_and_losing_terminate_and_keep_the_final_observation() -> None:
+    env = build(id=CORRIDOR)
+    env.reset()
+    done = False
+    while not done:
+        observation, done, info = env.step("step ahead")
+    assert (info["reward"], info["terminated"], info["truncated"], info["progression"]) == (1.0, True, False, 1.0)
+    door = env.env.door
+    assert observation["obs_str"].startswith(f"you stand at {door} of")
+    env.reset()
+    _, done, info = env.step("step back")
+    assert (done, info["reward"], info["terminated"], info["progression"]) == (True, -1.0, True, 0.0)
+
+
+@pytest.mark.parametrize(("options", "limit"), [({"max_steps": 5}, 5), ({}, 12)])
+def test_a_time_limit_truncates_and_does_not_terminate(registered: str, options: dict, limit: int) -> None:
+    env = build(id=registered, **options)
+    env.reset()
+    assert env.max_steps == limit
+    for turn in range(1, limit + 1):
+        _, done, info = env.step("wait")
+        assert done == info["truncated"] == (turn == limit) and not info["terminated"]
+
+
+def test_a_time_limit_of_the_options_also_holds_for_import_paths() -> None:
+    env = build(id=CORRIDOR, max_steps=3)
+    env.reset()
+    assert [env.step("wait")[1] for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "long_term", "short_term"),
+    [
+        ("dict", {}, "you stand at 1", ""),
+        ("dict", {"text_key": "view"}, "you stand at 1", ""),
+        ("two_texts", {"text_key": "sound"}, "silence", ""),
+        ("balrog", {}, "you stand at 1", "turn 0"),
+        ("array", {"describe": f"{WORLDS}.describe_places"}, "at 1, door", ""),
+    ],
+)
+def test_observations_of_many_shapes_become_text(shape: str, options: dict, long_term: str, short_term: str) -> None:
+    text = build(id=CORRIDOR, kwargs={"shape": shape}, **options).reset()["text"]
+    assert text["long_term_context"].startswith(long_term) and text["short_term_context"] == short_term
+
+
+def test_free_text_goes_to_the_environment_as_it_was_said() -> None:
+    env = build(id=ECHO, format_penalty=0.5)
+    env.reset()
+    assert env.actions == () and "own" in env.instruction_prompt
+    assert env.step("THINK: hm\nACTION: open the box")[0]["obs_str"] == "you said: open the box"
+    observation, _, info = env.step("ACTION: 42!")
+    assert (observation["obs_str"], info["reward"], info["valid_action"]) == ("you said: nothing", -0.5, False)
+    assert env.step("end")[1]
+
+
+def test_the_users_actions_describe_or_restrict_the_environments() -> None:
+    named = build(id=CORRIDOR, actions={"back": "go left", "on": "go right", "stay": "do nothing"})
+    named.reset()
+    assert "on: go right" in named.instruction_prompt
+    assert named.step("ON")[0]["obs_str"].startswith("you stand at 2")
+    few = build(id=ECHO, actions=["hello", "end"], default_action="hello")
+    few.reset()
+    assert not few.step("something else")[2]["valid_action"]
+    assert few.step("end")[1]
+
+
+def test_the_task_name_can_be_handed_to_the_environment() -> None:
+    assert build(task="dungeon", id=CORRIDOR, task_kwarg="level").env.level == "dungeon"
+
+
+def test_pictures_come_from_render_when_asked_for() -> None:
+    image = build(id=CORRIDOR, vlm=True).reset()["multi_modal_data"]["image"][0]
+    assert image.size == (8, 4)
+
+
+def test_close_reaches_the_environment_once() -> None:
+    env = build(id=CORRIDOR)
+    env.close()
+    env.close()
+    assert env.env.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"id": "NoSuchGame-v0"}, "gymnasium cannot make 'NoSuchGame-v0'"),
+        ({"id": f"{WORLDS}:Corridr"}, "has no Corridr; did you mean Corridor"),
+        ({"id": "nowhere_at_all.Env"}, "cannot import nowhere_at_all"),
+        ({"id": "builtins.dict"}, "which is not a gymnasium environment"),
+        ({"id": CORRIDOR, "kwargs": {"shape": "array"}}, "set env.describe"),
+        ({"id": CORRIDOR, "kwargs": {"shape": "two_texts"}}, "which of sound, view is the text"),
+        ({"id": CORRIDOR, "kwargs": {"shape": "dict"}, "text_key": "veiw"}, "no entry 'veiw'; they have view"),
+        ({"id": CORRIDOR, "actions": ["a", "b"]}, "names 2 actions, but .* has 3"),
+        ({"id": CORRIDOR, "default_action": "fly"}, "'fly' is not one of the actions"),
+        ({"id": ECHO, "default_action": "NO"}, "does not fit the action space"),
+        ({"id": "Pendulum-v1"}, "set env.describe"),
+        ({"id": "Pendulum-v1", "describe": f"{WORLDS}.describe_places"}, "only Discrete and Text actions"),
+        ({"id": CORRIDOR, "text_kye": "x"}, "unknown key 'env.text_kye'; did you mean 'env.text_key'"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_turn(options: dict, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        build(**options)
+
+
+def test_a_missing_package_of_the_environment_is_named() -> None:
+    gymnasium.register("NeedsMore-v0", "a_package_that_is_not_there:Env")
+    try:
+        with pytest.raises(MissingDependencyError, match="a_package_that_is_not_there"):
+            build(id="NeedsMore-v0")
+    finally:
+        del gymnasium.registry["NeedsMore-v0"]
+
+
+def test_an_observation_that_is_no_text_is_the_environments_fault() -> None:
+    with pytest.raises(EnvironmentFault, match="where text was expected"):
+        build(id=CORRIDOR, describe="builtins.len").reset()

@@ -1,0 +1,126 @@
+"""Environment modules are found by name or file, and what is wrong with one is said in a sentence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import envs.gymnasium_text
+from envs.errors import ConfigError, MissingDependencyError
+from envs.loading import build_env_from, load_attribute, load_env_module
+
+TINY = """
+from envs.base import BaseInteractionEnv, describe_task, make_observation
+
+class Tiny(BaseInteractionEnv):
+    def __init__(self, task, word): self.task, self.word = task, word
+    def reset(self): return make_observation(self.word)
+    def step(self, response_text): raise NotImplementedError
+
+def build_env(sample, args):
+    return Tiny(describe_task(sample)[0], args.env.get("word", "one"))
+"""
+
+
+def _write(path: Path, text: str, mtime: int = 1) -> str:
+    path.write_text(text)
+    os.utime(path, ns=(mtime, mtime))
+    return str(path)
+
+
+def test_a_module_name_and_a_file_both_lead_to_an_environment(tmp_path: Path) -> None:
+    assert load_env_module("envs.gymnasium_text") is envs.gymnasium_text
+    file = _write(tmp_path / "tiny.py", TINY)
+    env = build_env_from(file, {"task": "t", "seed": 0}, {"word": "hello"})
+    assert (env.reset()["obs_str"], env.task) == ("hello", "t")
+    assert build_env_from(file, {"task": "t", "seed": 0}, SimpleNamespace(env={})).reset()["obs_str"] == "one"
+
+
+def test_a_file_is_imported_once_and_again_after_an_edit(tmp_path: Path) -> None:
+    file = _write(tmp_path / "tiny.py", TINY)
+    first = load_env_module(file)
+    assert load_env_module(file) is first
+    _write(tmp_path / "tiny.py", TINY.replace('"one"', '"two"'), mtime=2)
+    assert build_env_from(file, {"task": "t", "seed": 0}).reset()["obs_str"] == "two"
+
+
+def test_files_of_the_same_name_do_not_get_in_each_others_way(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first = load_env_module(_write(tmp_path / "a" / "json.py", TINY))
+    second = load_env_module(_write(tmp_path / "b" / "json.py", TINY))
+    import json
+
+    assert first is not second and hasattr(json, "dumps")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("envs.gymnasium_txt", "did you mean envs.gymnasium_text"),
+        ("no_such_package.env", "there is no module no_such_package.env"),
+        ("nowhere/env.py", "nowhere/env.py does not exist"),
+        ("json", "json has no function build_env"),
+        ("", "must be a module name or a .py file"),
+        (None, "must be a module name or a .py file"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused_in_a_sentence(path: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load_env_module(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "expected"),
+    [
+        ("def build_env(:", ConfigError, "fails on import: SyntaxError"),
+        ("1 / 0", ConfigError, "fails on import: ZeroDivisionError"),
+        ("build_env = 3", ConfigError, "has no function build_env"),
+        ("import a_package_that_is_not_there", MissingDependencyError, "imports a_package_that_is_not_there"),
+    ],
+)
+def test_a_broken_file_is_reported_and_can_be_mended(
+    tmp_path: Path, text: str, error: type[Exception], expected: str
+) -> None:
+    file = _write(tmp_path / "env.py", text)
+    with pytest.raises(error, match=expected):
+        load_env_module(file)
+    _write(tmp_path / "env.py", TINY, mtime=2)
+    assert callable(load_env_module(file).build_env)
+
+
+def test_what_build_env_returns_must_be_an_environment(tmp_path: Path) -> None:
+    file = _write(tmp_path / "env.py", "def build_env(sample, args): return 7")
+    with pytest.raises(ConfigError, match="returned 7, which lacks reset, step, close"):
+        build_env_from(file, {"task": "t", "seed": 0})
+
+
+@pytest.mark.parametrize(
+    "metadata", [{}, {"task": "t"}, {"task": 3, "seed": 0}, {"task": "t", "seed": True}, {"task": "t", "seed": -1}]
+)
+def test_a_sample_without_task_and_seed_is_refused(tmp_path: Path, metadata: dict) -> None:
+    with pytest.raises(ConfigError, match=r"sample\.metadata needs task"):
+        build_env_from(_write(tmp_path / "env.py", TINY), metadata)
+
+
+def test_attributes_are_found_by_dot_colon_and_file(tmp_path: Path) -> None:
+    assert load_attribute("os.path.join", "k") is os.path.join
+    assert load_attribute("os.path:join", "k") is os.path.join
+    assert load_attribute(_write(tmp_path / "mine.py", "x = 5") + ":x", "k") == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("join", "k must be an import path"),
+        ("os.path.joyn", "k: os.path has no joyn; did you mean join"),
+        ("not_there.x", "k: cannot import not_there"),
+    ],
+)
+def test_an_attribute_that_is_not_there_is_named_with_its_setting(path: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load_attribute(path, "k")

@@ -1,0 +1,126 @@
+"""Mixtures: expansion of the YAML's task list, sweeps, names apart, and building what a sample names."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs import mixture
+from envs.errors import ConfigError
+from envs.mixture import TaskSpec, expand_tasks
+
+
+def expand(*entries: Any, **defaults: Any) -> list[TaskSpec]:
+    return expand_tasks(entries, **{"default_env_path": "envs.babaisai", **defaults})
+
+
+def test_a_bare_name_plays_the_default_environment_with_its_options() -> None:
+    spec = TaskSpec(name="goto_win", env_path="envs.babaisai", task="goto_win", options={"max_steps": 5})
+    assert expand("goto_win", default_options={"max_steps": 5}) == [spec]
+
+
+def test_options_of_an_entry_win_over_the_shared_ones() -> None:
+    (spec,) = expand({"task": "a", "options": {"max_steps": 9}}, default_options={"max_steps": 5, "vlm": True})
+    assert spec.options == {"max_steps": 9, "vlm": True}
+
+
+def test_another_environment_does_not_inherit_the_default_ones_options() -> None:
+    (spec,) = expand({"env": "envs.babyai", "task": "goto"}, default_options={"time_limit": "terminated"})
+    assert spec.options == {}
+
+
+def test_a_mixture_shares_its_options_with_every_environment() -> None:
+    specs = expand(
+        {"env": "envs.babyai", "task": "goto"},
+        {"env": "envs.babaisai", "task": "goto_win", "options": {"preset": "verlog"}},
+        default_env_path="envs.mixture",
+        default_options={"preset": "balrog"},
+    )
+    assert [spec.options["preset"] for spec in specs] == ["balrog", "verlog"]
+
+
+def test_a_sweep_becomes_one_named_task_a_combination_and_shares_its_weight() -> None:
+    specs = expand({"task": "custom", "weight": 3.0, "sweep": {"rooms": [1, 2, 4], "quest_length": [1, 2]}})
+    assert [spec.name for spec in specs][:3] == [
+        "custom/rooms=1,quest_length=1",
+        "custom/rooms=1,quest_length=2",
+        "custom/rooms=2,quest_length=1",
+    ]
+    assert specs[2].options == {"rooms": 2, "quest_length": 1}
+    assert len(specs) == 6 and sum(spec.weight for spec in specs) == pytest.approx(3.0)
+
+
+def test_one_task_name_in_two_environments_is_told_apart_by_the_environment() -> None:
+    names = [spec.name for spec in expand("goto", {"env": "envs.babyai", "task": "goto"}, "other")]
+    assert names == ["babaisai/goto", "babyai/goto", "other"]
+    (_, second) = expand("goto", {"env": "worlds/cave.py", "task": "goto"})
+    assert second.name == "cave/goto"
+
+
+def test_two_tasks_that_cannot_be_told_apart_are_refused_unless_named() -> None:
+    with pytest.raises(ConfigError, match=r"two tasks are called 'babaisai/a'.*give one a name"):
+        expand("a", {"task": "a", "options": {"max_steps": 9}})
+    assert [s.name for s in expand("a", {"task": "a", "name": "a_short", "options": {"max_steps": 9}})][1] == "a_short"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"task": "a", "wieght": 2}, r"unknown key 'tasks\[0\].wieght'; did you mean 'tasks\[0\].weight'"),
+        ({"env": "envs.babyai"}, r"tasks\[0\].task is missing"),
+        ({"task": "a", "weight": -1.0}, "must be a number >= 0, got -1"),
+        ({"task": "a", "weight": float("nan")}, "must be a number >= 0, got nan"),
+        ({"task": "a", "sweep": {"rooms": []}}, "over rooms lists no values"),
+        ({"task": "a", "sweep": {"rooms": 3}}, r"tasks\[0\].sweep.rooms must be a list, got 3"),
+        ({"task": "a", "sweep": {"rooms": [1]}, "options": {"rooms": 2}}, "rooms both in options and in sweep"),
+        (7, "must be a mapping, got 7"),
+    ],
+)
+def test_a_wrong_entry_is_refused_with_its_key_and_the_fix(entry: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        expand(entry)
+
+
+def test_a_mixture_entry_without_environment_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tasks\[0\].env is missing"):
+        expand("goto", default_env_path="envs.mixture")
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True)))
+def test_a_sweep_covers_every_combination_once(sweep: dict[str, list[int]]) -> None:
+    specs = expand({"task": "t", "sweep": sweep})
+    size = 1
+    for values in sweep.values():
+        size *= len(values)
+    assert len({spec.name for spec in specs}) == len(specs) == size
+    assert all(spec.options[key] in sweep[key] for spec in specs for key in sweep)
+
+
+def test_specs_travel_between_processes() -> None:
+    specs = expand({"task": "t", "sweep": {"rooms": [1, 2]}})
+    assert pickle.loads(pickle.dumps(specs)) == specs
+
+
+def _sample(**metadata: Any) -> SimpleNamespace:
+    return SimpleNamespace(metadata=metadata)
+
+
+def test_a_sample_gets_the_environment_it_names_with_its_options() -> None:
+    sample = _sample(
+        env_path="envs.babaisai", task="goto_win", seed=3, env_options={"max_steps": 7, "preset": "balrog"}
+    )
+    env = mixture.build_env(sample, SimpleNamespace(env={"preset": "verlog"}))
+    env.reset()
+    assert (type(env).__name__, env.max_steps, env.options.preset) == ("BabaIsAI", 7, "balrog")
+
+
+@pytest.mark.parametrize("path", [None, "envs.mixture", 3])
+def test_a_sample_that_names_no_environment_is_refused(path: Any) -> None:
+    with pytest.raises(ConfigError, match="give every entry of tasks its own env"):
+        mixture.build_env(_sample(env_path=path, task="goto", seed=0), SimpleNamespace(env={}))

@@ -1,0 +1,112 @@
+"""What all games share: finding the action in an answer, paying for it, templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.errors import ConfigError
+from envs.text_game import Frame, GameOptions, TextGame, find_action, render_template
+from tests.conftest import load_golden
+
+MARKED = st.lists(st.sampled_from(["ACTION:", "action:", "Action", "THINK:", " ", "\n", "go", "left", "\u2003"]))
+
+
+def _verlogs_rule(answer: str) -> str:
+    for marker in ("ACTION:", "action:", "Action"):
+        if marker in answer:
+            return answer.split(marker)[-1].strip()
+    return answer
+
+
+@given(st.one_of(st.text(), MARKED.map("".join)))
+def test_the_action_is_found_where_verlog_finds_it_and_its_span_marks_it(answer: str) -> None:
+    candidate, (start, end) = find_action(answer)
+    assert candidate == _verlogs_rule(answer) == answer[start:end]
+
+
+def test_recorded_answers_of_all_games_have_their_action_marked() -> None:
+    for episode in load_golden("verlog_prompts.json.gz")["episodes"]:
+        for step in episode["steps"]:
+            candidate, (start, end) = find_action(step["response"])
+            assert candidate == _verlogs_rule(step["response"]) == step["response"][start:end]
+
+
+class Coin(TextGame):
+    """`heads` pays 0.5 and ends, `tails` goes on for three turns."""
+
+    actions = ("heads", "tails")
+    default_action = "tails"
+
+    def start(self) -> Frame:
+        self.turn = 0
+        return Frame("toss", "now")
+
+    def play(self, action: str) -> Frame:
+        self.turn += 1
+        won, late = action == "heads", self.turn >= 3
+        return Frame(f"turn {self.turn}", reward=0.5 * won, terminated=won, truncated=late, progression=float(won))
+
+    def render_prompt(self) -> str:
+        return "prompt"
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "reward"),
+    [
+        ("heads", {}, 0.5),
+        ("heads", {"binary_reward": True}, 1.0),
+        ("tails", {"binary_reward": True}, 0.0),
+        ("edge", {"format_penalty": 0.1}, -0.1),
+        ("edge", {}, 0.0),
+    ],
+)
+def test_penalty_replaces_the_reward_and_binary_reward_rounds_gains_up(
+    answer: str, options: dict[str, Any], reward: float
+) -> None:
+    game = Coin(GameOptions(**options))
+    game.reset()
+    assert game.step(answer)[2]["reward"] == reward
+
+
+def test_an_end_on_the_last_step_reports_both_flags_as_the_benchmark_does() -> None:
+    game = Coin(GameOptions())
+    game.reset()
+    game.step("tails"), game.step("tails")
+    info = game.step("heads")[2]
+    assert (info["terminated"], info["truncated"]) == (True, True)
+
+
+def test_the_short_term_part_is_shown_first() -> None:
+    assert Coin(GameOptions()).reset()["obs_str"] == "now\ntoss"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{{ missing }}", "'missing' is undefined"),
+        ("{% if %}", "prompt template"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ],
+)
+def test_a_bad_template_is_refused_with_its_path(tmp_path: Path, text: str, expected: str) -> None:
+    file = tmp_path / "bad.j2"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=expected) as caught:
+        render_template(file, {})
+    assert str(file) in str(caught.value)
+
+
+def test_a_missing_template_is_refused_with_its_path() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.j2 cannot be read"):
+        render_template("nowhere.j2", {})
+
+
+def test_game_text_is_never_read_as_template(tmp_path: Path) -> None:
+    file = tmp_path / "ok.j2"
+    file.write_text("goal: {{ mission }}")
+    assert render_template(file, {"mission": "{{ 7 * 7 }}"}) == "goal: {{ 7 * 7 }}"

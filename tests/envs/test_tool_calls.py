@@ -1,0 +1,130 @@
+"""Reading tool calls out of answers: every way of writing them, and everything that can be wrong with one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.tools.calls import find_calls
+from tests.fixtures.tokenizers import real_tokenizer
+
+HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+CODER = (
+    "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n</function>\n"
+    "</tool_call>"
+)
+WAYS = {
+    "hermes": HERMES,
+    "hermes without an end tag": HERMES.removesuffix("</tool_call>"),
+    "after reasoning": "<think>\nI could <tool_call> now\n</think>\n\nLet me add.\n" + HERMES,
+    "reasoning that the header opened": "hm, adding\n</think>\n\n" + HERMES,
+    "arguments as a string": '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}</tool_call>',
+    "openai": '{"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}',
+    "bare": '{"name": "add", "arguments": {"a": 1, "b": 2}}',
+    "llama": '<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": 2}}',
+    "mistral": '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}, "id": "abcdefghi"}]',
+    "fenced": '```json\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n```\n',
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_writing_a_call_is_read(way: str) -> None:
+    found = find_calls(WAYS[way])
+    assert found.valid and not found.cut
+    assert [(c.name, dict(c.arguments)) for c in found.calls] == [("add", {"a": 1, "b": 2})]
+
+
+def test_markup_calls_keep_their_arguments_as_text() -> None:
+    found = find_calls("I add.\n" + CODER)
+    assert found.valid and found.calls[0].as_text
+    assert found.calls[0].arguments == {"a": "1", "b": "2"}
+    body = "def f():\n    return '<tool>'"
+    code = f"<tool_call><function=run><parameter=code>\n{body}\n</parameter></function></tool_call>"
+    assert find_calls(code).calls[0].arguments == {"code": body}
+
+
+def test_several_calls_keep_their_order_and_the_span_covers_them() -> None:
+    text = f"First this.\n{HERMES}\n{HERMES.replace('add', 'pay')}\nThat is all."
+    found = find_calls(text)
+    assert [c.name for c in found.calls] == ["add", "pay"]
+    start, end = found.span
+    assert text[start:end] == f"{HERMES}\n{HERMES.replace('add', 'pay')}"
+    both = '{"name": "a", "arguments": {}}; {"name": "b", "parameters": {}}'
+    assert [c.name for c in find_calls(both).calls] == ["a", "b"]
+
+
+def test_more_calls_than_allowed_are_reported() -> None:
+    assert find_calls(HERMES * 3, limit=2).cut
+    assert not find_calls(HERMES * 2, limit=2).cut
+    assert find_calls("[" + ", ".join(['{"name": "a", "arguments": {}}'] * 3) + "]", limit=2).cut
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("<tool_call>{'name': 'add'}</tool_call>", "not JSON"),
+        ("<tool_call>", "not JSON"),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>', "not JSON"),
+        ('<tool_call>{"name": "add", "arguments": {}}}</tool_call>', "after the call"),
+        ('<tool_call>["add"]</tool_call>', "has the form"),
+        ('<tool_call>{"arguments": {}}</tool_call>', "has the form"),
+        ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "must be a JSON object"),
+        ('<tool_call>{"name": "add", "arguments": "a=1"}</tool_call>', "string that is not JSON"),
+        ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "NaN"),
+        ('<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>', "surrogate"),
+        ('<tool_call>{"name": "add", "arguments": ' + "[" * 100_000 + "</tool_call>", "nested too deep"),
+        ('<tool_call>{"name": "add", "arguments": {"a": ' + "9" * 10_000 + "}}</tool_call>", "can be read"),
+        ("<tool_call><function=add><parameter=a>1</parameter></tool_call>", "has no </function>"),
+        ("<tool_call><function=add>a=1</function></tool_call>", "after its last"),
+        ("<tool_call><function=add>x<parameter=a>1</parameter></function></tool_call>", "something other than"),
+        ('{"name": "add", "arguments": {', "not JSON"),
+    ],
+)
+def test_a_broken_call_is_an_error_in_words(text: str, words: str) -> None:
+    found = find_calls(text)
+    assert not found.valid and found.span is not None
+    assert words in "; ".join(found.errors)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "The answer is 4.", '{"answer": 4}', "[1, 2]", "{", '{"name": "Ada"}', "<think>\n" + HERMES, "`tool_call`"],
+)
+def test_an_answer_without_a_call_has_none(text: str) -> None:
+    found = find_calls(text)
+    assert found.span is None and not found.calls and not found.errors
+
+
+PIECES = ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=p>", "</parameter>", "</think>"]
+PIECES += ['"name":', '"f"', '"arguments":', "{", "}", "[", "]", ",", "x", "\n", " ", "<think>", "```json", "\ud800"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join), st.integers(1, 4))
+@settings(max_examples=300, deadline=None)
+def test_any_text_can_be_read(text: str, limit: int) -> None:
+    found = find_calls(text, limit)
+    assert len(found.calls) + len(found.errors) <= limit + 1
+    if found.span is not None:
+        assert 0 <= found.span[0] <= found.span[1] <= len(text)
+    "".join(found.errors).encode()
+
+
+@pytest.mark.parametrize("piece", [*PIECES, HERMES, "<parameter=p>x", "</parameter><function=f>", "\\boxed{", " "])
+def test_reading_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    # Anything quadratic would not end within the test run.
+    find_calls(piece * (400_000 // len(piece)))
+    find_calls("<tool_call><function=f>" + piece * (400_000 // len(piece)) + "</function>")
+
+
+def test_what_a_chat_template_writes_for_a_call_is_read_back() -> None:
+    arguments = {"a": 1, "text": 'line\n"quoted" </b> é', "list": [1, None, True]}
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    for family in ("qwen2_5", "qwen3"):
+        messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call, call]}]
+        text = real_tokenizer(family).apply_chat_template(messages, tokenize=False)
+        answer = text.split("<|im_start|>assistant\n")[1].removesuffix("<|im_end|>\n")
+        found = find_calls(answer)
+        assert [json.dumps(dict(c.arguments)) for c in found.calls] == [json.dumps(arguments)] * 2, answer
