@@ -1,0 +1,95 @@
+"""The frameworks that the patch knows, told apart by what their loss module does, and what each one needs.
+
+slime >= v0.3.0 has `--custom-advantage-function-path`; its fork miles does not. slime's releases up to v0.3.1 and
+miles whiten advantages over the data-parallel group without context parallelism, so that the two slices of one
+sequence are whitened differently; later slime does it right.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from advantage.errors import UnsupportedFrameworkError
+
+SUPPORTED = "slime v0.3.0, v0.3.1 and main (August 2026), and miles-rl 0.0.2"
+
+_LOSS = {"slime": "slime.backends.megatron_utils.loss", "miles": "miles.backends.training_utils.loss"}
+_ACTOR = {"slime": "slime.backends.megatron_utils.actor", "miles": "miles.backends.megatron_utils.actor"}
+_PARAMETERS = {
+    "compute_advantages_and_returns": ("args", "rollout_data"),
+    "value_loss_function": ("args", "batch", "logits", "sum_of_sample_mean"),
+}
+
+
+@dataclass(frozen=True)
+class Framework:
+    """An installed framework that the patch can stand behind."""
+
+    name: str
+    """`slime` or `miles`."""
+    loss: ModuleType
+    """Where advantages and the value loss are computed."""
+    actor: ModuleType | None
+    """The training process's own module, which binds functions of `loss` by name; None where it is not loaded."""
+    has_flag: bool
+    """Whether its `compute_advantages_and_returns` calls `args.custom_advantage_function_path`."""
+    whitens_all_ranks: bool
+    """Whether it whitens over data and context parallelism together."""
+
+
+def find_framework() -> Framework:
+    """The framework that this process runs, or else the one that is installed.
+
+    Raises:
+        UnsupportedFrameworkError: there is none, or it is not built as the known versions are.
+    """
+    names = [name for name in _LOSS if _ACTOR[name] in sys.modules or _LOSS[name] in sys.modules]
+    names = names or [name for name in _LOSS if importlib.util.find_spec(name) is not None]
+    if not names:
+        raise UnsupportedFrameworkError(f"neither slime nor miles is installed; supported are {SUPPORTED}")
+    try:
+        loss = importlib.import_module(_LOSS[names[0]])
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith(names[0]):
+            raise
+        raise UnsupportedFrameworkError(
+            f"this {names[0]} has no module {_LOSS[names[0]]}; supported are {SUPPORTED}"
+        ) from error
+    compute = _checked(names[0], loss)
+    has_flag = "custom_advantage_function_path" in compute.__code__.co_names
+    if names[0] == "slime" and not has_flag:
+        raise UnsupportedFrameworkError(
+            f"this slime has no --custom-advantage-function-path (it came with v0.3.0); supported are {SUPPORTED}"
+        )
+    whitens = any("with_context_parallel" in x for x in compute.__code__.co_consts if isinstance(x, tuple))
+    return Framework(names[0], loss, sys.modules.get(_ACTOR[names[0]]), has_flag, whitens)
+
+
+def original(function: Any) -> Any:
+    """The framework's own function under our replacement, or the function itself."""
+    return getattr(function, "__advantage_original__", function)
+
+
+def _checked(name: str, loss: ModuleType) -> Any:
+    """The framework's `compute_advantages_and_returns`, after making sure that the patch would reach what it must."""
+    for function, parameters in _PARAMETERS.items():
+        known = original(getattr(loss, function, None))
+        found = tuple(inspect.signature(known).parameters) if callable(known) else None
+        if found is None or found[: len(parameters)] != parameters:
+            raise UnsupportedFrameworkError(
+                f"{name}'s {loss.__name__}.{function} is {'missing' if found is None else f'called with {found}'}, "
+                f"expected parameters {parameters}; supported are {SUPPORTED}"
+            )
+    dispatch = getattr(loss, "loss_function", None)
+    if dispatch is None or "value_loss_function" not in dispatch.__code__.co_names:
+        raise UnsupportedFrameworkError(
+            f"{name}'s {loss.__name__}.loss_function does not call value_loss_function by that name; "
+            f"supported are {SUPPORTED}"
+        )
+    return original(loss.compute_advantages_and_returns)

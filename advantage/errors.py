@@ -1,0 +1,15 @@
+"""Errors of the advantage side; each text says what is wrong, with which value, and what to change."""
+
+from __future__ import annotations
+
+
+class TurnTableError(ValueError):
+    """The turn table is missing, foreign, damaged, or does not fit the batch that it came with."""
+
+
+class UnsupportedFrameworkError(RuntimeError):
+    """The framework, its version or its flags are not ones that the patch can stand behind."""
+
+
+class FlagError(ValueError):
+    """A combination of the framework's flags under which the advantages would be wrong; names the flag to change."""

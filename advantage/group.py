@@ -1,0 +1,218 @@
+"""Estimators without a critic, over groups of episodes: GRPO, RLOO and GiGPO, every turn a training sample.
+
+As `--custom-advantage-function-path advantage.group.compute_advantages` with `--advantage-estimator grpo` and
+`group_estimator: grpo | rloo | gigpo` in the YAML. Episodes of one start share a group (slime's
+`--n-samples-per-prompt`); episodes without a group, as in fixed-turn batches or with one sample a prompt, are compared
+with all such episodes of the batch. GiGPO's anchor is the prompt: with window memory, turns that show the model the
+same text are compared; with full history no two prompts are equal, and what remains is GRPO.
+
+- An episode that the batch cut (its first turn or its end is not in the batch) has no return: its turns get advantage
+  0 and count in no group. With `--custom-generate-function-path` every episode is whole. So does an episode without
+  any trained token (failed, or masked).
+- The baseline is a function of whole episodes' returns, never of the returns at the same turn index: once the policy
+  decides when to stop, the episodes that are still alive at turn t are a selection, and the last one alive would be
+  compared with itself alone. The tests show the bias on a case small enough to enumerate.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from advantage.dual_gae import Discounts, solve_chain
+from advantage.errors import FlagError, TurnTableError
+from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, all_turns, flags_of, report_failure
+from advantage.layout import Layout, current_layout
+from advantage.turn_table import TurnRow, pop_turn_table
+from advantage.zigzag import response_spans, slice_rows
+
+logger = logging.getLogger(__name__)
+
+ESTIMATORS = ("grpo", "rloo", "gigpo")
+_TINY = 1e-6
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """How returns become advantages."""
+
+    estimator: str = "grpo"
+    gamma: float = 1.0
+    """Discount from turn to turn, in returns and returns-to-go."""
+    normalize: bool = True
+    """Divide by the group's standard deviation (GRPO, GiGPO)."""
+    step_weight: float = 1.0
+    """GiGPO: weight of the comparison between turns in the same state."""
+
+    def __post_init__(self) -> None:
+        if self.estimator not in ESTIMATORS:
+            raise FlagError(f"group_estimator must be one of {', '.join(ESTIMATORS)}, got {self.estimator!r}")
+
+    @classmethod
+    def from_args(cls, args: Any) -> GroupOptions:
+        return cls(
+            estimator=getattr(args, "group_estimator", "grpo"),
+            gamma=Discounts.from_args(args).gamma_step,
+            normalize=getattr(args, "grpo_std_normalization", True),
+            step_weight=getattr(args, "gigpo_step_weight", 1.0),
+        )
+
+
+@dataclass(frozen=True)
+class GroupTurns:
+    """Turns of many episodes, in any order; all [T]."""
+
+    segment: Tensor
+    index: Tensor
+    flags: Tensor
+    reward: Tensor
+    group: Tensor
+    anchor: Tensor
+    trained: Tensor
+    """Whether the turn has any trained token."""
+
+    def stacked(self) -> Tensor:
+        columns = (self.segment, self.index, self.flags, self.reward, self.group, self.anchor, self.trained)
+        return torch.stack([x.double() for x in columns], 1)
+
+
+def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
+    """slime's `--custom-advantage-function-path`: one advantage a turn, on all its trained tokens; returns equal it.
+
+    Raises:
+        FlagError: KL in reward, which these estimators do not discount; or an unknown estimator.
+        TurnTableError: the table is missing or foreign, or turns are missing inside an episode.
+    """
+    layout = current_layout()
+    if not layout.last_stage:
+        return
+    try:
+        if getattr(args, "kl_coef", 0.0):
+            raise FlagError(f"--kl-coef is {args.kl_coef}; without a critic, charge KL with --use-kl-loss instead")
+        options = GroupOptions.from_args(args)
+        rows = pop_turn_table(rollout_data)
+        alone = getattr(args, "n_samples_per_prompt", None) == 1
+        own = _group_turns(rows, rollout_data["loss_masks"], alone)
+    except ValueError:
+        report_failure(layout.data)
+        raise
+    table, start, _ = all_turns(own.stacked(), layout.data)
+    columns = table.cpu().unbind(1)
+    turns = GroupTurns(*columns[:2], columns[2].long(), *columns[3:])
+    advantages = group_advantages(turns, options)[start : start + len(own.segment)]
+    rollout_data["advantages"] = _spread(rows, advantages, rollout_data, layout)
+    rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
+
+
+def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:
+    """One advantage a turn, [T] float64; 0 for bootstrap states and for episodes without a return.
+
+    Raises:
+        TurnTableError: a turn is missing inside an episode, or is there twice; names segment and turn.
+    """
+    played = (turns.flags & BOOTSTRAP) == 0
+    where = played.nonzero()[:, 0]
+    segments, episode = torch.unique(turns.segment[where], return_inverse=True)
+    result = torch.zeros(len(played), dtype=torch.float64)
+    if not len(segments):
+        return result
+    order = where[_sorted(episode, turns.index[where])]
+    episode = torch.searchsorted(segments, turns.segment[order])
+    index, flags, reward = turns.index[order], turns.flags[order], turns.reward[order]
+    new = torch.cat([torch.ones(1, dtype=torch.bool), episode[1:] != episode[:-1]])
+    _check_contiguous(segments, episode, index, new)
+    following = torch.arange(1, len(order) + 1)
+    following[torch.cat([new[1:], new[:1]])] = -1
+    to_go = solve_chain(reward, torch.full_like(reward, options.gamma), following)
+
+    heads, tails = new.nonzero()[:, 0], (following < 0).nonzero()[:, 0]
+    ended = (flags[tails] & (TERMINATED | TRUNCATED)) > 0
+    trained = torch.zeros(len(segments)).index_add_(0, episode, turns.trained[order].float()) > 0
+    whole = ended & (index[heads] == 0) & trained
+    if not bool(whole.all()):
+        missing = int((~whole).sum())
+        logger.info("%d of %d episodes have no return in this batch and are not trained on", missing, len(whole))
+    group = turns.group[order][heads]
+    scores = _compare(to_go[heads], group, whole, options)
+    advantages = scores[episode]
+    if options.estimator == "gigpo":
+        anchor = turns.anchor[order]
+        _, state = torch.unique(torch.stack([group[episode], anchor], 1), dim=0, return_inverse=True)
+        compared = whole[episode] & (anchor >= 0)
+        advantages = advantages + options.step_weight * _relative(to_go, state, compared, options.normalize)
+    result[order] = advantages
+    return result
+
+
+def _compare(returns: Tensor, group: Tensor, whole: Tensor, options: GroupOptions) -> Tensor:
+    """One score an episode, against the other whole episodes of its group."""
+    _, groups = torch.unique(group, return_inverse=True)
+    if options.estimator != "rloo":
+        return _relative(returns, groups, whole, options.normalize)
+    count, mean, _ = _statistics(returns, groups, whole)
+    # Leaving oneself out: R - (n mean - R) / (n - 1) = (R - mean) n / (n - 1).
+    return torch.where(whole & (count > 1), (returns - mean) * count / (count - 1).clamp(min=1), 0.0)
+
+
+def _relative(x: Tensor, groups: Tensor, counted: Tensor, normalize: bool) -> Tensor:
+    """x less its group's mean, over its standard deviation if asked for; 0 for what is not counted or alone."""
+    count, mean, deviation = _statistics(x, groups, counted)
+    scale = deviation + _TINY if normalize else torch.ones_like(x)
+    return torch.where(counted & (count > 1), (x - mean) / scale, 0.0)
+
+
+def _statistics(x: Tensor, groups: Tensor, counted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each entry's group's count, mean and standard deviation (n - 1), over the counted entries."""
+    n = int(groups.max()) + 1 if len(groups) else 0
+    total = lambda y: torch.zeros(n, dtype=torch.float64).index_add_(0, groups, torch.where(counted, y, 0.0))[groups]
+    count = total(torch.ones_like(x))
+    mean = total(x) / count.clamp(min=1)
+    return count, mean, (total((x - mean) ** 2) / (count - 1).clamp(min=1)).sqrt()
+
+
+def _check_contiguous(segments: Tensor, episode: Tensor, index: Tensor, new: Tensor) -> None:
+    wrong = ~new[1:] & (index[1:] != index[:-1] + 1)
+    if bool(wrong.any()):
+        i = int(wrong.nonzero()[0])
+        raise TurnTableError(
+            f"segment {int(segments[episode[i]])}: turn {int(index[i])} is followed by turn {int(index[i + 1])}"
+        )
+
+
+def _sorted(episode: Tensor, index: Tensor) -> Tensor:
+    order = torch.argsort(index, stable=True)
+    return order[torch.argsort(episode[order], stable=True)]
+
+
+def _group_turns(rows: Sequence[TurnRow], masks: Sequence[Tensor], alone: bool) -> GroupTurns:
+    """This rank's turns, one entry a turn and one a bootstrap state; `alone`: no two episodes share a start."""
+    entries = []
+    for row, mask in zip(rows, masks, strict=True):
+        kept = mask.bool().tolist()
+        for k, turn in enumerate(row.turns or (None,)):
+            last = k == len(row.turns) - 1
+            flags = flags_of(row.kind, row.terminated and last, row.truncated and last)
+            group = -1 if alone else row.group
+            facts = (turn.reward, group, turn.anchor, any(kept[turn.start : turn.end])) if turn else (0, -1, -1, 0)
+            entries.append((row.segment, row.first_turn + k, flags, *facts))
+    return GroupTurns(*torch.tensor(entries, dtype=torch.float64).reshape(-1, 7).unbind(1))
+
+
+def _spread(
+    rows: Sequence[TurnRow], advantages: Tensor, rollout_data: MutableMapping[str, Any], layout: Layout
+) -> list[Tensor]:
+    """Each turn's advantage on its trained tokens, 0 elsewhere, in the shape and dtype of `kl`."""
+    full, entry = [], 0
+    for row, mask in zip(rows, rollout_data["loss_masks"], strict=True):
+        line = torch.zeros(len(mask), dtype=torch.float64)
+        for k, turn in enumerate(row.turns):
+            line[turn.start : turn.end] = advantages[entry + k]
+        entry += max(len(row.turns), 1)
+        full.append(line.to(mask.device) * mask)
+    sliced = slice_rows(full, response_spans(rollout_data, layout))
+    return [line.to(like) for line, like in zip(sliced, rollout_data["kl"], strict=True)]

@@ -1,0 +1,93 @@
+"""One rank's turns, with everything already summed that other ranks cannot change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from advantage.dual_gae import Discounts
+from advantage.errors import TurnTableError
+from advantage.exchange import TurnFacts, flags_of
+from advantage.forms import FORMS, TurnScan, token_turns
+from advantage.layout import Layout
+from advantage.packing import PackedTurns, pack_turns
+from advantage.turn_table import TurnRow
+from advantage.value_weight import check_first_tokens
+from advantage.zigzag import gather_rows, response_spans
+
+
+@dataclass(frozen=True)
+class LocalTurns:
+    """R response tokens of this rank's samples laid end to end; N of them belong to the T turns and states."""
+
+    packed: PackedTurns
+    values: Tensor
+    """[R] float64."""
+    scan: TurnScan
+
+
+def prepare(
+    args: Any, rollout_data: Mapping[str, Any], rows: Sequence[TurnRow], layout: Layout, d: Discounts
+) -> LocalTurns:
+    """Gather this rank's rows over context parallelism and run the recursion inside every turn.
+
+    Raises:
+        TurnTableError: the table does not fit the samples, first tokens cannot be told apart, or there are no values.
+        ValueError: a value, reward or KL is not finite, a row has the wrong length, or `gae_form` is unknown.
+    """
+    form = getattr(args, "gae_form", "dual")
+    if form not in FORMS:
+        raise ValueError(f"gae_form must be one of {', '.join(FORMS)}, got {form!r}")
+    if rollout_data.get("values") is None:
+        raise TurnTableError("rollout_data has no values; GAE needs a critic: give --advantage-estimator ppo")
+    lengths = rollout_data["response_lengths"]
+    spans = response_spans(rollout_data, layout)
+    gather = lambda key: gather_rows(rollout_data[key], spans, lengths, layout.context).double()
+    values = gather("values")
+    packed = pack_turns(rows, rollout_data["loss_masks"], lengths)
+    if getattr(args, "value_first_token_weight", 1.0) != 1.0:
+        check_first_tokens(packed, rollout_data["loss_masks"])
+    token_values = values[packed.places]
+    rewards = torch.zeros_like(token_values)
+    if kl_coef := getattr(args, "kl_coef", 0.0):
+        rewards -= kl_coef * gather("kl")[packed.places] * packed.trained
+    return LocalTurns(packed, values, FORMS[form](token_values, rewards, packed, d))
+
+
+def turn_facts(local: LocalTurns, rows: Sequence[TurnRow], d: Discounts) -> TurnFacts:
+    """How each turn or bootstrap state depends on what follows it; see `advantage/exchange.py`."""
+    packed, scan = local.packed, local.scan
+    entries = [(row, k) for row in rows for k in range(max(len(row.turns), 1))]
+    column = lambda x: torch.tensor(x, dtype=torch.float64, device=local.values.device)
+    stands, filled = packed.states >= 0, packed.lengths > 0
+    lent = local.values[packed.states.clamp(min=0)] if len(local.values) else packed.rewards
+    # An empty turn (no state of its own) hands on all that follows; a bootstrap state (not filled) hands on nothing.
+    reach = torch.where(filled, scan.a_reach, (~stands).double())
+    return TurnFacts(
+        segment=column([row.segment for row, _ in entries]),
+        index=column([row.first_turn + k for row, k in entries]),
+        flags=column([_flags(row, k) for row, k in entries]),
+        v=torch.where(filled, scan.v, torch.where(stands, lent, packed.rewards)),
+        w=d.gamma_step * (~stands).double(),
+        a=torch.where(filled, scan.a, 0.0),
+        p=d.gamma_step * reach * stands,
+        q=d.step_decay * reach,
+    )
+
+
+def finish(local: LocalTurns, mask: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [R], 0 where the loss mask [R] is; `carry` [T] reaches each turn's last token."""
+    scan, places = local.scan, local.packed.places
+    tokens = scan.alone + scan.reach * carry[token_turns(local.packed.lengths)]
+    advantages, returns = torch.zeros_like(local.values), torch.zeros_like(local.values)
+    advantages[places], returns[places] = tokens, tokens + scan.baseline
+    return advantages * mask, returns * mask
+
+
+def _flags(row: TurnRow, k: int) -> int:
+    last = k == len(row.turns) - 1
+    return flags_of(row.kind, row.terminated and last, row.truncated and last)

@@ -1,0 +1,198 @@
+"""What the advantage needs to know about a sample's turns, as one float64 vector a sample.
+
+A vector is the only thing that crosses slime's data path unharmed: `_split_train_data_by_dp` passes a fixed list
+of keys, of which `prompt` is free, and the logger later sums every list that it does not know, so whoever reads
+the table takes it out of `rollout_data`. Layout, version 1 (integers are exact up to 2**53):
+
+    magic, version, segment, first_turn, kind, terminated, truncated, n, then n times start, end, reward, action_start
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import math
+from array import array
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from advantage.errors import TurnTableError
+
+TABLE_KEY = "prompt"
+"""Key of slime's train data that carries the table: free, per sample, and not touched on the way to the ranks."""
+
+CONVERTER = "--custom-convert-samples-to-train-data-path rollout.samples.convert_samples_to_train_data"
+
+_MAGIC = 7_206_381_955.0
+_VERSION = 2.0
+_HEAD = 9
+_SPAN = 5
+_EXACT = 2**53
+
+
+class TurnKind(enum.IntEnum):
+    """What a sample stands for."""
+
+    TURN = 0
+    """One or more turns that the model played."""
+    BOOTSTRAP = 1
+    """The state after a cut or timed-out episode: lends its value, is never trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSpan:
+    """One turn inside a sample's response."""
+
+    start: int
+    """Offset of its first token, from the response's start."""
+    end: int
+    """Offset past its last token."""
+    reward: float
+    action_start: int = -1
+    """Offset of the action's first token; -1 where no action was recognised."""
+    anchor: int = -1
+    """A number that turns in the same environment state share (a hash), for estimators that compare them; -1: none."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= _int("start", self.start) <= _int("end", self.end):
+            raise TurnTableError(f"a turn must have 0 <= start <= end, got start {self.start}, end {self.end}")
+        if not math.isfinite(self.reward):
+            raise TurnTableError(f"a turn's reward must be finite, got {self.reward}")
+        if self.action_start != -1 and not self.start <= _int("action_start", self.action_start) < self.end:
+            raise TurnTableError(
+                f"action_start must lie in its turn [{self.start}, {self.end}) or be -1, got {self.action_start}"
+            )
+        if _int("anchor", self.anchor) < -1:
+            raise TurnTableError(f"anchor must be a number from 0 up, or -1 for none, got {self.anchor}")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """All that the advantage needs to know about one sample."""
+
+    segment: int
+    """Id of the episode's part in this batch; the same for all its samples, used by no other episode."""
+    first_turn: int
+    """Index, in the segment or the episode, of the sample's first turn; consecutive along the segment."""
+    kind: TurnKind = TurnKind.TURN
+    terminated: bool = False
+    """The sample's last turn ended the episode: nothing follows."""
+    truncated: bool = False
+    """The sample's last turn hit a limit: its value comes from a bootstrap sample, if there is one, else 0."""
+    turns: tuple[TurnSpan, ...] = ()
+    """The turns, in order, not overlapping; empty for a bootstrap sample."""
+    group: int = -1
+    """Id that episodes of the same start share, for estimators that compare them; -1: none."""
+
+    def __post_init__(self) -> None:
+        if _int("segment", self.segment) < 0 or _int("first_turn", self.first_turn) < 0:
+            raise TurnTableError(f"segment {self.segment} and first_turn {self.first_turn} must not be negative")
+        if _int("group", self.group) < -1:
+            raise TurnTableError(f"group must be a number from 0 up, or -1 for none, got {self.group}")
+        if self.kind is TurnKind.BOOTSTRAP and (self.turns or self.terminated or self.truncated):
+            raise TurnTableError("a bootstrap sample has no turns and neither terminates nor truncates")
+        if self.kind is TurnKind.TURN and not self.turns:
+            raise TurnTableError("a sample of kind TURN needs at least one turn")
+        for k, (before, after) in enumerate(pairwise(self.turns)):
+            if after.start < before.end:
+                raise TurnTableError(
+                    f"turns must not overlap: turn {k} ends at {before.end}, turn {k + 1} starts at {after.start}"
+                )
+
+
+def encode_row(row: TurnRow) -> torch.Tensor:
+    """The row as a float64 vector of 9 + 5 x turns entries; `decode_row` gives the equal row back."""
+    flags = (row.kind, row.terminated, row.truncated)
+    head = [_MAGIC, _VERSION, row.segment, row.first_turn, *flags, row.group, len(row.turns)]
+    body = [x for t in row.turns for x in (t.start, t.end, t.reward, t.action_start, t.anchor)]
+    return torch.tensor([float(x) for x in (*head, *body)], dtype=torch.float64)
+
+
+def decode_row(vector: torch.Tensor) -> TurnRow:
+    """The row that `encode_row` wrote.
+
+    Raises:
+        TurnTableError: the vector was not written by `encode_row`, or is damaged.
+    """
+    if not isinstance(vector, torch.Tensor):
+        raise TurnTableError(f"expected a float64 vector, got {type(vector).__name__}")
+    if vector.dtype != torch.float64 or vector.dim() != 1:
+        raise TurnTableError(f"expected a float64 vector, got {vector.dtype} of shape {tuple(vector.shape)}")
+    data: list[float] = vector.tolist()
+    if not data or data[0] != _MAGIC:
+        raise TurnTableError("it does not start with the turn table's magic number")
+    if len(data) < _HEAD or data[1] != _VERSION:
+        raise TurnTableError(f"it has version {data[1:2]}, this project reads version {_VERSION:g}")
+    segment, first_turn, kind, terminated, truncated, group, n = (_whole(x) for x in data[2:_HEAD])
+    if len(data) != _HEAD + _SPAN * n:
+        raise TurnTableError(f"it announces {n} turns but has {len(data)} entries, not {_HEAD + _SPAN * n}")
+    if not {terminated, truncated, kind} <= {0, 1}:
+        raise TurnTableError(f"kind {kind}, terminated {terminated} and truncated {truncated} must be 0 or 1")
+    turns = tuple(
+        TurnSpan(_whole(start), _whole(end), reward, _whole(action), _whole(anchor))
+        for start, end, reward, action, anchor in zip(*(data[_HEAD + k :: _SPAN] for k in range(_SPAN)), strict=True)
+    )
+    return TurnRow(segment, first_turn, TurnKind(kind), bool(terminated), bool(truncated), turns, group)
+
+
+def with_group(vector: Sequence[float], group: int | None) -> list[float]:
+    """The encoded row, now of this group; None leaves it without one."""
+    row = decode_row(torch.tensor(vector, dtype=torch.float64))
+    return encode_row(replace(row, group=-1 if group is None else group)).tolist()
+
+
+def anchor_of(token_ids: Sequence[int]) -> int:
+    """A number for the state that a prompt shows: equal prompts, equal numbers; different ones almost never."""
+    digest = hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % _EXACT
+
+
+def decode_rows(vectors: Sequence[torch.Tensor], response_lengths: Sequence[int]) -> list[TurnRow]:
+    """The rows of a rank's samples, each checked against its sample's response.
+
+    Raises:
+        TurnTableError: names the sample's position on this rank, and the flag that configures the converter.
+    """
+    if len(vectors) != len(response_lengths):
+        raise TurnTableError(f"the turn table has {len(vectors)} rows for {len(response_lengths)} samples")
+    rows = []
+    for i, (vector, length) in enumerate(zip(vectors, response_lengths, strict=True)):
+        try:
+            row = decode_row(vector)
+        except TurnTableError as error:
+            raise TurnTableError(
+                f"sample {i}: rollout_data[{TABLE_KEY!r}] is no turn table ({error}); configure {CONVERTER}"
+            ) from error
+        if row.turns and row.turns[-1].end > length:
+            raise TurnTableError(
+                f"sample {i}: its last turn ends at token {row.turns[-1].end}, its response has {length} tokens"
+            )
+        rows.append(row)
+    return rows
+
+
+def pop_turn_table(rollout_data: MutableMapping[str, Any]) -> list[TurnRow]:
+    """Take the table out of slime's `rollout_data`, so that the logger never sums it.
+
+    Raises:
+        TurnTableError: there is none, or it is foreign.
+    """
+    if TABLE_KEY not in rollout_data:
+        raise TurnTableError(f"rollout_data has no turn table under {TABLE_KEY!r}; configure {CONVERTER}")
+    return decode_rows(rollout_data.pop(TABLE_KEY), rollout_data["response_lengths"])
+
+
+def _int(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -_EXACT < value < _EXACT:
+        raise TurnTableError(f"{name} must be an integer below 2**53 in size, got {value!r}")
+    return value
+
+
+def _whole(value: float) -> int:
+    if not math.isfinite(value) or value != int(value):
+        raise TurnTableError(f"expected a whole number, got {value}")
+    return int(value)

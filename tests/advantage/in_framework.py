@@ -1,0 +1,351 @@
+"""Checks inside a real framework, run as a program of its own (`python -m tests.advantage.in_framework slime`).
+
+The framework is the one on PYTHONPATH. Prints one JSON object: check to null, or to what went wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import random
+import sys
+import tempfile
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch as mock_patch
+
+import torch
+import torch.distributed as dist
+
+from tests.fixtures.stand_ins import allow_absent_packages
+
+NAME = sys.argv[1] if len(sys.argv) > 1 else "slime"
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def module(path: str) -> ModuleType:
+    return importlib.import_module(f"{NAME}.{path}")
+
+
+def loss_module() -> ModuleType:
+    return module("backends.megatron_utils.loss" if NAME == "slime" else "backends.training_utils.loss")
+
+
+def framework_args(**changes: Any) -> Namespace:
+    from advantage.turn_table import CONVERTER
+
+    flags = dict(
+        advantage_estimator="ppo",
+        custom_advantage_function_path=None,
+        custom_convert_samples_to_train_data_path=CONVERTER.split()[-1],
+        custom_megatron_init_path="advantage.patch.install",
+        gamma_step=0.99,
+        lambda_step=0.95,
+        gamma_token=1.0,
+        lambda_token=1.0,
+        value_first_token_weight=1.0,
+        kl_coef=0.2,
+        kl_loss_type="k1",
+        use_rollout_logprobs=False,
+        use_opd=False,
+        normalize_advantages=False,
+        context_parallel_size=1,
+        value_clip=0.5,
+        qkv_format="thd",
+        allgather_cp=False,
+        log_multi_turn=False,
+        log_passrate=False,
+        log_correct_samples=False,
+        ci_test=False,
+        true_on_policy_mode=False,
+        balance_data=False,
+        balance_by_flops=False,
+        use_dynamic_batch_size=True,
+        max_tokens_per_gpu=64,
+        global_batch_size=4,
+    )
+    if NAME == "miles":
+        del flags["custom_advantage_function_path"]
+    return Namespace(**{**flags, **changes})
+
+
+@contextmanager
+def installed(args: Namespace) -> Iterator[None]:
+    from advantage import patch
+
+    patch.install(args)
+    try:
+        yield
+    finally:
+        patch.uninstall()
+
+
+def actor_batch(seed: int) -> tuple[list, dict[str, Any]]:
+    """Samples whose KL to the reference (k1) is the batch's `kl`, and the rollout data of an actor."""
+    from tests.advantage.batches import make_samples, rollout_data
+
+    samples = make_samples(random.Random(seed), 5)
+    data = rollout_data(samples)
+    data["ref_log_probs"] = [torch.randn(len(s.mask)) for s in samples]
+    data["log_probs"] = [old + s.kl for old, s in zip(data["ref_log_probs"], samples, strict=True)]
+    data["rewards"] = [0.0] * len(samples)
+    del data["kl"]
+    return samples, data
+
+
+def assert_close(data: dict[str, Any], wanted: list, keys: tuple[str, ...] = ("advantages", "returns")) -> None:
+    for k, key in enumerate(("advantages", "returns")):
+        if key in keys:
+            for got, want in zip(data[key], wanted, strict=True):
+                torch.testing.assert_close(got.double(), want[k], atol=2e-5, rtol=0)
+
+
+@check
+def the_actor_computes_dual_discount_advantages_with_kl() -> None:
+    from tests.advantage.batches import expected
+
+    args = framework_args()
+    for seed in range(5):
+        samples, data = actor_batch(seed)
+        with installed(args):
+            module("backends.megatron_utils.actor").compute_advantages_and_returns(args, data)
+        assert_close(data, expected(samples, args))
+        assert "prompt" not in data
+
+
+@check
+def the_critic_computes_them_too_though_the_framework_dropped_its_flag() -> None:
+    from tests.advantage.batches import expected
+
+    args = framework_args()
+    if NAME == "slime":
+        args = module("utils.arguments")._apply_megatron_role_overrides(args, {"lr": 1e-5}, "critic")
+        assert args.custom_advantage_function_path is None and args.kl_coef == 0
+    samples, data = actor_batch(3)
+    del data["log_probs"], data["ref_log_probs"]
+    with installed(args):
+        module("backends.megatron_utils.actor").compute_advantages_and_returns(args, data)
+    assert_close(data, expected(samples, Namespace(**{**vars(args), "kl_coef": 0.0})))
+
+
+@check
+def returns_are_formed_before_whitening() -> None:
+    from tests.advantage.batches import expected
+
+    args = framework_args(normalize_advantages=True)
+    samples, data = actor_batch(4)
+    with installed(args):
+        loss_module().compute_advantages_and_returns(args, data)
+    wanted = expected(samples, args)
+    assert_close(data, wanted, keys=("returns",))
+    mask = torch.cat(data["loss_masks"]).bool()
+    raw = torch.cat([advantages for advantages, _ in wanted])[mask]
+    white = torch.cat(data["advantages"])[mask].double()
+    torch.testing.assert_close(white, (raw - raw.mean()) / raw.std(), atol=1e-4, rtol=0)
+
+
+@check
+def the_value_loss_weighs_one_token_a_turn() -> None:
+    from advantage.value_weight import first_tokens
+
+    args = framework_args(value_first_token_weight=3.0, rollout_temperature=1.0)
+    masks = [torch.tensor([1, 1, 1]), torch.tensor([0, 1, 1, 0, 0, 1])]
+    total = sum(len(m) + 4 for m in masks)
+    batch = {
+        "loss_masks": masks,
+        "response_lengths": [len(m) for m in masks],
+        "total_lengths": [len(m) + 4 for m in masks],
+        "unconcat_tokens": [torch.zeros(len(m) + 4, dtype=torch.long) for m in masks],
+        "values": [torch.zeros(len(m)) for m in masks],
+        "returns": [torch.full((len(m),), 2.0) for m in masks],
+    }
+    sums = {"calculate_per_token_loss": False}
+    if NAME == "slime":
+        sums["sample_denoms"] = torch.tensor([float(m.sum()) for m in masks])
+    reduce = loss_module().get_sum_of_sample_mean(batch["total_lengths"], batch["response_lengths"], masks, **sums)
+
+    def gradient() -> torch.Tensor:
+        logits = torch.zeros(1, total, 1, requires_grad=True)
+        loss, _ = loss_module().value_loss_function(args, batch, logits, reduce)
+        loss.backward()
+        rows = logits.grad.flatten().split([len(m) + 4 for m in masks])
+        return torch.cat([row[3:-1] for row in rows])
+
+    plain = gradient()
+    with installed(args):
+        heavy = gradient()
+    weights = torch.cat([torch.where(first_tokens(m), 3.0, 1.0) for m in masks])
+    torch.testing.assert_close(heavy, plain * weights)
+    assert (plain != 0).sum() == 6
+
+
+@check
+def installing_twice_is_installing_once_and_uninstalling_leaves_no_trace() -> None:
+    from advantage import patch
+
+    loss, actor = loss_module(), module("backends.megatron_utils.actor")
+    args = framework_args()
+    flags = dict(vars(args))
+    before = [loss.value_loss_function, loss.compute_advantages_and_returns, actor.compute_advantages_and_returns]
+    patch.install(args)
+    once = [loss.value_loss_function, loss.compute_advantages_and_returns, actor.compute_advantages_and_returns]
+    patch.install(args)
+    twice = [loss.value_loss_function, loss.compute_advantages_and_returns, actor.compute_advantages_and_returns]
+    assert once == twice and once != before
+    patch.uninstall()
+    after = [loss.value_loss_function, loss.compute_advantages_and_returns, actor.compute_advantages_and_returns]
+    assert after == before and vars(args) == flags
+
+
+@check
+def whitening_reaches_over_context_parallelism_or_is_replaced() -> None:
+    from advantage.compat import find_framework, original
+
+    args = framework_args(normalize_advantages=True, context_parallel_size=2)
+    framework = find_framework()
+    with installed(args):
+        function = loss_module().compute_advantages_and_returns
+        assert framework.whitens_all_ranks or original(function) is not function
+
+
+@check
+def the_table_crosses_the_data_path_and_is_gone_before_the_logger_sums_it() -> None:
+    from advantage.hook import KL_SPLIT, compute_advantages
+    from advantage.kl_split import log_kl_split
+    from advantage.turn_table import decode_row
+    from tests.advantage.batches import expected, make_samples, rollout_data
+
+    args = framework_args()
+    samples = make_samples(random.Random(8), 6)
+    whole = rollout_data(samples)
+    shards = split(args, whole, ranks=1)
+    data = shards[0]
+    order = list(data["partition"])
+    assert [decode_row(row) for row in data["prompt"]] == [samples[i].row for i in order]
+    two = split(args, whole, ranks=2)
+    assert sorted(i for shard in two for i in shard["partition"]) == sorted(order)
+    data["total_lengths"] = [data["total_lengths"][i] for i in order]
+    data["loss_masks"] = [torch.as_tensor(mask) for mask in data["loss_masks"]]
+    for key in ("values", "kl"):
+        data[key] = [whole[key][i] for i in order]
+    args.rollout_data_postprocess_path = KL_SPLIT if NAME == "slime" else None
+    compute_advantages(args, data)
+    log_kl_split(args, 0, data) if NAME == "slime" else log_kl_split(args)
+    kept = [samples[i] for i in order]
+    assert_close(data, expected(kept, args))
+    data["rollout_mask_sums"] = data["group_mask_sums"] = torch.tensor([float(m.sum()) for m in data["loss_masks"]])
+    if NAME == "miles":
+        del data["rollout_mask_sums"], data["group_mask_sums"], data["partition"]
+    data.setdefault("global_batch_sizes", [args.global_batch_size])
+    logged = log(args, data)
+    assert "advantages" in logged and "prompt" not in logged
+    assert NAME == "miles" or {"kl_reasoning", "kl_action", "kl_action_streak"} <= set(logged)
+
+
+@check
+def slices_over_context_parallelism_are_the_frameworks_own() -> None:
+    from advantage.layout import Group
+    from advantage.zigzag import owned_spans, slice_rows
+
+    utils = module("backends.megatron_utils.cp_utils" if NAME == "slime" else "backends.training_utils.cp_utils")
+    can_pad = "max_seq_len" in inspect.signature(utils.slice_log_prob_with_cp).parameters
+    can_pad = can_pad or "max_token_len" in inspect.signature(utils.slice_log_prob_with_cp).parameters
+    rng = random.Random(0)
+    for _ in range(300):
+        size, response = rng.choice([2, 4]), rng.randint(1, 40)
+        total, padded = response + rng.randint(1, 40), rng.choice([None, 96]) if can_pad else None
+        row = torch.arange(response).float()
+        for rank in range(size):
+            layout = ("bshd", padded) if padded else ()
+            with context_parallel(utils, rank, size):
+                theirs = utils.slice_log_prob_with_cp(row, total, response, *layout)
+            (ours,) = slice_rows([row], [owned_spans(total, response, Group(rank, size), padded)])
+            assert torch.equal(ours, theirs), (total, response, rank, size, padded)
+
+
+@contextmanager
+def context_parallel(utils: ModuleType, rank: int, size: int) -> Iterator[None]:
+    """The framework's context-parallel helpers believe to be this rank."""
+    if NAME == "miles":
+        state = Namespace(cp=Namespace(rank=rank, size=size))
+        with mock_patch.object(utils, "get_parallel_state", lambda: state):
+            yield
+        return
+    mpu = Namespace(get_context_parallel_rank=lambda: rank, get_context_parallel_world_size=lambda: size)
+    with mock_patch.object(utils, "mpu", mpu):
+        yield
+
+
+def split(args: Namespace, whole: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
+    """The framework's own split over data-parallel ranks, without the object store."""
+    rollout = module("ray.rollout")
+    manager = rollout.RolloutManager.__ray_metadata__.modified_class
+    this = Namespace(args=args, train_parallel_config=dict(dp_size=ranks, cp_size=1, vpp_size=1))
+    this.train_parallel_config["microbatch_group_size_per_vp_stage"] = 1
+    n = len(whole["prompt"])
+    args.global_batch_size = n
+    ids = list(range(n))
+    data = {k: whole[k] for k in ("prompt", "response_lengths", "loss_masks")}
+    data |= {"tokens": [[0] * total for total in whole["total_lengths"]], "rewards": [0.0] * n}
+    data |= {"raw_reward": [0.0] * n, "truncated": [0] * n, "sample_indices": ids}
+    data |= {"rollout_ids": ids, "group_ids": ids}
+    with mock_patch.object(rollout.ray, "put", lambda x, **_: x):
+        if NAME == "miles":
+            keep = n - n % ranks
+            data = {k: v[:keep] for k, v in data.items()}
+            return [box.inner for box in manager._split_train_data_by_dp(this, data, ranks)]
+        return [box.inner for box in manager._split_train_data_by_dp(this, data)]
+
+
+def log(args: Namespace, data: dict[str, Any]) -> dict[str, Any]:
+    """What the framework's own logger makes of the rollout data."""
+    actor = module("backends.megatron_utils.actor")
+    function = getattr(actor, "log_rollout_data", None) or actor.train_metric_utils.log_rollout_data
+    home = sys.modules[function.__module__]
+    caught: dict[str, Any] = {}
+    with mock_patch.object(home, "gather_log_data", lambda *a: caught.update(a[3])):
+        function(0, args, data)
+    return caught
+
+
+def start() -> None:
+    from megatron.core import parallel_state
+
+    store = dist.FileStore(str(Path(tempfile.mkdtemp()) / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    if NAME == "miles":
+        state = module("backends.training_utils.parallel")
+        lone = state.GroupInfo(rank=0, size=1, group=dist.group.WORLD)
+        groups = {k: lone for k in ("intra_dp", "intra_dp_cp", "cp", "tp", "pp", "ep", "etp")}
+        state.set_parallel_state(state.ParallelState(**groups))
+
+
+def main() -> None:
+    allow_absent_packages()
+    start()
+    module("backends.megatron_utils.actor")
+    outcome: dict[str, str | None] = {}
+    for name, run in CHECKS.items():
+        try:
+            run()
+            outcome[name] = None
+        except Exception:
+            outcome[name] = traceback.format_exc()
+    print("\n" + json.dumps(outcome))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

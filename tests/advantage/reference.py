@@ -1,0 +1,47 @@
+"""The definition of dual-discount GAE, token by token in float64, as slow and as plain as it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def brute_force(
+    values: Sequence[float],
+    token_rewards: Sequence[float],
+    turn_lengths: Sequence[int],
+    turn_rewards: Sequence[float],
+    next_turn: Sequence[int],
+    bootstrap_values: Sequence[float],
+    *,
+    gamma_step: float,
+    lambda_step: float,
+    gamma_token: float,
+    lambda_token: float,
+) -> list[float]:
+    """Advantages of all tokens; an empty turn is worth its reward and what follows it."""
+    starts = [sum(turn_lengths[:t]) for t in range(len(turn_lengths))]
+    advantages = [0.0] * len(values)
+    first: dict[int, tuple[float, float]] = {}
+    for head in sorted(set(range(len(turn_lengths))) - set(next_turn)):
+        episode = [head]
+        while next_turn[episode[-1]] >= 0:
+            episode.append(next_turn[episode[-1]])
+        for t in reversed(episode):
+            v_after, a_after = first.get(next_turn[t], (bootstrap_values[t], 0.0))
+            if next_turn[t] < 0:
+                v_after, a_after = bootstrap_values[t], 0.0
+            n = turn_lengths[t]
+            a = gamma_step * lambda_step * a_after
+            v = turn_rewards[t] + gamma_step * v_after
+            for j in reversed(range(n)):
+                i = starts[t] + j
+                if j == n - 1:
+                    delta = token_rewards[i] + turn_rewards[t] + gamma_step * v_after - values[i]
+                    a = delta + gamma_step * lambda_step * a_after
+                else:
+                    delta = token_rewards[i] + gamma_token * values[i + 1] - values[i]
+                    a = delta + gamma_token * lambda_token * a
+                v = values[i]
+                advantages[i] = a
+            first[t] = (v, a)
+    return advantages

@@ -1,0 +1,204 @@
+"""Estimators without a critic: each equals its definition, is fair where it claims to be, says what it leaves out."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from advantage.errors import FlagError, TurnTableError
+from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED
+from advantage.group import GroupOptions, GroupTurns, compute_advantages, group_advantages
+from advantage.turn_table import TurnRow, TurnSpan, anchor_of, encode_row, with_group
+from tests.advantage.batches import FakeSample, make_args, rollout_data
+
+Turn = tuple[int, int, int, float, int, int, int]
+"""segment, index, flags, reward, group, anchor, trained"""
+
+
+def table(turns: list[Turn]) -> GroupTurns:
+    columns = torch.tensor(turns, dtype=torch.float64).reshape(-1, 7).unbind(1)
+    return GroupTurns(*columns[:2], columns[2].long(), *columns[3:])
+
+
+def episode(segment: int, rewards: list[float], group: int = -1, end: int = TERMINATED, **more: Any) -> list[Turn]:
+    anchors = more.get("anchors", [-1] * len(rewards))
+    first, trained = more.get("first", 0), more.get("trained", 1)
+    last = len(rewards) - 1
+    return [
+        (segment, first + k, end if k == last else 0, reward, group, anchors[k], trained)
+        for k, reward in enumerate(rewards)
+    ]
+
+
+def scores(turns: list[Turn], **options: Any) -> list[float]:
+    return group_advantages(table(turns), GroupOptions(**options)).tolist()
+
+
+def test_grpo_compares_episode_returns_inside_their_group() -> None:
+    turns = episode(0, [0.0, 1.0], 5) + episode(1, [0.0], 5) + episode(2, [9.0], 6) + episode(3, [7.0], 6)
+    half = 0.5 / (0.5**0.5 + 1e-6)
+    one = 1.0 / (2**0.5 + 1e-6)
+    assert scores(turns, estimator="grpo") == pytest.approx([half, half, -half, one, -one])
+    assert scores(turns, estimator="grpo", normalize=False) == pytest.approx([0.5, 0.5, -0.5, 1.0, -1.0])
+
+
+def test_rloo_leaves_the_episode_itself_out_of_its_baseline() -> None:
+    turns = episode(0, [3.0], 1) + episode(1, [1.0], 1) + episode(2, [0.0, 2.0], 1)
+    assert scores(turns, estimator="rloo") == pytest.approx([1.5, -1.5, 0.0, 0.0])
+
+
+def test_gigpo_adds_what_turns_in_the_same_state_say() -> None:
+    turns = episode(0, [0.0, 1.0], 1, anchors=[4, 8]) + episode(1, [0.0, 0.0], 1, anchors=[4, 9])
+    got = scores(turns, estimator="gigpo", normalize=False, step_weight=2.0)
+    assert got == pytest.approx([0.5 + 2 * 0.5, 0.5, -0.5 - 2 * 0.5, -0.5])
+
+
+def test_anchors_of_different_groups_are_never_compared() -> None:
+    turns = episode(0, [1.0], 1, anchors=[4]) + episode(1, [0.0], 2, anchors=[4])
+    assert scores(turns, estimator="gigpo") == [0.0, 0.0]
+
+
+def test_turns_are_discounted_when_the_yaml_says_so() -> None:
+    turns = episode(0, [0.0, 1.0], 1) + episode(1, [0.0, 0.0], 1)
+    assert scores(turns, estimator="rloo", gamma=0.5) == pytest.approx([0.5, 0.5, -0.5, -0.5])
+
+
+def test_episodes_without_a_group_are_compared_with_the_batch() -> None:
+    assert scores(episode(0, [1.0]) + episode(1, [0.0]), estimator="rloo") == pytest.approx([1.0, -1.0])
+
+
+@pytest.mark.parametrize(
+    "outsider",
+    [
+        episode(9, [50.0], 1, end=0),
+        episode(9, [50.0], 1, first=3),
+        episode(9, [50.0], 1, trained=0),
+        [*episode(9, [50.0], 1, end=0), (9, 1, BOOTSTRAP, 0.0, -1, -1, 0)],
+    ],
+)
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
+def test_an_episode_without_a_return_gets_nothing_and_counts_nowhere(outsider: list[Turn], estimator: str) -> None:
+    turns = episode(0, [1.0], 1, anchors=[2]) + episode(1, [0.0], 1, anchors=[2])
+    alone = scores(turns, estimator=estimator)
+    assert scores(turns + outsider, estimator=estimator) == alone + [0.0] * len(outsider)
+
+
+def test_a_time_limit_ends_an_episode_as_well() -> None:
+    turns = episode(0, [1.0], 1, end=TRUNCATED) + episode(1, [0.0], 1)
+    assert scores(turns, estimator="rloo") == pytest.approx([1.0, -1.0])
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
+def test_order_does_not_matter(estimator: str) -> None:
+    rng = random.Random(1)
+    turns = [
+        turn
+        for k in range(9)
+        for turn in episode(k, [rng.random() for _ in range(3)], k % 2, anchors=[rng.randrange(3) for _ in range(3)])
+    ]
+    straight = dict(zip(turns, scores(turns, estimator=estimator), strict=True))
+    rng.shuffle(turns)
+    for turn, score in zip(turns, scores(turns, estimator=estimator), strict=True):
+        assert score == pytest.approx(straight[turn])
+
+
+def test_a_missing_turn_is_named() -> None:
+    turns = episode(4, [1.0, 2.0, 3.0])
+    with pytest.raises(TurnTableError, match="segment 4: turn 0 is followed by turn 2"):
+        scores([turns[0], turns[2]])
+
+
+def test_an_empty_batch_gives_nothing() -> None:
+    assert scores([]) == []
+
+
+def test_an_unknown_estimator_is_refused() -> None:
+    with pytest.raises(FlagError, match="group_estimator must be one of grpo, rloo, gigpo, got 'ppo'"):
+        GroupOptions("ppo")
+
+
+STOP = 0.4
+"""Chance to stop at each of three turns; going on costs 1, stopping at turn t pays t squared."""
+
+
+def plays() -> list[tuple[float, list[float], list[float]]]:
+    """Every episode of the stopping game: probability, rewards, and d log pi / d logit(stop) at each turn."""
+    found = []
+    for stop_at in range(3):
+        chance = (1 - STOP) ** stop_at * (STOP if stop_at < 2 else 1.0)
+        slopes = [-STOP] * stop_at + [1 - STOP]
+        found.append((chance, [-1.0] * stop_at + [float(stop_at**2)], slopes[:2]))
+    return found
+
+
+def gradient(weigh: Any) -> float:
+    """Expected policy gradient of one episode in groups of two, by enumeration of both."""
+    total = 0.0
+    for mine, other in itertools.product(plays(), repeat=2):
+        weights = weigh(mine[1], other[1])
+        total += mine[0] * other[0] * sum(w * s for w, s in zip(weights, mine[2], strict=False))
+    return total
+
+
+def to_go(rewards: list[float]) -> list[float]:
+    return [sum(rewards[t:]) for t in range(len(rewards))]
+
+
+def by_index(mine: list[float], other: list[float]) -> list[float]:
+    """The trap: a baseline from the returns-to-go of those still alive at the same turn, oneself included."""
+    alive = [[g[t] for g in (to_go(mine), to_go(other)) if t < len(g)] for t in range(len(mine))]
+    return [g - sum(a) / len(a) for g, a in zip(to_go(mine), alive, strict=True)]
+
+
+def test_when_the_policy_decides_when_to_stop_rloo_is_fair_and_a_per_turn_baseline_is_not() -> None:
+    rloo = lambda mine, other: scores(episode(0, mine) + episode(1, other), estimator="rloo")[: len(mine)]
+    true = gradient(lambda mine, other: to_go(mine))
+    assert gradient(rloo) == pytest.approx(true)
+    # Half of it would still point the right way; what the selection does is more than a scale.
+    first_turn_only = gradient(lambda mine, other: by_index(mine, other)[:1])
+    later_turns = gradient(by_index) - first_turn_only
+    true_first = gradient(lambda mine, other: to_go(mine)[:1])
+    assert first_turn_only / true_first != pytest.approx(later_turns / (true - true_first), rel=0.05)
+
+
+def sample(segment: int, rewards: list[float], group: int, mask: list[int] | None = None) -> FakeSample:
+    spans = tuple(TurnSpan(3 * k, 3 * k + 2, reward) for k, reward in enumerate(rewards))
+    mask = mask or [1, 1, 0] * len(rewards)
+    row = TurnRow(segment, 0, terminated=True, turns=spans, group=group)
+    return FakeSample(row, 2, mask, torch.zeros(len(mask)), torch.zeros(len(mask)))
+
+
+def test_the_hook_puts_each_turns_advantage_on_its_trained_tokens() -> None:
+    data = rollout_data([sample(0, [0.0, 2.0], 1), sample(1, [0.0], 1, [1, 0, 0])])
+    del data["values"]
+    compute_advantages(make_args(kl_coef=0.0, gamma_step=1.0, group_estimator="rloo"), data)
+    assert [row.tolist() for row in data["advantages"]] == [[2.0, 2.0, 0.0, 2.0, 2.0, 0.0], [-2.0, 0.0, 0.0]]
+    assert "prompt" not in data and data["returns"][0].tolist() == data["advantages"][0].tolist()
+
+
+def test_one_sample_a_prompt_is_compared_with_the_batch() -> None:
+    data = rollout_data([sample(0, [1.0], 1), sample(1, [0.0], 2)])
+    args = make_args(kl_coef=0.0, gamma_step=1.0, group_estimator="rloo", n_samples_per_prompt=1)
+    compute_advantages(args, data)
+    assert [row.tolist() for row in data["advantages"]] == [[1.0, 1.0, 0.0], [-1.0, -1.0, 0.0]]
+
+
+def test_the_hook_refuses_kl_in_reward() -> None:
+    data = rollout_data([sample(0, [1.0], 1)])
+    with pytest.raises(FlagError, match="--use-kl-loss"):
+        compute_advantages(make_args(kl_coef=0.1), data)
+
+
+def test_group_and_anchor_cross_in_the_turn_table() -> None:
+    row = TurnRow(0, 0, turns=(TurnSpan(0, 1, 1.0, anchor=2**52),), group=7)
+    assert encode_row(row)[7] == 7 and encode_row(row)[-1] == 2**52
+    assert with_group(encode_row(row).tolist(), 9)[7] == 9 and with_group(encode_row(row).tolist(), None)[7] == -1
+
+
+def test_equal_prompts_have_equal_anchors() -> None:
+    assert anchor_of([1, 2, 3]) == anchor_of([1, 2, 3]) != anchor_of([1, 2, 4])
+    assert 0 <= anchor_of([]) < 2**53

@@ -1,0 +1,204 @@
+"""The hook turns slime's rollout data and the turn table into what the definition says, and refuses broken batches."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from advantage.errors import TurnTableError
+from advantage.hook import KL_SPLIT, compute_advantages
+from advantage.turn_table import TurnKind, TurnRow, TurnSpan, encode_row
+from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
+
+
+def run(samples: list[FakeSample], **changes: Any) -> dict[str, Any]:
+    data = rollout_data(samples)
+    compute_advantages(make_args(**changes), data)
+    return data
+
+
+def one(row: TurnRow, mask: list[int], values: list[float] | None = None) -> FakeSample:
+    values = torch.tensor(values or [0.5] * len(mask))
+    return FakeSample(row, 2, mask, values, torch.zeros(len(mask)))
+
+
+def turn(segment: int, index: int, reward: float = 1.0, n: int = 2, **flags: bool) -> FakeSample:
+    return one(TurnRow(segment, index, turns=(TurnSpan(0, n, reward),), **flags), [1] * n)
+
+
+def state(segment: int, index: int, value: float = 2.0) -> FakeSample:
+    return one(TurnRow(segment, index, TurnKind.BOOTSTRAP), [0], [value])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_episodes_in_any_order_agree_with_the_definition(seed: int) -> None:
+    rng = random.Random(seed)
+    samples = make_samples(rng, rng.randint(1, 8))
+    discounts = [rng.choice([0.0, 0.5, 0.99, 1.0]) for _ in range(4)]
+    names = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
+    changes = dict(zip(names, discounts, strict=True), kl_coef=rng.choice([0.0, 0.2]))
+    data = run(samples, **changes)
+    for i, (advantages, returns) in enumerate(expected(samples, make_args(**changes))):
+        assert data["advantages"][i].dtype == torch.float32
+        torch.testing.assert_close(data["advantages"][i].double(), advantages, atol=1e-5, rtol=0)
+        torch.testing.assert_close(data["returns"][i].double(), returns, atol=1e-5, rtol=0)
+
+
+def test_an_episode_of_400_turns_agrees_with_the_definition() -> None:
+    rng = random.Random(0)
+    samples = [turn(3, k, rng.gauss(0, 1), rng.randint(1, 9)) for k in range(400)] + [state(3, 400)]
+    rng.shuffle(samples)
+    data = run(samples)
+    for got, (advantages, _) in zip(data["advantages"], expected(samples, make_args()), strict=True):
+        torch.testing.assert_close(got.double(), advantages, atol=1e-5, rtol=0)
+
+
+def test_many_turns_in_one_sample_give_what_one_turn_a_sample_gives() -> None:
+    apart = [turn(1, 0, 0.5, 3), turn(1, 1, -1.0, 2), turn(1, 2, 2.0, 4, terminated=True)]
+    spans, at = [], 0
+    for sample in apart:
+        size = len(sample.mask)
+        spans.append(TurnSpan(at, at + size, sample.row.turns[0].reward))
+        at += size + 3
+    mask = [1] * 3 + [0] * 3 + [1] * 2 + [0] * 3 + [1] * 4 + [0] * 3
+    together = one(TurnRow(1, 0, terminated=True, turns=tuple(spans)), mask)
+    parts = run(apart)["advantages"]
+    whole = run([together])["advantages"][0]
+    torch.testing.assert_close(whole[torch.tensor(mask).bool()], torch.cat(parts))
+
+
+@pytest.mark.parametrize("gap", [0, 1, 50])
+def test_the_length_of_the_observation_between_turns_cannot_matter(gap: int) -> None:
+    spans = (TurnSpan(0, 3, 1.0), TurnSpan(3 + gap, 5 + gap, 2.0))
+    mask = [1] * 3 + [0] * gap + [1] * 2
+    values = [0.1, 0.2, 0.3] + [99.0] * gap + [0.4, 0.5]
+    sample = one(TurnRow(0, 0, terminated=True, turns=spans), mask, values)
+    got = run([sample], gamma_token=0.9, lambda_token=0.8)["advantages"][0][torch.tensor(mask).bool()]
+    flat = one(
+        TurnRow(0, 0, terminated=True, turns=(TurnSpan(0, 3, 1.0), TurnSpan(3, 5, 2.0))),
+        [1] * 5,
+        [*values[:3], 0.4, 0.5],
+    )
+    torch.testing.assert_close(got, run([flat], gamma_token=0.9, lambda_token=0.8)["advantages"][0])
+
+
+def test_the_reward_meets_the_last_trained_token_not_the_masked_text_after_it() -> None:
+    sample = one(TurnRow(0, 0, terminated=True, turns=(TurnSpan(0, 3, 1.0),)), [1, 1, 0], [0.0, 0.0, 7.0])
+    got = run([sample], gamma_token=0.5)["advantages"][0]
+    assert got.tolist() == [0.5, 1.0, 0.0]
+
+
+def test_a_masked_turn_hands_value_and_reward_on_without_being_trained_on() -> None:
+    samples = [turn(0, 0), turn(0, 1, 5.0), turn(0, 2, 1.0, terminated=True)]
+    masked = [samples[0], replace(samples[1], mask=[0, 0]), samples[2]]
+    plain, quiet = run(samples), run(masked)
+    assert quiet["advantages"][1].tolist() == quiet["returns"][1].tolist() == [0.0, 0.0]
+    torch.testing.assert_close(quiet["advantages"][0], plain["advantages"][0])
+
+
+def test_a_turn_without_reward_is_a_turn_of_its_own() -> None:
+    got = run([turn(0, 0, 0.0), turn(0, 1, 1.0, terminated=True)], lambda_step=0.0)["returns"]
+    torch.testing.assert_close(got[0], torch.tensor([0.99 * 0.5] * 2))
+
+
+def test_termination_ends_value_even_when_a_limit_was_hit_at_the_same_time() -> None:
+    for flags in ({"terminated": True}, {"terminated": True, "truncated": True}):
+        got = run([turn(0, 0, 1.0, **flags), state(0, 1)])["returns"][0]
+        torch.testing.assert_close(got, torch.ones(2))
+
+
+def test_a_time_limit_bootstraps_only_where_the_converter_left_a_bootstrap_sample() -> None:
+    assert run([turn(0, 0, 1.0, truncated=True)])["returns"][0].tolist() == [1.0, 1.0]
+    got = run([turn(0, 0, 1.0, truncated=True), state(0, 1, 2.0)])["returns"]
+    torch.testing.assert_close(got[0], torch.full((2,), 1.0 + 0.99 * 2.0))
+    assert got[1].tolist() == [0.0]
+
+
+def test_when_every_episode_is_cut_every_one_bootstraps_from_its_own_state() -> None:
+    data = run([turn(k, 4, 0.0) for k in range(5)] + [state(k, 5, float(k)) for k in range(5)])
+    for k in range(5):
+        torch.testing.assert_close(data["returns"][k], torch.full((2,), 0.99 * k))
+
+
+def test_when_every_episode_ends_on_its_first_turn_returns_are_rewards() -> None:
+    data = run([turn(k, 0, float(k), terminated=True) for k in range(5)])
+    assert [row.tolist() for row in data["returns"]] == [[float(k)] * 2 for k in range(5)]
+
+
+def test_kl_is_charged_on_trained_tokens_alone() -> None:
+    sample = one(TurnRow(0, 0, terminated=True, turns=(TurnSpan(0, 3, 0.0),)), [1, 0, 1], [0.0] * 3)
+    data = rollout_data([replace(sample, kl=torch.tensor([1.0, 100.0, 3.0]))])
+    compute_advantages(make_args(kl_coef=0.5), data)
+    assert data["returns"][0].tolist() == [-2.0, 0.0, -1.5]
+
+
+def test_a_rank_without_samples_gets_empty_lists() -> None:
+    data = run([])
+    assert data["advantages"] == data["returns"] == []
+
+
+def test_the_table_is_gone_afterwards_unless_the_kl_split_still_needs_it() -> None:
+    samples = [turn(0, 0, terminated=True)]
+    assert "prompt" not in run(samples)
+    assert "prompt" in run(samples, rollout_data_postprocess_path=KL_SPLIT)
+
+
+def test_what_is_written_is_never_what_was_read() -> None:
+    samples = make_samples(random.Random(3), 4)
+    data = run(samples)
+    for sample, values, kl in zip(samples, data["values"], data["kl"], strict=True):
+        assert torch.equal(values, sample.values) and torch.equal(kl, sample.kl)
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([turn(7, 3)], r"segment 7, turn 3: it neither terminated nor truncated"),
+        ([turn(7, 0), turn(7, 2, terminated=True)], r"segment 7, turn 0: the turn after it is missing"),
+        ([turn(7, 0, terminated=True), turn(7, 0, terminated=True)], r"segment 7, turn 0: it is in the batch twice"),
+        ([turn(7, 0, terminated=True), turn(7, 1, terminated=True)], r"segment 7, turn 0: it ended the episode"),
+        ([turn(7, 0, truncated=True), turn(7, 1, terminated=True)], r"segment 7, turn 0: it ended the episode"),
+        ([state(7, 0), turn(7, 1, terminated=True)], r"segment 7, turn 0: a bootstrap sample is followed"),
+        ([replace(state(7, 0), mask=[1])], r"sample 0: its loss mask trains token 0 .* belongs to no turn"),
+    ],
+)
+def test_turns_that_make_no_proper_episode_are_named(samples: list[FakeSample], message: str) -> None:
+    with pytest.raises(TurnTableError, match=message):
+        run(samples)
+
+
+def test_a_bootstrap_sample_without_a_token_is_refused() -> None:
+    empty = FakeSample(TurnRow(0, 1, TurnKind.BOOTSTRAP), 2, [], torch.zeros(0), torch.zeros(0))
+    with pytest.raises(TurnTableError, match="sample 1: a bootstrap sample needs one response token"):
+        run([turn(0, 0), empty])
+
+
+def test_a_value_that_is_not_finite_is_refused() -> None:
+    sample = turn(0, 0, terminated=True)
+    with pytest.raises(ValueError, match=r"values\[1\] is nan"):
+        run([replace(sample, values=torch.tensor([0.0, float("nan")]))])
+
+
+def test_a_batch_without_values_names_the_flag() -> None:
+    data = rollout_data([turn(0, 0, terminated=True)])
+    del data["values"]
+    with pytest.raises(TurnTableError, match="--advantage-estimator ppo"):
+        compute_advantages(make_args(), data)
+
+
+def test_a_mask_of_the_wrong_length_is_refused_with_its_sample() -> None:
+    data = rollout_data([turn(0, 0, terminated=True)])
+    data["loss_masks"] = [torch.ones(3, dtype=torch.int)]
+    with pytest.raises(TurnTableError, match="sample 0: its loss mask has 3 entries for 2 response tokens"):
+        compute_advantages(make_args(), data)
+
+
+def test_a_table_with_too_few_rows_is_refused() -> None:
+    data = rollout_data([turn(0, 0, terminated=True)])
+    data["prompt"] = [encode_row(turn(0, 0).row)] * 2
+    with pytest.raises(TurnTableError, match="2 rows for 1 samples"):
+        compute_advantages(make_args(), data)

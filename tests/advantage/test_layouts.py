@@ -1,0 +1,175 @@
+"""Every parallel layout gives the single-process result, over real Megatron process groups (gloo, four processes)."""
+
+from __future__ import annotations
+
+import os
+import random
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from advantage.errors import TurnTableError
+from advantage.hook import KL_SPLIT, compute_advantages
+from advantage.kl_split import log_kl_split, split_kl
+from advantage.layout import Layout, current_layout
+from advantage.turn_table import TurnRow, TurnSpan
+from advantage.whiten import whiten
+from advantage.zigzag import response_spans, slice_rows
+from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
+
+WORLD = 4
+LAYOUTS = {
+    "dp4": {},
+    "dp2 tp2": {"tensor_model_parallel_size": 2},
+    "dp2 pp2": {"pipeline_model_parallel_size": 2},
+    "dp2 cp2": {"context_parallel_size": 2},
+    "dp1 cp4": {"context_parallel_size": 4},
+    "dp1 tp2 cp2": {"tensor_model_parallel_size": 2, "context_parallel_size": 2},
+    "dp1 pp2 cp2": {"pipeline_model_parallel_size": 2, "context_parallel_size": 2},
+}
+CASES = 12
+
+
+def test_a_lone_process_needs_no_process_groups() -> None:
+    assert current_layout() == Layout()
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the four processes saw: layout (and check) to None or the text of what went wrong."""
+    pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[embedded]'")
+    folder = tmp_path_factory.mktemp("layouts")
+    mp.spawn(_worker, args=(str(folder),), nprocs=WORLD)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_random_sharding_gives_the_single_process_result(outcomes: list[dict[str, Any]], layout: str) -> None:
+    for rank, outcome in enumerate(outcomes):
+        assert outcome[layout] is None, f"rank {rank}: {outcome[layout]}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_broken_table_on_one_rank_stops_all_ranks_instead_of_hanging(
+    outcomes: list[dict[str, Any]], layout: str
+) -> None:
+    for rank, outcome in enumerate(outcomes):
+        assert outcome[layout, "broken"] is None, f"rank {rank}: {outcome[layout, 'broken']}"
+
+
+def test_what_crosses_the_network_is_counted_and_does_not_grow_with_the_tokens(
+    outcomes: list[dict[str, Any]],
+) -> None:
+    for outcome in outcomes:
+        short, long = outcome["bytes"]
+        assert short == long == (8 + 10 * 8 * 8, 3 * (8 + 10 * 8 * 8))
+
+
+def _worker(rank: int, folder: str) -> None:
+    from megatron.core import parallel_state
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(os.path.join(folder, "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    outcome: dict[Any, Any] = {}
+    for name, sizes in LAYOUTS.items():
+        parallel_state.initialize_model_parallel(**sizes)
+        outcome[name] = _text_of(lambda: [_check_case(seed) for seed in range(CASES)])
+        outcome[name, "broken"] = _text_of(_check_broken)
+        if name == "dp4":
+            outcome["bytes"] = [_bytes_of(tokens) for tokens in (2, 200)]
+        parallel_state.destroy_model_parallel()
+    torch.save(outcome, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _text_of(check: Any) -> str | None:
+    try:
+        check()
+    except Exception:
+        return traceback.format_exc()
+    return None
+
+
+def _shard(samples: list[FakeSample], layout: Layout, seed: int) -> tuple[list[int], dict[str, Any]]:
+    """This rank's samples (positions and rollout data), sliced over context parallelism."""
+    rng = random.Random(1000 + seed)
+    owners = rng.sample(range(layout.data.size), rng.randint(1, layout.data.size))
+    owner = [rng.choice(owners) for _ in samples]
+    mine = [i for i in range(len(samples)) if owner[i] == layout.data.rank]
+    data = rollout_data([samples[i] for i in mine])
+    if seed % 3 == 2:
+        data["max_seq_lens"] = [64] * len(mine)
+    spans = response_spans(data, layout)
+    for key in ("values", "kl"):
+        data[key] = slice_rows(data[key], spans)
+    return mine, data
+
+
+def _check_case(seed: int) -> None:
+    rng = random.Random(seed)
+    discounts = dict(gamma_token=rng.choice([1.0, 0.9]), lambda_token=rng.choice([1.0, 0.8]))
+    args = make_args(**discounts, rollout_data_postprocess_path=KL_SPLIT)
+    samples = make_samples(rng, rng.randint(1, 9))
+    layout = current_layout()
+    mine, data = _shard(samples, layout, seed)
+    if not layout.last_stage:
+        del data["values"], data["kl"]
+        assert compute_advantages(args, data) is None and "advantages" not in data
+        return
+    compute_advantages(args, data)
+    whole = expected(samples, args)
+    spans = response_spans(data, layout)
+    for k, key in enumerate(("advantages", "returns")):
+        truth = slice_rows([whole[i][k] for i in mine], spans)
+        for got, want in zip(data[key], truth, strict=True):
+            torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=0)
+    _check_whitening(samples, mine, data, [advantages for advantages, _ in whole])
+    split = log_kl_split(args, 0, data)
+    alone = split_kl([s.row for s in samples], rollout_data(samples), [s.kl for s in samples], Layout())
+    assert split.action_tokens == alone.action_tokens and split.reasoning_tokens == alone.reasoning_tokens
+    assert abs(split.action - alone.action) + abs(split.reasoning - alone.reasoning) < 1e-6
+
+
+def _check_whitening(samples: list[FakeSample], mine: list[int], data: dict[str, Any], raw: list) -> None:
+    """Over all data- and context-parallel ranks, those without a token included."""
+    layout, spans = current_layout(), response_spans(data, current_layout())
+    everywhere = torch.cat([a[torch.tensor(s.mask).bool()] for a, s in zip(raw, samples, strict=True)])
+    if everywhere.numel() < 2:
+        return
+    masks = slice_rows(data["loss_masks"], spans)
+    white = whiten(data["advantages"], masks, layout.data_context)
+    for got, want in zip(white, slice_rows([raw[i] for i in mine], spans), strict=True):
+        wanted = (want - everywhere.mean()) / (everywhere.var() + 1e-8).sqrt()
+        torch.testing.assert_close(got.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+def _check_broken() -> None:
+    layout = current_layout()
+    _, data = _shard(make_samples(random.Random(1), 6), layout, 0)
+    if not layout.last_stage:
+        return
+    if layout.data.rank == 0:
+        data["prompt"] = ["no table"] * max(1, len(data["prompt"]))
+    try:
+        compute_advantages(make_args(), data)
+    except TurnTableError as error:
+        said = str(error)
+        known = ("--custom-convert-samples-to-train-data-path", "data-parallel rank 0", "rows for")
+        assert any(text in said for text in known), said
+        return
+    raise AssertionError("a broken table went unnoticed")
+
+
+def _bytes_of(tokens: int) -> tuple[int, int]:
+    """Bytes sent and received for ten turns on every rank, each of so many tokens."""
+    rank = current_layout().data.rank
+    rows = [TurnRow(10 * rank + k, 0, terminated=True, turns=(TurnSpan(0, tokens, 1.0),)) for k in range(10)]
+    samples = [FakeSample(row, 3, [1] * tokens, torch.zeros(tokens), torch.zeros(tokens)) for row in rows]
+    report = compute_advantages(make_args(), rollout_data(samples))
+    return report.bytes_sent, report.bytes_received

@@ -1,0 +1,241 @@
+"""The patch reaches both roles of every supported framework, refuses the rest, and leaves no trace when undone."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from advantage import patch
+from advantage.compat import find_framework
+from advantage.errors import FlagError, UnsupportedFrameworkError
+from tests.fixtures.frameworks import miles_folder, slime_checkouts
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("in_framework.py")
+SLIME = {f"slime at {path}": path for path in slime_checkouts()} or {"slime": None}
+
+
+def checks() -> list[str]:
+    """Names of the checks that `in_framework.py` runs."""
+    body = ast.parse(PROGRAM.read_text(encoding="utf-8")).body
+    return [
+        node.name for node in body if getattr(node, "decorator_list", None) and node.decorator_list[0].id == "check"
+    ]
+
+
+@pytest.fixture(scope="module")
+def run_in() -> Any:
+    """Outcomes of all checks in a framework; each framework's program runs once."""
+    known: dict[str, dict[str, str | None]] = {}
+
+    def run(name: str, folder: Path) -> dict[str, str | None]:
+        if str(folder) not in known:
+            path = os.pathsep.join([str(ROOT), str(folder)])
+            env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-W", "ignore", "-m", "tests.advantage.in_framework", name]
+            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
+            assert done.returncode == 0, done.stderr[-3000:]
+            known[str(folder)] = json.loads(done.stdout.splitlines()[-1])
+        return known[str(folder)]
+
+    return run
+
+
+@pytest.mark.parametrize("check", checks())
+def test_inside_miles(run_in: Any, check: str) -> None:
+    pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[embedded]'")
+    pytest.importorskip("ray", reason="miles needs ray: pip install ray httpx")
+    folder = miles_folder()
+    if isinstance(folder, str):
+        pytest.skip(f"{folder}; connect to the package registry once")
+    failure = run_in("miles", folder)[check]
+    assert failure is None, failure
+
+
+@pytest.mark.parametrize("check", checks())
+@pytest.mark.parametrize("checkout", SLIME)
+def test_inside_slime(run_in: Any, checkout: str, check: str) -> None:
+    if SLIME[checkout] is None:
+        pytest.skip("needs a slime checkout: set SLIME_PATH (several checkouts are separated by colons)")
+    pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[embedded]'")
+    pytest.importorskip("ray", reason="slime needs ray: pip install ray httpx")
+    failure = run_in("slime", SLIME[checkout])[check]
+    assert failure is None, failure
+
+
+def fake_slime(source: str = "") -> ModuleType:
+    """A loss module of slime's shape; `source` overrides parts of it."""
+    loss = ModuleType("slime.backends.megatron_utils.loss")
+    code = """
+def compute_advantages_and_returns(args, rollout_data):
+    if args.custom_advantage_function_path is not None:
+        rollout_data["hook"] = args.custom_advantage_function_path
+def value_loss_function(args, batch, logits, sum_of_sample_mean):
+    return sum_of_sample_mean(logits), {}
+def loss_function(args, batch, num_microbatches, logits):
+    return value_loss_function(args, batch, logits, None)
+"""
+    exec(code + source, loss.__dict__)
+    return loss
+
+
+@pytest.fixture
+def slime(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a fake slime into the process; undone afterwards, patch included."""
+
+    def put(source: str = "", actor: ModuleType | None = None) -> ModuleType:
+        loss = fake_slime(source)
+        monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils.loss", loss)
+        if actor is not None:
+            monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils.actor", actor)
+        return loss
+
+    yield put
+    patch.uninstall()
+
+
+def flags(**changes: Any) -> Namespace:
+    good = dict(
+        advantage_estimator="ppo",
+        custom_advantage_function_path=None,
+        custom_convert_samples_to_train_data_path="rollout.samples.convert_samples_to_train_data",
+    )
+    return Namespace(**{**good, **changes})
+
+
+def test_the_flag_that_slime_dropped_for_the_critic_is_set_again(slime: Any) -> None:
+    loss, args, data = slime(), flags(), {}
+    patch.install(args)
+    loss.compute_advantages_and_returns(args, data)
+    assert data["hook"] == patch.HOOK
+    assert args.value_first_token_weight == 3.0
+
+
+def test_each_role_in_one_process_gets_its_flag_while_functions_are_wrapped_once(slime: Any) -> None:
+    loss = slime()
+    actor, critic = flags(), flags()
+    patch.install(actor)
+    wrapped = loss.value_loss_function
+    patch.install(critic)
+    assert loss.value_loss_function is wrapped
+    assert actor.custom_advantage_function_path == critic.custom_advantage_function_path == patch.HOOK
+
+
+def test_uninstalling_puts_functions_and_flags_back(slime: Any) -> None:
+    loss, args = slime(), flags()
+    before, known = dict(loss.__dict__), dict(vars(args))
+    patch.install(args)
+    patch.uninstall()
+    assert loss.__dict__ == before and vars(args) == known
+    patch.uninstall()
+
+
+def test_wrong_whitening_over_context_parallelism_is_replaced(slime: Any) -> None:
+    loss = slime()
+    before = loss.compute_advantages_and_returns
+    patch.install(flags(normalize_advantages=True, context_parallel_size=2))
+    assert loss.compute_advantages_and_returns is not before
+
+
+def test_right_whitening_over_context_parallelism_is_left_alone(slime: Any) -> None:
+    loss = slime("""
+def compute_advantages_and_returns(args, rollout_data):
+    if args.custom_advantage_function_path is not None:
+        group = mpu.get_data_parallel_group(with_context_parallel=True)
+""")
+    before = loss.compute_advantages_and_returns
+    patch.install(flags(normalize_advantages=True, context_parallel_size=2))
+    assert loss.compute_advantages_and_returns is before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"advantage_estimator": "grpo"}, "--advantage-estimator is grpo"),
+        ({"custom_convert_samples_to_train_data_path": None}, "--custom-convert-samples-to-train-data-path rollout"),
+        ({"custom_advantage_function_path": "mine.gae"}, "--custom-advantage-function-path is mine.gae"),
+        ({"compute_advantages_and_returns": False}, "--disable-compute-advantages-and-returns"),
+        ({"value_first_token_weight": 0.0}, "value_first_token_weight must be a number greater than 0, got 0.0"),
+        ({"value_first_token_weight": "3"}, "value_first_token_weight must be a number"),
+        ({"gamma_step": 1.5}, "gamma_step must be a number between 0 and 1, got 1.5"),
+    ],
+)
+def test_flags_that_would_train_on_other_advantages_are_refused(slime: Any, changes: dict, message: str) -> None:
+    loss = slime()
+    before = dict(loss.__dict__)
+    with pytest.raises(ValueError, match=message):
+        patch.install(flags(**changes))
+    assert loss.__dict__ == before
+
+
+@pytest.mark.parametrize("key", ["custom_megatron_init_path", "advantage_estimator"])
+def test_a_role_configured_out_of_the_patch_is_refused(slime: Any, tmp_path: Path, key: str) -> None:
+    slime()
+    path = tmp_path / "roles.yaml"
+    path.write_text(json.dumps({"megatron": [{"role": "critic", "overrides": {key: "other", "lr": "1e-5"}}]}))
+    with pytest.raises(FlagError, match=f"overrides {key} for role critic"):
+        patch.install(flags(megatron_config_path=str(path)))
+
+
+def test_a_critic_with_its_own_learning_rate_alone_is_welcome(slime: Any, tmp_path: Path) -> None:
+    slime()
+    path = tmp_path / "roles.yaml"
+    path.write_text("megatron:\n- {role: critic, overrides: {lr: 1e-5}}\n- {role: actor}\n")
+    patch.install(flags(megatron_config_path=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def compute_advantages_and_returns(args, rollout_data): pass", "no --custom-advantage-function-path"),
+        ("def compute_advantages_and_returns(args, batch, more): pass", "expected parameters"),
+        ("def value_loss_function(args, batch, logits): pass", "expected parameters"),
+        ("del value_loss_function", "is missing"),
+        ("def loss_function(args): pass", "does not call value_loss_function"),
+    ],
+)
+def test_an_unknown_version_is_refused_and_the_known_ones_are_named(slime: Any, source: str, message: str) -> None:
+    loss = slime(source)
+    before = dict(loss.__dict__)
+    with pytest.raises(
+        UnsupportedFrameworkError, match=rf"{message}.*slime v0\.3\.0, v0\.3\.1 and main.*miles-rl 0\.0\.2"
+    ):
+        patch.install(flags())
+    assert loss.__dict__ == before
+
+
+def test_a_training_process_that_binds_another_function_is_found_out(slime: Any) -> None:
+    actor = ModuleType("slime.backends.megatron_utils.actor")
+    actor.compute_advantages_and_returns = lambda args, rollout_data: None
+    slime(actor=actor)
+    with pytest.raises(UnsupportedFrameworkError, match="something else replaced one of them"):
+        patch.install(flags())
+
+
+def test_without_any_framework_the_known_ones_are_named() -> None:
+    if any(name.split(".")[0] in ("slime", "miles") for name in sys.modules):
+        pytest.skip("a framework is loaded in this process")
+    with pytest.raises(UnsupportedFrameworkError, match=r"supported are slime v0\.3\.0"):
+        find_framework()
+
+
+def test_the_weighted_loss_is_the_one_that_the_dispatcher_calls(slime: Any) -> None:
+    loss = slime("""
+def loss_function(args, batch, num_microbatches, logits):
+    return value_loss_function(args, batch, logits, lambda x: x.sum())
+""")
+    patch.install(args := flags(value_first_token_weight=3.0))
+    batch = {"loss_masks": [torch.ones(3)], "response_lengths": [3], "total_lengths": [5]}
+    logits = torch.ones(3, requires_grad=True)
+    total, _ = loss.loss_function(args, batch, 1, logits)
+    assert total.item() == 5.0

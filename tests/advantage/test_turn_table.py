@@ -1,0 +1,106 @@
+"""The turn table survives the crossing exactly, and refuses everything that is not one."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from advantage.errors import TurnTableError
+from advantage.turn_table import TurnKind, TurnRow, TurnSpan, decode_row, decode_rows, encode_row, pop_turn_table
+
+IDS = st.integers(0, 2**53 - 1)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> TurnRow:
+    if draw(st.booleans()):
+        return TurnRow(draw(IDS), draw(IDS), TurnKind.BOOTSTRAP)
+    turns, at = [], 0
+    for _ in range(draw(st.integers(1, 6))):
+        start = at + draw(st.integers(0, 40))
+        at = start + draw(st.integers(0, 40))
+        action = draw(st.integers(start, at - 1)) if at > start and draw(st.booleans()) else -1
+        anchor = draw(st.one_of(st.just(-1), IDS))
+        turns.append(TurnSpan(start, at, draw(st.floats(allow_nan=False, allow_infinity=False)), action, anchor))
+    return TurnRow(
+        draw(IDS), draw(IDS), TurnKind.TURN, *draw(st.tuples(st.booleans(), st.booleans())), tuple(turns), draw(IDS)
+    )
+
+
+@settings(deadline=None)
+@given(rows())
+def test_a_row_comes_back_exactly_as_it_was_written(row: TurnRow) -> None:
+    vector = encode_row(row)
+    assert vector.dtype == torch.float64 and vector.dim() == 1
+    assert decode_row(vector) == row
+
+
+@settings(deadline=None)
+@given(rows(), st.data())
+def test_a_damaged_row_is_a_named_error_or_another_valid_row(row: TurnRow, data: st.DataObject) -> None:
+    vector = encode_row(row)
+    damage = data.draw(st.sampled_from(["entry", "shorter", "longer"]))
+    if damage == "entry":
+        vector[data.draw(st.integers(0, len(vector) - 1))] = data.draw(st.floats())
+    elif damage == "shorter":
+        vector = vector[: data.draw(st.integers(0, len(vector) - 1))]
+    else:
+        vector = torch.cat([vector, torch.tensor(data.draw(st.lists(st.floats(), min_size=1, max_size=9)))])
+    with contextlib.suppress(TurnTableError):
+        assert isinstance(decode_row(vector), TurnRow)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(), max_size=20))
+def test_a_foreign_vector_is_refused(numbers: list[float]) -> None:
+    with pytest.raises(TurnTableError):
+        decode_row(torch.tensor(numbers, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("foreign", ["a text prompt", [{"role": "user"}], None, torch.arange(9)])
+def test_a_foreign_prompt_names_the_converter_that_is_not_configured(foreign: object) -> None:
+    with pytest.raises(TurnTableError, match=r"sample 0: .*--custom-convert-samples-to-train-data-path"):
+        pop_turn_table({"prompt": [foreign], "response_lengths": [3]})
+
+
+def test_a_missing_table_names_the_converter_that_is_not_configured() -> None:
+    with pytest.raises(TurnTableError, match="--custom-convert-samples-to-train-data-path"):
+        pop_turn_table({"response_lengths": [3]})
+
+
+def test_popping_the_table_takes_it_out_of_the_batch() -> None:
+    row = TurnRow(4, 0, turns=(TurnSpan(0, 3, 1.0),))
+    batch = {"prompt": [encode_row(row)], "response_lengths": [3]}
+    assert pop_turn_table(batch) == [row]
+    assert "prompt" not in batch
+
+
+def test_a_turn_past_the_response_is_refused_with_its_sample() -> None:
+    row = encode_row(TurnRow(4, 0, turns=(TurnSpan(0, 3, 1.0),)))
+    with pytest.raises(TurnTableError, match="sample 1: its last turn ends at token 3"):
+        decode_rows([row, row], [3, 2])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TurnSpan(2, 1, 0.0), "start <= end"),
+        (lambda: TurnSpan(0, 1, float("nan")), "finite"),
+        (lambda: TurnSpan(0, 2, 0.0, 2), "action_start"),
+        (lambda: TurnSpan(0.5, 2, 0.0), "integer"),
+        (lambda: TurnRow(-1, 0, turns=(TurnSpan(0, 1, 0.0),)), "negative"),
+        (lambda: TurnRow(2**53, 0, turns=(TurnSpan(0, 1, 0.0),)), "2\\*\\*53"),
+        (lambda: TurnSpan(0, 2, 0.0, anchor=-2), "anchor"),
+        (lambda: TurnRow(1, 0, TurnKind.BOOTSTRAP, group=-2), "group"),
+        (lambda: TurnRow(1, 0), "at least one turn"),
+        (lambda: TurnRow(1, 0, TurnKind.BOOTSTRAP, terminated=True), "bootstrap"),
+        (lambda: TurnRow(1, 0, turns=(TurnSpan(0, 3, 0.0), TurnSpan(2, 4, 0.0))), "overlap"),
+    ],
+)
+def test_an_impossible_row_is_refused_when_it_is_made(make: object, message: str) -> None:
+    with pytest.raises(TurnTableError, match=message):
+        make()
