@@ -1,0 +1,1 @@
+"""How turns are collected: prompt, engine, environment, samples."""

@@ -1,0 +1,161 @@
+"""Tasks and seeds from the YAML instead of a prompt file; its `save`/`load` carry the live episodes.
+
+Invariant: an episode's task and seed depend on its id alone, so that which request finished first, a restart or
+another backend changes nothing about which episodes are played.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from envs.mixture import TaskSpec, expand_tasks
+from rollout.config import EvalConfig, RolloutConfig, load_config
+from rollout.env_worker import EnvSpec
+from rollout.errors import ConfigError
+from rollout.flags import check_flags
+from rollout.framework import Sample, set_group
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """One episode: its id, the task's name for the metrics, and what builds its environment."""
+
+    episode_id: int
+    name: str
+    env: EnvSpec
+    session_id: str | None = None
+    """Keeps the episode's requests on one engine where the router hashes by key; None: the episode's own id."""
+
+
+class EpisodeSource:
+    """slime's data source (`--data-source-path`); `state` is what the fixed-turn rollout keeps alive."""
+
+    def __init__(self, args: Any) -> None:
+        """Read and check the YAML, and the flags with it.
+
+        Raises:
+            ConfigError: names the key or the flag to change.
+        """
+        self.args = args
+        self.config = load_config(args)
+        check_flags(args, self.config)
+        self.tasks = read_tasks(self.config)
+        self.eval_tasks = read_tasks(self.config, self.config.eval)
+        self.next_episode = 0
+        """Next id for `get_samples`; slots of the fixed-turn rollout number their own."""
+        self.next_group = 0
+        self.buffer: list[list[Sample]] = []
+        self.state: Any = None
+        self.kept: list[Any] = []
+        """Segments kept by the critic warm-up."""
+
+    def episode(self, episode_id: int) -> EpisodeSpec:
+        """The training episode with this id."""
+        task = pick_task(self.tasks, self.args.rollout_seed, episode_id)
+        return make_episode(self.config, task, episode_id, self.config.seed_start + episode_id)
+
+    def eval_episodes(self) -> list[EpisodeSpec]:
+        """All held-out episodes: the same seeds for every task."""
+        settings = self.config.eval
+        return [
+            make_episode(self.config, task, number * settings.episodes + k, settings.seed_start + k)
+            for number, task in enumerate(self.eval_tasks)
+            for k in range(settings.episodes)
+        ]
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        """Groups of `n_samples_per_prompt` samples of one episode each: buffered ones first, then new ones."""
+        groups = self.buffer[:num_samples]
+        del self.buffer[: len(groups)]
+        while len(groups) < num_samples:
+            groups.append(self.group(self.next_episode))
+            self.next_episode += 1
+        return groups
+
+    def group(self, episode_id: int) -> list[Sample]:
+        """The `n_samples_per_prompt` samples that all play this episode."""
+        spec = self.episode(episode_id)
+        return [self._sample(spec, k) for k in range(self.args.n_samples_per_prompt)]
+
+    def _sample(self, spec: EpisodeSpec, k: int) -> Sample:
+        sample = Sample()
+        sample.group_index = spec.episode_id
+        sample.index = spec.episode_id * self.args.n_samples_per_prompt + k
+        sample.metadata = {
+            **spec.env.metadata,
+            "task_name": spec.name,
+            "env_path": spec.env.env_path,
+            "env_options": dict(spec.env.options),
+            "episode_id": spec.episode_id,
+        }
+        set_group(sample, sample.index)
+        return sample
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        """Take back groups that were aborted; they are handed out again before new ones."""
+        self.buffer.extend(samples)
+
+    def take_group_ids(self, count: int) -> range:
+        """Ids for `count` training groups, never given out before."""
+        ids = range(self.next_group, self.next_group + count)
+        self.next_group += count
+        return ids
+
+    def save(self, rollout_id: int) -> None:
+        """Write the source's state and the live episodes beside the model's checkpoint."""
+        from rollout.checkpoint import save_source
+
+        save_source(self, rollout_id)
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """Restore what `save` wrote; a missing file of a fresh run is fine."""
+        from rollout.checkpoint import load_source
+
+        load_source(self, rollout_id)
+
+    def __len__(self) -> int:
+        """Episodes never run out; slime divides this by the batch size to count an epoch's rollouts."""
+        return 2**31
+
+
+def read_tasks(config: RolloutConfig, held_out: EvalConfig | None = None) -> list[TaskSpec]:
+    """The YAML's `tasks` (or `eval.tasks`, which default to `tasks`), expanded and checked."""
+    entries = (held_out.tasks if held_out is not None else ()) or config.tasks
+    if not entries:
+        raise ConfigError("tasks is empty; name at least one task, for example tasks: [goto]")
+    specs = expand_tasks(entries, default_env_path=config.rollout_interaction_env_path, default_options=config.env)
+    if sum(task.weight for task in specs) <= 0:
+        raise ConfigError("the weights of tasks must add up to more than 0")
+    return specs
+
+
+def pick_task(tasks: list[TaskSpec], seed: int, episode_id: int) -> TaskSpec:
+    """Draw a task by weight; the draw depends on the run's seed and the episode's id alone."""
+    if len(tasks) == 1:
+        return tasks[0]
+    draw = random.Random(f"{seed}/{episode_id}").random()
+    return random_choice(tasks, draw)
+
+
+def random_choice(tasks: list[TaskSpec], draw: float) -> TaskSpec:
+    """The task at position `draw` in [0, 1) of the stacked weights."""
+    total = sum(task.weight for task in tasks)
+    edge = 0.0
+    for task in tasks:
+        edge += task.weight / total
+        if draw < edge:
+            return task
+    return tasks[-1]
+
+
+def make_episode(config: RolloutConfig, task: TaskSpec, episode_id: int, seed: int) -> EpisodeSpec:
+    """Put a task and a seed together into what the environment pool needs."""
+    env = EnvSpec(
+        env_path=task.env_path,
+        metadata={"task": task.task, "seed": seed},
+        options=dict(task.options),
+        max_turns=config.max_turns,
+    )
+    return EpisodeSpec(episode_id=episode_id, name=task.name, env=env)

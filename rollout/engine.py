@@ -1,0 +1,200 @@
+"""Client of SGLang's native `/generate`: one prompt in, one checked generation out, bounded retries.
+
+The engine is another process that may restart, vanish or answer nonsense; every such case becomes an
+`EngineError` that says what came back, and is tried again before it is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from rollout.config import EngineConfig
+from rollout.errors import EngineError
+from rollout.turn import Generation, Prompt
+
+PER_TOKEN_KEYS = frozenset({"output_token_logprobs", "input_token_logprobs", "output_top_logprobs"})
+
+
+@dataclass
+class EngineLoad:
+    """How busy the engine was kept: time with at least one request in flight, and their mean number."""
+
+    in_flight: int = 0
+    busy_s: float = 0.0
+    request_s: float = 0.0
+    _changed: float = field(default_factory=time.perf_counter)
+
+    def change(self, by: int) -> None:
+        """A request starts (+1) or ends (-1)."""
+        now = time.perf_counter()
+        if self.in_flight:
+            self.busy_s += now - self._changed
+            self.request_s += self.in_flight * (now - self._changed)
+        self._changed = now
+        self.in_flight += by
+
+    def snapshot(self) -> tuple[float, float, float]:
+        self.change(0)
+        return self._changed, self.busy_s, self.request_s
+
+    def since(self, earlier: tuple[float, float, float]) -> tuple[float, float, float]:
+        """Seconds passed, seconds with a request in flight, request-seconds since the snapshot."""
+        now = self.snapshot()
+        return now[0] - earlier[0], now[1] - earlier[1], now[2] - earlier[2]
+
+
+class EngineClient:
+    """Talks to one router or engine; `faults` counts what was retried, by kind."""
+
+    def __init__(self, url: str, config: EngineConfig, *, max_connections: int = 1024) -> None:
+        self.url = url.rstrip("/")
+        self.config = config
+        self.faults: Counter[str] = Counter()
+        self.load = EngineLoad()
+        self._max_connections = max_connections
+        self._session: aiohttp.ClientSession | None = None
+        self._jitter = random.Random()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: Mapping[str, Any],
+        *,
+        headers: Mapping[str, str] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Generation:
+        """Generate one answer; `extra` is added to the request (`return_routed_experts` and the like).
+
+        Raises:
+            EngineError: `max_retries` attempts failed; the text holds the last reason.
+        """
+        payload = request_payload(prompt, sampling_params, extra)
+        for attempt in range(self.config.max_retries + 1):
+            try:
+                return parse_generation(await self._post("/generate", payload, headers))
+            except EngineError as error:
+                self.faults[type(error.__cause__).__name__ if error.__cause__ else "BadAnswer"] += 1
+                if attempt == self.config.max_retries:
+                    raise EngineError(
+                        f"{self.url}/generate failed {attempt + 1} times; last: {error} "
+                        "(engine.max_retries, engine.timeout_s bound this)"
+                    ) from error
+                await asyncio.sleep(self._delay(attempt))
+        raise AssertionError("unreachable")
+
+    def _delay(self, attempt: int) -> float:
+        """Exponential backoff with full jitter, so that restarted engines are not stormed."""
+        ceiling = min(self.config.backoff_max_s, self.config.backoff_s * 2**attempt)
+        return self._jitter.uniform(ceiling / 2, ceiling)
+
+    async def _post(self, path: str, payload: Mapping[str, Any], headers: Mapping[str, str] | None) -> Any:
+        session = self._connect()
+        self.load.change(+1)
+        try:
+            async with session.post(self.url + path, json=payload, headers=headers) as response:
+                body = await response.read()
+                if response.status != 200:
+                    raise EngineError(f"HTTP {response.status}: {body[:300].decode(errors='replace')}")
+        except TimeoutError as error:
+            raise EngineError(f"no answer within engine.timeout_s: {self.config.timeout_s:g}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineError(f"{type(error).__name__}: {error}") from error
+        finally:
+            self.load.change(-1)
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise EngineError(f"answer is not JSON ({error}): {body[:200]!r}") from error
+
+    def _connect(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._max_connections),
+                timeout=aiohttp.ClientTimeout(total=self.config.timeout_s),
+            )
+        return self._session
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+def request_payload(
+    prompt: Prompt, sampling_params: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The `/generate` request: unexpanded placeholders with the images where there are any, else the tokens."""
+    payload: dict[str, Any] = {
+        "input_ids": list(prompt.engine_ids if prompt.engine_ids is not None else prompt.token_ids),
+        "sampling_params": dict(sampling_params),
+        "return_logprob": True,
+        **(extra or {}),
+    }
+    if prompt.image_data:
+        payload["image_data"] = prompt.image_data
+    return payload
+
+
+def parse_generation(answer: Any) -> Generation:
+    """Check an engine's answer and turn it into a `Generation`.
+
+    Raises:
+        EngineError: a field is missing or of the wrong type, counts disagree, or a log-prob is no number.
+    """
+    if not isinstance(answer, dict) or not isinstance(answer.get("meta_info"), dict):
+        raise EngineError(f"answer has no meta_info: {str(answer)[:200]}")
+    meta = answer["meta_info"]
+    finish = meta.get("finish_reason")
+    reason = finish.get("type") if isinstance(finish, dict) else finish
+    if reason not in ("stop", "length", "abort"):
+        raise EngineError(f"finish_reason must be stop, length or abort, got {finish!r}")
+    token_ids, log_probs = _tokens(meta, reason)
+    text = answer.get("text")
+    if not isinstance(text, str):
+        raise EngineError(f"answer has no text, got {text!r}")
+    version = meta.get("weight_version")
+    return Generation(
+        token_ids=token_ids,
+        log_probs=log_probs,
+        text=text,
+        finish_reason=reason,
+        weight_versions=() if version is None else (str(version),),
+        meta_info={k: v for k, v in meta.items() if k not in PER_TOKEN_KEYS},
+    )
+
+
+def _tokens(meta: Mapping[str, Any], reason: str) -> tuple[list[int], list[float]]:
+    entries = meta.get("output_token_logprobs")
+    if entries is None and reason == "abort":
+        return [], []
+    if not isinstance(entries, list):
+        raise EngineError("meta_info has no output_token_logprobs; the request asked for return_logprob")
+    token_ids: list[int] = []
+    log_probs: list[float] = []
+    for position, entry in enumerate(entries):
+        try:
+            log_prob, token_id = float(entry[0]), entry[1]
+        except (TypeError, ValueError, IndexError, KeyError) as error:
+            raise EngineError(f"output_token_logprobs[{position}] is {entry!r}, not [log_prob, token]") from error
+        if not math.isfinite(log_prob) or log_prob > 1e-3:
+            raise EngineError(f"output_token_logprobs[{position}] has log-prob {log_prob}")
+        if type(token_id) is not int or token_id < 0:
+            raise EngineError(f"output_token_logprobs[{position}] has token id {token_id!r}")
+        token_ids.append(token_id)
+        log_probs.append(log_prob)
+    count = meta.get("completion_tokens")
+    if count is not None and count != len(token_ids) and reason != "abort":
+        raise EngineError(f"completion_tokens is {count} but {len(token_ids)} log-probs came back")
+    if not token_ids and reason != "abort":
+        raise EngineError("the answer has no tokens")
+    return token_ids, log_probs

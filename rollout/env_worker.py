@@ -1,0 +1,220 @@
+"""The worker's side of the environment pool: hosts live environments, runs one command at a time.
+
+A worker process serves length-prefixed pickles from its parent over an inherited socket (`main`), and ends when
+the socket closes or the parent is gone. Pickles cross only this private socket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import pickle
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from envs.base import BaseInteractionEnv, Observation, StepInfo
+from envs.errors import EnvironmentFault
+
+HEADER = struct.Struct("!Q")
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Everything that decides an episode; picklable, and all that a replay needs besides the answers."""
+
+    env_path: str
+    metadata: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str | None = None
+    prompt: Any = None
+    multimodal_inputs: Any = None
+    max_turns: int | None = None
+
+    def build(self) -> BaseInteractionEnv:
+        from envs.loading import load_env_module
+
+        sample = SimpleNamespace(
+            metadata=dict(self.metadata),
+            label=self.label,
+            prompt=self.prompt,
+            multimodal_inputs=self.multimodal_inputs,
+        )
+        args = SimpleNamespace(env=dict(self.options), max_turns=self.max_turns)
+        return load_env_module(self.env_path).build_env(sample, args)
+
+
+@dataclass(frozen=True)
+class EnvReply:
+    """What an environment shows after `reset` (info is None) or `step`, and what it cost in seconds."""
+
+    observation: Observation
+    messages: Sequence[Mapping[str, Any]]
+    """The observation as the environment itself would put it into the conversation."""
+    instruction_prompt: str
+    answer_format: str
+    default_action: str
+    deterministic: bool
+    tools: Sequence[Mapping[str, Any]] = ()
+    done: bool = False
+    info: StepInfo | None = None
+    seconds: float = 0.0
+
+
+class EnvHost:
+    """Holds environments by key. Every method returns a reply or raises; `handle` never raises."""
+
+    def __init__(self) -> None:
+        self._envs: dict[int, BaseInteractionEnv] = {}
+
+    def start(self, key: int, spec: EnvSpec) -> EnvReply:
+        self.close(key)
+        began = time.perf_counter()
+        env = spec.build()
+        self._envs[key] = env
+        return _reply(env, env.reset(), began)
+
+    def step(self, key: int, response_text: str) -> EnvReply:
+        env = self._envs[key]
+        began = time.perf_counter()
+        observation, done, info = env.step(response_text)
+        return _reply(env, observation, began, done, info)
+
+    def replay(self, key: int, spec: EnvSpec, responses: Sequence[str]) -> tuple[EnvReply, list[str]]:
+        """Start the episode again and give it the same answers; digests are those of every reply."""
+        reply = self.start(key, spec)
+        digests = [digest(reply)]
+        for text in responses:
+            reply = self.step(key, text)
+            digests.append(digest(reply))
+        return reply, digests
+
+    def close(self, key: int) -> None:
+        env = self._envs.pop(key, None)
+        if env is not None:
+            env.close()
+
+    def close_all(self) -> None:
+        for key in list(self._envs):
+            self.close(key)
+
+    def handle(self, method: str, *arguments: Any) -> tuple[bool, Any]:
+        """Run one command: (True, result) or (False, what broke, as text for people)."""
+        try:
+            return True, getattr(self, method)(*arguments)
+        except Exception as error:
+            where = traceback.format_exc(limit=-4)
+            return False, f"{type(error).__name__}: {error}\n{where}"
+
+
+def _reply(
+    env: BaseInteractionEnv, observation: Observation, began: float, done: bool = False, info: StepInfo | None = None
+) -> EnvReply:
+    seconds = time.perf_counter() - began
+    message = env.format_observation(observation)
+    reply = EnvReply(
+        observation=observation,
+        messages=[message] if isinstance(message, Mapping) else list(message),
+        instruction_prompt=env.instruction_prompt,
+        answer_format=env.answer_format,
+        default_action=env.default_action,
+        deterministic=env.deterministic,
+        tools=env.tools,
+        done=bool(done),
+        info=info,
+        seconds=seconds,
+    )
+    check_reply(reply)
+    return reply
+
+
+def check_reply(reply: EnvReply) -> None:
+    """Hold an environment to its contract.
+
+    Raises:
+        EnvironmentFault: an observation or info that the rollout cannot use, with the field and its value.
+    """
+    observation, info = reply.observation, reply.info
+    text = observation.get("text") if isinstance(observation, Mapping) else None
+    if not isinstance(text, Mapping) or not all(
+        isinstance(text.get(part), str) for part in ("long_term_context", "short_term_context")
+    ):
+        raise EnvironmentFault(f"observation['text'] needs two strings, got {str(text)[:200]}")
+    if not isinstance(observation.get("obs_str"), str):
+        raise EnvironmentFault(f"observation['obs_str'] must be a string, got {observation.get('obs_str')!r}")
+    if info is None:
+        return
+    for name, kind in (("terminated", bool), ("truncated", bool), ("valid_action", bool), ("executed_action", str)):
+        if not isinstance(info.get(name), kind):
+            raise EnvironmentFault(f"info['{name}'] must be {kind.__name__}, got {info.get(name)!r}")
+    for name in ("reward", "progression"):
+        value = info.get(name)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise EnvironmentFault(f"info['{name}'] must be a finite number, got {value!r}")
+    if reply.done != (info["terminated"] or info["truncated"]):
+        raise EnvironmentFault(
+            f"done is {reply.done} but terminated is {info['terminated']} and truncated {info['truncated']}"
+        )
+
+
+def digest(reply: EnvReply) -> str:
+    """Fingerprint of what the agent would see and be paid, to tell a true replay from another episode."""
+    hasher = hashlib.blake2b(digest_size=16)
+    text = reply.observation["text"]
+    parts = [text["long_term_context"], text["short_term_context"], reply.observation["obs_str"], str(reply.done)]
+    if reply.info is not None:
+        parts.append(repr(float(reply.info["reward"])))
+    for part in parts:
+        hasher.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    for images in (reply.observation.get("multi_modal_data") or {}).values():
+        for image in images:
+            hasher.update(image.tobytes())
+    return hasher.hexdigest()
+
+
+def write_frame(value: Any) -> bytes:
+    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(body)) + body
+
+
+def _read_exactly(connection: socket.socket, count: int) -> bytes | None:
+    chunks = bytearray()
+    while len(chunks) < count:
+        chunk = connection.recv(min(1 << 20, count - len(chunks)))
+        if not chunk:
+            return None
+        chunks += chunk
+    return bytes(chunks)
+
+
+def _die_with(parent: int) -> None:
+    """A hung environment never reads the closed socket, so a thread watches for the parent's end."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer commands until the parent closes the socket."""
+    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
+    host = EnvHost()
+    while (header := _read_exactly(connection, HEADER.size)) is not None:
+        body = _read_exactly(connection, HEADER.unpack(header)[0])
+        if body is None:
+            break
+        method, arguments = pickle.loads(body)
+        connection.sendall(write_frame(host.handle(method, *arguments)))
+    host.close_all()
+
+
+def main() -> None:
+    """Entry of a worker process: `sys.argv[1]` is the inherited socket."""
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,243 @@
+"""Batches of exactly `rollout_batch_size` x `n_samples_per_prompt` turns from episodes that outlive the batch.
+
+`n_env` slots each play one episode after another. Turns are issued until the budget is issued, then what is in
+flight is drained: nothing is thrown away, no turn is generated twice, and an episode that the batch cuts lends
+its next prompt as bootstrap sample. The counts are asserted before the batch leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from tqdm import tqdm
+
+from rollout.data_source import EpisodeSource
+from rollout.episode import Episode, open_episode
+from rollout.errors import ConfigError, EnvironmentFault, FailureBudgetError
+from rollout.flags import check_fixed_turn, turns_per_batch
+from rollout.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, run
+from rollout.metrics import batch_metrics
+from rollout.runtime import Runtime, get_runtime, sampling_params
+from rollout.samples import Segment, build_samples, fill_steps
+from rollout.turn import Prompt, Turn
+
+logger = logging.getLogger(__name__)
+
+
+def generate_rollout(
+    args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool = False
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """slime's `--rollout-function-path`: one batch of turns, or the held-out episodes when `evaluation`.
+
+    Raises:
+        ConfigError: flags and YAML cannot work together; the text names the flag.
+        EngineError: the engine did not answer within the retries allowed.
+        FailureBudgetError: too many episodes failed; the text reproduces the last one.
+    """
+    if not isinstance(data_source, EpisodeSource):
+        raise ConfigError(
+            f"the fixed-turn rollout plays episodes, not a {type(data_source).__name__}: give "
+            "--data-source-path rollout.data_source.EpisodeSource"
+        )
+    if evaluation:
+        from rollout.evaluate import evaluate
+
+        return run(evaluate(args, data_source))
+    check_fixed_turn(args, data_source.config)
+    from rollout.warmup import collect_or_draw
+
+    return run(collect_or_draw(args, rollout_id, data_source))
+
+
+class Slot:
+    """One place for a live episode; it plays its own sequence of episode ids, one after another."""
+
+    def __init__(self, number: int, first_episode: int, stride: int) -> None:
+        self.number = number
+        self.next_episode = first_episode
+        self.stride = stride
+        self.episode: Episode | None = None
+        self.ahead: asyncio.Task[Episode] | None = None
+
+    async def live(self, runtime: Runtime, source: EpisodeSource) -> Episode:
+        """The episode to play on; the one after it is made ready meanwhile."""
+        if self.episode is None:
+            if self.ahead is None:
+                self._prepare(runtime, source)
+            assert self.ahead is not None
+            ahead, self.ahead = self.ahead, None
+            self.next_episode += self.stride
+            self.episode = await ahead
+        if self.ahead is None:
+            self._prepare(runtime, source)
+        return self.episode
+
+    def _prepare(self, runtime: Runtime, source: EpisodeSource) -> None:
+        self.ahead = asyncio.create_task(open_episode(runtime, source.episode(self.next_episode)))
+        # A failure is read when the episode's turn comes; until then it is nobody's.
+        self.ahead.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def leave(self) -> None:
+        """Give up the slot's episode; the next one takes its place."""
+        episode, self.episode = self.episode, None
+        if episode is not None:
+            await episode.close()
+
+
+@dataclass
+class FixedTurnState:
+    """What lives from batch to batch: the slots, on the event loop that made them."""
+
+    runtime: Runtime
+    slots: list[Slot]
+
+
+@dataclass
+class Batch:
+    """The batch under way: what is still to issue, what each slot has played, what failed."""
+
+    to_issue: int
+    quota: dict[int, int] | None
+    progress: Any
+    segments: dict[int, list[Segment]] = field(default_factory=dict)
+    playing: dict[int, list[Turn]] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def issue(self, slot: int) -> bool:
+        """Take one turn from the budget; False when it is used up."""
+        if self.to_issue == 0 or (self.quota is not None and self.quota[slot] == 0):
+            return False
+        self.to_issue -= 1
+        if self.quota is not None:
+            self.quota[slot] -= 1
+        return True
+
+    def give_back(self, slot: int) -> None:
+        self.to_issue += 1
+        if self.quota is not None:
+            self.quota[slot] += 1
+
+    def end_segment(self, slot: int, episode: Episode | None, stop: str, bootstrap: Prompt | None) -> None:
+        """Close the slot's current segment, if it has played any turn in this batch."""
+        turns = self.playing.pop(slot, [])
+        if turns and episode is not None:
+            segment = Segment(
+                episode.spec.name, tuple(turns), bootstrap, stop, episode.total_reward, episode.index
+            )
+            self.segments.setdefault(slot, []).append(segment)
+
+
+async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> tuple[list[Segment], dict[str, float]]:
+    """Play one batch; return its segments in slot order, and the batch's metrics."""
+    state = await _state(args, source)
+    runtime = state.runtime
+    turns = turns_per_batch(args)
+    per_env = source.config.turn_quota == "per_env"
+    quota = {slot.number: turns // len(state.slots) for slot in state.slots} if per_env else None
+    before, load = counters(runtime), runtime.engine.load.snapshot()
+    with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
+        batch = Batch(turns, quota, progress)
+        await _gather([_play(slot, batch, runtime, source) for slot in state.slots])
+    for slot in state.slots:
+        batch.end_segment(slot.number, slot.episode, "cut", slot.episode and slot.episode.prompt)
+    segments = [segment for slot in state.slots for segment in batch.segments.get(slot.number, [])]
+    played = sum(len(segment.turns) for segment in segments)
+    assert played == turns, f"the batch has {played} turns, not {turns}"
+    faults = counters(runtime) - before + batch.failures
+    load_since = runtime.engine.load.since(load)
+    return segments, await asyncio.to_thread(batch_metrics, segments, faults, load_since)
+
+
+async def _state(args: Any, source: EpisodeSource) -> FixedTurnState:
+    """The live slots; made at the first batch, or brought back from a checkpoint."""
+    if isinstance(source.state, FixedTurnState):
+        return source.state
+    runtime = await get_runtime(args)
+    n_env = source.config.n_env
+    saved, source.state = source.state, None
+    if saved is not None:
+        from rollout.checkpoint import restore_slots
+
+        slots = await restore_slots(saved, runtime, source)
+    else:
+        slots = [Slot(number, number, n_env) for number in range(n_env)]
+    source.state = FixedTurnState(runtime, slots)
+    return source.state
+
+
+async def _play(slot: Slot, batch: Batch, runtime: Runtime, source: EpisodeSource) -> None:
+    """One slot's share of the batch: issue, play, record, until nothing is left to issue."""
+    params = sampling_params(runtime.args)
+    while batch.issue(slot.number):
+        try:
+            episode = await slot.live(runtime, source)
+            turn = await episode.play_turn(turn_params(runtime.args, params, episode))
+        except EnvironmentFault as fault:
+            batch.give_back(slot.number)
+            await _abandon(slot, batch, runtime, fault)
+            continue
+        batch.playing.setdefault(slot.number, []).append(turn)
+        batch.progress.update()
+        if episode.stop is not None:
+            wanted = runtime.config.bootstrap_on_time_limit and turn.truncated
+            batch.end_segment(slot.number, episode, episode.stop, episode.final_prompt if wanted else None)
+            await slot.leave()
+
+
+async def _abandon(slot: Slot, batch: Batch, runtime: Runtime, fault: EnvironmentFault) -> None:
+    """Give up an episode whose environment is lost; its turns so far stay and are bootstrapped."""
+    batch.failures["episodes_failed"] += 1
+    budget = runtime.config.max_episode_failures_per_batch
+    if batch.failures["episodes_failed"] > budget:
+        raise FailureBudgetError(
+            f"{batch.failures['episodes_failed']} episodes of one batch failed; "
+            f"max_episode_failures_per_batch is {budget}. Last failure:\n{fault}"
+        ) from fault
+    logger.warning("episode abandoned (%d of %d allowed): %s", batch.failures["episodes_failed"], budget, fault)
+    batch.end_segment(slot.number, slot.episode, "failed", slot.episode and slot.episode.prompt)
+    await slot.leave()
+
+
+def turn_params(args: Any, params: dict[str, Any], episode: Episode) -> dict[str, Any]:
+    """Sampling parameters of one turn; under deterministic inference the seed follows episode and turn."""
+    if not getattr(args, "sglang_enable_deterministic_inference", False):
+        return params
+    seed = (args.rollout_seed * 1_000_003 + episode.spec.episode_id * 1009 + episode.index) % 2**31
+    return {**params, "sampling_seed": seed}
+
+
+async def _gather(coroutines: list[Any]) -> None:
+    """Run all; on the first error stop the rest and raise that error itself."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def counters(runtime: Runtime) -> Counter[str]:
+    """All counts of faults and retries so far, by name."""
+    found: Counter[str] = Counter(runtime.counters)
+    found.update({f"env_{kind}": count for kind, count in runtime.pool.faults.items()})
+    found.update({f"engine_{kind}": count for kind, count in runtime.engine.faults.items()})
+    return found
+
+
+async def train_output(
+    args: Any, source: EpisodeSource, segments: list[Segment], metrics: dict[str, float]
+) -> RolloutFnTrainOutput:
+    """Segments as slime's training output, with fresh group ids."""
+    runtime = await get_runtime(args)
+    ids = source.take_group_ids(sum(len(segment.turns) for segment in segments))
+    # Thousands of samples take a while to build: not on the loop.
+    groups = await asyncio.to_thread(build_samples, segments, ids, args, runtime.dummy_token)
+    if GROUP_FIELD is None:
+        groups = fill_steps(groups, args.global_batch_size, args, runtime.dummy_token)
+    return RolloutFnTrainOutput(samples=groups, metrics=metrics)

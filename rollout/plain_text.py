@@ -1,0 +1,165 @@
+"""Text to token ids, where only the chat template may write control tokens and each piece of text is encoded once.
+
+Control tokens cut a conversation into pieces that a tokenizer encodes independently, so a piece's ids can be kept.
+A control token's string inside a message (`<|im_end|>` in an observation) stays ordinary text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+
+TAG = re.compile(r"</?[a-z_]+>")
+"""Tokens such as `<think>` and `</tool_call>`: the model writes them in its answers, they change no role."""
+
+STAND_INS = 0x100000
+"""First of the private-use characters that stand for control strings while a template is rendered."""
+
+LONGEST_KEPT = 32_768
+"""Characters of the longest piece whose ids are kept, so that the cache's memory stays bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Template text split at its control tokens; `ids` runs from the first to the last of them, None without any."""
+
+    head: str
+    ids: tuple[int, ...] | None
+    tail: str
+    strip_before: bool = False
+    strip_after: bool = False
+
+
+class PlainText:
+    """Encodes text with the tokenizer's own rules, minus its control tokens; keeps the ids of recent pieces."""
+
+    def __init__(self, tokenizer: Any, template: str, *, cache_pieces: int = 2048) -> None:
+        added = tokenizer.added_tokens_decoder
+        self.control: dict[str, int] = {t.content: i for i, t in added.items() if _is_control(t, template)}
+        self.control_ids = frozenset(self.control.values())
+        self.pattern = re.compile("|".join(map(re.escape, sorted(self.control, key=len, reverse=True))) or r"(?!)")
+        self._escaped = re.compile(f"{self.pattern.pattern}|[\U000f0000-\U0010ffff]")
+        self._flags = {i: (t.lstrip, t.rstrip) for i, t in added.items()}
+        self.bos_id: int | None = getattr(tokenizer, "bos_token_id", None)
+        self._tokenizer = tokenizer
+        self._backend, self._renamed = _without_control(tokenizer, self.control)
+        self._cached = lru_cache(cache_pieces)(self._encode)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of text that holds no control token, whatever it looks like."""
+        return self._cached(text) if len(text) <= LONGEST_KEPT else self._encode(text)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        if not text:
+            return ()
+        if self._backend is None:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        return tuple(self._renamed.get(i, i) for i in ids) if self._renamed else tuple(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, control tokens included."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            return backend.decode(list(ids), skip_special_tokens=False)
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def stand_ins(self, text: str, marks: dict[str, str]) -> str:
+        """The text with one private character for each control string (and each private character of its own).
+
+        `marks` collects the stand-in of each; `frame` takes the inverse.
+        """
+        return self._escaped.sub(lambda m: marks.setdefault(m.group(), chr(STAND_INS + len(marks))), text)
+
+    def broken(self, value: Any) -> Any:
+        """The value with a space after the first character of every control string; pictures as they are."""
+        if isinstance(value, str):
+            return self.pattern.sub(lambda match: f"{match.group()[0]} {match.group()[1:]}", value)
+        if isinstance(value, Mapping):
+            return {k: v if k in ("type", "image") else self.broken(v) for k, v in value.items()}
+        return [self.broken(v) for v in value] if isinstance(value, list) else value
+
+    def frame(self, text: str, plain: Mapping[int, str] | None = None) -> Frame:
+        """Split template text, in which control tokens are real, at its first and last control token.
+
+        `plain` maps stand-ins in the text (by code point) back to what they stand for in the messages.
+        """
+        found = list(self.pattern.finditer(text))
+        if not found:
+            return Frame(_restored(text, plain), None, "")
+        ids: list[int] = []
+        for previous, match in zip([None, *found], found, strict=False):
+            if previous is not None:
+                piece = _restored(text[previous.end() : match.start()], plain)
+                ids += self.encode(self._stripped(piece, previous, match))
+            ids.append(self.control[match.group()])
+        head, tail = text[: found[0].start()], text[found[-1].end() :]
+        before, after = self._flags[ids[0]][0], self._flags[ids[-1]][1]
+        return Frame(_restored(head, plain), tuple(ids), _restored(tail, plain), before, after)
+
+    def _stripped(self, piece: str, previous: re.Match[str], following: re.Match[str]) -> str:
+        """Some tokens swallow the white space beside them (`rstrip` of the token before, `lstrip` of the one after)."""
+        piece = piece.lstrip() if self._flags[self.control[previous.group()]][1] else piece
+        return piece.rstrip() if self._flags[self.control[following.group()]][0] else piece
+
+    def join(self, parts: Sequence[Frame | str]) -> list[int]:
+        """Ids of frames and message texts in turn; the text between two control tokens is one piece."""
+        out: list[int] = []
+        piece, strip = "", False
+        for part in parts:
+            if isinstance(part, str):
+                piece += part
+                continue
+            piece += part.head
+            if part.ids is None:
+                continue
+            piece = piece.lstrip() if strip else piece
+            out += self.encode(piece.rstrip() if part.strip_before else piece)
+            out += part.ids
+            piece, strip = part.tail, part.strip_after
+        out += self.encode(piece.lstrip() if strip else piece)
+        return out
+
+
+def _restored(text: str, plain: Mapping[int, str] | None) -> str:
+    return text.translate(plain) if plain else text
+
+
+def _is_control(token: AddedToken, template: str) -> bool:
+    """Special tokens, and others that the template itself writes (DeepSeek's `<｜User｜>` is not marked special).
+
+    White space is text even where it is a token of its own (Gemma's line breaks).
+    """
+    text = token.content
+    return token.special or (text in template and not text.isspace() and not TAG.fullmatch(text))
+
+
+def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer | None, dict[int, int]]:
+    """The tokenizer's pipeline without control tokens, sharing its model, and its ids that differ from the original's.
+
+    A private pipeline also keeps out truncation or padding that somebody else sets on the shared one.
+    """
+    original = getattr(tokenizer, "backend_tokenizer", None)
+    if original is None:
+        return None, {}
+    backend = Tokenizer(original.model)
+    if original.normalizer is not None:
+        backend.normalizer = original.normalizer
+    if original.pre_tokenizer is not None:
+        backend.pre_tokenizer = _inside_text(original.pre_tokenizer)
+    harmless = {t.content: (i, t) for i, t in tokenizer.added_tokens_decoder.items() if t.content not in control}
+    backend.add_tokens([t for _, t in harmless.values()])
+    names = {content: backend.token_to_id(content) for content in harmless}
+    return backend, {names[content]: i for content, (i, _) in harmless.items() if names[content] != i}
+
+
+def _inside_text(pre_tokenizer: Any) -> Any:
+    """Pieces follow a control token, so a prefix space that belongs to the very first word must not be added."""
+    if isinstance(pre_tokenizer, pre_tokenizers.Metaspace) and pre_tokenizer.prepend_scheme == "first":
+        return pre_tokenizers.Metaspace(pre_tokenizer.replacement, "never", pre_tokenizer.split)
+    return pre_tokenizer

@@ -1,0 +1,50 @@
+"""Checks a whole command line for slime's train.py before any GPU is asked for: `python -m rollout.preflight FLAGS`.
+
+The flags go through the installed framework's own parser, then through this project's checks; every task's
+environment is made once, so that a missing package or a misspelt option shows here and not on a cluster.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from rollout.config import load_config
+from rollout.data_source import EpisodeSource, make_episode
+from rollout.errors import SlimeVerlogError
+from rollout.flags import SOURCE, check_flags
+from rollout.framework import FRAMEWORK
+
+
+def main() -> int:
+    """Exit status 0 if training may start; 2 with a sentence on stderr if not."""
+    if FRAMEWORK == "none":
+        print("error: neither slime nor miles can be imported; put a checkout on PYTHONPATH", file=sys.stderr)
+        return 2
+    args = importlib.import_module(f"{FRAMEWORK}.utils.arguments").parse_args()
+    try:
+        check(args)
+    except SlimeVerlogError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("preflight: flags, YAML and environments are fine")
+    return 0
+
+
+def check(args: Any) -> None:
+    """Check flags and YAML, and make one environment of every task.
+
+    Raises:
+        SlimeVerlogError: what is wrong, and what to change.
+    """
+    config = load_config(args)
+    check_flags(args, config)
+    if args.data_source_path == SOURCE:
+        source = EpisodeSource(args)
+        for task in [*source.tasks, *source.eval_tasks]:
+            make_episode(config, task, 0, config.seed_start).env.build().close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""A checkpoint's image processor, also where AutoProcessor cannot make it (transformers without torchvision)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rollout.errors import EncodingError
+
+QWEN_PROCESSORS = {
+    "Qwen2VLProcessor": "Qwen2VLProcessor",
+    "Qwen2_5_VLProcessor": "Qwen2_5_VLProcessor",
+    "Qwen3VLProcessor": "Qwen3VLProcessor",
+}
+NAMES_ONLY = frozenset({"image_processor_type", "processor_class", "feature_extractor_type", "auto_map"})
+
+
+def load_processor(path: str) -> Any | None:
+    """The processor of a checkpoint; None for a text-only one.
+
+    Qwen's vision processors want a video processor, which needs torchvision; without it they are built here from
+    the checkpoint's own settings, for pictures only.
+
+    Raises:
+        EncodingError: the checkpoint has an image processor that cannot be loaded.
+    """
+    settings = _image_settings(path)
+    if settings is None:
+        return None
+    from transformers import AutoProcessor
+
+    try:
+        processor = AutoProcessor.from_pretrained(path, trust_remote_code=True)
+        if hasattr(processor, "image_processor"):
+            return processor
+        reason: Exception | str = f"AutoProcessor gave a {type(processor).__name__}"
+    except (ImportError, OSError, ValueError, TypeError, AttributeError) as error:
+        reason = error
+    name = settings.get("processor_class")
+    if name not in QWEN_PROCESSORS:
+        raise EncodingError(f"the image processor of {path} ({name}) cannot be loaded: {reason}") from (
+            reason if isinstance(reason, Exception) else None
+        )
+    return build_qwen_processor(QWEN_PROCESSORS[name], _tokenizer(path), settings, _template(path))
+
+
+def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], template: str | None) -> Any:
+    """A Qwen vision processor for pictures only, from the keys of a `preprocessor_config.json`."""
+    import transformers
+
+    slow = getattr(transformers, "Qwen2VLImageProcessorPil", None) or transformers.Qwen2VLImageProcessor
+    base = getattr(transformers, name)
+    pictures_only = type(name, (base,), {"get_attributes": classmethod(lambda cls: ["image_processor", "tokenizer"])})
+    image_processor = slow(**{k: v for k, v in settings.items() if k not in NAMES_ONLY})
+    return pictures_only(
+        image_processor=image_processor, tokenizer=tokenizer, chat_template=template or tokenizer.chat_template
+    )
+
+
+def _tokenizer(path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+
+
+def _image_settings(path: str) -> dict[str, Any] | None:
+    whole = _read(path, "processor_config.json") or {}
+    own = _read(path, "preprocessor_config.json") or whole.get("image_processor")
+    if own is None:
+        return None
+    name = whole.get("processor_class")
+    return {**own, "processor_class": name} if name else own
+
+
+def _template(path: str) -> str | None:
+    file = _file(path, "chat_template.jinja")
+    if file is not None:
+        return file.read_text(encoding="utf-8")
+    return (_read(path, "chat_template.json") or {}).get("chat_template")
+
+
+def _read(path: str, name: str) -> dict[str, Any] | None:
+    file = _file(path, name)
+    return None if file is None else json.loads(file.read_text(encoding="utf-8"))
+
+
+def _file(path: str, name: str) -> Path | None:
+    """A file of a local folder, or of a model on the hub."""
+    if Path(path).is_dir():
+        return Path(path, name) if Path(path, name).exists() else None
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        path, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+    )
+    return None if found is None else Path(found)

@@ -1,0 +1,73 @@
+"""Token ids that grow turn by turn: every prompt of an episode is a prefix of one shared buffer.
+
+So a turn costs its new tokens, not a copy of all earlier ones, and an episode's prompts take linear memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+
+class TokenPrefix(Sequence[int]):
+    """The first tokens of a shared buffer; reads like a list, equals a list of the same ids, pickles as a list."""
+
+    __slots__ = ("_buffer", "_length", "_lock")
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        self._buffer = array("i", ids)
+        self._length = len(self._buffer)
+        self._lock = threading.Lock()
+
+    def extended(self, *more: Sequence[int]) -> TokenPrefix:
+        """This prefix and the ids after it; the buffer is copied only where another prefix has grown from here."""
+        grown = TokenPrefix.__new__(TokenPrefix)
+        with self._lock:
+            shared = len(self._buffer) == self._length
+            buffer = self._buffer if shared else self._buffer[: self._length]
+            for ids in more:
+                buffer.extend(array("i", ids))
+            grown._buffer, grown._length = buffer, len(buffer)
+            grown._lock = self._lock if shared else threading.Lock()
+        return grown
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            return self._buffer[start:stop:step].tolist() if step > 0 else self.tolist()[index]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"token {index} of {self._length}")
+        return self._buffer[index if index >= 0 else index + self._length]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.tolist())
+
+    def tolist(self) -> list[int]:
+        """The ids as a list of their own."""
+        return self._buffer[: self._length].tolist()
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, list | tuple | TokenPrefix):
+            return NotImplemented
+        return len(self) == len(other) and self.tolist() == list(other)
+
+    def __hash__(self) -> int:
+        raise TypeError("unhashable type: 'TokenPrefix'")
+
+    def __add__(self, other: Sequence[int]) -> list[int]:
+        return [*self, *other]
+
+    def __repr__(self) -> str:
+        return repr(self.tolist())
+
+    def __reduce__(self) -> Any:
+        return list, (self.tolist(),)

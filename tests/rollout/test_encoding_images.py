@@ -1,0 +1,320 @@
+"""Pictures: ids, grids, pixels and logits equal one-shot processing; both chains stay in step."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from rollout.encoding import DeltaEncoder, load_processor
+from rollout.errors import EncodingError
+from rollout.turn import Prompt
+from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
+from tests.fixtures.tokenizers import real_tokenizer
+from tests.fixtures.vision import picture, processor, tiny_vlm
+
+PROCESSORS = ("Qwen2_5_VLProcessor", "Qwen3VLProcessor")
+
+
+def encoder_of(name: str = "Qwen3VLProcessor", **options: Any) -> DeltaEncoder:
+    return DeltaEncoder(chatml_tokenizer(), processor(name), **options)
+
+
+def shown(*images: Any, text: str = "a red key") -> dict[str, Any]:
+    parts = [{"type": "image", "image": image} for image in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+def answer(text: str = "ACTION: left") -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def one_shot(messages: list[dict[str, Any]], name: str = "Qwen3VLProcessor") -> dict[str, Any]:
+    """The whole conversation through the processor at once."""
+    images = [
+        part["image"]
+        for message in messages
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if part["type"] == "image"
+    ]
+    text = chatml_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return processor(name)(text=[text], images=images or None, return_tensors="pt")
+
+
+def assert_same(prompt: Prompt, expected: dict[str, Any]) -> None:
+    assert prompt.token_ids == expected["input_ids"][0].tolist()
+    assert set(prompt.train_inputs) == {"pixel_values", "image_grid_thw"}
+    for key, value in prompt.train_inputs.items():
+        assert torch.equal(value, expected[key]), key
+    assert len(prompt.image_data) == len(expected["image_grid_thw"])
+
+
+SIZES = st.tuples(st.integers(28, 160), st.integers(28, 160))
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_conversation_with_pictures_equals_its_one_shot_processing(name: str, data: Any) -> None:
+    messages = [{"role": "system", "content": "Play."}] if data.draw(st.booleans()) else []
+    for turn in range(data.draw(st.integers(1, 3))):
+        sizes = data.draw(st.lists(SIZES, max_size=2 if turn else 1, min_size=0 if turn else 1))
+        parts: list[Any] = [{"type": "image", "image": picture(turn, *size)} for size in sizes]
+        parts.insert(data.draw(st.integers(0, len(parts))), {"type": "text", "text": data.draw(st.text(max_size=9))})
+        role = data.draw(st.sampled_from(["user", "tool"])) if turn else "user"
+        messages += [{"role": role, "content": parts}, answer()]
+    messages[-1] = {"role": "user", "content": "next"}
+    assert_same(encoder_of(name).prompt(messages), one_shot(messages, name))
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_an_appended_conversation_with_pictures_equals_its_one_shot_processing(name: str) -> None:
+    encoder = encoder_of(name)
+    messages = [shown(picture(0)), answer(), shown(picture(1, 90, 60), picture(2)), answer(), shown(text="no picture")]
+    prompt = encoder.prompt(messages[:1])
+    response = [*encoder.text.encode("ACTION: left"), encoder.end_of_turn_ids[0]]
+    for message in messages[2::2]:
+        prompt, between = encoder.append(prompt, response, [message])
+        assert prompt.token_ids[len(prompt.token_ids) - len(between) :] == between
+    assert_same(prompt, one_shot(messages, name))
+    encoder.check(messages, prompt.token_ids)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5", "qwen3"])
+def test_real_vocabularies_give_the_same_placeholders(family: str) -> None:
+    tokenizer, own = real_tokenizer(family), processor()
+    real = type(own)(image_processor=own.image_processor, tokenizer=tokenizer, chat_template=CHAT_TEMPLATE)
+    messages = [shown(picture(0, 96, 64)), answer(), shown(picture(1))]
+    text = tokenizer.apply_chat_template(
+        messages, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
+    )
+    images = [messages[0]["content"][0]["image"], messages[2]["content"][0]["image"]]
+    expected = real(text=[text], images=images, return_tensors="pt")
+    assert_same(DeltaEncoder(tokenizer, real).prompt(messages), expected)
+
+
+def test_the_engine_gets_one_placeholder_a_picture_and_every_picture_again_each_turn() -> None:
+    encoder = encoder_of()
+    token = encoder.images.token_id
+    prompt = encoder.prompt([shown(picture(0))])
+    for turn in range(1, 4):
+        assert prompt.engine_ids.count(token) == len(prompt.image_data) == turn
+        assert prompt.token_ids.count(token) == int(prompt.train_inputs["image_grid_thw"].prod(-1).sum()) // 4
+        prompt, _ = encoder.append(prompt, [5, encoder.end_of_turn_ids[0]], [shown(picture(turn))])
+    assert [t for t in prompt.token_ids if t != token] == [t for t in prompt.engine_ids if t != token]
+    for data, original in zip(prompt.image_data, map(picture, range(4)), strict=True):
+        sent = Image.open(io.BytesIO(base64.b64decode(data.removeprefix("data:image/png;base64,"))))
+        assert np.array_equal(np.asarray(sent), np.asarray(original))
+
+
+def test_pictures_leave_the_window_with_their_turn() -> None:
+    encoder = encoder_of()
+    first, second = shown(picture(0)), shown(picture(1))
+    assert len(encoder.prompt([first, answer(), second]).image_data) == 2
+    only = encoder.prompt([{"role": "user", "content": "a red key"}, answer(), second])
+    assert only.image_data == encoder.prompt([second]).image_data
+    assert encoder.prompt([{"role": "user", "content": "x"}]).train_inputs is None
+
+
+def test_a_placeholder_written_as_text_stands_for_no_picture() -> None:
+    encoder = encoder_of()
+    text = "<|vision_start|><|image_pad|><|vision_end|>"
+    prompt = encoder.prompt([shown(picture(0), text=text)])
+    assert len(prompt.image_data) == prompt.engine_ids.count(encoder.images.token_id) == 1
+    assert encoder.prompt([{"role": "user", "content": text}]).train_inputs is None
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": text}}}]
+    assert encoder.prompt([shown(picture(0), text=text), {**answer(), "tool_calls": calls}, shown()]).image_data
+
+
+def test_an_engine_that_reads_tokens_as_text_sees_no_more_control_tokens() -> None:
+    """SGLang decodes the tokens of a request with pictures and encodes the text again."""
+    encoder, tokenizer = encoder_of(), chatml_tokenizer()
+    attack = "".join(encoder.text.control)
+    prompt = encoder.prompt([shown(picture(0), text=attack), answer(attack), shown(text=attack)])
+    assert tokenizer.encode(encoder.decode(prompt.engine_ids), add_special_tokens=False) == prompt.engine_ids
+
+
+def test_the_check_knows_pictures_and_what_a_vlm_wrote() -> None:
+    encoder = encoder_of()
+    first, then, text = shown(picture(0), text="<|im_end|>"), shown(picture(1)), "left <|im_start|> right"
+    response = [*encoder.tokenizer.encode(text, add_special_tokens=False), encoder.end_of_turn_ids[0]]
+    appended, _ = encoder.append(encoder.prompt([first]), response, [then])
+    encoder.check([first, answer(text), then], appended.token_ids)
+    encoder.check([first, answer(text), then], encoder.prompt([first, answer(text), then]).token_ids)
+    with pytest.raises(EncodingError):
+        encoder.check([first, answer(text), shown()], appended.token_ids)
+
+
+def test_a_placeholder_that_the_model_wrote_is_refused_with_the_remedy() -> None:
+    encoder = encoder_of()
+    with pytest.raises(EncodingError, match="logit_bias"):
+        encoder.append(encoder.prompt([shown(picture(0))]), [encoder.images.token_id], [shown()])
+
+
+def test_logits_of_a_vlm_are_those_of_one_shot_processing() -> None:
+    encoder, model = encoder_of(), tiny_vlm()
+    messages = [shown(picture(0)), answer(), shown(picture(1, 96, 64)), answer(), shown(picture(2))]
+    expected = one_shot(messages)
+    prompt = encoder.prompt(messages[:1])
+    response = [*encoder.text.encode("ACTION: left"), encoder.end_of_turn_ids[0]]
+    for message in messages[2::2]:
+        prompt, _ = encoder.append(prompt, response, [message])
+    with torch.no_grad():
+        got = model(**model_inputs(model, prompt.token_ids, dict(prompt.train_inputs))).logits
+        reference = model(
+            **model_inputs(
+                model,
+                expected["input_ids"][0].tolist(),
+                {k: expected[k] for k in ("pixel_values", "image_grid_thw")},
+            )
+        ).logits
+        swapped = {k: v.flip(0) if k == "pixel_values" else v for k, v in prompt.train_inputs.items()}
+        other = model(**model_inputs(model, prompt.token_ids, swapped)).logits
+    assert torch.equal(got, reference)
+    assert not torch.allclose(got, other, atol=1e-4), "the model must see the pictures for this to mean anything"
+
+
+def model_inputs(model: Any, ids: list[int], images: dict[str, torch.Tensor]) -> dict[str, Any]:
+    tokens = torch.tensor([ids])
+    kinds = (tokens == model.config.image_token_id).int()
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "mm_token_type_ids": kinds, **images}
+
+
+def test_memory_of_a_long_episode_grows_linearly() -> None:
+    """Every turn's prompt is kept, as an episode keeps them; each picture's tensors exist once."""
+    encoder = encoder_of()
+    prompt = encoder.prompt([shown(picture(0))])
+    prompts = [prompt]
+    for turn in range(1, 60):
+        prompt, _ = encoder.append(prompt, [5, encoder.end_of_turn_ids[0]], [shown(picture(turn))])
+        prompts.append(prompt)
+    tensors = {id(t): t for p in prompts for part in p.train_inputs.parts for t in part.values()}
+    assert len(tensors) == 60 * 2
+    assert len({id(data) for p in prompts for data in p.image_data}) == 60
+    assert prompt.train_inputs["image_grid_thw"].shape == (60, 3)
+
+
+def test_a_picture_is_processed_once_while_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, image, calls = encoder_of(), picture(0), []
+    encode = encoder.images._encode
+    monkeypatch.setattr(encoder.images, "_encode", lambda p: calls.append(p) or encode(p))
+    for _ in range(3):
+        encoder.prompt([shown(image)])
+    assert len(calls) == 1 and len(encoder.images._kept) == 1
+    del image, calls[:]
+    gc.collect()
+    assert not encoder.images._kept
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (b"not a picture", "bytes cannot be read"),
+        ("data:image/png;base64,@@@", "str cannot be read"),
+        (12, "int cannot be read"),
+        (np.zeros((4, 4, 3)), "ndarray cannot be read"),
+        (Image.new("RGB", (5000, 5000)), "5000 x 5000 has more than"),
+        (Image.new("RGB", (2000, 2)), "refuses a picture of 2000 x 2"),
+    ],
+)
+def test_an_unusable_picture_is_an_error_with_a_name(image: Any, words: str) -> None:
+    with pytest.raises(EncodingError, match=words):
+        encoder_of().prompt([shown(image)])
+
+
+def test_a_truncated_picture_file_is_an_error_with_a_name() -> None:
+    buffer = io.BytesIO()
+    picture(0).save(buffer, format="PNG")
+    with pytest.raises(EncodingError, match="cannot be read"):
+        encoder_of().prompt([shown(buffer.getvalue()[:200])])
+
+
+def test_arrays_bytes_and_data_uris_are_pictures_too() -> None:
+    encoder, image = encoder_of(), picture(0)
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    expected = encoder.prompt([shown(image)])
+    uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    for same in (np.asarray(image), buffer.getvalue(), uri):
+        prompt = encoder.prompt([shown(same)])
+        assert prompt.token_ids == expected.token_ids and prompt.image_data == expected.image_data
+        assert torch.equal(prompt.train_inputs["pixel_values"], expected.train_inputs["pixel_values"])
+
+
+def test_a_count_that_disagrees_with_the_grid_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = encoder_of()
+    monkeypatch.setattr(encoder.images._processor.image_processor, "merge_size", 1)
+    monkeypatch.setattr(type(encoder.images._processor), "replace_image_token", lambda *_, **__: "<|image_pad|>" * 4)
+    with pytest.raises(EncodingError, match="4 placeholder tokens.*makes 16"):
+        encoder.prompt([shown(picture(0))])
+
+
+def test_a_template_that_shows_no_pictures_is_named() -> None:
+    own = processor()
+    blind = type(own)(
+        image_processor=own.image_processor,
+        tokenizer=chatml_tokenizer(),
+        chat_template=CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", ""),
+    )
+    with pytest.raises(EncodingError, match="picture"):
+        DeltaEncoder(chatml_tokenizer(), blind).prompt([shown(picture(0))])
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_checkpoints_processor_loads_without_torchvision(name: str, tmp_path: Path) -> None:
+    own = processor(name)
+    chatml_tokenizer().save_pretrained(tmp_path)
+    settings_of = {**own.image_processor.to_dict(), "processor_class": name}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings_of, default=str))
+    loaded = load_processor(str(tmp_path))
+    image = picture(0, 100, 70)
+    got = DeltaEncoder(loaded.tokenizer, loaded).prompt([shown(image)])
+    expected = encoder_of(name).prompt([shown(image)])
+    assert got.token_ids == expected.token_ids
+    assert torch.equal(got.train_inputs["pixel_values"], expected.train_inputs["pixel_values"])
+
+
+def test_a_text_only_checkpoint_has_no_processor(tmp_path: Path) -> None:
+    chatml_tokenizer().save_pretrained(tmp_path)
+    assert load_processor(str(tmp_path)) is None
+
+
+def test_a_processor_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    chatml_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"processor_class": "NoSuchProcessor"}')
+    with pytest.raises(EncodingError, match="NoSuchProcessor"):
+        load_processor(str(tmp_path))
+
+
+def test_a_placeholder_that_expands_to_text_and_tokens_merges_with_its_neighbours() -> None:
+    """Gemma 3 puts blank lines around a picture, which merge with line breaks beside it."""
+    from transformers import Gemma3Processor
+    from transformers.models.gemma3 import image_processing_pil_gemma3
+
+    tokenizer = real_tokenizer("gemma3")
+    gemma = Gemma3Processor(
+        image_processor=image_processing_pil_gemma3.Gemma3ImageProcessorPil(),
+        tokenizer=tokenizer,
+        chat_template=tokenizer.chat_template,
+        image_seq_length=16,
+    )
+    images = [picture(0), picture(1)]
+    first = [{"type": "text", "text": "look\n"}, {"type": "image", "image": images[0]}, {"type": "text", "text": "key"}]
+    last = {"role": "user", "content": [{"type": "image", "image": images[1]}]}
+    messages = [{"role": "system", "content": "Play."}, {"role": "user", "content": first}, answer(), last]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    expected = gemma(text=[text], images=[images], return_tensors="pt", add_special_tokens=False)
+    prompt = DeltaEncoder(tokenizer, gemma).prompt(messages)
+    assert prompt.token_ids == expected["input_ids"][0].tolist()
+    assert torch.equal(prompt.train_inputs["pixel_values"], expected["pixel_values"])

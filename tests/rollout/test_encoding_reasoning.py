@@ -1,0 +1,161 @@
+"""Thinking models: what happens to earlier reasoning, in both modes, for training and rollout alike."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollout.encoding import DeltaEncoder
+from rollout.errors import EncodingError
+from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
+from tests.fixtures.tokenizers import real_tokenizer
+
+property_test = settings(max_examples=60, deadline=None)
+
+
+@cache
+def encoder_of(thinking: bool = True, inference: bool = False) -> DeltaEncoder:
+    return DeltaEncoder(
+        real_tokenizer("qwen3"),
+        chat_template_kwargs={"enable_thinking": thinking},
+        use_inference_chat_template=inference,
+    )
+
+
+def kept_reasoning(messages: list[dict[str, Any]], thinking: bool) -> list[int]:
+    """Qwen3's one-shot encoding if its template kept the reasoning of every answer that has some."""
+    tokenizer = real_tokenizer("qwen3")
+    template = tokenizer.chat_template
+    for old, new in (
+        ("loop.index0 > ns.last_query_index", "reasoning_content"),
+        ("loop.last or (not loop.last and reasoning_content)", "true"),
+    ):
+        assert old in template
+        template = template.replace(old, new)
+    return _ids(messages, thinking, template)
+
+
+def production(messages: list[dict[str, Any]], thinking: bool) -> list[int]:
+    return _ids(messages, thinking, None)
+
+
+def _ids(messages: list[dict[str, Any]], thinking: bool, template: str | None) -> list[int]:
+    return real_tokenizer("qwen3").apply_chat_template(
+        messages, chat_template=template, add_generation_prompt=True, enable_thinking=thinking, return_dict=True
+    )["input_ids"]
+
+
+TEXT = st.sampled_from(["go left", "ACTION: open\nthe door", "42", "Tür 🙂"])
+
+
+@st.composite
+def answers(draw: Any) -> dict[str, Any]:
+    thought = draw(st.sampled_from([None, "because", "first\n\nsecond"]))
+    text = draw(TEXT)
+    if thought is None:
+        return {"role": "assistant", "content": text}
+    if draw(st.booleans()):
+        return {"role": "assistant", "content": text, "reasoning_content": thought}
+    return {"role": "assistant", "content": f"<think>\n{thought}\n</think>\n\n{text}"}
+
+
+@st.composite
+def conversations(draw: Any) -> list[dict[str, Any]]:
+    messages = [{"role": "system", "content": "Play."}] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(0, 4))):
+        messages += [{"role": "user", "content": draw(TEXT)}, draw(answers())]
+        if draw(st.booleans()):
+            messages += [{"role": "tool", "content": draw(TEXT)}, draw(answers())]
+    return [*messages, {"role": "user", "content": draw(TEXT)}]
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+@property_test
+@given(messages=conversations())
+def test_the_default_keeps_all_reasoning_and_is_else_the_one_shot_encoding(thinking: bool, messages: Any) -> None:
+    assert encoder_of(thinking).prompt(messages).token_ids == kept_reasoning(messages, thinking)
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+@property_test
+@given(messages=conversations())
+def test_the_inference_template_gives_what_production_sees(thinking: bool, messages: Any) -> None:
+    assert encoder_of(thinking, inference=True).prompt(messages).token_ids == production(messages, thinking)
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+@property_test
+@given(data=st.data())
+def test_a_window_prompt_shows_past_answers_exactly_as_full_history_holds_them(thinking: bool, data: Any) -> None:
+    """With thinking on, rollout in both histories and training see one and the same past."""
+    encoder = encoder_of(thinking)
+    messages = [{"role": "user", "content": data.draw(TEXT)}]
+    prompt = encoder.prompt(messages)
+    for _ in range(data.draw(st.integers(1, 4))):
+        text = f"<think>\nbecause\n</think>\n\n{data.draw(TEXT)}" if thinking else data.draw(TEXT)
+        reply = {"role": "user", "content": data.draw(TEXT)}
+        response = [*encoder.text.encode(text), encoder.end_of_turn_ids[0]]
+        prompt, _ = encoder.append(prompt, response, [reply])
+        messages += [{"role": "assistant", "content": text}, reply]
+    encoder.check(messages, prompt.token_ids)
+    if thinking:
+        assert prompt.token_ids == encoder.prompt(messages).token_ids
+    else:
+        assert encoder.decode(prompt.token_ids).count("<think>\n\n</think>\n\n") == 1 + len(messages) // 2
+
+
+def test_dropped_reasoning_cannot_be_appended_to_and_says_what_to_set() -> None:
+    with pytest.raises(EncodingError, match="history: window"):
+        DeltaEncoder(real_tokenizer("qwen3"), use_inference_chat_template=True, history="full")
+    encoder = encoder_of(inference=True)
+    prompt = encoder.prompt([{"role": "user", "content": "x"}])
+    with pytest.raises(EncodingError, match="history: window"):
+        encoder.append(prompt, [1, encoder.end_of_turn_ids[0]], [{"role": "user", "content": "x"}])
+
+
+def test_the_inference_template_can_be_appended_to_where_it_drops_nothing() -> None:
+    tokenizer = real_tokenizer("qwen2_5")
+    encoder = DeltaEncoder(tokenizer, use_inference_chat_template=True, history="full")
+    first, then = {"role": "user", "content": "x"}, {"role": "user", "content": "y"}
+    response = [*encoder.text.encode("ok"), encoder.end_of_turn_ids[0]]
+    prompt, _ = encoder.append(encoder.prompt([first]), response, [then])
+    whole = [first, {"role": "assistant", "content": "ok"}, then]
+    assert prompt.token_ids == encoder.prompt(whole).token_ids
+
+
+def test_reasoning_that_a_template_always_drops_is_kept_by_default_too() -> None:
+    """DeepSeek-R1's template drops the reasoning even of the last answer."""
+    tokenizer = copy.copy(chatml_tokenizer())
+    tokenizer.chat_template = CHAT_TEMPLATE.replace(
+        "render(message.content)", "render(message.content).split('</think>')[-1]"
+    )
+    past = {"role": "assistant", "content": "<think>\nbecause\n</think>\n\nleft"}
+    messages = [{"role": "user", "content": "a"}, past, {"role": "user", "content": "b"}]
+    kept, dropped = DeltaEncoder(tokenizer), DeltaEncoder(tokenizer, use_inference_chat_template=True)
+    assert past["content"] in kept.decode(kept.prompt(messages).token_ids)
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert dropped.prompt(messages).token_ids == expected
+    assert "because" not in dropped.decode(expected)
+
+
+def test_reasoning_that_a_template_rewrites_is_shown_as_the_template_writes_it() -> None:
+    tokenizer = copy.copy(chatml_tokenizer())
+    tokenizer.chat_template = CHAT_TEMPLATE.replace(
+        "render(message.content)", "render(message.content).replace('<think>', '<think> ')"
+    )
+    past = {"role": "assistant", "content": "<think>because</think>left"}
+    messages = [{"role": "user", "content": "a"}, past, {"role": "user", "content": "b"}]
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert DeltaEncoder(tokenizer).prompt(messages).token_ids == expected
+
+
+def test_a_memorys_own_words_before_the_reasoning_are_kept() -> None:
+    encoder = encoder_of()
+    past = "Previous plan:\n<think>\nbecause\n</think>\n\nACTION: left"
+    messages = [{"role": r, "content": c} for r, c in (("user", "a"), ("assistant", past), ("user", "b"))]
+    assert past in encoder.decode(encoder.prompt(messages).token_ids)

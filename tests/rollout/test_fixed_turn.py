@@ -1,0 +1,263 @@
+"""Fixed-turn batches: exact counts, nothing lost or doubled, cuts bootstrapped, faults bounded."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from argparse import Namespace
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from advantage.turn_table import TurnKind, TurnRow, decode_row
+from rollout.data_source import EpisodeSource
+from rollout.errors import ConfigError, EngineError, FailureBudgetError
+from rollout.fixed_turn import generate_rollout
+from rollout.runtime import close_runtimes
+from rollout.samples import convert_samples_to_train_data
+from rollout.warmup import collect_or_draw
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine, draw
+
+
+def plays(body: dict[str, Any], number: int) -> str:
+    """Mostly legal answers, some not; they depend on the prompt alone."""
+    return ("THINK: so.\nACTION: left", "ACTION: right", "right", "ACTION: dance", "")[draw(body, 5)]
+
+
+Collect = Callable[..., Awaitable[tuple[Namespace, EpisodeSource, list[Any]]]]
+
+
+@pytest.fixture
+async def collect(tmp_path: Path) -> Any:
+    """Plays `batches` batches of the counting game; returns args, source and slime's training outputs."""
+
+    async def play(batches: int = 1, script: Any = plays, delay: Any = None, **overrides: Any) -> Any:
+        async with ScriptedEngine(chatml_tokenizer(), script) as engine:
+            if delay is not None:
+                engine.delay = delay
+            args = rollout_args(tmp_path, engine.port, **overrides)
+            source = EpisodeSource(args)
+            try:
+                outputs = [await collect_or_draw(args, k, source) for k in range(batches)]
+            finally:
+                await close_runtimes()
+            return args, source, outputs
+
+    return play
+
+
+def flat(output: Any) -> list[Any]:
+    return [sample for group in output.samples for sample in group]
+
+
+def row(sample: Any) -> TurnRow:
+    import torch
+
+    return decode_row(torch.tensor(sample.train_metadata["turn_row"], dtype=torch.float64))
+
+
+def turns_of(outputs: list[Any]) -> list[tuple[int, int]]:
+    """(episode, turn index) of every turn, in order of the batches."""
+    return [
+        (s.metadata["episode_id"], s.metadata["round_number"])
+        for output in outputs
+        for s in flat(output)
+        if s.metadata["kind"] == "turn"
+    ]
+
+
+@pytest.mark.parametrize("quota", ["global", "per_env"])
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_batch_holds_exactly_its_turns_and_no_turn_is_lost_or_doubled(
+    collect: Collect, quota: str, seed: int
+) -> None:
+    jitter = random.Random(seed)
+    _, _, outputs = await collect(
+        batches=4,
+        delay=lambda number: jitter.random() * 0.01,
+        turn_quota=quota,
+        seed_start=seed * 100,
+        env={"max_length": 5 + 10 * seed},
+    )
+    for output in outputs:
+        assert sum(s.metadata["kind"] == "turn" for s in flat(output)) == 24
+    played = turns_of(outputs)
+    assert len(set(played)) == len(played) == 96
+    for episode in {e for e, _ in played}:
+        indices = [k for e, k in played if e == episode]
+        assert indices == list(range(len(indices))), "turns of an episode come in order, without a gap"
+
+
+async def test_an_episode_cut_by_the_batch_gets_one_bootstrap_sample_with_its_next_prompt(collect: Collect) -> None:
+    _, _, (first, second) = await collect(batches=2, turn_quota="per_env", env={"max_length": 40})
+    cut = 0
+    for group in first.samples:
+        *turns, last = group
+        if last.metadata["kind"] != "bootstrap":
+            assert row(group[-1]).terminated
+            continue
+        cut += 1
+        assert last.rollout_id == turns[-1].rollout_id
+        assert (last.response_length, last.loss_mask, last.reward) == (1, [0], 0.0)
+        assert row(last) == TurnRow(row(turns[-1]).segment, turns[-1].metadata["round_number"] + 1, TurnKind.BOOTSTRAP)
+        follower = next(
+            s
+            for s in flat(second)
+            if (s.metadata["episode_id"], s.metadata["round_number"])
+            == (last.metadata["episode_id"], last.metadata["round_number"])
+        )
+        prompt = follower.tokens[: len(follower.tokens) - follower.response_length]
+        assert last.tokens[:-1] == prompt, "the bootstrap state is the prompt that the next batch really starts from"
+    assert cut > 0
+
+
+async def test_samples_keep_the_models_tokens_while_history_shows_the_action_that_was_executed(
+    collect: Collect,
+) -> None:
+    tokenizer = chatml_tokenizer()
+    _, _, outputs = await collect(script=lambda body, number: "ACTION: dance", env={"max_length": 30})
+    for sample in flat(outputs[0]):
+        if sample.metadata["kind"] != "turn":
+            continue
+        response = tokenizer.decode(sample.tokens[-sample.response_length :])
+        assert response == "ACTION: dance<|im_end|>"
+        assert sample.reward == -0.1 and not sample.metadata["valid_action"]
+        prompt = tokenizer.decode(sample.tokens[: -sample.response_length])
+        assert "dance" not in prompt
+        assert ("ACTION: left" in prompt) == (sample.metadata["round_number"] > 0)
+
+
+async def test_batches_are_identical_whatever_the_order_in_which_requests_finish(collect: Collect) -> None:
+    runs = []
+    for seed in range(3):
+        jitter = random.Random(seed)
+        _, _, outputs = await collect(
+            batches=3, turn_quota="per_env", delay=lambda number, j=jitter: j.random() * 0.02, env_workers=1 + seed
+        )
+        runs.append([[(s.tokens, s.rollout_log_probs, s.reward, s.train_metadata) for s in flat(o)] for o in outputs])
+    assert runs[0] == runs[1] == runs[2]
+
+
+async def test_train_data_has_slimes_keys_and_groups_that_divide_into_whole_steps(collect: Collect) -> None:
+    args, _, (output,) = await collect()
+    data = convert_samples_to_train_data(args, flat(output))
+    count = len(data["tokens"])
+    assert all(len(value) == count for value in data.values())
+    assert len(set(data["rollout_ids"])) == 24
+    for tokens, mask, length, log_probs in zip(
+        data["tokens"], data["loss_masks"], data["response_lengths"], data["rollout_log_probs"], strict=True
+    ):
+        assert len(mask) == length == len(log_probs) < len(tokens)
+    by_group: dict[int, int] = {}
+    for group, mask in zip(data["rollout_ids"], data["loss_masks"], strict=True):
+        by_group[group] = by_group.get(group, 0) + sum(mask)
+    assert data["rollout_mask_sums"] == [by_group[group] for group in data["rollout_ids"]]
+    rewards = [turn.reward for vector in data["prompt"] for turn in decode_row(vector).turns]
+    assert rewards == [s.reward for s in flat(output) if s.metadata["kind"] == "turn"]
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+async def test_a_time_limit_is_bootstrapped_from_the_final_observation_only_when_asked(
+    collect: Collect, bootstrap: bool
+) -> None:
+    _, _, outputs = await collect(
+        bootstrap_on_time_limit=bootstrap, env={"max_length": 50, "time_limit": 3}, seed_start=1000
+    )
+    limited = [group for group in outputs[0].samples if any(row(s).truncated for s in group)]
+    assert limited
+    for group in limited:
+        assert (group[-1].metadata["kind"] == "bootstrap") == bootstrap
+        if bootstrap:
+            text = chatml_tokenizer().decode(group[-1].tokens)
+            assert "count 3" in text.rsplit("Current Observation:", 1)[1]
+
+
+async def test_an_end_on_the_time_limits_last_step_counts_as_termination(collect: Collect) -> None:
+    lengths = [random.Random(seed).randint(1, 4) for seed in range(40)]
+    assert 3 in lengths
+    _, _, (output,) = await collect(env={"max_length": 4, "time_limit": 3}, bootstrap_on_time_limit=True)
+    for group in output.samples:
+        last = [s for s in group if s.metadata["kind"] == "turn"][-1]
+        if lengths[last.metadata["episode_id"]] == 3 and last.metadata["round_number"] == 2:
+            assert row(last).terminated and not row(last).truncated and group[-1] is last
+
+
+async def test_max_turns_ends_an_episode_as_truncated(collect: Collect) -> None:
+    _, _, (output,) = await collect(max_turns=2, env={"max_length": 50})
+    assert max(s.metadata["round_number"] for s in flat(output)) <= 2
+    assert output.metrics["rollout/stop/max_turns"] > 0
+
+
+async def test_a_prompt_that_outgrows_the_context_ends_the_episode_as_truncated(collect: Collect) -> None:
+    _, _, (output,) = await collect(
+        history="full", rollout_max_context_len=700, env={"max_length": 50}, script=lambda b, n: "ACTION: left"
+    )
+    assert output.metrics["rollout/stop/context"] > 0
+    for group in output.samples:
+        for sample in group:
+            assert len(sample.tokens) <= 700
+            if row(sample).truncated:
+                assert sample is group[-1]
+
+
+async def test_first_prompts_that_never_fit_stop_the_batch_with_the_flag_to_raise(collect: Collect) -> None:
+    with pytest.raises(FailureBudgetError, match="--rollout-max-context-len"):
+        await collect(rollout_max_context_len=40)
+
+
+async def test_full_history_appends_the_models_own_tokens_as_they_came(collect: Collect) -> None:
+    _, _, (output,) = await collect(history="full", env={"max_length": 6})
+    for group in output.samples:
+        for before, after in itertools.pairwise(group):
+            assert after.tokens[: len(before.tokens)] == before.tokens
+
+
+async def test_a_broken_environment_is_abandoned_and_its_turns_so_far_are_kept_and_bootstrapped(
+    collect: Collect,
+) -> None:
+    _, _, (output,) = await collect(env={"max_length": 30, "raise_at": 2, "raise_seeds": [1]}, turn_quota="per_env")
+    assert output.metrics["rollout/faults/episodes_failed"] == 1
+    broken = next(g for g in output.samples if g[0].metadata["episode_id"] == 1)
+    assert [s.metadata["kind"] for s in broken] == ["turn", "turn", "bootstrap"]
+    assert sum(s.metadata["kind"] == "turn" for s in flat(output)) == 24
+
+
+async def test_too_many_broken_environments_stop_the_batch_with_what_reproduces_them(collect: Collect) -> None:
+    with pytest.raises(FailureBudgetError) as error:
+        await collect(env={"raise_at": 0}, max_episode_failures_per_batch=3)
+    text = str(error.value)
+    assert "the game broke" in text and "seed" in text and "tests.fixtures.counting_env" in text
+    assert "max_episode_failures_per_batch is 3" in text
+
+
+async def test_an_aborted_turn_is_issued_again_without_touching_the_environment(
+    collect: Collect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout.episode.ABORT_PAUSE_S", 0.001)
+    engine_answers = {"aborted": 0}
+
+    def script(body: dict[str, Any], number: int) -> Any:
+        if number % 3 == 0:
+            engine_answers["aborted"] += 1
+            return {"text": "AC", "meta_info": {"finish_reason": {"type": "abort"}, "output_token_logprobs": []}}
+        return plays(body, number)
+
+    _, _, outputs = await collect(batches=2, script=script)
+    played = turns_of(outputs)
+    assert len(set(played)) == len(played) == 48
+    aborted = sum(output.metrics["rollout/faults/turns_aborted"] for output in outputs)
+    assert aborted == engine_answers["aborted"] > 0
+
+
+async def test_an_engine_that_never_answers_sensibly_stops_the_batch_with_its_last_answer(collect: Collect) -> None:
+    with pytest.raises(EngineError, match=r"failed 3 times.*no meta_info"):
+        await collect(script=lambda body, number: {"sorry": "busy"})
+
+
+def test_a_foreign_data_source_is_refused_with_the_flag_that_names_ours(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--data-source-path rollout.data_source.EpisodeSource"):
+        generate_rollout(rollout_args(tmp_path), 0, object())  # type: ignore[arg-type]

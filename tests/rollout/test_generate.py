@@ -1,0 +1,138 @@
+"""Whole episodes inside slime's own outer loop: one sample with every turn, or one a turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from advantage.turn_table import TurnRow, decode_row
+from rollout import generate as generate_module
+from rollout.data_source import EpisodeSource
+from rollout.framework import Sample
+from rollout.generate import generate
+from rollout.runtime import close_runtimes, sampling_params
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine, draw
+
+
+def plays(body: dict[str, Any], number: int) -> str:
+    return ("THINK: so.\nACTION: left", "right", "ACTION: dance")[draw(body, 3)]
+
+
+def row(sample: Sample) -> TurnRow:
+    return decode_row(torch.tensor(sample.train_metadata["turn_row"], dtype=torch.float64))
+
+
+@pytest.fixture
+async def play(tmp_path: Path) -> Any:
+    async def run(script: Any = plays, calls: int = 1, **overrides: Any) -> Any:
+        async with ScriptedEngine(chatml_tokenizer(), script) as engine:
+            args = rollout_args(tmp_path, engine.port, **overrides)
+            sample = EpisodeSource(args).get_samples(1)[0][0]
+            sample.session_id = overrides.get("session")
+            try:
+                for _ in range(calls):
+                    result = await generate(args, sample, sampling_params(args))
+            finally:
+                await close_runtimes()
+            return result, engine
+
+    return run
+
+
+async def test_window_history_gives_one_sample_a_turn_in_one_training_group(play: Any) -> None:
+    samples, engine = await play(env={"max_length": 30}, seed_start=7)
+    assert len(samples) == len(engine.requests) > 3
+    assert len({s.rollout_id for s in samples}) == 1
+    assert [row(s).first_turn for s in samples] == list(range(len(samples)))
+    assert len({row(s).segment for s in samples}) == 1
+    assert [row(s).terminated for s in samples] == [False] * (len(samples) - 1) + [True]
+    total = sum(turn.reward for s in samples for turn in row(s).turns)
+    assert all(s.reward == pytest.approx(total) for s in samples)
+    for sample, request in zip(samples, engine.requests, strict=True):
+        assert sample.tokens[: -sample.response_length] == request["input_ids"]
+
+
+async def test_full_history_gives_one_sample_whose_mask_covers_exactly_the_models_tokens(play: Any) -> None:
+    sample, engine = await play(history="full", env={"max_length": 30}, seed_start=7)
+    tokenizer = chatml_tokenizer()
+    response = sample.tokens[-sample.response_length :]
+    assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
+    spans = row(sample).turns
+    assert len(spans) == len(engine.requests)
+    for span in spans:
+        assert all(sample.loss_mask[span.start : span.end])
+        assert tokenizer.decode(response[span.start : span.end]).endswith("<|im_end|>")
+    assert sum(sample.loss_mask) == sum(span.end - span.start for span in spans)
+    for request, span in zip(engine.requests, spans, strict=True):
+        prompt = sample.tokens[: len(sample.tokens) - sample.response_length + span.start]
+        assert request["input_ids"] == prompt, "every turn was generated from exactly the tokens it is trained after"
+    assert sample.status == Sample.Status.COMPLETED
+
+
+def aborts_at(number: int) -> Any:
+    def script(body: dict[str, Any], request: int) -> Any:
+        if request == number:
+            return {"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}
+        return plays(body, request)
+
+    return script
+
+
+GOES_ON = {"env": {"max_length": 30}, "seed_start": 7, "partial_rollout": True}
+
+
+async def test_an_aborted_episode_goes_on_where_it_stopped_when_it_is_handed_out_again(play: Any) -> None:
+    samples, engine = await play(aborts_at(3), calls=2, **GOES_ON)
+    assert engine.requests[3]["input_ids"] == engine.requests[4]["input_ids"]
+    assert [s.metadata["round_number"] for s in samples] == list(range(len(engine.requests) - 1))
+    assert all(all(s.loss_mask) for s in samples)
+
+
+@pytest.mark.parametrize("history", ["window", "full"])
+async def test_turns_from_before_an_abort_are_masked_where_slime_says_so(play: Any, history: str) -> None:
+    flags = {**GOES_ON, "mask_offpolicy_in_partial_rollout": True, "history": history}
+    result, _ = await play(aborts_at(3), calls=2, **flags)
+    if history == "window":
+        trained = [any(s.loss_mask) for s in result]
+    else:
+        trained = [any(result.loss_mask[span.start : span.end]) for span in row(result).turns]
+    assert trained == [False] * 3 + [True] * (len(trained) - 3)
+    assert len(trained) > 3
+
+
+async def test_an_aborted_episode_that_nobody_will_ask_for_lets_its_environment_go(play: Any) -> None:
+    sample, engine = await play(aborts_at(3), env={"max_length": 30}, seed_start=7)
+    assert sample.status == Sample.Status.ABORTED and len(engine.requests) == 4
+    assert not generate_module._parked
+
+
+async def test_an_episodes_samples_answer_for_the_episode_where_slime_expects_one_sample(play: Any) -> None:
+    """slime reads these when it puts a finished episode back, hands it out again, masks it, or filters its group."""
+    samples, _ = await play(env={"max_length": 30}, seed_start=7, session="abc")
+    assert isinstance(samples, list) and samples.status == Sample.Status.COMPLETED
+    assert samples.reward == samples[0].reward and samples.session_id == "abc" and samples.index == samples[0].index
+    assert not samples.response and samples.metadata == {}
+    samples.loss_mask = [0] * samples.response_length
+    assert all(s.loss_mask == [0] * s.response_length for s in samples)
+
+
+async def test_requests_carry_the_samples_session_where_the_router_hashes_by_it(play: Any) -> None:
+    _, engine = await play(env={"max_length": 3}, router_policy="consistent_hashing", session="abc")
+    assert {headers["X-SMG-Routing-Key"] for headers in engine.headers} == {"abc"}
+
+
+async def test_a_lost_environment_gives_a_failed_sample_that_trains_nothing(play: Any) -> None:
+    sample, _ = await play(env={"max_length": 30, "raise_at": 2}, seed_start=7)
+    assert sample.status == Sample.Status.FAILED
+    assert sample.loss_mask == [0] and "the game broke" in sample.metadata["fault"]
+
+
+async def test_a_limit_ends_the_episode_as_truncated(play: Any) -> None:
+    samples, _ = await play(max_turns=2, env={"max_length": 30}, seed_start=7)
+    assert [s.status for s in samples] == [Sample.Status.TRUNCATED] * 2
+    assert row(samples[-1]).truncated

@@ -1,0 +1,60 @@
+"""`env_backend: ray` on a real local cluster of two nodes, one of which is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rollout.config import RolloutConfig
+from rollout.env_pool import EnvPool
+from rollout.env_worker import EnvSpec
+
+ray = pytest.importorskip("ray", reason="Ray is not installed; pip install ray enables the cluster tests")
+ENV = "tests.fixtures.counting_env"
+LONG = {"length_of": "tests.rollout.test_ray_backend.always_long"}
+
+
+def always_long(seed: int) -> int:
+    return 100
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from pathlib import Path
+
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    ray.init(
+        address=cluster.address,
+        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}},
+        log_to_driver=False,
+    )
+    yield cluster, second
+    ray.shutdown()
+    cluster.shutdown()
+
+
+async def test_episodes_go_on_after_a_node_is_killed(cluster: Any) -> None:
+    nodes, second = cluster
+    config = RolloutConfig(
+        rollout_interaction_env_path=ENV, env_backend="ray", env_workers=4, env_step_timeout_s=60.0
+    )
+    pool = EnvPool(config)
+    sessions = [await pool.open(EnvSpec(ENV, {"task": "count", "seed": s}, LONG)) for s in range(4)]
+    nodes.remove_node(second, allow_graceful=False)
+    count = 0
+    # Ray ends a dead node's workers only after a while: play until it did, on every session.
+    while pool.faults["worker_died"] < 1 and count < 60:
+        count += 1
+        for seed, session in enumerate(sessions):
+            reply = await session.step("ACTION: left")
+            shown = reply.observation["text"]["long_term_context"]
+            assert shown.startswith(f"seed {seed} count {count} path {'l' * min(8, count)}")
+        await asyncio.sleep(0.2)
+    assert pool.faults["worker_died"] > 0 and pool.faults["replayed"] > 0
+    pool.close()

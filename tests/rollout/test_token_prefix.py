@@ -1,0 +1,55 @@
+"""Prompts that grow share one buffer and never disturb each other."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.token_prefix import TokenPrefix
+
+IDS = st.lists(st.integers(0, 200_000), max_size=6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), IDS), max_size=12))
+def test_any_tree_of_continuations_reads_like_plain_lists(steps: list[tuple[int, list[int]]]) -> None:
+    prefixes, lists = [TokenPrefix([1, 2])], [[1, 2]]
+    for parent, ids in steps:
+        parent %= len(prefixes)
+        prefixes.append(prefixes[parent].extended(ids, [7]))
+        lists.append([*lists[parent], *ids, 7])
+    for prefix, expected in zip(prefixes, lists, strict=True):
+        assert prefix == expected and expected == prefix and list(prefix) == expected and len(prefix) == len(expected)
+        assert prefix[-1] == expected[-1] and prefix[1:-1] == expected[1:-1] and prefix[::-1] == expected[::-1]
+        assert prefix + expected == expected + expected and prefix != [*expected, 3]
+
+
+def test_an_episodes_prompts_share_one_buffer() -> None:
+    prefixes = [TokenPrefix()]
+    for k in range(100):
+        prefixes.append(prefixes[-1].extended([k] * 10))
+    assert len({id(prefix._buffer) for prefix in prefixes}) == 1
+    assert prefixes[3] == [k for k in range(3) for _ in range(10)]
+
+
+def test_two_threads_may_continue_the_same_prompt() -> None:
+    start = TokenPrefix(range(5))
+    with ThreadPoolExecutor(8) as threads:
+        grown = list(threads.map(lambda k: start.extended([k] * 1000), range(64)))
+    assert all(prefix == [*range(5), *[k] * 1000] for k, prefix in enumerate(grown))
+
+
+def test_copies_and_pickles_are_plain_lists() -> None:
+    prefix = TokenPrefix([1, 2]).extended([3])
+    assert type(pickle.loads(pickle.dumps(prefix))) is list
+    assert copy.deepcopy(prefix) == [1, 2, 3]
+
+
+def test_a_position_outside_is_an_index_error() -> None:
+    for index in (2, -3):
+        with pytest.raises(IndexError, match="of 2"):
+            TokenPrefix([1, 2])[index]

@@ -1,0 +1,151 @@
+"""Tools through the rollout: in both histories, the prompt is what the chat template shows of the same conversation."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from advantage.turn_table import decode_row
+from rollout.data_source import EpisodeSource
+from rollout.errors import EncodingError
+from rollout.fixed_turn import collect
+from rollout.framework import Sample
+from rollout.generate import generate
+from rollout.runtime import close_runtimes, sampling_params
+from tests.envs.test_tool_env import call
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.fixtures.tokenizers import real_tokenizer
+
+ENV = {
+    "tools": ["tests.envs.toolbox:add", "tests.envs.toolbox:Counter"],
+    "data": [{"question": "What is 2 + 3?", "answer": "5"}],
+    "grader": "exact",
+    "max_steps": 6,
+}
+ANSWERS = [
+    "I add.\n" + call("add", a=2, b=3),
+    call("counter") + "\n" + call("counter", step=4),
+    "<tool_call>oops</tool_call>",
+    "Answer: 5",
+]
+
+
+def overrides(folder: Path, family: str | None, **more: Any) -> dict[str, Any]:
+    """Rollout arguments for the tool environment, with a real tokenizer if a family is named."""
+    tokenizer = real_tokenizer(family) if family else chatml_tokenizer()
+    tokenizer.save_pretrained(folder / "checkpoint")
+    return {
+        "hf_checkpoint": str(folder / "checkpoint"),
+        "rollout_interaction_env_path": "envs.tools",
+        "tasks": ["sums"],
+        "env": ENV,
+        "rollout_max_response_len": 256,
+        "rollout_max_context_len": 8192,
+        **more,
+    }
+
+
+async def play(folder: Path, family: str | None, **more: Any) -> tuple[Any, list[dict[str, Any]]]:
+    settings = overrides(folder, family, **more)
+    tokenizer = real_tokenizer(family) if family else chatml_tokenizer()
+    async with ScriptedEngine(tokenizer, lambda body, number: ANSWERS[number % len(ANSWERS)]) as engine:
+        args = rollout_args(folder, engine.port, **settings)
+        sample = EpisodeSource(args).get_samples(1)[0][0]
+        try:
+            result = await generate(args, sample, sampling_params(args))
+        finally:
+            await close_runtimes()
+        return result, engine.requests
+
+
+def schemas() -> list[Any]:
+    from envs.tools import load_tools
+
+    return [spec.schema for spec in load_tools(ENV["tools"])]
+
+
+@pytest.mark.parametrize("family", [None, "qwen2_5", "qwen3"])
+async def test_a_full_history_of_tool_use_equals_the_templates_rendering(tmp_path: Path, family: str | None) -> None:
+    sample, requests = await play(tmp_path, family, history="full")
+    tokenizer = real_tokenizer(family) if family else chatml_tokenizer()
+    assert len(requests) == 4 and sample.status == Sample.Status.COMPLETED and sample.reward == pytest.approx(1.0 + 0.4)
+    first = tokenizer.decode(requests[0]["input_ids"])
+    for schema in schemas():
+        assert json.dumps(schema) in first or schema["function"]["description"] in first
+    env_says = "No tool was run: the call is not JSON: Expecting value at character 0."
+    system = first.split("<|im_start|>system\n")[1].split("<|im_end|>")[0]
+    instruction = "Work on the user's question" + system.split("Work on the user's question")[1].split("\n\n# Tools")[0]
+    if family is None:
+        instruction = instruction.split("\nTools: ")[0]
+    messages = [
+        {"role": "system", "content": instruction},
+        {"role": "user", "content": "What is 2 + 3?"},
+        {"role": "assistant", "content": ANSWERS[0]},
+        {"role": "tool", "content": "5"},
+        {"role": "assistant", "content": ANSWERS[1]},
+        {"role": "tool", "content": "count 1"},
+        {"role": "tool", "content": "count 5"},
+        {"role": "assistant", "content": ANSWERS[2]},
+        {"role": "user", "content": env_says},
+    ]
+    expected = tokenizer.apply_chat_template(messages, tools=schemas(), tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(requests[3]["input_ids"]) == expected
+
+
+async def test_the_mask_covers_the_answers_and_nothing_of_the_tools(tmp_path: Path) -> None:
+    sample, requests = await play(tmp_path, None, history="full")
+    tokenizer = chatml_tokenizer()
+    row = decode_row(torch.tensor(sample.train_metadata["turn_row"], dtype=torch.float64))
+    response = sample.tokens[-sample.response_length :]
+    for span, answer, request in zip(row.turns, ANSWERS, requests, strict=True):
+        assert tokenizer.decode(response[span.start : span.end]) == answer + "<|im_end|>"
+        assert request["input_ids"] == sample.tokens[: len(sample.tokens) - len(response) + span.start]
+    trained = [token for token, mask in zip(response, sample.loss_mask, strict=True) if mask]
+    assert tokenizer.decode(trained) == "".join(answer + "<|im_end|>" for answer in ANSWERS)
+    assert [turn.reward for turn in row.turns] == pytest.approx([0.0, 0.0, -0.1, 1.5])
+
+
+async def test_a_window_shows_question_and_tools_on_every_turn(tmp_path: Path) -> None:
+    samples, requests = await play(tmp_path, None, history="window")
+    tokenizer = chatml_tokenizer()
+    texts = [tokenizer.decode(request["input_ids"]) for request in requests]
+    assert len(samples) == 4
+    for text in texts:
+        assert text.count("What is 2 + 3?") == 1 and '"name": "counter"' in text
+    assert "Observation:\nadd: 5" in texts[2] and "Previous plan:\n" + ANSWERS[1] in texts[2]
+    assert "ACTION: nothing" in texts[3], "a window shows what was executed in place of an invalid answer"
+
+
+async def test_a_fixed_turn_batch_plays_the_tool_environment_in_worker_processes(tmp_path: Path) -> None:
+    def script(body: dict[str, Any], number: int) -> str:
+        return ANSWERS[number % len(ANSWERS)]
+
+    settings = overrides(tmp_path, None, rollout_batch_size=16, n_env=3, env_backend="process", env_workers=1)
+    async with ScriptedEngine(chatml_tokenizer(), script) as engine:
+        args = rollout_args(tmp_path, engine.port, **settings)
+        try:
+            segments, metrics = await collect(args, 0, EpisodeSource(args))
+        finally:
+            await close_runtimes()
+    assert sum(len(segment.turns) for segment in segments) == 16
+    assert metrics.get("rollout/faults/episodes_failed", 0.0) == 0.0
+    assert metrics["episode/env/tool_calls"] > 0
+
+
+async def test_a_template_without_tools_is_refused_and_the_prompt_can_show_them_instead(tmp_path: Path) -> None:
+    tokenizer = copy.deepcopy(chatml_tokenizer())
+    tokenizer.chat_template = tokenizer.chat_template.replace("{%- if tools -%}", "{%- if false -%}")
+    tokenizer.save_pretrained(tmp_path / "without")
+    settings = {"history": "full", "hf_checkpoint": str(tmp_path / "without")}
+    with pytest.raises(EncodingError, match="ignores tools"):
+        await play(tmp_path, None, **settings)
+    _, requests = await play(tmp_path, None, **settings, env={**ENV, "tools_in": "prompt"})
+    text = tokenizer.decode(requests[1]["input_ids"])
+    assert '"name": "counter"' in text and "<|im_start|>user\nResult of add:\n5<|im_end|>" in text

@@ -1,0 +1,156 @@
+"""Games as pictures, with or without text, through the rollout in both histories: no turn is blind."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from envs.loading import build_env_from
+from rollout.config import RolloutConfig
+from rollout.data_source import EpisodeSource
+from rollout.fixed_turn import collect
+from rollout.framework import Sample
+from rollout.generate import generate
+from rollout.runtime import close_runtimes, sampling_params
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.fixtures.vision import processor, save_tiny_vlm
+
+GAMES = {
+    "envs.babyai": ("goto", "turn left", "minigrid"),
+    "envs.babaisai": ("two_room-goto_win", "right", ""),
+    "envs.crafter": ("default", "Move West", ""),
+}
+TURNS = 4
+
+
+def needs(game: str) -> None:
+    package = GAMES[game][2]
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{game} needs {package}; pip install 'slime-verlog[envs]' enables this test")
+
+
+def settings(folder: Path, game: str, vlm: Any, **more: Any) -> dict[str, Any]:
+    task = GAMES[game][0]
+    options = {"vlm": vlm, "max_steps": TURNS} if game != "envs.babaisai" else {"vlm": vlm}
+    return {
+        "hf_checkpoint": str(save_tiny_vlm(folder / "vlm")),
+        "rollout_interaction_env_path": game,
+        "tasks": [task],
+        "env": options,
+        "max_turns": TURNS,
+        "rollout_max_response_len": 32,
+        "rollout_max_context_len": 60_000,
+        **more,
+    }
+
+
+def pictures_of(game: str, vlm: Any) -> list[np.ndarray]:
+    """What the environment itself shows on the first turns of the episode, as pixels."""
+    task, action, _ = GAMES[game]
+    env = build_env_from(game, {"task": task, "seed": 0}, {"vlm": vlm})
+    shown = [env.reset(), *(env.step(action)[0] for _ in range(TURNS - 1))]
+    return [np.asarray(o["multi_modal_data"]["image"][0]) for o in shown]
+
+
+def sent(request: dict[str, Any]) -> list[np.ndarray]:
+    """The pictures of a request, decoded as the engine would."""
+    raw = (base64.b64decode(data.partition(",")[2]) for data in request.get("image_data", []))
+    return [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in raw]
+
+
+async def play(folder: Path, game: str, vlm: Any, **more: Any) -> tuple[Any, list[dict[str, Any]]]:
+    needs(game)
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: GAMES[game][1]) as engine:
+        args = rollout_args(folder, engine.port, **settings(folder, game, vlm, **more))
+        sample = EpisodeSource(args).get_samples(1)[0][0]
+        try:
+            result = await generate(args, sample, sampling_params(args))
+        finally:
+            await close_runtimes()
+        return result, engine.requests
+
+
+def assert_pictures(request: dict[str, Any], expected: list[np.ndarray]) -> None:
+    got = sent(request)
+    assert len(got) == len(expected)
+    assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
+    placeholder = chatml_tokenizer().convert_tokens_to_ids("<|image_pad|>")
+    assert request["input_ids"].count(placeholder) == len(expected)
+
+
+@pytest.mark.parametrize("vlm", [True, "only"])
+@pytest.mark.parametrize("game", GAMES)
+async def test_in_full_history_the_engine_sees_every_picture_on_every_later_turn(
+    tmp_path: Path, game: str, vlm: Any
+) -> None:
+    sample, requests = await play(tmp_path, game, vlm, history="full")
+    expected = pictures_of(game, vlm)
+    assert len(requests) == TURNS and sample.status == Sample.Status.TRUNCATED
+    for turn, request in enumerate(requests):
+        assert_pictures(request, expected[: turn + 1])
+    whole = processor().image_processor(images=[Image.fromarray(p) for p in expected], return_tensors="pt")
+    for key in ("pixel_values", "image_grid_thw"):
+        assert torch.equal(sample.multimodal_train_inputs[key], whole[key])
+    placeholder = chatml_tokenizer().convert_tokens_to_ids("<|image_pad|>")
+    assert sample.tokens.count(placeholder) == int(whole["image_grid_thw"].prod(-1).sum()) // 4
+    text = chatml_tokenizer().decode(requests[-1]["input_ids"])
+    assert ("The picture shows what you see." in text) == (vlm == "only")
+
+
+@pytest.mark.parametrize("game", GAMES)
+async def test_in_a_window_pictures_come_and_go_with_their_turns(tmp_path: Path, game: str) -> None:
+    samples, requests = await play(tmp_path, game, True, history="window", memory={"kind": "window", "n": 1})
+    expected = pictures_of(game, True)
+    assert len(samples) == len(requests) == TURNS
+    for turn, (sample, request) in enumerate(zip(samples, requests, strict=True)):
+        shown = expected[max(0, turn - 1) : turn + 1]
+        assert_pictures(request, shown)
+        whole = processor().image_processor(images=[Image.fromarray(p) for p in shown], return_tensors="pt")
+        assert torch.equal(sample.multimodal_train_inputs["pixel_values"], whole["pixel_values"])
+
+
+async def test_a_context_that_is_full_ends_the_episode_and_splits_no_picture(tmp_path: Path) -> None:
+    _, requests = await play(tmp_path / "long", "envs.babyai", True, history="full")
+    tokens = [len(r["input_ids"]) for r in requests]
+    whole, _ = await play(tmp_path / "all", "envs.babyai", True, history="full")
+    limit = len(whole.tokens) - 20
+    sample, requests = await play(tmp_path, "envs.babyai", True, history="full", rollout_max_context_len=limit)
+    assert len(requests) < len(tokens) and sample.status == Sample.Status.TRUNCATED
+    assert sample.metadata["stop"] == "context" and len(sample.tokens) <= limit
+    placeholder = chatml_tokenizer().convert_tokens_to_ids("<|image_pad|>")
+    grids = sample.multimodal_train_inputs["image_grid_thw"]
+    assert sample.tokens.count(placeholder) == int(grids.prod(-1).sum()) // 4 and len(grids) == len(requests)
+
+
+async def test_a_fixed_turn_batch_of_pictures_carries_them_to_training(tmp_path: Path) -> None:
+    needs("envs.babyai")
+    more = {"n_env": 2, "rollout_batch_size": 8, "global_batch_size": 4, "env_backend": "process", "env_workers": 1}
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "turn left") as engine:
+        args = rollout_args(tmp_path, engine.port, **settings(tmp_path, "envs.babyai", True, **more))
+        try:
+            segments, _ = await collect(args, 0, EpisodeSource(args))
+        finally:
+            await close_runtimes()
+    turns = [turn for segment in segments for turn in segment.turns]
+    assert len(turns) == 8
+    assert all(len(turn.prompt.train_inputs["image_grid_thw"]) == min(turn.index, 1) + 1 for turn in turns)
+
+
+def test_the_configuration_shows_pictures() -> None:
+    path = Path(__file__).parents[2] / "custom_configs" / "crafter_vlm.yaml"
+    from envs.options import read_options
+
+    config = read_options(RolloutConfig, yaml.safe_load(path.read_text()))
+    env = build_env_from(config.rollout_interaction_env_path, {"task": config.tasks[0], "seed": 1}, config.env)
+    assert env.reset()["multi_modal_data"]["image"]

@@ -1,0 +1,67 @@
+"""Critic warm-up: what is drawn from the kept segments."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.config import WarmupConfig
+from rollout.errors import ConfigError
+from rollout.samples import Segment
+from rollout.turn import Generation, Prompt, Turn
+from rollout.warmup import draw, phase_of
+
+
+def segment(number: int, length: int, ended: bool) -> Segment:
+    turns = tuple(
+        Turn(
+            episode_id=number,
+            index=k,
+            prompt=Prompt([number, k]),
+            generation=Generation([5], [-1.0], "x", "stop"),
+            action="a",
+            valid=True,
+            executed_action="a",
+            reward=0.0,
+            terminated=ended and k == length - 1,
+            truncated=False,
+            action_span=None,
+        )
+        for k in range(length)
+    )
+    return Segment("t", turns, None if ended else Prompt([number, length]), "terminated" if ended else "cut")
+
+
+KEPT = st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=3, max_size=30).map(
+    lambda items: [segment(k, length, ended) for k, (length, ended) in enumerate(items)]
+)
+
+
+@given(kept=KEPT, fraction=st.floats(0.05, 1.0), step=st.integers(1, 3), seed=st.integers(0, 99))
+def test_a_draw_holds_whole_steps_of_distinct_turns_and_every_open_end_has_its_bootstrap(
+    kept: list[Segment], fraction: float, step: int, seed: int
+) -> None:
+    total = sum(len(s.turns) for s in kept)
+    drawn = draw(kept, fraction, step, seed)
+    turns = [(t.episode_id, t.index) for s in drawn for t in s.turns]
+    assert len(turns) == len(set(turns))
+    assert len(turns) % step == 0
+    assert abs(len(turns) - max(step, fraction * total)) <= step
+    for part in drawn:
+        last = part.turns[-1]
+        assert [t.index for t in part.turns] == list(range(len(part.turns)))
+        if not last.terminated:
+            assert part.bootstrap is not None
+            assert part.bootstrap.token_ids == [last.episode_id, last.index + 1]
+    assert drawn == draw(kept, fraction, step, seed)
+
+
+def test_nothing_kept_is_refused_with_how_to_resume() -> None:
+    with pytest.raises(ConfigError, match="resume with the rollout checkpoint"):
+        draw([], 0.1, 8, 0)
+
+
+def test_phases_follow_one_another() -> None:
+    warmup = WarmupConfig(w_epoch=2, w_iter=1)
+    assert [phase_of(k, warmup) for k in range(5)] == ["collect", "collect", "draw", "train", "train"]
