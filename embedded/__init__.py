@@ -1,0 +1,1 @@
+"""The plugin's hooks on one CPU machine: engine, trainer, tiny policy."""

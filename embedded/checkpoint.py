@@ -1,0 +1,92 @@
+"""The trainer's state on disk: safetensors and JSON, written aside and renamed, so that a crash leaves the old one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from rollout.errors import CheckpointError
+
+FORMAT = "slime-verlog-trainer-1"
+_LATEST = "latest.json"
+
+
+def save_trainer(folder: str | Path, rollout_id: int, models: dict[str, Any], optimizers: dict[str, Any]) -> Path:
+    """Write models and optimizers as `folder/trainer_<rollout_id>` and point `latest.json` at it.
+
+    Raises:
+        CheckpointError: the folder cannot be written; what was there before is untouched.
+    """
+    target = Path(folder) / f"trainer_{rollout_id}"
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for name, model in models.items():
+            save_file(_tensors(model.state_dict()), temporary / f"{name}.safetensors")
+        groups = {}
+        for name, optimizer in optimizers.items():
+            state = optimizer.state_dict()
+            groups[name] = state["param_groups"]
+            flat = {f"{i}.{key}": value for i, entry in state["state"].items() for key, value in entry.items()}
+            save_file(_tensors(flat), temporary / f"{name}_optimizer.safetensors")
+        info = {"format": FORMAT, "rollout_id": rollout_id, "param_groups": groups}
+        (temporary / "state.json").write_text(json.dumps(info), encoding="utf-8")
+        shutil.rmtree(target, ignore_errors=True)
+        temporary.rename(target)
+        latest = Path(folder) / f".{_LATEST}.{os.getpid()}"
+        latest.write_text(json.dumps({"rollout_id": rollout_id}), encoding="utf-8")
+        latest.replace(Path(folder) / _LATEST)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(f"cannot write the trainer's checkpoint to {target}: {error.strerror}") from error
+    return target
+
+
+def load_trainer(folder: str | Path, models: dict[str, Any], optimizers: dict[str, Any]) -> int:
+    """Restore what `save_trainer` wrote last; returns its rollout id.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged or of another model; nothing of it was loaded.
+    """
+    try:
+        rollout_id = json.loads((Path(folder) / _LATEST).read_text(encoding="utf-8"))["rollout_id"]
+        source = Path(folder) / f"trainer_{rollout_id}"
+        info = json.loads((source / "state.json").read_text(encoding="utf-8"))
+        if info["format"] != FORMAT:
+            raise CheckpointError(f"{source} has format {info['format']!r}, this project reads {FORMAT}")
+        weights = {name: load_file(source / f"{name}.safetensors") for name in models}
+        moments = {name: load_file(source / f"{name}_optimizer.safetensors") for name in optimizers}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"no usable trainer checkpoint in {folder}: {error}") from error
+    for name, model in models.items():
+        _check_shapes(source / f"{name}.safetensors", _tensors(model.state_dict()), weights[name])
+    for name, model in models.items():
+        model.load_state_dict(weights[name], strict=False)
+    for name, optimizer in optimizers.items():
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for key, value in moments[name].items():
+            index, entry = key.split(".", 1)
+            state.setdefault(int(index), {})[entry] = value
+        optimizer.optimizer.load_state_dict({"state": state, "param_groups": info["param_groups"][name]})
+    return rollout_id
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Own, contiguous copies of a state's tensors; Megatron's empty extra states are left out."""
+    return {k: v.detach().clone().contiguous() for k, v in state.items() if isinstance(v, torch.Tensor)}
+
+
+def _check_shapes(path: Path, wanted: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
+    for name in sorted(wanted.keys() | found.keys()):
+        here, there = wanted.get(name), found.get(name)
+        if here is None or there is None or here.shape != there.shape:
+            shapes = [None if t is None else tuple(t.shape) for t in (here, there)]
+            raise CheckpointError(f"{path}: {name} has shape {shapes[1]}, the model has {shapes[0]}")

@@ -1,0 +1,243 @@
+"""A Qwen2/Llama-shaped language model with a static key-value cache, one row a running request.
+
+Invariant: `cache[..., row, :, :n, :]` holds the keys and values of the row's first n tokens, under one set of weights.
+Written out by hand because for small models on a CPU the Python around each operator is what costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from rollout.errors import ConfigError
+
+SERVED_TYPES = ("qwen2", "llama", "qwen3", "mistral")
+PREFILL_CHUNK = 512
+"""Prompt tokens a row computes at once; bounds the score matrix of a long prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of one block; projections that read the same input are fused into one matrix."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: torch.Tensor
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class Decoder:
+    """Computes next-token logits for rows of a key-value cache."""
+
+    def __init__(self, folder: str | Path, rows: int, context_length: int | None, device: str = "cpu") -> None:
+        """Load the Hugging Face model folder and lay out a cache of `rows` x `context_length` tokens.
+
+        Raises:
+            ConfigError: the folder is unknown, or the model is not Qwen2/Llama-shaped.
+        """
+        model = load_hf_model(folder)
+        config = model.config
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads or self.heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.eps = config.rms_norm_eps
+        self.layer_count = config.num_hidden_layers
+        self.vocab_size = config.vocab_size
+        self.context_length = context_length or min(config.max_position_embeddings, 4096)
+        self.rows = rows
+        self.device = torch.device(device)
+        self._cos, self._sin = _rotary_table(model.model.rotary_emb, self.context_length, self.device)
+        shape = (self.layer_count, 2, rows, self.kv_heads, self.context_length, self.head_dim)
+        # calloc'ed pages cost memory only once written, so a long context is free until it is used.
+        self.cache = torch.from_numpy(np.zeros(shape, dtype=np.float32)).to(self.device)
+        self.load_weights(model.state_dict())
+
+    def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over weights under their Hugging Face names; copies, so the source may go on changing.
+
+        Raises:
+            ConfigError: a weight is missing or of another shape; the old weights stay.
+        """
+        take = _WeightReader(state, self.device)
+        embed = take("model.embed_tokens.weight")
+        layers = [self._read_layer(take, f"model.layers.{i}.") for i in range(self.layer_count)]
+        norm = take("model.norm.weight")
+        head = take("lm_head.weight") if "lm_head.weight" in state else embed
+        if embed.shape[0] != self.vocab_size or f"model.layers.{self.layer_count}.mlp.down_proj.weight" in state:
+            raise ConfigError(
+                f"the new weights have a vocabulary of {embed.shape[0]}, the served model has {self.vocab_size} and "
+                f"{self.layer_count} layers; they are of another model, start the engine with that one"
+            )
+        self.embed, self.layers, self.norm, self.head = embed, layers, norm, head
+
+    def _read_layer(self, take: _WeightReader, prefix: str) -> Layer:
+        qkv = [f"{prefix}self_attn.{x}_proj" for x in "qkv"]
+        bias = [take.optional(f"{name}.bias") for name in qkv]
+        layer = Layer(
+            input_norm=take(f"{prefix}input_layernorm.weight"),
+            qkv=torch.cat([take(f"{name}.weight") for name in qkv]),
+            qkv_bias=None if bias[0] is None else torch.cat(bias),
+            q_norm=take.optional(f"{prefix}self_attn.q_norm.weight"),
+            k_norm=take.optional(f"{prefix}self_attn.k_norm.weight"),
+            out=take(f"{prefix}self_attn.o_proj.weight"),
+            mlp_norm=take(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=torch.cat([take(f"{prefix}mlp.{x}_proj.weight") for x in ("gate", "up")]),
+            down=take(f"{prefix}mlp.down_proj.weight"),
+        )
+        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        if layer.qkv.shape[0] != width:
+            raise ConfigError(f"{prefix}self_attn has {layer.qkv.shape[0]} outputs, the served model has {width}")
+        return layer
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` cached tokens of one row into another."""
+        if source != target and length:
+            self.cache[:, :, target, :, :length] = self.cache[:, :, source, :, :length]
+
+    @torch.inference_mode()
+    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> torch.Tensor:
+        """Compute new tokens of several rows, each from its own start; return the last logits [rows, vocab]."""
+        logits = torch.empty(len(rows), self.vocab_size, device=self.device)
+        longest = max(len(t) for t in tokens)
+        for offset in range(0, longest, PREFILL_CHUNK):
+            live = [i for i, t in enumerate(tokens) if len(t) > offset]
+            parts = [tokens[i][offset : offset + PREFILL_CHUNK] for i in live]
+            last = self._forward([rows[i] for i in live], [starts[i] + offset for i in live], parts)
+            logits[live] = last
+        return logits
+
+    @torch.inference_mode()
+    def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor:
+        """Compute one token a row at its position; return logits [rows, vocab]."""
+        row = torch.from_numpy(rows).to(self.device)
+        position = torch.from_numpy(positions).to(self.device)
+        keys = int(positions.max()) + 1
+        used = int(rows.max()) + 1
+        # All rows up to the highest are attended in one strided view: idle ones cost less than gathering the rest.
+        mask = torch.full((used, 1, 1, keys), -torch.inf, device=self.device)
+        mask[:, 0, 0, 0] = 0.0
+        visible = torch.arange(keys, device=self.device) <= position[:, None]
+        mask[row, 0, 0] = torch.where(visible, 0.0, -torch.inf)
+        x = self.embed[torch.from_numpy(tokens).to(self.device)]
+        for index, layer in enumerate(self.layers):
+            q = self._project(x, layer, index, row, position)
+            query = q.new_zeros(used, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
+            query[row] = q.view(len(rows), self.kv_heads, -1, self.head_dim)
+            attended = self._attend(query, self.cache[index, :, :used, :, :keys], mask)[row]
+            x = self._finish(x, attended.reshape(len(rows), -1), layer)
+        return self._logits(x)
+
+    def _forward(self, rows: list[int], starts: list[int], tokens: list[np.ndarray]) -> torch.Tensor:
+        lengths = np.array([len(t) for t in tokens])
+        width = int(lengths.max())
+        group = np.repeat(np.arange(len(rows)), lengths)
+        column = np.concatenate([np.arange(n) for n in lengths])
+        position = torch.from_numpy(np.repeat(starts, lengths) + column).to(self.device)
+        flat_row = torch.from_numpy(np.asarray(rows)[group]).to(self.device)
+        group_t, column_t = torch.from_numpy(group).to(self.device), torch.from_numpy(column).to(self.device)
+        keys = int(position.max()) + 1
+        # Padding queries see the first key, so that no softmax runs over nothing.
+        limit = torch.zeros(len(rows), width, dtype=torch.long, device=self.device)
+        limit[group_t, column_t] = position
+        visible = torch.arange(keys, device=self.device) <= limit[..., None]
+        ratio = self.heads // self.kv_heads
+        mask = torch.where(visible, 0.0, -torch.inf).repeat(1, ratio, 1)[:, None]
+        x = self.embed[torch.from_numpy(np.concatenate(tokens)).to(self.device)]
+        row = torch.tensor(rows, device=self.device)
+        for index, layer in enumerate(self.layers):
+            q = self._project(x, layer, index, flat_row, position)
+            query = q.new_zeros(len(rows), width, self.kv_heads, ratio, self.head_dim)
+            query[group_t, column_t] = q.view(-1, self.kv_heads, ratio, self.head_dim)
+            query = query.permute(0, 2, 3, 1, 4).reshape(len(rows), self.kv_heads, ratio * width, self.head_dim)
+            attended = self._attend(query, self.cache[index][:, row, :, :keys], mask)
+            attended = attended.view(len(rows), self.kv_heads, ratio, width, self.head_dim)[group_t, :, :, column_t]
+            x = self._finish(x, attended.reshape(len(x), -1), layer)
+        ends = torch.from_numpy(np.cumsum(lengths) - 1).to(self.device)
+        return self._logits(x[ends])
+
+    def _project(
+        self, x: torch.Tensor, layer: Layer, index: int, row: torch.Tensor, position: torch.Tensor
+    ) -> torch.Tensor:
+        """Queries [n, heads, head_dim]; keys and values go into the cache."""
+        qkv = F.linear(F.rms_norm(x, x.shape[-1:], layer.input_norm, self.eps), layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(len(x), self.heads + 2 * self.kv_heads, self.head_dim)
+        split = self.heads + self.kv_heads
+        if layer.q_norm is not None:
+            q = F.rms_norm(qkv[:, : self.heads], (self.head_dim,), layer.q_norm, self.eps)
+            k = F.rms_norm(qkv[:, self.heads : split], (self.head_dim,), layer.k_norm, self.eps)
+            rotated = _rotate(torch.cat([q, k], 1), self._cos[position], self._sin[position])
+        else:
+            rotated = _rotate(qkv[:, :split], self._cos[position], self._sin[position])
+        self.cache[index, 0][row, :, position] = rotated[:, self.heads :]
+        self.cache[index, 1][row, :, position] = qkv[:, split:]
+        return rotated[:, : self.heads]
+
+    def _attend(self, query: torch.Tensor, cache: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = torch.matmul(query, cache[0].transpose(-1, -2)).mul_(self.head_dim**-0.5).add_(mask)
+        return torch.matmul(torch.softmax(scores, -1), cache[1])
+
+    def _finish(self, x: torch.Tensor, attended: torch.Tensor, layer: Layer) -> torch.Tensor:
+        x = x + F.linear(attended, layer.out)
+        gate, up = F.linear(F.rms_norm(x, x.shape[-1:], layer.mlp_norm, self.eps), layer.gate_up).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, layer.down)
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.rms_norm(x, x.shape[-1:], self.norm, self.eps), self.head)
+
+
+def load_hf_model(folder: str | Path) -> Any:
+    """Load a Hugging Face causal language model in float32.
+
+    Raises:
+        ConfigError: no such folder, or its model is of a kind that the decoder does not compute.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if not (Path(folder) / "config.json").is_file():
+        raise ConfigError(f"'{folder}' is not a model folder: it has no config.json; give a Hugging Face model folder")
+    config = AutoConfig.from_pretrained(folder)
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if config.model_type not in SERVED_TYPES or layer_types != {"full_attention"}:
+        raise ConfigError(
+            f"'{folder}' holds a {config.model_type} model with {', '.join(sorted(layer_types))}; the embedded engine "
+            f"serves {', '.join(SERVED_TYPES)} with full attention. Serve it with SGLang instead"
+        )
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+class _WeightReader:
+    """Reads named weights as float32 copies on one device."""
+
+    def __init__(self, state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        self._state, self._device = state, device
+
+    def __call__(self, name: str) -> torch.Tensor:
+        if name not in self._state:
+            raise ConfigError(f"the new weights lack '{name}'; they are not of the served model")
+        return self._state[name].detach().to(self._device, torch.float32, copy=True)
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        return self(name) if name in self._state else None
+
+
+def _rotary_table(rotary: Any, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [length, 1, head_dim], with transformers' own frequencies and scaling."""
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), rotary.inv_freq.float().cpu())
+    angles = torch.cat([angles, angles], -1)[:, None]
+    return (angles.cos() * rotary.attention_scaling).to(device), (angles.sin() * rotary.attention_scaling).to(device)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin

@@ -1,0 +1,176 @@
+"""What a run leaves behind: summary, learning curve, TensorBoard metrics, the last episodes as readable text."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+LINE = (
+    ("reward/turn", "turn/reward", ".3f"),
+    ("ended", "episode/finished", ".0f"),
+    ("won", "episode/success", ".0%"),
+    ("turns/episode", "episode/turns", ".1f"),
+    ("valid", "turn/valid_action_ratio", ".2f"),
+    ("value loss", "critic/value_loss", ".4f"),
+    ("KL", "actor/ref_kl", ".3f"),
+    ("entropy", "actor/entropy", ".2f"),
+)
+SHOWN_EPISODES = 8
+
+
+@dataclass
+class RunReport:
+    """Collects a run's numbers (a `Tracker` of `embedded.train`) and writes them into one folder."""
+
+    folder: Path
+    facts: Mapping[str, Any]
+    history: list[dict[str, float]] = field(default_factory=list)
+    evaluations: dict[int, Any] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # An earlier run's events would be drawn into the same curves.
+        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+        self._board = SummaryWriter(str(self.folder / "tensorboard"))
+
+    def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
+        """Record one update and print its line."""
+        self.history.append({"update": rollout_id + 1, **metrics})
+        for key, value in metrics.items():
+            self._board.add_scalar(key, value, rollout_id + 1)
+        parts = [f"{name} {metrics[key]:{form}}" for name, key, form in LINE if key in metrics]
+        seconds = metrics["perf/rollout_s"] + metrics["perf/train_s"]
+        tqdm.write(f"update {rollout_id + 1:3d}  {'  '.join(parts)}  {seconds:.1f} s")
+
+    def evaluation(self, rollout_id: int, result: Any) -> None:
+        """Record held-out episodes, played after `rollout_id` updates."""
+        self.evaluations[rollout_id] = result
+        for key, value in result.metrics.items():
+            self._board.add_scalar(key, value, rollout_id)
+        rate = win_rate(_episodes(result))
+        tqdm.write(f"held-out episodes after {rollout_id} updates: {describe(rate)}")
+
+    def write(self) -> dict[str, Any]:
+        """Write all files; returns the summary."""
+        self._board.close()
+        summary = self.summary()
+        first, last = self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
+        plot_curve(self.folder / "curve.png", self.history, self.evaluations)
+        title = "Last held-out episodes, after training"
+        _write(self.folder / "episodes.txt", readable(title, _episodes(last)[-SHOWN_EPISODES:]))
+        title = "Held-out episodes of the untrained policy"
+        _write(self.folder / "episodes_before.txt", readable(title, _episodes(first)[-SHOWN_EPISODES:]))
+        _write(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        return summary
+
+    def summary(self) -> dict[str, Any]:
+        """Win rates, turns and times as plain numbers."""
+        first, last = (_episodes(self.evaluations[pick(self.evaluations)]) for pick in (min, max))
+        return {
+            **self.facts,
+            "win_rate_before": win_rate(first),
+            "win_rate_after": win_rate(last),
+            "valid_action_ratio_before": _turn_mean(first, "valid_action_ratio"),
+            "valid_action_ratio_after": _turn_mean(last, "valid_action_ratio"),
+            "turns_per_episode_before": _mean(e["turns"] for e in first),
+            "turns_per_episode_after": _mean(e["turns"] for e in last),
+            "updates": len(self.history),
+            "turns": int(sum(row.get("rollout/turns", 0) for row in self.history)),
+            "wall_time_s": round(time.monotonic() - self.began, 1),
+        }
+
+
+def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Share of successful episodes, its binomial standard error, and their number."""
+    n = len(episodes)
+    mean = _mean(e["success"] for e in episodes)
+    return {"mean": round(mean, 4), "se": round((mean * (1 - mean) / n) ** 0.5, 4), "n": n}
+
+
+def describe(rate: Mapping[str, float]) -> str:
+    """A win rate in words."""
+    return f"win rate {rate['mean']:.3f} ± {rate['se']:.3f} over {rate['n']:.0f} seeds"
+
+
+def readable(title: str, episodes: Iterable[Mapping[str, Any]]) -> str:
+    """Episodes turn by turn: the last thing shown, the answer, what was executed, the reward."""
+    lines = [title, "=" * len(title)]
+    for k, episode in enumerate(episodes):
+        outcome = "won" if episode["success"] else f"not won ({episode['stop']})"
+        lines += ["", f"{episode['task_name']}, seed {episode['seed']}: {outcome} after {episode['turns']} turns", ""]
+        for number, turn in enumerate(episode["story"], start=1):
+            if number == 1:
+                # One whole prompt is enough to see; of the others the first paragraph names the mission.
+                prompt = turn["prompt"] if k == 0 else turn["prompt"].split("\n\n")[0]
+                lines += [*_indent(prompt, "    | "), ""]
+            shown = turn["prompt"].split("Current Observation:\n")[-1].split("\n\n")[0]
+            note = "" if turn["valid"] else f"  (invalid; executed: {turn['executed_action']})"
+            lines += [f"  turn {number}", *_indent(shown, "    "), *_indent(turn["response"], "  > ")]
+            lines += [f"    reward {turn['reward']:g}{note}"]
+    return "\n".join(lines) + "\n"
+
+
+def plot_curve(path: Path, history: Sequence[Mapping[str, float]], evaluations: Mapping[int, Any]) -> None:
+    """Win rate on held-out seeds and mean reward a turn, over updates.
+
+    The win rate of training episodes is no learning curve: lost ones last longest, so the first batches see only
+    the short, won ones end.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(7, 5.5), sharex=True, constrained_layout=True)
+    rates = {update: win_rate(_episodes(result)) for update, result in sorted(evaluations.items())}
+    means, errors = ([rate[key] for rate in rates.values()] for key in ("mean", "se"))
+    top.errorbar(list(rates), means, yerr=errors, fmt="o-", color="tab:red", capsize=4)
+    top.set(ylabel="win rate, held-out seeds ± SE", ylim=(0, 1.02), title="Dual-discount GAE, embedded policy")
+    # Batches drawn in the critic's warm-up are not played, so they have no reward of their own.
+    played = [row for row in history if "turn/reward" in row]
+    updates, rewards = ([row[key] for row in played] for key in ("update", "turn/reward"))
+    smooth = [_mean(rewards[max(0, i - 4) : i + 1]) for i in range(len(rewards))]
+    bottom.plot(updates, rewards, ".", color="0.75", label="batch")
+    bottom.plot(updates, smooth, color="tab:blue", label="mean of 5 batches")
+    bottom.set(xlabel="PPO update", ylabel="reward a turn")
+    bottom.legend(loc="lower right")
+    for axis in (top, bottom):
+        axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _episodes(result: Any) -> list[dict[str, Any]]:
+    return [sample.metadata for group in result.data.values() for sample in group["samples"]]
+
+
+def _indent(text: str, mark: str) -> list[str]:
+    return [mark + line for line in text.splitlines()]
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values) if values else 0.0
+
+
+def _turn_mean(episodes: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Mean over turns of a per-episode mean."""
+    turns = sum(e["turns"] for e in episodes)
+    return round(sum(e[key] * e["turns"] for e in episodes) / max(turns, 1), 4)
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

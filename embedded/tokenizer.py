@@ -1,0 +1,98 @@
+"""A ChatML tokenizer trained on a game's own text: byte-level, so that any text can be encoded.
+
+What every prompt of a game repeats word for word becomes one token each, which keeps prompts short enough for a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, pre_tokenizers, trainers
+from transformers import Qwen2Tokenizer
+
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+ANSWER_PHRASES = ("Previous plan:\n", "THINK:", "\nACTION:")
+NUMBERS = tuple(f" {digit}" for digit in range(10))
+
+CHAT_TEMPLATE = """\
+{%- if tools -%}
+{%- set said = messages[0].content + '\\n\\n' if messages and messages[0].role == 'system' else '' -%}
+{{- '<|im_start|>system\\n' + said + 'Tools:\\n' -}}
+{%- for tool in tools %}{{ (tool | tojson) + '\\n' }}{% endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if not (tools and loop.first and message.role == 'system') -%}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
+"""
+
+
+def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_size: int = 512) -> Qwen2Tokenizer:
+    """Train byte-level BPE on `texts`; each of `phrases` becomes one token wherever it occurs.
+
+    `vocab_size` bounds the 256 bytes and the merges; phrases and control tokens come on top. It is Qwen2's own
+    tokenizer class, which is what AutoTokenizer gives a Qwen2-shaped model whatever its tokenizer file says.
+    """
+    core = Qwen2Tokenizer().backend_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    plain = [p for p in dict.fromkeys((*ANSWER_PHRASES, *NUMBERS, *phrases)) if p]
+    # Merges are for what varies: phrases never reach them, longer phrases are taken out first.
+    fixed = re.compile("|".join(map(re.escape, sorted(plain, key=len, reverse=True))))
+    varying = [part for text in texts for part in fixed.split(text)]
+    core.train_from_iterator([*["system", "user", "assistant", "tool"] * 8, *varying], trainer)
+    model = json.loads(core.to_str())["model"]
+    vocab = {token: i for token, i in model["vocab"].items() if token not in CONTROL_TOKENS}
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(sorted(vocab, key=vocab.__getitem__))},
+        merges=[tuple(merge) for merge in model["merges"]],
+        unk_token=None,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in plain])
+    return tokenizer
+
+
+def common_ends(texts: Sequence[str]) -> tuple[str, str]:
+    """The text that all of `texts` start with and the text that all end with, cut at word boundaries."""
+    if not texts:
+        return "", ""
+    prefix = _common_prefix(texts)
+    if any(len(text) > len(prefix) for text in texts):
+        prefix = prefix[: prefix.rfind("\n") + 1 or max(prefix.rfind(" "), 0)]
+    rest = [text[len(prefix) :][::-1] for text in texts]
+    suffix = _common_prefix(rest)
+    # The suffix starts where a line starts, so that the words before it are split as everywhere else.
+    suffix = suffix[: suffix.rfind("\n") + 1][::-1]
+    return prefix, suffix
+
+
+def _common_prefix(texts: Sequence[str]) -> str:
+    low, high = min(texts), max(texts)
+    return next((low[:i] for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), low)
+
+
+def fixed_phrases(conversations: Iterable[Sequence[dict[str, Any]]]) -> list[str]:
+    """What messages of one kind have in common over all conversations: their first and last words.
+
+    Messages are of one kind by role and by whether they are the conversation's last.
+    """
+    kinds: dict[tuple[str, bool], list[str]] = {}
+    for messages in conversations:
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                kinds.setdefault((message["role"], i == len(messages) - 1), []).append(message["content"])
+    return [phrase for texts in kinds.values() for phrase in common_ends(texts) if len(phrase) > 3]

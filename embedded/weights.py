@@ -1,0 +1,93 @@
+"""Weights of Qwen2/Llama/Qwen3-shaped models between Hugging Face's names and Megatron-core's, both ways.
+
+Megatron keeps queries, keys and values of one group side by side in one matrix, and gate above up in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_PLAIN = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
+}
+_OPTIONAL = {
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+}
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What of a model's shape the mapping needs."""
+
+    layers: int
+    groups: int
+    head_dim: int
+
+
+def megatron_shapes(config: Any) -> Shapes:
+    """Read the shapes from a Hugging Face model config."""
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Shapes(config.num_hidden_layers, config.num_key_value_heads or heads, head_dim)
+
+
+def hf_to_megatron(
+    state: Mapping[str, torch.Tensor], shapes: Shapes, *, head: bool = True
+) -> dict[str, torch.Tensor]:
+    """Rename and fuse; `head` False leaves the output layer out. The result shares no memory with `state`."""
+    out = {
+        "embedding.word_embeddings.weight": state["model.embed_tokens.weight"].clone(),
+        "decoder.final_layernorm.weight": state["model.norm.weight"].clone(),
+    }
+    if head and "lm_head.weight" in state:
+        out["output_layer.weight"] = state["lm_head.weight"].clone()
+    for i in range(shapes.layers):
+        source, target = f"model.layers.{i}.", f"decoder.layers.{i}."
+        for new, old in _PLAIN.items():
+            out[target + new] = state[source + old].clone()
+        for new, old in _OPTIONAL.items():
+            if source + old in state:
+                out[target + new] = state[source + old].clone()
+        for kind in ("weight", "bias"):
+            if f"{source}self_attn.q_proj.{kind}" in state:
+                parts = [state[f"{source}self_attn.{x}_proj.{kind}"] for x in "qkv"]
+                grouped = [p.view(shapes.groups, -1, shapes.head_dim, *p.shape[1:]) for p in parts]
+                fused = torch.cat(grouped, 1)
+                out[f"{target}self_attention.linear_qkv.{kind}"] = fused.reshape(-1, *parts[0].shape[1:])
+        out[target + "mlp.linear_fc1.weight"] = torch.cat(
+            [state[source + "mlp.gate_proj.weight"], state[source + "mlp.up_proj.weight"]]
+        )
+    return out
+
+
+def megatron_to_hf(state: Mapping[str, torch.Tensor], shapes: Shapes) -> dict[str, torch.Tensor]:
+    """The inverse of `hf_to_megatron`; a critic's head and Megatron's extra states are left out."""
+    out = {
+        "model.embed_tokens.weight": state["embedding.word_embeddings.weight"],
+        "model.norm.weight": state["decoder.final_layernorm.weight"],
+    }
+    head = state.get("output_layer.weight")
+    if head is not None and head.shape == out["model.embed_tokens.weight"].shape:
+        out["lm_head.weight"] = head
+    for i in range(shapes.layers):
+        source, target = f"decoder.layers.{i}.", f"model.layers.{i}."
+        for old, new in {**_PLAIN, **_OPTIONAL}.items():
+            if source + old in state:
+                out[target + new] = state[source + old]
+        for kind in ("weight", "bias"):
+            fused = state.get(f"{source}self_attention.linear_qkv.{kind}")
+            if fused is not None:
+                grouped = fused.view(shapes.groups, -1, shapes.head_dim, *fused.shape[1:])
+                for x, part in zip("qkv", (grouped[:, :-2], grouped[:, -2], grouped[:, -1]), strict=True):
+                    out[f"{target}self_attn.{x}_proj.{kind}"] = part.reshape(-1, *fused.shape[1:])
+        gate, up = state[source + "mlp.linear_fc1.weight"].chunk(2)
+        out[target + "mlp.gate_proj.weight"], out[target + "mlp.up_proj.weight"] = gate, up
+    return {name: tensor.detach() for name, tensor in out.items()}

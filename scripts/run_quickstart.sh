@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Installs the project into .venv, then trains a tiny policy on BabyAI and shows what it learned, all on the CPU:
+#   bash scripts/run_quickstart.sh                    seed 0, into outputs/quickstart/
+#   bash scripts/run_quickstart.sh --seeds 0 1 2      three seeds and their table
+#   bash scripts/run_quickstart.sh --config custom_configs/my.yaml --updates 40 --out outputs/mine
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/install.sh
+install envs,embedded
+# One thread each for engine, actor and critic: more of them would only wait for each other.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
+exec "$VENV/bin/python" -m embedded.quickstart "$@"

@@ -1,0 +1,108 @@
+"""What the embedded tests share: a tiny random policy with its own tokenizer, and a server over it."""
+
+from __future__ import annotations
+
+import random
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
+from embedded.arguments import DEFAULTS
+from embedded.engine import EngineOptions, EngineServer
+from embedded.policy import PolicySize, build_policy, save_policy
+from embedded.tokenizer import train_tokenizer
+from rollout.framework import train_data_keys
+
+TEXTS = ("a wall 2 steps forward\na red ball 1 step left", "go to the red ball", "turn left go forward turn right") * 4
+SIZE = PolicySize(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, context=256)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return train_tokenizer(TEXTS, ["Current Observation:\n"])
+
+
+def sharpen(model: Any, scale: float = 6.0) -> Any:
+    """Make a random model opinionated, so that tests on its choices are not tests on ties."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale) if parameter.dim() > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    torch.manual_seed(0)
+    save_policy(sharpen(build_policy(tokenizer, SIZE, seed=1)), tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(policy_folder: Path) -> Iterator[EngineServer]:
+    with EngineServer(EngineOptions(model_path=str(policy_folder), max_running_requests=8)) as running:
+        yield running
+
+
+def trainer_args(**overrides: Any) -> Any:
+    """slime's flags with the embedded defaults, without a YAML."""
+    return Namespace(
+        **{
+            **DEFAULTS,
+            "global_batch_size": 4,
+            "num_critic_only_steps": 0,
+            "max_tokens_per_gpu": 256,
+            "gamma_step": 0.99,
+            "lambda_step": 0.95,
+            "gamma_token": 1.0,
+            "lambda_token": 1.0,
+            "value_first_token_weight": 3.0,
+            **overrides,
+        }
+    )
+
+
+def made_up_batch(turns: int = 8, seed: int = 0, *, dummy: int = 5) -> dict[str, Any]:
+    """Train data as the converter gives it: two episodes, the first cut and bootstrapped, the second terminated."""
+    rng = random.Random(seed)
+    data: dict[str, list[Any]] = {key: [] for key in ("tokens", "response_lengths", "loss_masks", "rewards")}
+    rows, groups, log_probs = [], [], []
+
+    def add(prompt: int, answer: list[int], mask: int, group: int, row: TurnRow, reward: float) -> None:
+        data["tokens"].append([rng.randrange(250) for _ in range(prompt)] + answer)
+        data["response_lengths"].append(len(answer))
+        data["loss_masks"].append([mask] * len(answer))
+        data["rewards"].append(reward)
+        log_probs.append([-rng.random() for _ in answer])
+        groups.append(group)
+        rows.append(encode_row(row))
+
+    half = turns // 2
+    for turn in range(turns):
+        length, reward, last = rng.randrange(1, 9), rng.choice([-0.1, 0.0, 1.0]), turn == turns - 1
+        segment, index = divmod(turn, half)
+        row = TurnRow(segment, index, TurnKind.TURN, last, False, (TurnSpan(0, length, reward),))
+        add(rng.randrange(5, 30), [rng.randrange(250) for _ in range(length)], 1, 100 + turn, row, reward)
+    add(17, [dummy], 0, 100 + half - 1, TurnRow(0, half, TurnKind.BOOTSTRAP), 0.0)
+    totals: dict[int, int] = {}
+    for group, mask in zip(groups, data["loss_masks"], strict=True):
+        totals[group] = totals.get(group, 0) + sum(mask)
+    keys = train_data_keys() or ("rollout_ids", "rollout_mask_sums")
+    return {
+        **data,
+        "rollout_log_probs": log_probs,
+        "sample_indices": groups,
+        TABLE_KEY: rows,
+        keys[0]: groups,
+        keys[1]: [totals[group] for group in groups],
+    }

@@ -1,0 +1,114 @@
+"""Megatron-core's models compute what the Hugging Face models compute, and weights survive the way there and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from embedded.megatron import build_model, build_optimizer, initialize, predict
+from embedded.policy import build_policy, save_policy
+from embedded.weights import hf_to_megatron, megatron_shapes, megatron_to_hf
+from rollout.errors import ConfigError
+from tests.embedded.conftest import SIZE, sharpen, trainer_args
+
+pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
+
+SHAPE = {
+    "vocab_size": 384,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def hf_model(shape: str, tokenizer: Any) -> Any:
+    torch.manual_seed(3)
+    if shape.startswith("qwen2"):
+        config = build_policy(tokenizer, SIZE).config
+        config.tie_word_embeddings = shape == "qwen2 tied"
+        return sharpen(type(build_policy(tokenizer, SIZE))(config))
+    if shape == "llama":
+        return sharpen(LlamaForCausalLM(LlamaConfig(**SHAPE)))
+    return sharpen(Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=24)))
+
+
+@pytest.fixture(params=["qwen2", "qwen2 tied", "llama", "qwen3"])
+def folder(request: pytest.FixtureRequest, tokenizer: Any, tmp_path: Path) -> Path:
+    save_policy(hf_model(request.param, tokenizer), tokenizer, tmp_path)
+    return tmp_path
+
+
+def test_logits_equal_those_of_transformers(folder: Path) -> None:
+    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = build_model(folder, initialize())
+    ids = torch.randint(0, 300, (3, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = hf(ids).logits
+        assert torch.allclose(model(ids, None, None), wanted, atol=2e-5)
+        row, column = torch.tensor([2, 0, 0]), torch.tensor([39, 0, 17])
+        assert torch.allclose(predict(model, ids, row, column), wanted[row, column], atol=2e-5)
+        assert model(ids, None, None).shape == wanted.shape
+
+
+def test_weights_come_back_as_they_went(folder: Path) -> None:
+    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = build_model(folder, initialize())
+    back = megatron_to_hf(model.state_dict(), megatron_shapes(hf.config))
+    wanted = hf.state_dict()
+    assert set(wanted) - set(back) <= {"lm_head.weight"}
+    assert set(wanted) == set(back) or hf.config.tie_word_embeddings
+    assert all(torch.equal(back[name], wanted[name]) for name in back)
+
+
+def test_every_weight_of_the_model_is_covered_by_the_mapping(folder: Path) -> None:
+    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    mapped = set(hf_to_megatron(hf.state_dict(), megatron_shapes(hf.config)))
+    named = {name for name, _ in build_model(folder, initialize()).named_parameters()}
+    assert named <= mapped
+
+
+def test_what_stands_right_of_a_token_does_not_change_it(policy_folder: Path) -> None:
+    model = build_model(policy_folder, initialize())
+    ids = torch.randint(0, 300, (1, 30), generator=torch.Generator().manual_seed(0))
+    padded = torch.cat([ids, torch.zeros(1, 25, dtype=torch.long)], 1)
+    at = torch.zeros(30, dtype=torch.long), torch.arange(30)
+    with torch.no_grad():
+        assert torch.allclose(predict(model, padded, *at), predict(model, ids, *at), atol=1e-5)
+
+
+def test_a_critic_starts_at_zero_and_shares_nothing_with_the_actor(policy_folder: Path) -> None:
+    device = initialize()
+    actor, critic = build_model(policy_folder, device), build_model(policy_folder, device, critic=True)
+    ids = torch.randint(0, 300, (2, 12))
+    with torch.no_grad():
+        values = predict(critic, ids, torch.tensor([0, 1]), torch.tensor([5, 11]))
+    assert values.shape == (2, 1) and torch.equal(values, torch.zeros(2, 1))
+    shared = {p.data_ptr() for p in actor.parameters()} & {p.data_ptr() for p in critic.parameters()}
+    assert not shared
+
+
+def test_gradients_are_clipped_to_the_norm_asked_for(policy_folder: Path) -> None:
+    model = build_model(policy_folder, initialize())
+    optimizer = build_optimizer(model, trainer_args(clip_grad=0.5), lr=1e-3)
+    ids = torch.randint(0, 300, (2, 12))
+    (predict(model, ids, torch.tensor([0]), torch.tensor([5])).sum() * 100).backward()
+    _, norm, _ = optimizer.step()
+    clipped = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm().item()
+    assert norm > 1 and clipped == pytest.approx(0.5, rel=1e-3)
+
+
+def test_scaled_rotary_embeddings_are_refused_by_name(tokenizer: Any, tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    save_policy(LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=rope)), tokenizer, tmp_path)
+    with pytest.raises(ConfigError, match="plain rotary embeddings only, not linear"):
+        build_model(tmp_path, initialize())

@@ -1,0 +1,71 @@
+"""What the quickstart leaves behind, from a run far too short to learn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
+pytest.importorskip("tensorboard", reason="needs pip install 'slime-verlog[embedded]'")
+pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
+
+from embedded.policy import PolicySize
+from embedded.quickstart import CONFIG, main, run_seed
+from embedded.report import win_rate
+from embedded.warmstart import WarmStart
+
+pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    keys = yaml.safe_load((ROOT / CONFIG).read_text())
+    keys["env"]["max_steps"], keys["eval"]["episodes"], keys["n_env"] = 6, 5, 4
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(keys))
+    return str(path)
+
+
+def test_a_run_writes_summary_curve_metrics_and_readable_episodes(small: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    warm = WarmStart(episodes=2, epochs=1, size=PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64))
+    flags: dict[str, Any] = {
+        "rollout_batch_size": 16,
+        "global_batch_size": 8,
+        "num_critic_only_steps": 1,
+        "rollout_max_response_len": 8,
+    }
+    summary = run_seed(3, out, small, 2, warm, **flags)
+    assert json.loads((out / "summary.json").read_text()) == summary
+    for key in ("win_rate_before", "win_rate_after"):
+        assert set(summary[key]) == {"mean", "se", "n"} and summary[key]["n"] == 5
+    assert summary["updates"] == 2 and summary["turns"] == 32 and summary["seed"] == 3
+    assert summary["wall_time_s"] > 0 and 0 <= summary["valid_action_ratio_after"] <= 1
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert list((out / "tensorboard").glob("events.out.tfevents.*"))
+    text = (out / "episodes.txt").read_text()
+    assert text.count("goto, seed ") == 5 and "your task is: go to" in text and "reward" in text
+    assert not list(out.glob(".*"))
+
+
+def test_the_shipped_configuration_holds_out_at_least_128_seeds() -> None:
+    keys = yaml.safe_load((ROOT / CONFIG).read_text())
+    assert keys["eval"]["episodes"] >= 128
+
+
+def test_win_rates_carry_their_standard_error() -> None:
+    assert win_rate([{"success": i < 3} for i in range(12)]) == {"mean": 0.25, "se": 0.125, "n": 12}
+
+
+def test_a_refused_configuration_ends_in_one_sentence_and_leaves_nothing(small: str, tmp_path: Path) -> None:
+    keys = yaml.safe_load(Path(small).read_text())
+    Path(small).write_text(yaml.safe_dump({**keys, "n_envs": 4}))
+    with pytest.raises(SystemExit, match="error: unknown key 'n_envs'; did you mean 'n_env'"):
+        main(["--config", small, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,110 @@
+"""The whole loop on one machine: rollout hooks, engine and trainer, with a policy of a few thousand weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+
+from embedded.arguments import make_args
+from embedded.train import train
+from rollout.errors import CheckpointError, ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
+
+YAML = {
+    "rollout_interaction_env_path": "tests.fixtures.counting_env",
+    "tasks": ["count"],
+    "env": {"max_length": 6},
+    "eval": {"episodes": 3},
+    "n_env": 4,
+    # Which slot plays which turn must not depend on who is faster.
+    "turn_quota": "per_env",
+    "env_backend": "inline",
+}
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.updates: list[tuple[int, dict[str, float]]] = []
+        self.evaluations: list[tuple[int, Any]] = []
+
+    def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
+        self.updates.append((rollout_id, dict(metrics)))
+
+    def evaluation(self, rollout_id: int, result: Any) -> None:
+        self.evaluations.append((rollout_id, result))
+
+
+@pytest.fixture
+def make(policy_folder: Path, tmp_path: Path) -> Any:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(YAML))
+
+    def build(**flags: Any) -> Any:
+        small = {
+            "hf_checkpoint": str(policy_folder),
+            "rollout_batch_size": 12,
+            "global_batch_size": 4,
+            "rollout_max_response_len": 6,
+            "rollout_max_context_len": 256,
+            "num_rollout": 3,
+            "num_critic_only_steps": 1,
+            "rollout_seed": 7,
+        }
+        return make_args(path, **{**small, **flags})
+
+    return build
+
+
+def test_a_run_evaluates_trains_and_evaluates(make: Any) -> None:
+    recorder = Recorder()
+    train(make(eval_interval=2), recorder)
+    assert [number for number, _ in recorder.evaluations] == [0, 2, 3]
+    assert all(len(result.data["count"]["rewards"]) == 3 for _, result in recorder.evaluations)
+    assert [number for number, _ in recorder.updates] == [0, 1, 2]
+    for number, metrics in recorder.updates:
+        assert metrics["rollout/turns"] == 12
+        assert metrics["train/actor_trains"] == float(number >= 1)
+        # All turns of a batch come from one version of the weights: the update before.
+        assert metrics["turn/weight_versions"] == 1
+        assert metrics["perf/rollout_s"] >= 0 and metrics["perf/train_s"] >= 0
+
+
+def test_a_run_goes_on_from_its_checkpoint(make: Any, tmp_path: Path) -> None:
+    whole, first, second = Recorder(), Recorder(), Recorder()
+    train(make(), whole)
+    train(make(num_rollout=2, save=str(tmp_path / "run")), first)
+    train(make(load=str(tmp_path / "run")), second)
+    assert [number for number, _ in second.updates] == [2]
+    assert [number for number, _ in second.evaluations] == [3]
+    for key in ("turn/reward", "turn/prompt_tokens", "critic/value_loss", "actor/pg_loss"):
+        assert second.updates[0][1][key] == pytest.approx(whole.updates[2][1][key], abs=1e-6)
+
+
+def test_loading_from_a_folder_without_a_checkpoint_says_so(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no usable trainer checkpoint"):
+        train(make(load=str(tmp_path)), Recorder())
+
+
+def test_flags_that_cannot_work_together_stop_the_run_before_any_update(make: Any) -> None:
+    recorder = Recorder()
+    with pytest.raises(ConfigError, match="not a multiple of --global-batch-size 5"):
+        train(make(global_batch_size=5), recorder)
+    assert recorder.updates == []
+
+
+def test_an_unknown_flag_is_named(make: Any) -> None:
+    with pytest.raises(ConfigError, match="no flag learning_rate"):
+        make(learning_rate=1.0)
+
+
+def test_a_core_flag_in_the_yaml_is_refused(make: Any, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({**YAML, "lr": 0.1}))
+    with pytest.raises(ConfigError, match="--lr"):
+        make_args(tmp_path / "bad.yaml")

@@ -1,0 +1,225 @@
+"""The PPO trainer against plain loops over the same numbers, and what must never happen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+
+from transformers import AutoModelForCausalLM
+
+from embedded.trainer import PpoTrainer
+from rollout.errors import CheckpointError, ConfigError
+from tests.embedded.conftest import made_up_batch, trainer_args
+
+pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
+
+
+@pytest.fixture
+def make(policy_folder: Path) -> Any:
+    def build(**flags: Any) -> PpoTrainer:
+        return PpoTrainer(trainer_args(hf_checkpoint=str(policy_folder), **flags))
+
+    return build
+
+
+def weights(trainer: PpoTrainer, role: str = "actor") -> dict[str, torch.Tensor]:
+    state = getattr(trainer, role).state_dict()
+    return {name: tensor.clone() for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_an_actor_update_is_the_one_that_a_plain_loop_makes(make: Any, policy_folder: Path) -> None:
+    """Oracle: Hugging Face model, torch's AdamW, one sample and one token at a time; V = 0 as at the start."""
+    batch = made_up_batch()
+    args = trainer_args()
+    trainer = make()
+    trainer.train(0, batch)
+
+    model = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
+    plain = [p for p in model.parameters() if p.dim() <= 1]
+    inner = torch.optim.AdamW(
+        [{"params": [p for p in model.parameters() if p.dim() > 1]}, {"params": plain}],
+        lr=args.lr,
+        betas=(args.adam_beta1, args.adam_beta2),
+        eps=args.adam_eps,
+        weight_decay=0.0,
+    )
+
+    def log_probs_of(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, n = batch["tokens"][i], batch["response_lengths"][i]
+        table = torch.log_softmax(model(torch.tensor([tokens])).logits[0], -1)[len(tokens) - n - 1 : -1]
+        return table[range(n), tokens[-n:]], -(table.exp() * table).sum(-1)
+
+    turns = range(8)
+    with torch.no_grad():
+        old = [log_probs_of(i)[0] for i in turns]
+    # With V = 0 and token discounts of 1, A of every token is the lambda-return of its turn.
+    advantages, ahead = [0.0] * 8, 0.0
+    for i in reversed(turns):
+        ahead = batch["rewards"][i] + (0.0 if i in (3, 7) else 0.99 * 0.95 * ahead)
+        advantages[i] = ahead
+    for step in ([0, 1, 2, 3], [4, 5, 6, 7]):
+        inner.zero_grad()
+        for i in step:
+            new, entropy = log_probs_of(i)
+            for j in range(len(new)):
+                ratio, a = (new[j] - old[i][j]).exp(), advantages[i]
+                loss = max(-ratio * a, -ratio.clamp(0.8, 1.2) * a)
+                if a < 0:
+                    loss = min(loss, torch.tensor(-3.0 * a))
+                loss = loss - 0.001 * entropy[j]
+                (loss / len(new) / 4).backward(retain_graph=True)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        inner.step()
+    found, wanted = trainer.policy_state(), model.state_dict()
+    worst = max((found[name] - wanted[name]).abs().max().item() for name in wanted)
+    moved = max((found[name] - before).abs().max().item() for name, before in make().policy_state().items())
+    assert moved > 2e-4 and worst < 0.02 * moved
+
+
+def test_a_critic_update_weighs_first_tokens_and_divides_by_the_groups_tokens(make: Any) -> None:
+    """Oracle: the loss that the first step reports, from the batch alone (V = 0, so returns are lambda-returns)."""
+    batch = made_up_batch(turns=4)
+    metrics = make().train(0, batch)
+    expected, ahead = 0.0, 0.0
+    for i in reversed(range(4)):
+        ahead = batch["rewards"][i] + (0.0 if i in (1, 3) else 0.99 * 0.95 * ahead)
+        n = batch["response_lengths"][i]
+        expected += ahead**2 * (n - 1 + 3.0) / n / 4
+    assert metrics["critic/value_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_bootstrap_samples_own_token_changes_nothing(make: Any) -> None:
+    one, other = make(), make()
+    for step in range(2):
+        one.train(step, made_up_batch(dummy=5))
+        other.train(step, made_up_batch(dummy=77))
+    assert same(weights(one), weights(other))
+    assert same(weights(one, "critic"), weights(other, "critic"))
+
+
+def test_masked_tokens_get_no_gradient(make: Any) -> None:
+    """A turn whose first token is masked learns nothing from that token, whatever it is."""
+
+    def batch(first: int) -> dict[str, Any]:
+        data = made_up_batch()
+        i = next(i for i, n in enumerate(data["response_lengths"]) if n > 3)
+        data["loss_masks"][i] = [1] * (data["response_lengths"][i] - 1) + [0]
+        data["tokens"][i][-1] = first
+        return data
+
+    one, other = make(), make()
+    one.train(0, batch(3))
+    other.train(0, batch(200))
+    assert same(weights(one), weights(other))
+
+
+def test_the_actor_stays_bit_identical_while_only_the_critic_learns(make: Any) -> None:
+    trainer = make(num_critic_only_steps=2)
+    actor, critic = weights(trainer), weights(trainer, "critic")
+    for step in range(2):
+        metrics = trainer.train(step, made_up_batch(seed=step))
+        assert metrics["train/actor_trains"] == 0.0
+        assert not any(key.startswith("actor/") for key in metrics)
+    assert same(actor, weights(trainer))
+    assert not same(critic, weights(trainer, "critic"))
+    assert trainer.train(2, made_up_batch())["train/actor_trains"] == 1.0
+    assert not same(actor, weights(trainer))
+
+
+def test_a_resumed_run_equals_an_unbroken_one(make: Any, tmp_path: Path) -> None:
+    unbroken = make()
+    for step in range(4):
+        if step == 2:
+            unbroken.save(str(tmp_path), 1)
+        unbroken.train(step, made_up_batch(seed=step))
+    resumed = make()
+    assert resumed.load(str(tmp_path)) == 1
+    for step in (2, 3):
+        resumed.train(step, made_up_batch(seed=step))
+    for role in ("actor", "critic"):
+        assert same(weights(unbroken, role), weights(resumed, role))
+
+
+def test_kl_to_the_start_enters_the_actors_advantages_and_not_the_value_targets(make: Any) -> None:
+    batches = [made_up_batch(seed=step) for step in range(2)]
+    without, with_kl = make(kl_coef=0.0), make(kl_coef=5.0)
+    for trainer in (without, with_kl):
+        first = trainer.train(0, batches[0])
+    assert first["actor/ref_kl"] == pytest.approx(0.0, abs=1e-6)
+    # At the start KL is zero everywhere, so both are equal; afterwards only the actor sees the coefficient.
+    pairs = zip(weights(without).values(), weights(with_kl).values(), strict=True)
+    assert max((a - b).abs().max() for a, b in pairs) < 1e-4
+    plain, pulled = (trainer.train(1, batches[1]) for trainer in (without, with_kl))
+    assert pulled["actor/ref_kl"] != 0.0
+    assert plain["critic/return_mean"] == pytest.approx(pulled["critic/return_mean"], abs=1e-5)
+    assert plain["actor/pg_loss"] != pytest.approx(pulled["actor/pg_loss"], abs=1e-4)
+
+
+def test_the_rollouts_own_log_probs_can_stand_in_for_the_actors(make: Any) -> None:
+    batch = made_up_batch()
+    trainer = make(use_rollout_logprobs=True)
+    metrics = trainer.train(0, batch)
+    # Made-up log-probs are far from the policy's, so the ratio is clipped; recomputed ones never start that way.
+    assert metrics["actor/ppo_kl"] != pytest.approx(make().train(0, made_up_batch())["actor/ppo_kl"], abs=1e-2)
+
+
+def test_whitened_advantages_have_mean_zero_over_trained_tokens(make: Any) -> None:
+    from embedded.batches import to_rollout_data
+    from embedded.trainer import add_advantages
+
+    args = trainer_args(normalize_advantages=True)
+    data = to_rollout_data(made_up_batch(), torch.device("cpu"))
+    data["values"] = [torch.zeros(n) for n in data["response_lengths"]]
+    add_advantages(args, data)
+    flat = torch.cat(data["advantages"])[torch.cat(data["loss_masks"]).bool()]
+    assert flat.mean().abs() < 1e-5 and flat.std() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_batch_that_does_not_fill_whole_steps_is_refused(make: Any) -> None:
+    trainer = make(global_batch_size=3)
+    before = weights(trainer, "critic")
+    with pytest.raises(ConfigError, match="--global-batch-size 3"):
+        trainer.train(0, made_up_batch())
+    assert same(before, weights(trainer, "critic"))
+
+
+def test_train_data_without_the_converters_keys_is_refused(make: Any) -> None:
+    batch = made_up_batch()
+    del batch["loss_masks"]
+    with pytest.raises(ConfigError, match="lacks loss_masks"):
+        make().train(0, batch)
+
+
+def test_a_missing_a_damaged_and_a_foreign_checkpoint_are_refused_whole(make: Any, tmp_path: Path) -> None:
+    trainer = make()
+    before = weights(trainer)
+    with pytest.raises(CheckpointError, match="no usable trainer checkpoint"):
+        trainer.load(str(tmp_path))
+    other = make()
+    other.train(0, made_up_batch())
+    other.save(str(tmp_path), 0)
+    path = tmp_path / "trainer_0" / "critic.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    with pytest.raises(CheckpointError, match="no usable trainer checkpoint"):
+        trainer.load(str(tmp_path))
+    path.write_bytes((tmp_path / "trainer_0" / "actor.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match="output_layer"):
+        trainer.load(str(tmp_path))
+    path.write_bytes(whole)
+    state = tmp_path / "trainer_0" / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "format": "other"}))
+    with pytest.raises(CheckpointError, match="format 'other'"):
+        trainer.load(str(tmp_path))
+    assert same(before, weights(trainer))
+    assert not list(tmp_path.glob(".*"))

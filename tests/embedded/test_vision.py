@@ -1,0 +1,135 @@
+"""The embedded engine with a model that sees: its log-probabilities are those of one forward over everything."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from embedded.engine import EngineOptions, EngineServer
+from embedded.vision import forward_inputs
+from rollout.encoding import DeltaEncoder
+from rollout.turn import Prompt
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.vision import picture, processor, save_tiny_vlm, tiny_vlm
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    folder = save_tiny_vlm(tmp_path_factory.mktemp("vlm"))
+    with EngineServer(EngineOptions(model_path=str(folder), max_running_requests=4)) as running:
+        yield running
+
+
+def ask(server: EngineServer, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        server.url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def prompt_with(*seeds: int, text: str = "a red key") -> Prompt:
+    parts = [{"type": "image", "image": picture(seed, 64 + 32 * seed, 64)} for seed in seeds]
+    return DeltaEncoder(chatml_tokenizer(), processor()).prompt(
+        [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+    )
+
+
+def body_of(prompt: Prompt, **sampling: Any) -> dict[str, Any]:
+    sampling = {"max_new_tokens": 12, "ignore_eos": True, **sampling}
+    ids = prompt.engine_ids or prompt.token_ids
+    return {"input_ids": ids, "image_data": prompt.image_data, "sampling_params": sampling}
+
+
+def one_forward(prompt: Prompt, output: list[int], temperature: float = 1.0) -> list[float]:
+    model = tiny_vlm()
+    ids = torch.tensor([*prompt.token_ids, *output])
+    with torch.no_grad():
+        logits = model(**forward_inputs(ids, dict(prompt.train_inputs or {}), model.config.image_token_id)).logits[0]
+    log_probs = torch.log_softmax(logits[len(prompt.token_ids) - 1 : -1] / temperature, -1)
+    return log_probs.gather(-1, torch.tensor(output)[:, None])[:, 0].tolist()
+
+
+def log_probs_of(answer: dict[str, Any]) -> list[float]:
+    return [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1), ()])
+def test_log_probabilities_are_those_of_one_forward_over_prompt_and_answer(
+    server: EngineServer, seeds: tuple[int, ...]
+) -> None:
+    prompt = prompt_with(*seeds)
+    answer = ask(server, body_of(prompt, temperature=0.7, sampling_seed=3))
+    assert answer["meta_info"]["prompt_tokens"] == len(prompt.token_ids)
+    assert len(answer["output_ids"]) == 12
+    assert log_probs_of(answer) == pytest.approx(one_forward(prompt, answer["output_ids"], 0.7), abs=1e-4)
+
+
+def test_requests_side_by_side_see_their_own_pictures(server: EngineServer) -> None:
+    prompts = [prompt_with(0), prompt_with(1), prompt_with(), prompt_with(2, 0)]
+    bodies = [body_of(prompt, temperature=0.9, sampling_seed=k) for k, prompt in enumerate(prompts)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda body: ask(server, body), bodies * 2))
+    alone = [ask(server, body) for body in bodies]
+    assert [a["output_ids"] for a in together] == [a["output_ids"] for a in alone] * 2
+    for prompt, answer in zip(prompts, alone, strict=True):
+        assert log_probs_of(answer) == pytest.approx(one_forward(prompt, answer["output_ids"], 0.9), abs=1e-4)
+
+
+def test_a_picture_changes_what_is_answered(server: EngineServer) -> None:
+    first, second = prompt_with(0), prompt_with(0)
+    other = [prompt_with(0).image_data[0], *prompt_with(1).image_data]
+    assert first.engine_ids == second.engine_ids
+    same = [log_probs_of(ask(server, body_of(p, temperature=0.0))) for p in (first, second)]
+    assert same[0] == same[1]
+    changed = ask(server, {**body_of(first, temperature=0.0), "image_data": other[1:]})
+    assert log_probs_of(changed) != same[0]
+
+
+def test_a_forbidden_token_is_never_written(server: EngineServer) -> None:
+    prompt = prompt_with(0)
+    free = ask(server, body_of(prompt, temperature=0.0))["output_ids"]
+    bias = {str(token): -100.0 for token in set(free)}
+    assert not set(ask(server, body_of(prompt, temperature=0.0, logit_bias=bias))["output_ids"]) & set(free)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"image_data": []}, "image_data is empty"),
+        ({"image_data": ["data:image/png;base64,AAAA"]}, "cannot be read"),
+        ({"image_data": ["data:image/png;base64,%%%"]}, "base64 is damaged"),
+        ({"image_data": "DOUBLE"}, "1 placeholders for 2 pictures"),
+        ({"sampling_params": {"logit_bias": {"99999": 1.0}}}, "logit_bias names token 99999"),
+        ({"sampling_params": {"logit_bias": {"x": 1.0}}}, "keys are token ids"),
+        ({"lora_path": "x"}, "lora_path is not served"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_in_words(
+    server: EngineServer, change: dict[str, Any], words: str
+) -> None:
+    prompt = prompt_with(0)
+    if change.get("image_data") == "DOUBLE":
+        change = {"image_data": prompt.image_data * 2}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(server, {**body_of(prompt), **change})
+    assert refused.value.code == 400 and words in refused.value.read().decode()
+
+
+def test_new_weights_are_served(server: EngineServer) -> None:
+    prompt = prompt_with(0)
+    before = ask(server, body_of(prompt, temperature=0.0))
+    old = {name: weight.clone() for name, weight in tiny_vlm().state_dict().items()}
+    server.update_weights({name: weight + 0.05 * torch.randn_like(weight) for name, weight in old.items()})
+    after = ask(server, body_of(prompt, temperature=0.0))
+    assert log_probs_of(after) != log_probs_of(before)
+    assert after["meta_info"]["weight_version"] != before["meta_info"]["weight_version"]
+    server.update_weights(old)
+    assert log_probs_of(ask(server, body_of(prompt, temperature=0.0))) == log_probs_of(before)

@@ -1,0 +1,127 @@
+"""easy-vqa end to end on a CPU: pictures, several turns, the embedded engine with a tiny VLM, samples that train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from advantage.turn_table import decode_row
+from embedded.engine import EngineOptions, EngineServer
+from embedded.vision import forward_inputs
+from envs.loading import build_env_from
+from envs.options import read_options
+from rollout.config import RolloutConfig
+from rollout.data_source import EpisodeSource
+from rollout.encoding import DeltaEncoder
+from rollout.fixed_turn import collect
+from rollout.framework import Sample
+from rollout.generate import generate
+from rollout.runtime import close_runtimes, sampling_params
+from rollout.samples import build_samples, convert_samples_to_train_data
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.vision import processor, save_tiny_vlm, tiny_vlm
+
+pytest.importorskip("easy_vqa", reason="easy-vqa is not installed; pip install easy-vqa==1.0 enables this test")
+
+CONFIG = Path(__file__).parents[2] / "custom_configs" / "easy_vqa.yaml"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    folder = save_tiny_vlm(tmp_path_factory.mktemp("vlm"))
+    with EngineServer(EngineOptions(model_path=str(folder), max_running_requests=4)) as running:
+        yield running
+
+
+def arguments(folder: Path, server: EngineServer, **more: Any) -> Any:
+    config = yaml.safe_load(CONFIG.read_text())
+    read_options(RolloutConfig, config)
+    config |= {"hf_checkpoint": server.engine.model_path, "n_env": 3, "rollout_max_response_len": 12, **more}
+    return rollout_args(folder, server.port, **config)
+
+
+def answer_log_probs(model: Any, sample: Sample) -> torch.Tensor:
+    """What a trainer computes: log-probabilities of the response from tokens and pixel tensors alone."""
+    ids = torch.tensor(sample.tokens)
+    inputs = forward_inputs(ids, dict(sample.multimodal_train_inputs or {}), model.config.image_token_id)
+    logits = model(**inputs).logits[0, -sample.response_length - 1 : -1]
+    # The rollout forbids placeholders in answers. A trained model never wants one, a random one does.
+    forbidden = torch.zeros(logits.shape[-1])
+    forbidden[list(DeltaEncoder(chatml_tokenizer(), processor()).placeholder_ids)] = -100.0
+    logits = logits + forbidden
+    return torch.log_softmax(logits, -1).gather(-1, ids[-sample.response_length :, None])[:, 0]
+
+
+def assert_trains(samples: list[Sample]) -> None:
+    """Engine and trainer agree on every trained token, and a policy gradient reaches eyes and words."""
+    model = tiny_vlm()
+    model.zero_grad()
+    total = torch.zeros(())
+    for sample in samples:
+        mask = torch.tensor(sample.loss_mask, dtype=torch.bool)
+        log_probs = answer_log_probs(model, sample)
+        served = torch.tensor(sample.rollout_log_probs)
+        assert torch.allclose(log_probs[mask], served[mask], atol=1e-4), "engine and trainer see the same pictures"
+        total = total - (log_probs[mask] * (1.0 + sample.reward)).sum()
+    loss = total / sum(sum(sample.loss_mask) for sample in samples)
+    assert torch.isfinite(loss)
+    loss.backward()
+    for part in ("model.visual.", "model.language_model."):
+        gradients = [p.grad for name, p in model.named_parameters() if name.startswith(part) and p.grad is not None]
+        assert all(torch.isfinite(g).all() for g in gradients), part
+        assert sum(float(g.abs().sum()) for g in gradients) > 0, part
+    model.zero_grad()
+
+
+async def whole_episodes(folder: Path, server: EngineServer, count: int, **more: Any) -> list[Any]:
+    args = arguments(folder, server, **more)
+    source = EpisodeSource(args)
+    try:
+        return [await generate(args, source.get_samples(1)[0][0], sampling_params(args)) for _ in range(count)]
+    finally:
+        await close_runtimes()
+
+
+async def test_whole_episodes_train_on_the_pictures_that_the_engine_saw(tmp_path: Path, server: EngineServer) -> None:
+    samples = await whole_episodes(tmp_path, server, 6)
+    rows = [decode_row(torch.tensor(s.train_metadata["turn_row"], dtype=torch.float64)) for s in samples]
+    assert {len(row.turns) for row in rows} == {3}
+    for seed, sample in enumerate(samples):
+        env = build_env_from("envs.easy_vqa", {"task": "train", "seed": seed})
+        whole = processor().image_processor(images=list(env.question.images), return_tensors="pt")
+        assert torch.equal(sample.multimodal_train_inputs["pixel_values"], whole["pixel_values"])
+        assert chatml_tokenizer().decode(sample.tokens).count("<|im_start|>user") == 3
+    assert_trains(samples)
+
+
+async def test_without_its_picture_a_sample_would_train_on_something_else(tmp_path: Path, server: EngineServer) -> None:
+    (sample,) = await whole_episodes(tmp_path, server, 1)
+    blank = processor().image_processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")
+    sample.multimodal_train_inputs = {**sample.multimodal_train_inputs, "pixel_values": blank["pixel_values"]}
+    mask = torch.tensor(sample.loss_mask, dtype=torch.bool)
+    with torch.no_grad():
+        difference = (answer_log_probs(tiny_vlm(), sample)[mask] - torch.tensor(sample.rollout_log_probs)[mask]).abs()
+    assert difference.max() > 1e-3
+
+
+async def test_fixed_turn_batches_train_too(tmp_path: Path, server: EngineServer) -> None:
+    args = arguments(tmp_path, server, history="window", rollout_batch_size=16, global_batch_size=8)
+    source = EpisodeSource(args)
+    try:
+        segments, _ = await collect(args, 0, source)
+        groups = build_samples(segments, source.take_group_ids(16), args, dummy_token=0)
+        samples = [sample for group in groups for sample in group]
+        turns = [sample for sample in samples if sample.metadata["kind"] == "turn"]
+        data = convert_samples_to_train_data(args, samples)
+    finally:
+        await close_runtimes()
+    assert len(turns) == 16 and all(len(s.multimodal_train_inputs["image_grid_thw"]) == 1 for s in turns)
+    assert len(data["multimodal_train_inputs"]) == len(samples)
+    assert_trains(turns)

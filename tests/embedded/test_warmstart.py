@@ -1,0 +1,83 @@
+"""Demonstrations are what a rollout would have shown, and imitating them works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
+
+from transformers import AutoTokenizer
+
+from embedded.demonstrations import demonstrate, think
+from embedded.policy import PolicySize
+from embedded.warmstart import WarmStart, encode, make_policy
+from envs.text_game import find_action
+from rollout.config import load_config
+from rollout.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
+
+
+def config(**keys: Any) -> Any:
+    given = {"rollout_interaction_env_path": "envs.babyai", "env": {"num_dists": 0}, "tasks": ["goto"], **keys}
+    return load_config(SimpleNamespace(**given))
+
+
+def test_pure_expert_play_wins_quickly_and_every_answer_is_valid() -> None:
+    turns = demonstrate(config(), episodes=5, random_share=0.0, seed=0)
+    assert 5 <= len(turns) <= 80
+    for turn in turns:
+        action, _ = find_action(turn.answer)
+        assert action in ("turn left", "turn right", "go forward")
+        assert turn.answer.startswith("THINK: ")
+
+
+def test_the_same_seed_gives_the_same_demonstrations() -> None:
+    assert demonstrate(config(), 2, 0.5, 3) == demonstrate(config(), 2, 0.5, 3) != demonstrate(config(), 2, 0.5, 4)
+
+
+def test_a_demonstration_shows_the_past_turn_as_the_rollout_does() -> None:
+    turns = demonstrate(config(), 3, 0.5, 1)
+    later = next(turn for turn in turns if len(turn.messages) == 4)
+    assert [message["role"] for message in later.messages] == ["system", "user", "assistant", "user"]
+    assert later.messages[2]["content"].startswith("Previous plan:\nTHINK: ")
+    assert later.messages[3]["content"].startswith("Current Observation:\n")
+
+
+@pytest.mark.parametrize(
+    ("mission", "observation", "thought"),
+    [
+        ("go to the red ball", "a wall 2 steps left\na red ball 1 step right", "red ball 1 step right"),
+        ("pick up a blue box", "a blue key 1 step left", "no blue box here"),
+        ("go to the key", "a grey key 2 steps forward", "grey key 2 steps forward"),
+    ],
+)
+def test_a_thought_says_where_the_wanted_thing_is(mission: str, observation: str, thought: str) -> None:
+    assert think(mission, observation) == thought
+
+
+def test_imitation_makes_a_folder_whose_policy_answers_like_the_demonstrations(tmp_path: Path) -> None:
+    size = PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64)
+    settings = WarmStart(episodes=4, random_share=0.5, epochs=12, lr=1e-2, batch_size=8, size=size)
+    once = make_policy(config(), tmp_path / "one", WarmStart(**{**vars(settings), "epochs": 1}), 0)
+    more = make_policy(config(), tmp_path / "six", settings, 0)
+    assert more < 0.7 * once
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "six")
+    turns = demonstrate(config(), 4, 0.5, 0)
+    data = encode(tokenizer, turns, "cpu")
+    for turn, tokens, n in zip(turns, data["tokens"], data["response_lengths"], strict=True):
+        assert tokenizer.decode(tokens[-n:]) == turn.answer + "<|im_end|>"
+        text = tokenizer.apply_chat_template(turn.messages, add_generation_prompt=True, tokenize=False)
+        assert tokenizer.decode(tokens[:-n]) == text
+
+
+def test_what_cannot_be_demonstrated_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no expert_action"):
+        demonstrate(config(rollout_interaction_env_path="tests.fixtures.counting_env", env={}), 1, 0.0, 0)
+    with pytest.raises(ConfigError, match="history: window"):
+        demonstrate(config(history="full"), 1, 0.0, 0)
