@@ -1,0 +1,1 @@
+"""Reading what happened: evaluation tables, turn metrics, the trajectory viewer."""

@@ -1,0 +1,163 @@
+"""Evaluation tables: any YAML, any SGLang-speaking engine, any setting swept, with standard errors.
+
+    python -m inspection.evaluate --config custom_configs/babyai.yaml --checkpoint MODEL --engine http://HOST:PORT
+    python -m inspection.evaluate --config ... --checkpoint MODEL --sweep memory.n=1,2,4,8,16,32
+
+Without --engine the embedded engine serves the checkpoint on this machine. Every episode is written to
+`OUT/episodes.jsonl`, which `inspection.viewer` shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import yaml
+
+from rollout.data_source import EpisodeSource
+from rollout.errors import ConfigError, SlimeVerlogError
+from rollout.evaluate import evaluate
+from rollout.framework import Sample, run
+from rollout.runtime import close_runtimes
+
+COLUMNS = ("success", "return", "progression", "turns", "valid_action_ratio")
+
+
+def rollout_namespace(config: dict[str, Any], checkpoint: str, engine: str, options: Namespace) -> Namespace:
+    """The flags that the rollout reads, as slime would hand them over, with the YAML's keys set on them."""
+    address = urlparse(engine)
+    if not address.hostname or not address.port:
+        raise ConfigError(f"--engine must look like http://127.0.0.1:30000, got {engine!r}")
+    return Namespace(
+        hf_checkpoint=checkpoint,
+        sglang_router_ip=address.hostname,
+        sglang_router_port=address.port,
+        rollout_batch_size=1,
+        n_samples_per_prompt=1,
+        global_batch_size=1,
+        rollout_max_response_len=options.max_response_len,
+        rollout_max_context_len=options.max_context_len,
+        rollout_temperature=options.temperature,
+        rollout_top_p=1.0,
+        rollout_top_k=-1,
+        rollout_seed=options.seed,
+        **config,
+    )
+
+
+def summarize(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
+    """Mean, standard error and n of every column over the episodes of one task."""
+    table = {}
+    for column in COLUMNS:
+        values = [float(s.reward or 0.0) if column == "return" else float(s.metadata[column]) for s in samples]
+        n = len(values)
+        mean = sum(values) / n
+        variance = sum((value - mean) ** 2 for value in values) / (n - 1) if n > 1 else 0.0
+        table[column] = {"mean": mean, "se": (variance / n) ** 0.5, "n": n}
+    return table
+
+
+def set_key(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of the YAML's mapping with the dotted key `path` set."""
+    head, _, rest = path.partition(".")
+    inner = value if not rest else set_key(dict(config.get(head) or {}), rest, value)
+    return {**config, head: inner}
+
+
+def sweep_points(sweeps: Sequence[str]) -> list[dict[str, Any]]:
+    """Every combination of `key=v1,v2,...` settings; one empty point without any."""
+    axes = []
+    for sweep in sweeps:
+        key, equals, values = sweep.partition("=")
+        if not equals or not values:
+            raise ConfigError(f"--sweep and --set look like memory.n=1,2,4, got {sweep!r}")
+        axes.append([(key, yaml.safe_load(value)) for value in values.split(",")])
+    return [dict(point) for point in itertools.product(*axes)]
+
+
+def evaluate_point(config: dict[str, Any], options: Namespace, engine: str) -> dict[str, list[Sample]]:
+    """Play all held-out episodes of one setting; samples by task name."""
+    args = rollout_namespace(config, options.checkpoint, engine, options)
+    source = EpisodeSource(args)
+
+    async def play() -> Any:
+        try:
+            return await evaluate(args, source)
+        finally:
+            await close_runtimes()
+
+    return {name: group["samples"] for name, group in run(play()).data.items()}
+
+
+@contextlib.contextmanager
+def engine_at(options: Namespace) -> Iterator[str]:
+    """The engine's address; the embedded engine's while the context lasts, if none was given."""
+    if options.engine:
+        yield options.engine
+        return
+    from embedded.engine import EngineOptions, EngineServer
+
+    with EngineServer(EngineOptions(model_path=options.checkpoint, seed=options.seed)) as server:
+        yield server.url
+
+
+def row_text(label: str, task: str, table: dict[str, dict[str, float]]) -> str:
+    cells = [f"{table[c]['mean']:8.3f} ±{table[c]['se']:6.3f}" for c in COLUMNS]
+    return f"{label:<28}{task:<32}{table['success']['n']:>5} " + " ".join(cells)
+
+
+def episode_line(label: str, sample: Sample) -> str:
+    """One episode as a line of JSON for the viewer."""
+    keys = ("task_name", "seed", "stop", "turns", "success", "progression", "valid_action_ratio", "story", "fault")
+    return json.dumps({"setting": label, "return": sample.reward, **{k: sample.metadata[k] for k in keys}})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True, help="custom YAML, as for --custom-config-path")
+    parser.add_argument("--checkpoint", required=True, help="Hugging Face folder")
+    parser.add_argument("--engine", help="address of an engine or router; default: the embedded engine")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one YAML key")
+    parser.add_argument("--sweep", action="append", default=[], metavar="KEY=V1,V2", help="one table row a value")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--max-response-len", type=int, default=512)
+    parser.add_argument("--max-context-len", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--out", default="outputs/evaluation", help="folder for table.json and episodes.jsonl")
+    options = parser.parse_args(arguments)
+    config = yaml.safe_load(Path(options.config).read_text(encoding="utf-8")) or {}
+    for point in sweep_points(options.set):
+        for key, value in point.items():
+            config = set_key(config, key, value)
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    results = []
+    print(f"{'setting':<28}{'task':<32}{'n':>5} " + " ".join(f"{column:>16}" for column in COLUMNS))
+    with engine_at(options) as engine, open(out / "episodes.jsonl", "w", encoding="utf-8") as episodes:
+        for point in sweep_points(options.sweep):
+            label = ", ".join(f"{key}={value}" for key, value in point.items()) or "-"
+            swept = config
+            for key, value in point.items():
+                swept = set_key(swept, key, value)
+            for task, samples in evaluate_point(swept, options, engine).items():
+                table = summarize(samples)
+                results.append({"setting": point, "task": task, **table})
+                print(row_text(label, task, table), flush=True)
+                episodes.writelines(episode_line(label, sample) + "\n" for sample in samples)
+    (out / "table.json").write_text(json.dumps(results, indent=1))
+    print(f"table: {out / 'table.json'}; look at the episodes with: python -m inspection.viewer {out}/episodes.jsonl")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except SlimeVerlogError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,108 @@
+"""Demonstrations as slime's supervised data: what a rollout shows, with nothing trained on but the expert's answer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from embedded.demonstrations import Demonstration
+from envs.text_game import find_action
+from inspection.demonstrations import explain, main, to_row, write_rows
+from rollout.encoding import DeltaEncoder
+from rollout.errors import ConfigError
+from tests.fixtures.chatml import chatml_tokenizer
+
+CONFIGS = Path(__file__).parents[2] / "custom_configs"
+
+
+def export(folder: Path, name: str, *more: str) -> list[dict[str, Any]]:
+    out = folder / f"{name}.jsonl"
+    main(["--config", str(CONFIGS / f"{name}.yaml"), "--episodes", "2", "--out", str(out), *more])
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("babyai", "minigrid"), ("babaisai", "numpy"), ("crafter", "numpy"), ("textworld", "textworld")],
+)
+def test_every_environment_with_a_scripted_player_gives_valid_rows(
+    name: str, package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(package, reason=f"{name} needs pip install 'slime-verlog[envs]'")
+    config = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
+    short = tmp_path / f"{name}.yaml"
+    short.write_text(config + "\nmax_turns: 6\n")
+    out = tmp_path / "rows.jsonl"
+    main(["--config", str(short), "--episodes", "2", "--out", str(out)])
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert rows and "turns from 2 episodes" in capsys.readouterr().out
+    for row in rows:
+        roles = [message["role"] for message in row["messages"]]
+        assert roles[0] == "system" and roles[-2:] == ["user", "assistant"]
+        assert find_action(row["messages"][-1]["content"])[0]
+        assert {"task", "seed", "turn", "progression"} == set(row["metadata"])
+
+
+def test_only_the_experts_answer_is_trained_on(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
+    rows = export(tmp_path, "babyai")
+    assert any(sum(m["role"] == "assistant" for m in row["messages"]) == 2 for row in rows)
+    for row in rows:
+        *shown, answer = row["messages"]
+        assert [m["step_loss_mask"] for m in shown] == [int(m["role"] != "assistant") for m in shown]
+        assert answer["step_loss_mask"] == 1
+
+
+def test_slimes_own_loss_mask_covers_exactly_the_answer_and_its_prompt_is_the_rollouts(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
+    folder = os.environ.get("SLIME_PATH")
+    if not folder:
+        pytest.skip("set SLIME_PATH to a slime checkout to compare with its loss mask")
+    spec = importlib.util.spec_from_file_location("slime_mask_utils", Path(folder) / "slime/utils/mask_utils.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tokenizer = chatml_tokenizer()
+    generator, encoder = module.MultiTurnLossMaskGenerator(tokenizer, "qwen"), DeltaEncoder(tokenizer)
+    for row in export(tmp_path, "babyai"):
+        tokens, mask = generator.get_loss_mask(row["messages"])
+        *shown, answer = row["messages"]
+        prompt = encoder.prompt([{k: m[k] for k in ("role", "content")} for m in shown]).token_ids
+        first = mask.index(1)
+        assert tokens[:first] == prompt and all(mask[first:])
+        assert tokenizer.decode(tokens[first:]) == answer["content"] + "<|im_end|>\n"
+
+
+def test_parquet_keeps_every_loss_mask(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pip install pyarrow")
+    turn = Demonstration([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "up", "t", 5, 2)
+    write_rows([to_row(turn)], tmp_path / "rows.parquet")
+    assert parquet.ParquetFile(tmp_path / "rows.parquet").read().to_pylist() == [to_row(turn)]
+
+
+def test_episodes_that_came_less_far_can_be_left_out(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
+    rows = export(tmp_path, "babyai", "--random-share", "0.3", "--min-progression", "1.0")
+    assert all(row["metadata"]["progression"] == 1.0 for row in rows)
+    with pytest.raises(ConfigError, match="no demonstration is left to write"):
+        export(tmp_path, "babyai", "--min-progression", "1.5")
+
+
+def test_a_thought_tells_what_is_seen_and_what_the_action_does() -> None:
+    env = SimpleNamespace(mission="go to the red ball", actions={"turn left": "rotate"})
+    assert explain(env, "a red ball 2 steps right", "turn left") == "I see red ball 2 steps right. Next: rotate."
+    assert explain(env, "a wall 1 step left", "turn left") == "Next: rotate."
+    assert explain(SimpleNamespace(mission="", actions=()), "A kitchen.", "open fridge") == "Next: open fridge."
+
+
+def test_pictures_and_unknown_formats_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="text only"):
+        to_row(Demonstration([{"role": "user", "content": [{"type": "image"}]}], "a"))
+    with pytest.raises(ConfigError, match="must end in .jsonl or .parquet"):
+        write_rows([{}], tmp_path / "rows.csv")
