@@ -1,0 +1,260 @@
+# The common part of the scripts that train on a slime cluster; sourced by run_*.sh, which set what differs.
+#
+# A script sets EXPERIMENT CONFIG MODEL NUM_GPUS TURNS STEP_TURNS PROMPT_LEN RESPONSE_LEN UPDATES and calls
+#   parse_options "$@"; build_arguments; submit
+# It may append to any *_ARGS array in between; later flags win. Environment variables override the paths below.
+
+SLIME_PATH=${SLIME_PATH:-/root/slime}             # the checkout whose train.py runs
+MEGATRON_PATH=${MEGATRON_PATH:-/root/Megatron-LM}
+MODELS=${MODELS:-/root/models}                    # scripts/prepare_model.sh puts checkpoints here
+OUTPUT=${OUTPUT:-/root/slime-verlog}              # one folder an experiment: checkpoints, YAML files, TensorBoard
+RAY_ADDRESS=${RAY_ADDRESS:-http://127.0.0.1:8265}
+REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+
+LAYOUT=colocated
+DRY_RUN=
+NUM_NODES=${NUM_NODES:-1}
+TENSOR_PARALLEL=${TENSOR_PARALLEL:-1}
+EXTRA_ARGS=()
+
+usage() {
+  cat << END
+usage: bash scripts/$(basename "$0") [--dry-run] [--model NAME] [--disaggregated] [-- SLIME FLAGS]
+  --dry-run        write the YAML files, print the command, start nothing
+  --model NAME     Qwen2.5-3B-Instruct, Qwen2.5-7B-Instruct, Qwen3-4B, ...: any that scripts/models/ of slime knows
+                   (now $MODEL)
+  --disaggregated  training and serving on GPUs of their own instead of taking turns on the same ones
+  -- FLAGS         further flags for slime's train.py; they win over the script's
+environment (now): NUM_GPUS=$NUM_GPUS a node, NUM_NODES=$NUM_NODES, ROLLOUT_GPUS=${ROLLOUT_GPUS:-half} when disaggregated,
+  TENSOR_PARALLEL=$TENSOR_PARALLEL, SLIME_PATH=$SLIME_PATH, MEGATRON_PATH=$MEGATRON_PATH,
+  MODELS=$MODELS, OUTPUT=$OUTPUT, RAY_ADDRESS=$RAY_ADDRESS, WANDB_PROJECT=${WANDB_PROJECT:-}
+END
+}
+
+die() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+parse_options() {
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --dry-run) DRY_RUN=yes ;;
+      --disaggregated) LAYOUT=disaggregated ;;
+      --model) MODEL=${2:?--model needs a name}; shift ;;
+      --help | -h) usage; exit 0 ;;
+      --) shift; EXTRA_ARGS=("$@"); break ;;
+      *) usage >&2; die "unknown option $1; slime's own flags come after --" ;;
+    esac
+    shift
+  done
+  RUN_DIR=$OUTPUT/$EXPERIMENT-$MODEL
+  HF_CHECKPOINT=$MODELS/$MODEL
+  REFERENCE=${REFERENCE:-$MODELS/${MODEL}_torch_dist}  # what actor and critic start from, and KL measures
+  ACTOR_DIR=$RUN_DIR/actor
+  CRITIC_DIR=$RUN_DIR/critic
+}
+
+build_arguments() {
+  mkdir -p "$RUN_DIR"
+  write_config
+  model_arguments
+  resume_arguments
+  hook_arguments
+  batch_arguments
+  ppo_arguments
+  cluster_arguments
+}
+
+# Megatron's description of the model, from slime's own collection.
+model_arguments() {
+  local name=${MODEL/#Qwen/qwen} file
+  for file in "$SLIME_PATH/scripts/models/$name.sh" "$SLIME_PATH/scripts/models/${name%-Instruct}.sh"; do
+    [ -f "$file" ] || continue
+    # shellcheck source=/dev/null
+    source "$file"
+    return
+  done
+  [ -n "$DRY_RUN" ] || die "no $file; set SLIME_PATH to a slime checkout, or add the model there (docs/slime.md)"
+  echo "note: $SLIME_PATH/scripts/models has no $MODEL, so the model's flags are missing below" >&2
+  MODEL_ARGS=()
+}
+
+# The experiment's YAML as this run uses it. Qwen3's hybrid models think by default, which no response length here fits.
+write_config() {
+  CONFIG_FILE=$RUN_DIR/config.yaml
+  cp "$REPO/$CONFIG" "$CONFIG_FILE"
+  if [[ $MODEL =~ ^Qwen3-[0-9.]+B$ ]] && ! grep -q '^chat_template_kwargs:' "$CONFIG_FILE"; then
+    echo 'chat_template_kwargs: {enable_thinking: false}' >> "$CONFIG_FILE"
+  fi
+  CRITIC_ONLY_STEPS=$(($(config_number w_epoch) + $(config_number w_iter)))
+}
+
+config_number() {
+  awk -v key="$1:" '$1 == key { print $2; found = 1; exit } END { if (!found) print 0 }' "$CONFIG_FILE"
+}
+
+last_step() {
+  cat "$1/latest_checkpointed_iteration.txt" 2> /dev/null || echo -1
+}
+
+# Where actor and critic go on. The actor is not saved while only the critic trains, the critic always is.
+resume_arguments() {
+  local actor critic critic_load=$REFERENCE resumed=
+  actor=$(last_step "$ACTOR_DIR") critic=$(last_step "$CRITIC_DIR")
+  RESUME_ARGS=()
+  if [ "$critic" -ge 0 ]; then
+    critic_load=$CRITIC_DIR
+    if [ "$actor" -lt 0 ]; then
+      RESUME_ARGS=(--start-rollout-id $((critic + 1)))
+      # slime takes a run without an actor's checkpoint for a fresh one, and would drop the critic's optimizer.
+      resumed=", finetune: false, no_load_optim: false, no_load_rng: false"
+    elif [ "$actor" -ne "$critic" ]; then
+      RESUME_ARGS=(--ckpt-step $((actor < critic ? actor : critic)))
+    fi
+  fi
+  ROLES_FILE=$RUN_DIR/roles.yaml
+  cat > "$ROLES_FILE" << END
+megatron:
+  - {name: default, role: critic, overrides: {lr: ${CRITIC_LR:-1.0e-5}, load: $critic_load, save: $CRITIC_DIR$resumed}}
+END
+  CKPT_ARGS=(
+    --hf-checkpoint "$HF_CHECKPOINT"
+    --ref-load "$REFERENCE"
+    --load "$ACTOR_DIR"
+    --save "$ACTOR_DIR"
+    --save-interval 20
+    --megatron-config-path "$ROLES_FILE"
+    "${RESUME_ARGS[@]}"
+  )
+}
+
+hook_arguments() {
+  HOOK_ARGS=(
+    --custom-config-path "$CONFIG_FILE"
+    --rollout-function-path rollout.fixed_turn.generate_rollout
+    --data-source-path rollout.data_source.EpisodeSource
+    --custom-convert-samples-to-train-data-path rollout.samples.convert_samples_to_train_data
+    --custom-megatron-init-path advantage.patch.install
+    --rollout-data-postprocess-path advantage.kl_split.log_kl_split
+    --custom-rollout-log-function-path inspection.metrics.log_rollout
+    --custom-eval-rollout-log-function-path inspection.metrics.log_eval_rollout
+  )
+}
+
+# A batch is TURNS turns, whatever episodes they belong to; a training step takes STEP_TURNS of them.
+batch_arguments() {
+  ROLLOUT_ARGS=(
+    --num-rollout $((CRITIC_ONLY_STEPS + UPDATES))
+    --rollout-batch-size "$TURNS"
+    --n-samples-per-prompt 1
+    --global-batch-size "$STEP_TURNS"
+    --rollout-max-prompt-len "$PROMPT_LEN"
+    --rollout-max-response-len "$RESPONSE_LEN"
+    --rollout-max-context-len $((PROMPT_LEN + RESPONSE_LEN))
+    --rollout-temperature 1
+    --balance-data
+  )
+  # slime wants a data set to be named wherever it evaluates; the held-out episodes are those of the YAML.
+  EVAL_ARGS=(
+    --eval-interval "${EVAL_INTERVAL:-30}"
+    --skip-eval-before-train
+    --eval-prompt-data held-out from-the-yaml
+    --eval-top-k 1
+  )
+}
+
+ppo_arguments() {
+  PPO_ARGS=(
+    --advantage-estimator ppo
+    --num-critic-only-steps "$CRITIC_ONLY_STEPS"
+    --normalize-advantages
+    --kl-coef 0.001
+    --kl-loss-type k1
+    --entropy-coef 0.001
+    --eps-clip 0.2
+    --eps-clip-c 3.0
+    --value-clip 0.5
+    --calculate-per-token-loss
+  )
+  OPTIMIZER_ARGS=(
+    --optimizer adam
+    --lr "${ACTOR_LR:-1e-6}"
+    --lr-decay-style constant
+    --weight-decay 0.01
+    --adam-beta1 0.9
+    --adam-beta2 0.999
+    --clip-grad 1.0
+  )
+}
+
+cluster_arguments() {
+  local actor_gpus=$NUM_GPUS
+  if [ $LAYOUT = disaggregated ]; then
+    ROLLOUT_GPUS=${ROLLOUT_GPUS:-$((NUM_GPUS / 2))}
+    actor_gpus=$((NUM_GPUS - ROLLOUT_GPUS))
+    [ "$actor_gpus" -gt 0 ] || die "ROLLOUT_GPUS=$ROLLOUT_GPUS leaves none of NUM_GPUS=$NUM_GPUS for training"
+    LAYOUT_ARGS=(--rollout-num-gpus $((ROLLOUT_GPUS * NUM_NODES)))
+  else
+    LAYOUT_ARGS=(--colocate)
+  fi
+  LAYOUT_ARGS+=(
+    --actor-num-nodes "$NUM_NODES"
+    --actor-num-gpus-per-node "$actor_gpus"
+    --num-gpus-per-node "$NUM_GPUS"
+  )
+  PERF_ARGS=(
+    --tensor-model-parallel-size "$TENSOR_PARALLEL"
+    --pipeline-model-parallel-size 1
+    --context-parallel-size 1
+    --recompute-granularity full
+    --recompute-method uniform
+    --recompute-num-layers 1
+    --use-dynamic-batch-size
+    --max-tokens-per-gpu "${MAX_TOKENS_PER_GPU:-$((4 * (PROMPT_LEN + RESPONSE_LEN)))}"
+  )
+  [ "$TENSOR_PARALLEL" -eq 1 ] || PERF_ARGS+=(--sequence-parallel)
+  SGLANG_ARGS=(
+    --rollout-num-gpus-per-engine "${ENGINE_GPUS:-1}"
+    --sglang-mem-fraction-static "${MEM_FRACTION:-0.55}"
+  )
+  MISC_ARGS=(
+    --attention-dropout 0.0
+    --hidden-dropout 0.0
+    --accumulate-allreduce-grads-in-fp32
+    --attention-softmax-in-fp32
+    --attention-backend flash
+  )
+  TRACKING_ARGS=(--use-tensorboard --tb-project-name "$RUN_DIR/tensorboard" --tb-experiment-name "$EXPERIMENT-$MODEL")
+  if [ -n "${WANDB_PROJECT:-}" ]; then
+    TRACKING_ARGS=(--use-wandb --wandb-project "$WANDB_PROJECT" --wandb-group "$EXPERIMENT-$MODEL")
+  fi
+}
+
+# Everything that train.py is given, in the order in which later flags win.
+train_arguments() {
+  TRAIN_ARGS=(
+    "${LAYOUT_ARGS[@]}" "${MODEL_ARGS[@]}" "${CKPT_ARGS[@]}" "${HOOK_ARGS[@]}" "${ROLLOUT_ARGS[@]}"
+    "${EVAL_ARGS[@]}" "${PPO_ARGS[@]}" "${OPTIMIZER_ARGS[@]}" "${PERF_ARGS[@]}" "${SGLANG_ARGS[@]}"
+    "${TRACKING_ARGS[@]}" "${MISC_ARGS[@]}" "${EXTRA_ARGS[@]}"
+  )
+}
+
+# Checks the whole command line first, so that a mistake costs seconds and no GPU; then hands it to Ray.
+submit() {
+  train_arguments
+  local paths=$REPO:$SLIME_PATH:$MEGATRON_PATH${PYTHONPATH:+:$PYTHONPATH}
+  local environment="{\"env_vars\": {\"PYTHONPATH\": \"$paths\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\"}}"
+  local command=(ray job submit "--address=$RAY_ADDRESS" "--runtime-env-json=$environment" --
+    python3 "$SLIME_PATH/train.py" "${TRAIN_ARGS[@]}")
+  if [ -n "$DRY_RUN" ]; then
+    printf '%q ' "${command[@]}"
+    echo
+    return
+  fi
+  [ -f "$SLIME_PATH/train.py" ] || die "no $SLIME_PATH/train.py; set SLIME_PATH to a slime checkout"
+  [ -d "$REFERENCE" ] || die "no $REFERENCE; run: bash scripts/prepare_model.sh $MODEL"
+  PYTHONPATH=$paths python3 -m rollout.preflight "${TRAIN_ARGS[@]}"
+  ray status > /dev/null 2>&1 || ray start --head --num-gpus "$NUM_GPUS" --disable-usage-stats
+  "${command[@]}"
+}

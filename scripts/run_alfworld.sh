@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# ALFWorld's household tasks on a slime cluster: 4 GPUs unless NUM_GPUS says otherwise.
+#   bash scripts/prepare_model.sh Qwen2.5-3B-Instruct
+#   export ALFWORLD_DATA=/data/alfworld   # from alfworld-download; without it demo rooms are played
+#   bash scripts/run_alfworld.sh          --help lists the options; started again, it goes on where it stopped
+# The nodes that play need the games' engine: pip install 'slime-verlog[alfworld]'.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+EXPERIMENT=alfworld
+CONFIG=custom_configs/alfworld.yaml
+MODEL=Qwen2.5-3B-Instruct
+NUM_GPUS=${NUM_GPUS:-4}
+TURNS=256 STEP_TURNS=128          # turns a batch, turns a training step
+PROMPT_LEN=2048 RESPONSE_LEN=384
+UPDATES=295                       # after the critic's warm-up
+
+source scripts/lib/slime.sh
+parse_options "$@"
+build_arguments
+submit

@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Geometry problems with pictures on a slime cluster, with slime's own data set, outer loop and GRPO: 8 GPUs unless
+# NUM_GPUS says otherwise. Whole episodes of up to three turns, eight of each problem.
+#   bash scripts/run_geo3k_vlm.sh         --help lists the options; started again, it goes on where it stopped
+# The nodes that play need: pip install 'slime-verlog[questions]'. DATA is a folder with train.parquet (problem,
+# answer, images) and, to evaluate, test.parquet; it is downloaded if it is missing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+EXPERIMENT=geo3k_vlm
+CONFIG=custom_configs/geo3k.yaml
+MODEL=Qwen3.5-35B-A3B
+NUM_GPUS=${NUM_GPUS:-8}
+TENSOR_PARALLEL=${TENSOR_PARALLEL:-2}
+ENGINE_GPUS=${ENGINE_GPUS:-8}
+EXPERTS=${EXPERTS:-8}             # GPUs that share a mixture's experts; 1 for a dense model
+PROBLEMS=64 EPISODES=8            # a batch: problems, episodes of each
+TURNS=$((PROBLEMS * EPISODES)) STEP_TURNS=$((PROBLEMS * EPISODES))
+PROMPT_LEN=12288 RESPONSE_LEN=4096   # the prompt of the third turn holds two answers
+UPDATES=3000
+DATA=${DATA:-/root/datasets/geo3k_imgurl_processed}
+DATA_SET=${DATA_SET:-VeraIsHere/geo3k_imgurl_processed}
+
+source scripts/lib/slime.sh
+
+# A model that sees has a description of its own, and is loaded as it comes from the hub.
+model_arguments() {
+  local file=$SLIME_PATH/scripts/models/${MODEL/#Qwen/qwen}-vl.sh
+  MODEL_ARGS=()
+  if [ -f "$file" ]; then
+    # shellcheck source=/dev/null
+    source "$file"
+  else
+    [ -n "$DRY_RUN" ] || die "no $file; name a model that slime trains with pictures"
+    echo "note: no $file, so the model's flags are missing below" >&2
+  fi
+}
+
+parse_options "$@"
+REFERENCE=$HF_CHECKPOINT
+build_arguments
+
+CKPT_ARGS=(--hf-checkpoint "$HF_CHECKPOINT" --save "$ACTOR_DIR" --save-interval 20)
+[ "$(last_step "$ACTOR_DIR")" -ge 0 ] && CKPT_ARGS+=(--load "$ACTOR_DIR") || CKPT_ARGS+=(--load "$HF_CHECKPOINT")
+HOOK_ARGS=(
+  --custom-config-path "$CONFIG_FILE"
+  --custom-generate-function-path rollout.generate.generate
+  --prompt-data "$DATA/train.parquet"
+  --input-key problem
+  --label-key answer
+  --multimodal-keys '{"image": "images"}'
+  --rollout-shuffle
+)
+ROLLOUT_ARGS=(
+  --num-rollout "$UPDATES"
+  --rollout-batch-size "$PROBLEMS"
+  --n-samples-per-prompt "$EPISODES"
+  --global-batch-size "$TURNS"
+  --rollout-max-response-len "$RESPONSE_LEN"
+  --rollout-max-context-len $((PROMPT_LEN + RESPONSE_LEN))
+  --rollout-temperature 1
+)
+EVAL_ARGS=()
+if [ -f "$DATA/test.parquet" ]; then
+  EVAL_ARGS=(--eval-interval 20 --eval-prompt-data geo3k "$DATA/test.parquet" --n-samples-per-eval-prompt 1)
+fi
+PPO_ARGS=(
+  --advantage-estimator grpo
+  --kl-coef 0.0
+  --entropy-coef 0.0
+  --eps-clip 0.2
+  --eps-clip-high 0.28
+)
+OPTIMIZER_ARGS=(
+  --optimizer adam
+  --lr "${ACTOR_LR:-1e-6}"
+  --lr-decay-style constant
+  --weight-decay 0.1
+  --adam-beta1 0.9
+  --adam-beta2 0.98
+)
+PERF_ARGS=(
+  --tensor-model-parallel-size "$TENSOR_PARALLEL"
+  --pipeline-model-parallel-size 1
+  --context-parallel-size 1
+  --expert-model-parallel-size "$EXPERTS"
+  --expert-tensor-parallel-size 1
+  --recompute-granularity full
+  --recompute-method uniform
+  --recompute-num-layers 1
+  --micro-batch-size 1
+)
+[ "$TENSOR_PARALLEL" -eq 1 ] || PERF_ARGS+=(--sequence-parallel)
+SGLANG_ARGS=(
+  --rollout-num-gpus-per-engine "$ENGINE_GPUS"
+  --sglang-ep-size "$EXPERTS"
+  --sglang-mem-fraction-static "${MEM_FRACTION:-0.6}"
+)
+
+if [ -z "$DRY_RUN" ]; then
+  [ -f "$HF_CHECKPOINT/config.json" ] || hf download "${HUB_OWNER:-Qwen}/$MODEL" --local-dir "$HF_CHECKPOINT"
+  [ -f "$DATA/train.parquet" ] || hf download --repo-type dataset "$DATA_SET" --local-dir "$DATA"
+fi
+submit

@@ -1,0 +1,161 @@
+"""The training scripts: flags that train.py has, hooks that exist, the paper's numbers, and resumption."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from envs.loading import load_attribute
+from rollout.config import FIELDS, load_config
+from rollout.flags import check_flags
+from tests.scripts.conftest import REPO, Command, by_flag, recorded_flags, train_flags
+
+SCRIPTS = sorted(
+    path.name for path in (REPO / "scripts").glob("run_*.sh") if "lib/slime.sh" in path.read_text(encoding="utf-8")
+)
+VARIANTS = [(), ("--disaggregated",), ("--model", "Qwen3-4B")]
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=" ".join)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_flag_is_one_that_train_py_takes_with_as_many_values(
+    command: Command, script: str, options: tuple[str, ...]
+) -> None:
+    words = train_flags(command(script, *options))
+    known, seen = recorded_flags(), by_flag(words)
+    assert len(seen) == sum(word.startswith("--") for word in words), "a flag is given twice"
+    for flag, values in seen.items():
+        assert flag in known, f"train.py has no {flag}"
+        assert {"0": not values, "1": len(values) == 1, "+": len(values) > 0}[known[flag]], (flag, values)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_hook_exists_and_the_flags_pass_the_start_up_checks(command: Command, script: str) -> None:
+    flags = by_flag(train_flags(command(script)))
+    for flag, values in flags.items():
+        if flag.endswith("-path") and values[0].split(".")[0] in ("rollout", "advantage", "inspection"):
+            assert callable(load_attribute(values[0], flag))
+    switches = {name[2:].replace("-", "_"): True for name, values in flags.items() if not values}
+    values = {name[2:].replace("-", "_"): _number(v[0]) for name, v in flags.items() if len(v) == 1}
+    args = Namespace(**{**switches, **values, "hf_checkpoint": None})
+    check_flags(args, load_config(args))
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def test_no_key_of_the_yaml_is_an_argument_of_the_framework() -> None:
+    """slime sets the YAML's keys on its own args: one of the same name would change the framework, or break it."""
+    assert not {f"--{name.replace('_', '-')}" for name in FIELDS} & set(recorded_flags())
+
+
+PAPER = {
+    "run_babyai.sh": ("Qwen2.5-3B-Instruct", 256, 128, 1024, 512, 45, 340),
+    "run_babaisai.sh": ("Qwen2.5-3B-Instruct", 256, 128, 1024, 384, 50, 340),
+    "run_crafter.sh": ("Qwen2.5-7B-Instruct", 2048, 1024, 4096, 512, 40, 320),
+}
+
+
+@pytest.mark.parametrize("script", PAPER)
+def test_batches_and_lengths_are_verlogs(command: Command, script: str) -> None:
+    model, turns, step, prompt, response, critic_only, rollouts = PAPER[script]
+    flags = by_flag(train_flags(command(script)))
+    assert flags["--hf-checkpoint"][0].endswith(model)
+    wanted = {
+        "--rollout-batch-size": turns,
+        "--global-batch-size": step,
+        "--rollout-max-prompt-len": prompt,
+        "--rollout-max-response-len": response,
+        "--rollout-max-context-len": prompt + response,
+        "--num-critic-only-steps": critic_only,
+        "--num-rollout": rollouts,
+        **{"--kl-coef": 0.001, "--entropy-coef": 0.001, "--eps-clip": 0.2, "--eps-clip-c": 3.0, "--value-clip": 0.5},
+        **{"--lr": 1e-6, "--clip-grad": 1.0, "--rollout-temperature": 1.0, "--n-samples-per-prompt": 1},
+    }
+    assert {flag: float(flags[flag][0]) for flag in wanted} == wanted
+    roles = yaml.safe_load(Path(flags["--megatron-config-path"][0]).read_text())["megatron"]
+    assert [(r["role"], r["overrides"]["lr"]) for r in roles] == [("critic", 1e-5)]
+
+
+def test_later_flags_and_options_win(command: Command) -> None:
+    flags = by_flag(train_flags(command("run_babyai.sh", "--model", "Qwen3-4B", "--", "--lr", "3e-6")))
+    assert flags["--lr"] == ["3e-6"] and flags["--hf-checkpoint"][0].endswith("Qwen3-4B")
+    config = yaml.safe_load(Path(flags["--custom-config-path"][0]).read_text())
+    assert config["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_disaggregated_gpus_are_split_between_training_and_serving(command: Command) -> None:
+    together = by_flag(train_flags(command("run_babyai.sh")))
+    assert "--colocate" in together and together["--actor-num-gpus-per-node"] == ["4"]
+    apart = by_flag(train_flags(command("run_babyai.sh", "--disaggregated", ROLLOUT_GPUS="1")))
+    assert "--colocate" not in apart
+    assert (apart["--actor-num-gpus-per-node"], apart["--rollout-num-gpus"]) == (["3"], ["1"])
+
+
+def _saved(folder: Path, step: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+
+def test_a_stopped_run_goes_on_from_what_both_roles_have(command: Command, tmp_path: Path) -> None:
+    run = tmp_path / "out" / "babyai-Qwen2.5-3B-Instruct"
+
+    def start() -> tuple[dict[str, list[str]], dict[str, object]]:
+        flags = by_flag(train_flags(command("run_babyai.sh")))
+        return flags, yaml.safe_load((run / "roles.yaml").read_text())["megatron"][0]["overrides"]
+
+    flags, critic = start()
+    assert "--start-rollout-id" not in flags and str(critic["load"]).endswith("_torch_dist")
+    _saved(run / "critic", 19)
+    flags, critic = start()
+    assert flags["--start-rollout-id"] == ["20"] and critic["load"] == str(run / "critic")
+    assert (critic["finetune"], critic["no_load_optim"], critic["no_load_rng"]) == (False, False, False)
+    _saved(run / "critic", 59)
+    _saved(run / "actor", 59)
+    flags, critic = start()
+    assert "--start-rollout-id" not in flags and "--ckpt-step" not in flags and "finetune" not in critic
+    _saved(run / "actor", 79)
+    assert start()[0]["--ckpt-step"] == ["59"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_job_finds_the_project_and_kills_nothing(command: Command, script: str) -> None:
+    words = command(script)
+    assert words[:3] == ["ray", "job", "submit"]
+    environment = json.loads(next(w for w in words if w.startswith("--runtime-env-json=")).split("=", 1)[1])
+    assert environment["env_vars"]["PYTHONPATH"].split(":")[0] == str(REPO)
+    text = (REPO / "scripts" / script).read_text() + (REPO / "scripts" / "lib" / "slime.sh").read_text()
+    assert "kill" not in text and "ray stop" not in text
+
+
+def test_a_misspelt_option_is_answered_with_the_usage() -> None:
+    done = subprocess.run(["bash", str(REPO / "scripts/run_babyai.sh"), "--dryrun"], capture_output=True, text=True)
+    assert done.returncode == 2 and "unknown option --dryrun" in done.stderr and "usage:" in done.stderr
+
+
+def test_supervised_training_reads_the_demonstrations_and_starts_no_engine(command: Command) -> None:
+    flags = by_flag(train_flags(command("run_sft.sh", CONFIG="custom_configs/crafter.yaml")))
+    assert flags["--rollout-function-path"] == ["slime.rollout.sft_rollout.generate_rollout"]
+    assert flags["--prompt-data"][0].endswith("sft-crafter-Qwen2.5-3B-Instruct/demonstrations.jsonl")
+    assert flags["--input-key"] == ["messages"] and "--debug-train-only" in flags and "--colocate" not in flags
+    assert flags["--loss-mask-type"] == ["qwen"]
+    other = by_flag(train_flags(command("run_sft.sh", "--model", "Qwen3-4B", DEMONSTRATIONS="/data/mine.parquet")))
+    assert other["--loss-mask-type"] == ["qwen3"] and other["--prompt-data"] == ["/data/mine.parquet"]
+
+
+def test_ppo_starts_from_what_supervised_training_saved(command: Command, tmp_path: Path) -> None:
+    prior = str(tmp_path / "sft" / "actor")
+    flags = by_flag(train_flags(command("run_babyai.sh", REFERENCE=prior)))
+    roles = yaml.safe_load(Path(flags["--megatron-config-path"][0]).read_text())["megatron"]
+    assert flags["--ref-load"] == [prior] and roles[0]["overrides"]["load"] == prior

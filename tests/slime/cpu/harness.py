@@ -1,0 +1,221 @@
+"""Drives a slime checkout's own train.py on CPU from a test, and reads back what happened inside.
+
+`SLIME_PATH` names the checkout, `SLIME_CPU_PYTHON` the interpreter that `install.sh` made. One `Run` is one folder:
+model, checkpoints, ledger of the environments, record of the training; it may be started, killed and resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import yaml
+
+from embedded.policy import PolicySize, build_policy, save_policy
+from embedded.tokenizer import train_tokenizer
+
+REPO = Path(__file__).parents[3]
+IMPORTS = Path(__file__).parent / "imports"
+SIZE = PolicySize(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, context=512)
+
+CPU_FLAGS = (
+    *("--transformer-impl", "local", "--spec", "tests.slime.cpu.megatron_on_cpu", "layer_spec"),
+    *("--distributed-backend", "gloo", "--attention-backend", "unfused"),
+    *("--no-rope-fusion", "--no-masked-softmax-fusion", "--no-gradient-accumulation-fusion", "--no-persist-layer-norm"),
+    *("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion", "--attention-dropout", "0.0", "--hidden-dropout", "0.0"),
+)
+OPTIMIZER_FLAGS = (
+    *("--optimizer", "adam", "--lr", "1e-3", "--lr-decay-style", "constant", "--weight-decay", "0.0"),
+    *("--adam-beta1", "0.9", "--adam-beta2", "0.98"),
+)
+HOOK_FLAGS = (
+    *("--rollout-function-path", "rollout.fixed_turn.generate_rollout"),
+    *("--data-source-path", "rollout.data_source.EpisodeSource"),
+    *("--custom-convert-samples-to-train-data-path", "rollout.samples.convert_samples_to_train_data"),
+    *("--custom-megatron-init-path", "advantage.patch.install"),
+    *("--custom-rollout-log-function-path", "inspection.metrics.log_rollout"),
+    *("--custom-eval-rollout-log-function-path", "inspection.metrics.log_eval_rollout"),
+)
+
+
+@dataclass(frozen=True)
+class Slime:
+    """A slime checkout and the interpreter that can run it."""
+
+    path: Path
+    python: Path
+
+
+def find_slime() -> Slime:
+    """The checkout and interpreter that the environment names; skips the test where there are none."""
+    path, python = os.environ.get("SLIME_PATH"), os.environ.get("SLIME_CPU_PYTHON")
+    if not path or not python:
+        pytest.skip(
+            "set SLIME_PATH to a slime checkout and SLIME_CPU_PYTHON to the interpreter that "
+            "tests/slime/cpu/install.sh makes"
+        )
+    return Slime(Path(path.split(os.pathsep)[0]), Path(python))
+
+
+def make_model(folder: Path, size: PolicySize = SIZE, scale: float = 2.0) -> Path:
+    """A tiny random Qwen2 with a tokenizer of its own, sharp enough that its choices are not ties."""
+    texts = ["go on and on", "seed 12 turn 3\nleft 4", "wait for it, and then some"] * 4
+    tokenizer = train_tokenizer(texts, ["Current Observation:\n"], vocab_size=300)
+    model = build_policy(tokenizer, size, seed=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(scale)
+    save_policy(model.bfloat16(), tokenizer, folder)
+    return folder
+
+
+def model_flags(folder: Path) -> list[str]:
+    """Megatron's description of the Hugging Face model in `folder`."""
+    config = json.loads((folder / "config.json").read_text())
+    rotary = config.get("rope_parameters", {}).get("rope_theta") or config["rope_theta"]
+    return [
+        *("--swiglu", "--use-rotary-position-embeddings", "--disable-bias-linear", "--add-qkv-bias"),
+        *("--normalization", "RMSNorm", "--norm-epsilon", str(config["rms_norm_eps"]), "--group-query-attention"),
+        *("--num-layers", str(config["num_hidden_layers"]), "--hidden-size", str(config["hidden_size"])),
+        *("--ffn-hidden-size", str(config["intermediate_size"]), "--rotary-base", str(int(rotary))),
+        *("--num-attention-heads", str(config["num_attention_heads"])),
+        *("--num-query-groups", str(config["num_key_value_heads"]), "--vocab-size", str(config["vocab_size"])),
+        *("--untie-embeddings-and-output-weights", "--make-vocab-size-divisible-by", "1"),
+    ]
+
+
+@dataclass
+class Run:
+    """One experiment on disk. `config` is the custom YAML, `flags` come last on the command line and win."""
+
+    slime: Slime
+    work: Path
+    model: Path
+    reference: Path
+    config: Mapping[str, Any]
+    flags: Sequence[str]
+    gpus: int = 1
+    log: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = self.work / "train.log"
+        self.work.mkdir(parents=True, exist_ok=True)
+        (self.work / "config.yaml").write_text(yaml.safe_dump(dict(self.config)))
+
+    def command(self, extra: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
+        """train.py's flags: model, CPU, optimizer, hooks (but for those `without`), then this run's own."""
+        hooks = dict(zip(HOOK_FLAGS[::2], HOOK_FLAGS[1::2], strict=True))
+        kept = [(flag, path) for flag, path in hooks.items() if flag[2:].replace("-", "_") not in without]
+        return [
+            *model_flags(self.model),
+            *CPU_FLAGS,
+            *OPTIMIZER_FLAGS,
+            *(word for pair in kept for word in pair),
+            *("--custom-config-path", str(self.work / "config.yaml")),
+            *("--hf-checkpoint", str(self.model), "--ref-load", str(self.reference), "--actor-num-nodes", "1"),
+            *("--actor-num-gpus-per-node", str(self.gpus), "--num-gpus-per-node", str(self.gpus)),
+            *("--update-weight-transport", "disk", "--update-weight-disk-dir", str(self.work / "weights")),
+            *("--use-dynamic-batch-size", "--max-tokens-per-gpu", "512", "--advantage-estimator", "ppo"),
+            *("--save-debug-rollout-data", str(self.work / "samples" / "{rollout_id}.pt")),
+            *self.flags,
+            *extra,
+        ]
+
+    def start(self, extra: Sequence[str] = (), without: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start training in the background; output goes to `log`."""
+        return start_script(self.slime, self.work, "train.py", self.command(extra, without), self.gpus)
+
+    def finish(self, process: subprocess.Popen[bytes], timeout_s: float) -> None:
+        """Wait for the end; a failed run shows the end of its log."""
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            stop_all(self.work)
+        assert code == 0, f"train.py ended with {code}:\n{self.tail()}"
+
+    def train(self, extra: Sequence[str] = (), without: Sequence[str] = (), timeout_s: float = 1200) -> None:
+        """Run to the end."""
+        self.finish(self.start(extra, without), timeout_s)
+
+    def tail(self, chars: int = 6000) -> str:
+        return self.log.read_text(errors="replace")[-chars:] if self.log.exists() else ""
+
+    def samples(self, rollout_id: int | str) -> list[dict[str, Any]]:
+        """The samples that the rollout handed to slime, in order; `eval_0` and so on for evaluations."""
+        return torch.load(self.work / "samples" / f"{rollout_id}.pt", weights_only=False)["samples"]
+
+    def records(self, role: str, rollout_id: int) -> list[dict[str, Any]]:
+        """What each rank trained on (see `recorder.py`), by rank; empty if the role did not train."""
+        paths = sorted((self.work / "record").glob(f"{role}-{rollout_id}-*.pt"))
+        return [torch.load(path, weights_only=False) for path in paths]
+
+    def payments(self) -> dict[tuple[int, int, str], dict[str, Any]]:
+        """The ledger, by seed, turn and answer."""
+        files = [path.read_text().splitlines() for path in (self.work / "ledger").glob("*.jsonl")]
+        lines = [json.loads(line) for file in files for line in file]
+        return {(line["seed"], line["turn"], line["text"]): line for line in lines}
+
+
+def start_script(
+    slime: Slime, work: Path, script: str, arguments: Sequence[str], gpus: int = 1
+) -> subprocess.Popen[bytes]:
+    """Start one of slime's scripts under the CPU imports, in a process group of its own."""
+    preload = work / "preload" / "torch_memory_saver_hook_mode_preload.abi3.so"
+    preload.parent.mkdir(parents=True, exist_ok=True)
+    preload.touch()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (IMPORTS, slime.path, REPO))),
+        "SLIME_CPU_WORK": str(work),
+        "SLIME_CPU_GPUS": str(gpus),
+        "TORCHDYNAMO_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **{name: value for name, value in ONE_PROCESS.items() if not script.startswith("train")},
+    }
+    command = [str(slime.python), str(Path(__file__).with_name("run_train.py")), str(slime.path / script), *arguments]
+    with open(work / "train.log", "ab") as log:
+        return subprocess.Popen(
+            command, cwd=work, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+ONE_PROCESS = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+
+
+def convert_checkpoint(slime: Slime, work: Path, model: Path) -> Path:
+    """The model as a Megatron checkpoint, by slime's own tool: what the critic starts from."""
+    target = work / "reference"
+    work.mkdir(parents=True, exist_ok=True)
+    arguments = [*model_flags(model), *CPU_FLAGS, "--hf-checkpoint", str(model), "--save", str(target)]
+    process = start_script(slime, work, "tools/convert_hf_to_torch_dist.py", arguments)
+    code = process.wait(300)
+    assert code == 0, f"the conversion ended with {code}:\n{(work / 'train.log').read_text()[-4000:]}"
+    return target
+
+
+def stop_all(work: Path) -> None:
+    """Kill what this run started, wherever it has got to: the processes that carry its folder in their environment."""
+    mine = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SLIME_CPU_WORK") == str(work):
+                process.send_signal(signal.SIGKILL)
+                mine.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    psutil.wait_procs(mine, timeout=10)

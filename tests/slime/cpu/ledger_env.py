@@ -1,0 +1,78 @@
+"""A game that keeps a ledger: every payment goes to a file of its own, past everything that is under test.
+
+`env: {ledger: FOLDER, longest: 9}`. Any answer is an action; what it pays follows from the seed, the turn and the
+answer. An episode of seed s ends by itself or, for every third seed, by its time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation
+
+
+class LedgerGame(BaseInteractionEnv):
+    """Pays a reward in sixteenths, so that float32 keeps it exactly."""
+
+    instruction_prompt = "go on and on"
+    actions = ()
+    default_action = "wait"
+
+    def __init__(self, seed: int, ledger: Path, longest: int) -> None:
+        self.seed = seed
+        self.ledger = ledger
+        draw = random.Random(seed)
+        self.length = draw.randint(1, longest)
+        self.times_out = draw.random() < 0.34
+        self.mission = f"last {self.length} turns"
+        self.turn = 0
+
+    def reset(self) -> Observation:
+        self.turn = 0
+        return self._observe()
+
+    def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
+        draw = random.Random(f"{self.seed}/{self.turn}/{response_text}")
+        valid = draw.random() < 0.7
+        reward = draw.randint(-16, 16) / 16 if valid else -0.125
+        self.turn += 1
+        over = self.turn >= self.length
+        info: StepInfo = {
+            "reward": reward,
+            "terminated": over and not self.times_out,
+            "truncated": over and self.times_out,
+            "valid_action": valid,
+            "executed_action": response_text[:8] if valid else self.default_action,
+            "progression": self.turn / self.length,
+            "action": response_text[:8] if valid else None,
+            "action_span": (0, min(8, len(response_text))) if valid and response_text else None,
+        }
+        self._write(reward, info, response_text)
+        return self._observe(), over, info
+
+    def _observe(self) -> Observation:
+        return make_observation(f"seed {self.seed} turn {self.turn}", f"left {self.length - self.turn}")
+
+    def _write(self, reward: float, info: StepInfo, text: str) -> None:
+        line = {
+            "seed": self.seed,
+            "turn": self.turn - 1,
+            "reward": reward,
+            "terminated": info["terminated"],
+            "truncated": info["truncated"],
+            "text": text,
+        }
+        with open(self.ledger / f"{os.getpid()}.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def build_env(sample: Any, args: Any) -> LedgerGame:
+    _, seed = describe_task(sample)
+    options = args.env
+    ledger = Path(options["ledger"])
+    ledger.mkdir(parents=True, exist_ok=True)
+    return LedgerGame(seed, ledger, int(options.get("longest", 9)))

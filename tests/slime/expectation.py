@@ -1,0 +1,120 @@
+"""What Megatron must have trained on, worked out in float64 from the ledger of the environments.
+
+Payments and endings come from the ledger, values, log-probs and KL from the record of the training process; the
+discounted sums are `tests.advantage.reference.brute_force`, which shares no code with what is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.advantage.reference import brute_force
+
+DISCOUNTS = {"gamma_step": 0.99, "lambda_step": 0.95, "gamma_token": 1.0, "lambda_token": 1.0}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One sample as a rank trained on it: the rollout's sample, and the rank's row of every per-sample list."""
+
+    sample: Mapping[str, Any]
+    row: Mapping[str, Any]
+
+    @property
+    def is_bootstrap(self) -> bool:
+        return self.sample["metadata"]["kind"] == "bootstrap"
+
+    @property
+    def segment(self) -> int:
+        return self.sample["group_index"]
+
+    @property
+    def turn(self) -> int:
+        return self.sample["metadata"]["round_number"]
+
+
+def trained_samples(records: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]]) -> list[Trained]:
+    """All samples of all data-parallel ranks, joined with what the rollout handed over, in the rollout's order."""
+    found = {}
+    for record in records:
+        data = record["data"]
+        for i, position in enumerate(data["partition"]):
+            # `raw_reward` and `total_lengths` of some versions cover the whole batch; only a rank's own rows are read.
+            row = {key: value[i] for key, value in data.items() if _is_row(value, len(data["partition"]))}
+            assert position not in found, f"sample {position} was trained on twice"
+            found[position] = Trained(samples[position], row)
+    return [found[position] for position in sorted(found)]
+
+
+def _is_row(value: Any, count: int) -> bool:
+    return isinstance(value, list | torch.Tensor) and len(value) == count
+
+
+def payments_of(trained: Sequence[Trained], ledger: Mapping[Any, Mapping[str, Any]], tokenizer: Any) -> list[Any]:
+    """The ledger's line for every turn; None for bootstrap samples."""
+    return [None if item.is_bootstrap else _payment(item, ledger, tokenizer) for item in trained]
+
+
+def _payment(item: Trained, ledger: Mapping[Any, Mapping[str, Any]], tokenizer: Any) -> Mapping[str, Any]:
+    ids = list(item.sample["tokens"][-item.sample["response_length"] :])
+    while ids and ids[-1] == tokenizer.eos_token_id:
+        ids.pop()
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return ledger[(item.sample["metadata"]["episode_id"], item.turn, text)]
+
+
+def expected_advantages(
+    trained: Sequence[Trained], paid: Sequence[Any], kl_coef: float = 0.0
+) -> list[torch.Tensor | None]:
+    """Float64 advantages of every turn's trained tokens, before whitening; None for bootstrap samples."""
+    turns = [i for i, item in enumerate(trained) if not item.is_bootstrap]
+    number = {(trained[i].segment, trained[i].turn): k for k, i in enumerate(turns)}
+    lent = {(item.segment, item.turn): float(item.row["values"][0]) for item in trained if item.is_bootstrap}
+    values, rewards, lengths, next_turn, bootstrap = [], [], [], [], []
+    for i in turns:
+        item = trained[i]
+        after = (item.segment, item.turn + 1)
+        own = on_trained_tokens(item, "values").tolist()
+        values += own
+        rewards += (-kl_coef * on_trained_tokens(item, "kl")).tolist() if kl_coef else [0.0] * len(own)
+        lengths.append(len(own))
+        over = paid[i]["terminated"]
+        next_turn.append(-1 if over else number.get(after, -1))
+        bootstrap.append(0.0 if over else lent.get(after, 0.0))
+    flat = torch.tensor(
+        brute_force(values, rewards, lengths, [paid[i]["reward"] for i in turns], next_turn, bootstrap, **DISCOUNTS),
+        dtype=torch.float64,
+    )
+    result: list[torch.Tensor | None] = [None] * len(trained)
+    for i, advantages in zip(turns, flat.split(lengths), strict=True):
+        result[i] = advantages
+    return result
+
+
+def on_trained_tokens(item: Trained, name: str) -> torch.Tensor:
+    """One of the sample's rows, in float64, at the tokens that are trained on."""
+    return item.row[name].double()[item.row["loss_masks"].bool()]
+
+
+def largest_difference(trained: Sequence[Trained], name: str, expected: Sequence[torch.Tensor | None]) -> float:
+    """Between what was trained on and what was expected, over all trained tokens."""
+    pairs = [(on_trained_tokens(i, name), want) for i, want in zip(trained, expected, strict=True) if want is not None]
+    return max(float((row - want).abs().max()) for row, want in pairs if len(want))
+
+
+def critic_targets(trained: Sequence[Trained], advantages: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Advantages and values, added up."""
+    pairs = zip(trained, advantages, strict=True)
+    return [None if a is None else a + on_trained_tokens(item, "values") for item, a in pairs]
+
+
+def whitened(advantages: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Zero mean and unit variance over all trained tokens of the batch, as slime does it."""
+    flat = torch.cat([a for a in advantages if a is not None])
+    mean = flat.mean()
+    variance = ((flat - mean) ** 2).sum() / (len(flat) - 1)
+    return [None if a is None else (a - mean) / torch.sqrt(variance + 1e-8) for a in advantages]

@@ -1,0 +1,55 @@
+"""Rollout without training, then training without rollout, on what the first saved: slime's two debug modes.
+
+On versions whose weight update has no CPU path (v0.3.0) this is the whole of what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from embedded.engine import EngineServer
+from tests.slime.conftest import engine_flags, roles
+from tests.slime.cpu.harness import Run
+from tests.slime.expectation import (
+    critic_targets,
+    expected_advantages,
+    largest_difference,
+    payments_of,
+    trained_samples,
+    whitened,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run(make_run: Callable[..., Run], engine: EngineServer, ground: Any) -> Run:
+    work = ground / "debug"
+    experiment = make_run(
+        "debug",
+        *("--num-rollout", "2", "--num-critic-only-steps", "1", "--normalize-advantages"),
+        *roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {"lr": 1e-3}),
+        gpus=2,
+    )
+    experiment.train(["--debug-rollout-only", *engine_flags(engine)])
+    assert not experiment.records("critic", 0)
+    experiment.train(["--debug-train-only", "--load-debug-rollout-data", str(work / "samples" / "{rollout_id}.pt")])
+    return experiment
+
+
+@pytest.mark.parametrize("rollout", [0, 1])
+def test_saved_samples_are_trained_on_as_fresh_ones_would_be(run: Run, rollout: int, tokenizer: Any) -> None:
+    for role in ("critic", "actor")[: 1 + rollout]:
+        items = trained_samples(run.records(role, rollout), run.samples(rollout))
+        paid = payments_of(items, run.payments(), tokenizer)
+        expected = expected_advantages(items, paid)
+        assert largest_difference(items, "advantages", whitened(expected)) < 2e-5
+        assert largest_difference(items, "returns", critic_targets(items, expected)) < 2e-5
+
+
+def test_the_batches_are_whole(run: Run) -> None:
+    for rollout in (0, 1):
+        assert sum(s["metadata"]["kind"] == "turn" for s in run.samples(rollout)) == 16

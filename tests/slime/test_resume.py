@@ -1,0 +1,96 @@
+"""Killed and started again: the run goes on with the same episodes, turns and weights as if nothing had happened."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embedded.engine import EngineServer
+from tests.slime.conftest import engine_flags
+from tests.slime.cpu.harness import REPO, Run, stop_all
+
+pytestmark = pytest.mark.slow
+
+WARMUP = {"w_epoch": 1, "w_iter": 1, "fraction": 0.5}
+ROLLOUTS = 4
+
+
+def script_arguments(run: Run) -> list[str]:
+    """What `scripts/lib/slime.sh` gives train.py to start or resume the experiment in `run.work`."""
+    program = f"""
+      source {REPO}/scripts/lib/slime.sh
+      RUN_DIR={run.work} ACTOR_DIR={run.work}/actor CRITIC_DIR={run.work}/critic
+      HF_CHECKPOINT={run.model} REFERENCE={run.reference} CRITIC_LR=5.0e-3
+      resume_arguments; printf '%s\\n' "${{CKPT_ARGS[@]}}"
+    """
+    done = subprocess.run(["bash", "-euc", program], check=True, capture_output=True, text=True)
+    return [*done.stdout.split(), "--save-interval", "1"]
+
+
+@pytest.fixture(scope="module")
+def runs(make_run: Callable[..., Run], engine: EngineServer) -> Iterator[tuple[Run, Run]]:
+    """The same experiment twice: straight through, and killed once in the warm-up and once in PPO.
+
+    `per_env`, because with a global quota the engine's speed decides which slot plays the batch's last turns.
+    """
+    flags = (
+        *engine_flags(engine),
+        *("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "2", "--normalize-advantages"),
+        "--sglang-enable-deterministic-inference",
+    )
+    settings = {"critic_warmup": WARMUP, "turn_quota": "per_env"}
+    straight = make_run("straight", *flags, **settings)
+    straight.train(script_arguments(straight))
+    killed = make_run("killed", *flags, **settings)
+    for last in (0, 2):
+        process = killed.start(script_arguments(killed))
+        wait_for(killed, process, killed.work / "actor" / "rollout" / f"slime_verlog_{last}.safetensors")
+        stop_all(killed.work)
+        process.wait(60)
+    killed.train(script_arguments(killed))
+    yield straight, killed
+
+
+def wait_for(run: Run, process: subprocess.Popen[bytes], path: Path, timeout_s: float = 600) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        assert process.poll() is None, f"the run ended before {path} was there:\n{run.tail()}"
+        assert time.monotonic() < deadline, f"{path} did not come:\n{run.tail()}"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("rollout", range(ROLLOUTS))
+def test_the_same_turns_are_played_as_without_the_kill(runs: tuple[Run, Run], rollout: int) -> None:
+    straight, killed = (run.samples(rollout) for run in runs)
+    assert [story(s) for s in killed] == [story(s) for s in straight]
+
+
+def story(sample: dict[str, Any]) -> tuple[Any, ...]:
+    facts = sample["metadata"]
+    group = sample.get("rollout_id", sample.get("group_id"))
+    return facts["episode_id"], facts["round_number"], facts["kind"], group, sample["tokens"], sample["reward"]
+
+
+@pytest.mark.parametrize("rollout", range(1, ROLLOUTS))
+def test_the_critic_goes_on_with_the_same_weights_and_targets(runs: tuple[Run, Run], rollout: int) -> None:
+    straight, killed = (run.records("critic", rollout)[0]["data"] for run in runs)
+    for name in ("values", "returns", "advantages"):
+        torch.testing.assert_close(torch.cat(killed[name]), torch.cat(straight[name]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rollout", (2, 3))
+def test_the_actor_goes_on_with_the_same_weights(runs: tuple[Run, Run], rollout: int) -> None:
+    straight, killed = (run.records("actor", rollout)[0]["data"] for run in runs)
+    torch.testing.assert_close(
+        torch.cat(killed["log_probs"]), torch.cat(straight["log_probs"]), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_no_episode_was_lost_at_either_resume(runs: tuple[Run, Run]) -> None:
+    assert "episodes_lost_at_resume" not in runs[1].log.read_text(errors="replace")

@@ -1,0 +1,185 @@
+"""slime's own train.py, unchanged: critic warm-up, PPO steps, evaluation and weight updates over two ranks.
+
+One run, looked at from many sides: what the environments paid against what Megatron trained on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from embedded.engine import EngineServer
+from tests.slime.conftest import engine_flags, roles
+from tests.slime.cpu.harness import Run
+from tests.slime.expectation import (
+    Trained,
+    critic_targets,
+    expected_advantages,
+    largest_difference,
+    payments_of,
+    trained_samples,
+    whitened,
+)
+
+pytestmark = pytest.mark.slow
+
+ROLLOUTS = 4
+WARMUP = {"w_epoch": 1, "w_iter": 1, "fraction": 0.5}
+KL_COEF = 0.05
+
+
+@pytest.fixture(scope="module")
+def run(make_run: Callable[..., Run], engine: EngineServer, ground: Any) -> Run:
+    """Rollout 0 is collected and kept, rollout 1 drawn from it, then the actor trains in rollouts 2 and 3."""
+    work = ground / "loop"
+    experiment = make_run(
+        "loop",
+        *engine_flags(engine),
+        *("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "2", "--normalize-advantages"),
+        *("--kl-coef", str(KL_COEF), "--eval-interval", "4", "--eval-prompt-data", "held-out", "unused"),
+        *roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {"lr": 1e-3}),
+        gpus=2,
+        critic_warmup=WARMUP,
+    )
+    experiment.train()
+    return experiment
+
+
+def trained(run: Run, role: str, rollout: int) -> list[Trained]:
+    return trained_samples(run.records(role, rollout), run.samples(rollout))
+
+
+@pytest.mark.parametrize("rollout", [2, 3])
+def test_the_actors_advantages_are_those_of_what_the_environments_paid(run: Run, rollout: int, tokenizer: Any) -> None:
+    items = trained(run, "actor", rollout)
+    paid = payments_of(items, run.payments(), tokenizer)
+    expected = whitened(expected_advantages(items, paid, KL_COEF))
+    assert largest_difference(items, "advantages", expected) < 2e-5
+
+
+def test_kl_from_the_reference_reaches_the_advantages_once_the_actor_has_moved(run: Run, tokenizer: Any) -> None:
+    items = trained(run, "actor", 3)
+    paid = payments_of(items, run.payments(), tokenizer)
+    assert max(float(item.row["kl"].abs().max()) for item in items) > 0.01
+    without = whitened(expected_advantages(items, paid))
+    assert largest_difference(items, "advantages", without) > 1e-3
+
+
+@pytest.mark.parametrize("rollout", range(ROLLOUTS))
+def test_the_critics_targets_are_those_of_what_the_environments_paid(run: Run, rollout: int, tokenizer: Any) -> None:
+    items = trained(run, "critic", rollout)
+    paid = payments_of(items, run.payments(), tokenizer)
+    targets = critic_targets(items, expected_advantages(items, paid))
+    assert largest_difference(items, "returns", targets) < 2e-5
+
+
+@pytest.mark.parametrize(("role", "rollout"), [("critic", 0), ("critic", 1), ("critic", 3), ("actor", 2), ("actor", 3)])
+def test_only_positions_that_predict_a_trained_token_get_gradient(run: Run, role: str, rollout: int) -> None:
+    """A turn may be without gradient (both losses clip); prompts, padding and bootstrap samples must be."""
+    reached = boots = 0
+    for record in run.records(role, rollout):
+        masks = record["data"]["loss_masks"]
+        for batch, numbers in zip(record["batches"], record["data"]["micro_batch_indices"], strict=True):
+            start = 0
+            for tokens, number in zip(batch["tokens"], numbers, strict=True):
+                gradient = batch["gradient"][start : start + len(tokens)]
+                predicts = torch.cat([torch.zeros(len(tokens) - len(masks[number]) - 1), masks[number], torch.zeros(1)])
+                assert not gradient[predicts == 0].any()
+                reached += bool(gradient.any())
+                boots += not masks[number].any()
+                start += len(tokens)
+            assert not batch["gradient"][start:].any()
+    samples = run.samples(rollout)
+    assert reached > len(samples) / 2
+    assert boots == sum(s["metadata"]["kind"] == "bootstrap" for s in samples)
+    assert boots > 0 or rollout == 1
+
+
+def test_the_first_token_of_each_turn_weighs_three_times_in_the_value_loss_alone(run: Run) -> None:
+    for role, first in (("critic", 3.0), ("actor", 1.0)):
+        record = run.records(role, 3)[0]
+        masks = record["data"]["loss_masks"]
+        for batch, numbers in zip(record["batches"], record["data"]["micro_batch_indices"], strict=True):
+            for weights, number in zip(batch["weights"].split(batch["response_lengths"]), numbers, strict=True):
+                wanted = torch.tensor([first] + [1.0] * (len(weights) - 1)) * masks[number] / len(weights)
+                torch.testing.assert_close(weights, wanted)
+
+
+@pytest.mark.parametrize("rollout", range(ROLLOUTS))
+def test_turns_and_groups_add_up(run: Run, rollout: int) -> None:
+    samples = run.samples(rollout)
+    turns = [s for s in samples if s["metadata"]["kind"] == "turn"]
+    boots = [s for s in samples if s["metadata"]["kind"] == "bootstrap"]
+    assert len(turns) == (8 if rollout == 1 else 16)
+    groups = [group(s) for s in turns]
+    assert len(set(groups)) == len(groups)
+    assert {group(s) for s in boots} <= set(groups)
+    earlier = {group(s) for r in range(rollout) for s in run.samples(r)}
+    assert not earlier & set(groups)
+    assert len(trained(run, "critic", rollout)) == len(samples)
+    assert (len(run.records("actor", rollout)) == 2) == (rollout >= 2)
+
+
+def group(sample: dict[str, Any]) -> int:
+    return sample["rollout_id"] if "rollout_id" in sample else sample["group_id"]
+
+
+def test_both_ranks_share_episodes(run: Run) -> None:
+    """Otherwise nothing would have shown that turns find their successors on other ranks."""
+    split = 0
+    for rollout in (0, 2, 3):
+        samples = run.samples(rollout)
+        ranks = [{samples[p]["group_index"] for p in r["data"]["partition"]} for r in run.records("critic", rollout)]
+        split += len(ranks[0] & ranks[1])
+    assert split > 0
+
+
+def test_the_drawn_batch_repeats_kept_turns_with_the_values_of_the_moment(run: Run) -> None:
+    kept = {(s["metadata"]["episode_id"], s["metadata"]["round_number"], tuple(s["tokens"])) for s in run.samples(0)}
+    drawn = [s for s in run.samples(1) if s["metadata"]["kind"] == "turn"]
+    assert all((s["metadata"]["episode_id"], s["metadata"]["round_number"], tuple(s["tokens"])) in kept for s in drawn)
+    before = {tuple(i.sample["tokens"]): i.row["values"] for i in trained(run, "critic", 0)}
+    moved = [
+        not torch.equal(before[tuple(i.sample["tokens"])], i.row["values"])
+        for i in trained(run, "critic", 1)
+        if not i.is_bootstrap
+    ]
+    assert all(moved)
+
+
+def test_training_and_rollout_agree_on_log_probs(run: Run) -> None:
+    rows = [item.row for r in (2, 3) for item in trained(run, "actor", r) if not item.is_bootstrap]
+    differences = torch.cat([row["log_probs"] - row["rollout_log_probs"] for row in rows]).abs()
+    print(f"train/rollout log-prob difference: mean {differences.mean():.2e}, max {differences.max():.2e}")
+    assert differences.mean() < 2e-3
+
+
+def test_every_weight_update_reached_the_engine(run: Run) -> None:
+    versions = [{v for s in run.samples(r) for v in s["weight_versions"]} for r in (0, 2, 3)]
+    assert all(len(found) == 1 for found in versions)
+    assert sorted({next(iter(found)) for found in versions}, key=int) == [next(iter(found)) for found in versions]
+    assert versions[1] != versions[2]
+
+
+def test_held_out_episodes_are_scored_by_what_they_were_paid(run: Run, tokenizer: Any) -> None:
+    samples = run.samples("eval_0")
+    assert [s["metadata"]["seed"] for s in samples] == [1_000_000_000 + k for k in range(6)]
+    told: dict[int, float] = {}
+    for line in run.payments().values():
+        if line["seed"] >= 1_000_000_000:
+            told[line["seed"]] = told.get(line["seed"], 0.0) + line["reward"]
+    # The second evaluation, after the last update, played the same seeds again.
+    later = {s["metadata"]["seed"]: s["reward"] for s in run.samples("eval_3")}
+    assert {s["metadata"]["seed"]: s["reward"] + later[s["metadata"]["seed"]] for s in samples} == told
+
+
+def test_turn_metrics_reach_slimes_log(run: Run) -> None:
+    log = run.log.read_text(errors="replace")
+    line = next(line for line in log.splitlines() if re.search(r"perf 2: \{", line))
+    for key in ("rollout/turns': 16.0", "turn/valid_action_ratio", "turn/reward", "rollout/engine_busy_share"):
+        assert key in line
+    assert re.search(r"eval 0: \{.*eval/count/success_se", log)
