@@ -1,0 +1,181 @@
+"""What encoding one turn costs at turns 4, 40 and 400, beside the two common ways to do it, in one run.
+
+- re-encode: the whole conversation through template and tokenizer (or processor) each turn;
+- two templates: the conversation rendered with and without the new messages, the difference encoded (a processor
+  has to see both whole conversations);
+- ours: `DeltaEncoder.append` (full history) and `DeltaEncoder.prompt` (window of one past turn).
+
+Times are CPU time of one thread; ratios hold across machines, milliseconds do not.
+
+    python benchmarks/encoding.py [--tokenizer FOLDER] [--turns 4 40 400] [--no-images]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from rollout.encoding import DeltaEncoder
+from rollout.turn import Prompt
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.vision import picture, processor
+
+WORDS = "you see a wall door key ball box red green blue grey step steps left right forward and the of at now"
+WORDS = WORDS.split()
+ANSWER = "THINK: the key is two steps ahead, so walk on and then turn to the door.\nACTION: go forward"
+SYSTEM = {"role": "system", "content": "You are playing a game. " + " ".join(WORDS * 12)}
+
+NEXT = 25
+
+
+class Conversation:
+    """A game of many turns: observations of about 120 words, one fixed answer."""
+
+    def __init__(self, encoder: DeltaEncoder, turns: int, images: bool) -> None:
+        rng = random.Random(0)
+        self.encoder = encoder
+        self.response = [*encoder.text.encode(ANSWER), encoder.end_of_turn_ids[0]]
+        self.users = [self._observation(rng, turn, images) for turn in range(turns + NEXT)]
+
+    def _observation(self, rng: random.Random, turn: int, images: bool) -> dict[str, Any]:
+        text = f"Turn {turn}: " + " ".join(rng.choices(WORDS, k=120))
+        parts = [{"type": "image", "image": picture(turn)}, {"type": "text", "text": text}]
+        return {"role": "user", "content": parts if images else text}
+
+    def messages(self, turn: int) -> list[dict[str, Any]]:
+        """The conversation up to the observation of this turn."""
+        answer = {"role": "assistant", "content": ANSWER}
+        past = [message for user in self.users[:turn] for message in (user, answer)]
+        return [SYSTEM, *past, self.users[turn]]
+
+    def prompt_before(self, turn: int) -> Prompt:
+        prompt = self.encoder.prompt(self.messages(0))
+        for k in range(1, turn):
+            prompt, _ = self.encoder.append(prompt, self.response, [self.users[k]])
+        return prompt
+
+
+def cpu_ms(work: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None, repeats: int = 9) -> float:
+    """Median CPU milliseconds of `work` on what `prepare` returns; preparing is not measured."""
+    times = []
+    for _ in range(repeats):
+        prepared = prepare()
+        began = time.process_time()
+        work(prepared)
+        times.append(1e3 * (time.process_time() - began))
+    return statistics.median(times)
+
+
+def forget(encoder: DeltaEncoder, user: dict[str, Any]) -> None:
+    """Make the turn's text and picture new again."""
+    encoder.text._cached.cache_clear()
+    if encoder.images is not None:
+        encoder.images._kept.pop(id(user["content"][0]["image"]), None)
+
+
+def appended_ms(conversation: Conversation, turn: int) -> float:
+    """Median CPU milliseconds of one appended turn, over this turn and the next ones of the same conversation."""
+    encoder, prompt, times = conversation.encoder, conversation.prompt_before(turn), []
+    for user in conversation.users[turn : turn + NEXT]:
+        forget(encoder, user)
+        began = time.process_time()
+        prompt, _ = encoder.append(prompt, conversation.response, [user])
+        times.append(1e3 * (time.process_time() - began))
+    return statistics.median(times)
+
+
+def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float]:
+    encoder, tokenizer = conversation.encoder, conversation.encoder.tokenizer
+    whole = conversation.messages(turn)
+    window = [whole[0], *whole[-3:]]
+
+    def rendered(messages: list[dict[str, Any]]) -> str:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def encoded(text: str, messages: list[dict[str, Any]]) -> Any:
+        if not images:
+            return tokenizer(text, add_special_tokens=False)
+        shown = [message["content"][0]["image"] for message in messages if message["role"] == "user"]
+        return processor()(text=[text], images=shown, return_tensors="pt")
+
+    def re_encode(_: None) -> None:
+        encoded(rendered(whole), whole)
+
+    def two_templates(_: None) -> None:
+        earlier = whole[:-1]
+        old, now = rendered(earlier), rendered(whole)
+        if images:
+            encoded(old, earlier)
+            encoded(now, whole)
+        else:
+            encoded(now[len(old) :], [])
+
+    def past_known() -> None:
+        forget(encoder, whole[-1])
+        encoder.prompt(window[:-2])  # the past turn of the window was encoded when it was the current one
+
+    repeats = 5 if turn > 100 else 15
+    return {
+        "re-encode": cpu_ms(re_encode, repeats=repeats),
+        "two templates": cpu_ms(two_templates, repeats=repeats),
+        "ours, full": appended_ms(conversation, turn),
+        "ours, window": cpu_ms(lambda _: encoder.prompt(window), past_known, 41),
+    }
+
+
+def table(title: str, conversation: Conversation, turns: list[int], images: bool) -> None:
+    print(f"\n{title}: CPU ms a turn")
+    found = {turn: rows(conversation, turn, images) for turn in turns}
+    print(f"{'':<16}" + "".join(f"{f'turn {turn}':>12}" for turn in turns) + f"{'last / first':>14}")
+    for way in found[turns[0]]:
+        times = [found[turn][way] for turn in turns]
+        print(f"{way:<16}" + "".join(f"{ms:12.3f}" for ms in times) + f"{times[-1] / times[0]:14.2f}")
+    for way in ("re-encode", "two templates"):
+        ratios = "".join(f"{found[turn][way] / found[turn]['ours, full']:11.1f}x" for turn in turns)
+        print(f"{way + ' / ours':<16}{ratios}")
+
+
+def memory(encoder: DeltaEncoder) -> None:
+    """Memory of an episode with a picture a turn, every prompt kept."""
+    conversation = Conversation(encoder, 60, images=True)
+    tracemalloc.start()
+    kept, sizes = [encoder.prompt(conversation.messages(0))], {}
+    for turn in range(1, 60):
+        prompt, _ = encoder.append(kept[-1], conversation.response, [conversation.users[turn]])
+        kept.append(prompt)
+        tensors = {id(t): t.nbytes for p in kept for part in p.train_inputs.parts for t in part.values()}
+        sizes[turn + 1] = tracemalloc.get_traced_memory()[0] + sum(tensors.values())
+    tracemalloc.stop()
+    shown = "  ".join(f"{n} pictures {sizes[n] / 2**20:.1f} MiB" for n in (15, 30, 60))
+    print(f"\nmemory of an episode with all its prompts kept: {shown}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokenizer", help="folder of a tokenizer with a chat template; default: a tiny ChatML one")
+    parser.add_argument("--turns", type=int, nargs="+", default=[4, 40, 400])
+    parser.add_argument("--no-images", action="store_true")
+    options = parser.parse_args()
+    tokenizer = chatml_tokenizer()
+    if options.tokenizer:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
+    table("text", Conversation(DeltaEncoder(tokenizer), max(options.turns), False), options.turns, False)
+    if not options.no_images:
+        encoder = DeltaEncoder(chatml_tokenizer(), processor())
+        table("text and a picture", Conversation(encoder, max(options.turns), True), options.turns, True)
+        memory(encoder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Steps per CPU-second of the environments, text only and with pictures, beside BALROG's wrappers.
+
+    python benchmarks/envs.py [--seconds 2] [--only babyai]
+
+BALROG's figures were measured on its own code with its own settings, which render every step; they are of one
+machine, so read the ratio as an order of magnitude. "with pictures" is our own world rendering every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# This file shares its name with the package: the repository has to come first, not this folder.
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from envs.loading import build_env_from  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; `balrog` is BALROG's steps per CPU-second in the same task, where known.
+
+    `answers` are played where the environment has no list of actions; it then has no pictures either.
+    """
+
+    module: str
+    task: str
+    balrog: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    extra: str = "envs"
+    answers: tuple[str, ...] = ()
+
+
+_COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "open box", "take all")
+ROWS = [
+    Row("envs.babyai", "goto", 1650, needs=("minigrid",)),
+    Row("envs.babyai", "open", 1650, needs=("minigrid",)),
+    Row("envs.babyai", "BossLevel", needs=("minigrid",)),
+    Row("envs.babaisai", "goto_win", 1700),
+    Row("envs.babaisai", "two_room-goto_win", 975),
+    Row("envs.crafter", "default", 116, needs=("crafter",)),
+    Row("envs.textworld", "treasure_hunter", 670, {"games": 2}, ("textworld",), "text-games", _COMMANDS),
+]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Steps per CPU-second without resets, and CPU-milliseconds for a reset."""
+
+    steps: float
+    reset_ms: float
+
+
+def measure(row: Row, seconds: float, **options: Any) -> Speed:
+    """Play random legal actions until the steps have taken `seconds` of CPU time."""
+    rng = random.Random(0)
+    step_time = reset_time = 0.0
+    steps = episodes = 0
+    while step_time < seconds:
+        env = build_env_from(row.module, {"task": row.task, "seed": episodes}, {**row.options, **options})
+        began = time.process_time()
+        env.reset()
+        reset_time += time.process_time() - began
+        taken, spent = _play(env, row.answers or list(env.actions), rng, seconds - step_time)
+        steps, step_time, episodes = steps + taken, step_time + spent, episodes + 1
+        env.close()
+    return Speed(steps / step_time, 1000 * reset_time / episodes)
+
+
+def _play(env: Any, answers: Sequence[str], rng: random.Random, seconds: float) -> tuple[int, float]:
+    """Play on until the episode or the time is over; the clock is read once in 50 steps."""
+    done, steps = False, 0
+    began = time.process_time()
+    while not done and time.process_time() - began < seconds:
+        for answer in rng.choices(answers, k=50):
+            _, done, _ = env.step(answer)
+            steps += 1
+            if done:
+                break
+    return steps, time.process_time() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=2.0, help="CPU time to play for, a figure (default 2)")
+    parser.add_argument("--only", default="", help="rows whose module or task contains this")
+    arguments = parser.parse_args()
+    head = ("environment", "text steps/s", "with pictures", "BALROG", "ratio", "reset ms")
+    print("{:<34}{:>14}{:>15}{:>9}{:>9}{:>11}".format(*head))
+    for row in ROWS:
+        name = f"{row.module.removeprefix('envs.')} {row.task}"
+        if arguments.only not in name:
+            continue
+        missing = [need for need in row.needs if importlib.util.find_spec(need) is None]
+        if missing:
+            print(f"{name:<34}  needs {', '.join(missing)}; pip install 'slime-verlog[{row.extra}]'")
+            continue
+        text = measure(row, arguments.seconds)
+        drawn = "-" if row.answers else f"{measure(row, arguments.seconds, vlm=True).steps:,.0f}"
+        balrog = f"{row.balrog:,.0f}" if row.balrog else "-"
+        ratio = f"{text.steps / row.balrog:.1f} x" if row.balrog else "-"
+        print(f"{name:<34}{text.steps:>14,.0f}{drawn:>15}{balrog:>9}{ratio:>9}{text.reset_ms:>11.2f}")
+
+
+if __name__ == "__main__":
+    main()
