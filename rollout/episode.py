@@ -33,11 +33,11 @@ ABORT_PAUSE_S = 0.2
 class Episode:
     """The state between two turns. `prompt` is always the next one; `stop` says why the episode ended."""
 
-    def __init__(self, spec: EpisodeSpec, session: EnvSession, runtime: Runtime) -> None:
+    def __init__(self, spec: EpisodeSpec, session: EnvSession, encoder: DeltaEncoder, runtime: Runtime) -> None:
         self.spec = spec
         self.session = session
+        self.encoder = encoder
         self.runtime = runtime
-        self.encoder = runtime.encoder_for(self.reply.tools)
         self.index = 0
         self.stop: str | None = None
         self.total_reward = 0.0
@@ -222,13 +222,15 @@ async def open_episode(runtime: Runtime, spec: EpisodeSpec) -> Episode:
     Raises:
         EnvironmentFault: the environment could not be started, or what it shows first cannot be encoded or does not
             fit into the context. One odd episode is given up within the failure budget; if all are, the batch stops.
+        EncodingError: the chat template hides the environment's tools, as it would in every episode.
     """
     session = await runtime.pool.open(spec.env)
     try:
-        return Episode(spec, session, runtime)
-    except (EncodingError, ConfigError) as error:
-        await session.close()
-        raise EnvironmentFault(f"{error}\n{session.describe()}") from error
+        encoder = runtime.encoder_for(session.reply.tools if session.reply else ())
+        try:
+            return Episode(spec, session, encoder, runtime)
+        except (EncodingError, ConfigError) as error:
+            raise EnvironmentFault(f"{error}\n{session.describe()}") from error
     except BaseException:
         await session.close()
         raise

@@ -78,7 +78,7 @@ for path in glob.glob("/testbed/tests/test_*.py"):
 """
 FORGED_LINES = """
 import os, stat
-for fd in range(3, 64):
+for fd in range(3, 4096):
     try:
         if stat.S_ISFIFO(os.fstat(fd).st_mode):
             os.write(fd, b'00 [0, "collected", {"ids": [], "xfail": []}]\\n')
@@ -115,7 +115,7 @@ CODE = {
     "forged lines": FORGED_LINES,
     "forged chain with the judge's own key": FORGED_CHAIN,
     "killing the judge": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
-    "closing the pipe": "import os\nos.closerange(3, 256)\n",
+    "closing the pipe": "import os\nos.closerange(3, 4096)\n",
     "rewriting the tests": "for f in ('prices', 'hidden'):\n    open(f'/testbed/tests/test_{f}.py', 'w')\n",
 }
 
