@@ -60,11 +60,11 @@ STUDIES: dict[str, Study] = {
     "dual_discount": Study(
         question="Does it help to discount between turns (0.99, 0.95), and not at all between tokens?",
         variants=(
-            Variant(name="dual"),
-            Variant(name="all_ones", keys={"gamma_step": 1.0, "lambda_step": 1.0}),
+            Variant(name="dual", keys={"tasks": ["pickup"]}),
+            Variant(name="all_ones", keys={"tasks": ["pickup"], "gamma_step": 1.0, "lambda_step": 1.0}),
         ),
-        note="With all discounts 1 the critic's targets are undiscounted returns, so value losses differ in scale too; "
-        "compare explained variance beside them.",
+        note="On BabyAI's pickup, the Verlog paper's RQ3. With all discounts 1 the critic's targets are undiscounted "
+        "returns, so value losses differ in scale too; compare explained variance beside them.",
     ),
     "gae_form": Study(
         question="Which form of GAE learns fastest on the same turns?",

@@ -1,5 +1,5 @@
 # Makes .venv with Python 3.11 or 3.12 and installs the project into it; sourced by the run_*.sh scripts.
-# Usage: install EXTRA[,EXTRA...]. VENV names another folder; an environment that is already complete is kept.
+# Usage: install EXTRA[,EXTRA...], try_install EXTRA. VENV names another folder; what is complete is kept.
 
 VENV=${VENV:-.venv}
 
@@ -16,10 +16,14 @@ find_python() {
   return 1
 }
 
+# Of the same pyproject.toml and the same extras only one installation is needed.
+stamp_of() {
+  echo "$VENV/.installed-$(echo "$1" | cat - pyproject.toml | cksum | cut -d' ' -f1)"
+}
+
 install() {
   local extras=$1 python stamp
-  # Of the same pyproject.toml and the same extras only one installation is needed.
-  stamp="$VENV/.installed-$(echo "$extras" | cat - pyproject.toml | cksum | cut -d' ' -f1)"
+  stamp=$(stamp_of "$extras")
   [ -e "$stamp" ] && return
   python=$(find_python) || return 1
   [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV"
@@ -28,4 +32,16 @@ install() {
   "$VENV/bin/python" -m pip install -q --disable-pip-version-check "torch==2.13.0"
   "$VENV/bin/python" -m pip install -q --disable-pip-version-check -e ".[$extras]"
   touch "$stamp"
+}
+
+# For extras with packages that are compiled on the way: where that fails, what needs them is skipped and says so.
+try_install() {
+  local extra=$1 stamp
+  stamp=$(stamp_of "$extra")
+  [ -e "$stamp" ] && return
+  if "$VENV/bin/python" -m pip install -q --disable-pip-version-check -e ".[$extra]"; then
+    touch "$stamp"
+  else
+    echo "The extra '$extra' could not be installed here (it needs make and a C compiler); going on without it." >&2
+  fi
 }

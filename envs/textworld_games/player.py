@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import textworld
+
+# Jericho says this of every game that is not in its list; TextWorld takes score and state from the game's own file.
+warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
 
 _STATUS_LINE = re.compile(r"\s*>?\s*(-=[^\n]*=-)?\s*-?\d+/\d+\s*$|\s*>\s*$")
 _AFTER_THE_END = re.compile(r"\s*Would you like to RESTART.*", re.DOTALL)

@@ -23,7 +23,6 @@ from embedded.warmstart import WarmStart
 from rollout.config import FIELDS, load_config
 from rollout.errors import ConfigError
 
-pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "ffn": 64}
 

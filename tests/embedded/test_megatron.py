@@ -18,8 +18,6 @@ from embedded.weights import hf_to_megatron, megatron_shapes, megatron_to_hf
 from rollout.errors import ConfigError
 from tests.embedded.conftest import SIZE, sharpen, trainer_args
 
-pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
-
 SHAPE = {
     "vocab_size": 384,
     "hidden_size": 32,

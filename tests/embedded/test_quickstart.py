@@ -19,7 +19,6 @@ from embedded.quickstart import CONFIG, main, run_seed
 from embedded.report import win_rate
 from embedded.warmstart import WarmStart
 
-pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
 ROOT = Path(__file__).parents[2]
 
 

@@ -15,8 +15,6 @@ from embedded.arguments import make_args
 from embedded.train import train
 from rollout.errors import CheckpointError, ConfigError
 
-pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
-
 YAML = {
     "rollout_interaction_env_path": "tests.fixtures.counting_env",
     "tasks": ["count"],

@@ -17,8 +17,6 @@ from embedded.trainer import PpoTrainer
 from rollout.errors import CheckpointError, ConfigError
 from tests.embedded.conftest import made_up_batch, trainer_args
 
-pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
-
 
 @pytest.fixture
 def make(policy_folder: Path) -> Any:

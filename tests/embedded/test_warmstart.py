@@ -20,8 +20,6 @@ from envs.text_game import find_action
 from rollout.config import load_config
 from rollout.errors import ConfigError
 
-pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
-
 
 def config(**keys: Any) -> Any:
     given = {"rollout_interaction_env_path": "envs.babyai", "env": {"num_dists": 0}, "tasks": ["goto"], **keys}

@@ -18,7 +18,6 @@ from embedded.train import train
 from embedded.trainer import PpoTrainer
 from tests.embedded.test_train import YAML, Recorder
 
-pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
 W_EPOCH, W_ITER = 2, 2
 
 
