@@ -114,6 +114,7 @@ class ALFWorld(CommandGame):
         if self._player is None:
             self._player = self._engine.Player(self._load())
         self._steps, self._now = 0, self._player.reset()
+        self._whole_way = 0
         task = _TASK.search(self._now.text)
         self.mission = task.group(1) if task else ""
         return self._frame(f"{self._notice()}\n\n{self._now.text}".strip())
@@ -145,6 +146,13 @@ class ALFWorld(CommandGame):
         """Return the planner's next command; `look` where it sees no way to win."""
         plan = self._player.plan()
         return plan[0] if plan else self.default_action
+
+    def distance_left(self) -> float:
+        """Commands of the planner's way from here, of those from the start; 1 where it sees none."""
+        plan = self._player.plan()
+        if not self._whole_way:
+            self._whole_way = max(1, len(plan))
+        return len(plan) / self._whole_way if plan else 1.0
 
     def prompt_variables(self) -> dict[str, Any]:
         return {**super().prompt_variables(), "commands": COMMANDS, "notice": self._notice()}

@@ -79,7 +79,7 @@ class BabaIsAI(TextGame):
         self._text = ""
         self._plans: dict[tuple[Cell, ...], list[str]] = {}
         self.level: Level
-        self.steps = 0
+        self.steps = self._whole_way = 0
 
     def start(self) -> Frame:
         # NumPy's legacy generator is seeded with 32 bits.
@@ -113,22 +113,33 @@ class BabaIsAI(TextGame):
 
     def advice(self) -> str:
         """Return the action that a search for a winning plan recommends now; the default where it finds none."""
+        plan = self._plan()
+        return plan[0] if plan else self.default_action
+
+    def distance_left(self) -> float:
+        """Moves of the plan from here, of those from the level's start; 1 where the search finds no way."""
+        plan = self._plan()
+        if not self._whole_way:
+            self._whole_way = max(1, len(plan))
+        return len(plan) / self._whole_way if plan else 1.0
+
+    def _plan(self) -> list[str]:
+        """Moves that win from here; kept, and so is the rest for the state after the first of them."""
         world = self.level.world
         here = tuple(world.cells)
         if here not in self._plans:
             self._plans[here] = find_plan(world) or []
-        if not self._plans[here]:
-            return self.default_action
-        action, *rest = self._plans[here]
-        after = world.copy()
-        after.step(action)
-        self._plans[tuple(after.cells)] = rest
-        return action
+        plan = self._plans[here]
+        if plan:
+            after = world.copy()
+            after.step(plan[0])
+            self._plans[tuple(after.cells)] = plan[1:]
+        return plan
 
     def _next_level(self) -> None:
         """Go on to the generator's next level; its steps are counted from zero, as BALROG counts them."""
         self.level = make_level(self._task, self._rng)
-        self.steps = 0
+        self.steps = self._whole_way = 0
         self._plans.clear()
         if not self._look():
             raise RuntimeError(f"BabaIsAI task {self.task!r}, seed {self.seed}: drew a level in which nothing is YOU")

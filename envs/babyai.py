@@ -40,23 +40,14 @@ class BabyAIOptions(GameOptions):
     """What BabyAI has beside the options of all games.
 
     `num_dists`: distracting objects; BALROG's 0 in the mixed tasks and the level's own elsewhere if None.
-    `shaping`: weight of a potential-based reward for the way to the mission's object; `shaping_gamma` should be the
-    run's `gamma_step`. The time limit counts as an end, as `bootstrap_on_time_limit: false` has it.
     """
 
     num_dists: int | None = None
-    shaping: float = 0.0
-    shaping_gamma: float = 0.99
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_dists is not None and self.num_dists < 0:
             raise ConfigError(f"env.num_dists must be >= 0, got {self.num_dists}")
-        if self.shaping < 0 or not 0 <= self.shaping_gamma <= 1:
-            raise ConfigError(
-                "env.shaping must be >= 0 and env.shaping_gamma between 0 and 1, "
-                f"got {self.shaping} and {self.shaping_gamma}"
-            )
 
 
 def build_env(sample: Any, args: Any) -> BabyAI:
@@ -100,7 +91,6 @@ class BabyAI(TextGame):
             self.game.max_steps = self.options.max_steps
         self.mission, self.max_steps = self.game.mission, self.game.max_steps
         self._progression, self._expert = 0.0, None
-        self._potential = self._worth()
         return self._frame()
 
     def play(self, action: str) -> Frame:
@@ -109,9 +99,7 @@ class BabyAI(TextGame):
             self._expert.watch(_INDEX[action])
         if reward > 0:
             self._progression = 1.0
-        before, self._potential = self._potential, 0.0 if terminated or truncated else self._worth()
-        bonus = self.options.shaping * (self.options.shaping_gamma * self._potential - before)
-        return self._frame(float(reward), terminated, truncated, bonus)
+        return self._frame(float(reward), terminated, truncated)
 
     def translate(self, candidate: str) -> str | None:
         words = candidate.lower().replace("_", " ")
@@ -123,20 +111,16 @@ class BabyAI(TextGame):
             self._expert = _import_world("expert").Expert(self.game)
         return list(ACTIONS)[self._expert.advice()]
 
-    def _worth(self) -> float:
-        """The state's potential; 0 where nothing is paid for it."""
-        return _import_world("potential").potential(self.game) if self.options.shaping else 0.0
+    def distance_left(self) -> float:
+        return _import_world("distance").distance_left(self.game)
 
-    def _frame(
-        self, reward: float = 0.0, terminated: bool = False, truncated: bool = False, bonus: float = 0.0
-    ) -> Frame:
+    def _frame(self, reward: float = 0.0, terminated: bool = False, truncated: bool = False) -> Frame:
         return Frame(
             long_term=self._describe_view(self.game),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
             progression=self._progression,
-            bonus=bonus,
             image=make_image(self.game.get_pov_render(tile_size=_TILE_PIXELS)) if self.options.vlm else None,
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from envs.base import describe_task, make_image
 from envs.crafter_world.expert import advise
@@ -29,9 +29,14 @@ PRESETS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CrafterOptions(GameOptions):
-    """`open_achievements_only`: the prompt lists what is still to be achieved instead of all 22."""
+    """`open_achievements_only`: the prompt lists what is still to be achieved instead of all 22.
+
+    `reward`: Crafter's own (`native`: 1 for new achievements, 0.1 a point of health won or lost), 1 for each
+    achievement as it comes (`achievements`), or all of them at the episode's end (`final`).
+    """
 
     open_achievements_only: bool = True
+    reward: Literal["native", "achievements", "final"] = "native"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,6 +73,7 @@ class Crafter(TextGame):
 
     def __init__(self, task: str, seed: int, options: CrafterOptions) -> None:
         super().__init__(options)
+        self.options: CrafterOptions = options
         self.task, self.seed = task, seed
         self.max_steps = options.max_steps or LENGTH
         self.steps = 0
@@ -85,7 +91,7 @@ class Crafter(TextGame):
         self.steps += 1
         if self.world.unlocked != unlocked and self.options.open_achievements_only:
             self.instruction_prompt = self.render_prompt()
-        return self._frame(reward)
+        return self._frame(reward, len(self.world.unlocked) - len(unlocked))
 
     def translate(self, candidate: str) -> str | None:
         return translate(candidate, self.steps)
@@ -100,16 +106,18 @@ class Crafter(TextGame):
             "tools": TOOLS,
         }
 
-    def _frame(self, reward: float = 0.0) -> Frame:
+    def _frame(self, reward: float = 0.0, new: int = 0) -> Frame:
         world = self.world
         long_term, short_term = describe(world)
         dead = world.player.health <= 0
         # The first Noop counts in Crafter's own length, but not among the answers.
         late = self.steps >= self.max_steps or world.steps >= LENGTH
+        reached = float(len(world.unlocked)) if dead or late else 0.0
+        paid = {"native": reward, "achievements": float(new), "final": reached}
         return Frame(
             long_term=long_term,
             short_term=short_term,
-            reward=reward,
+            reward=paid[self.options.reward],
             terminated=dead,
             truncated=late and not dead,
             progression=len(world.unlocked) / len(ACHIEVEMENTS),

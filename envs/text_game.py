@@ -41,12 +41,21 @@ class GameOptions:
     vlm: bool | Literal["only"] = False
     """Add a picture to every observation; `only` shows it in place of the text."""
     prompt_template: str | None = None
+    shaping: float = 0.0
+    """Weight of a potential-based reward for the way to the goal, in games that can tell how much of it is left."""
+    shaping_gamma: float = 0.99
+    """Should be the run's `gamma_step`."""
 
     def __post_init__(self) -> None:
         if self.format_penalty is not None and self.format_penalty < 0:
             raise ConfigError(f"env.format_penalty is subtracted, so it must be >= 0, got {self.format_penalty}")
         if self.max_steps is not None and self.max_steps < 1:
             raise ConfigError(f"env.max_steps must be at least 1, got {self.max_steps}")
+        if self.shaping < 0 or not 0 <= self.shaping_gamma <= 1:
+            raise ConfigError(
+                "env.shaping must be >= 0 and env.shaping_gamma between 0 and 1, "
+                f"got {self.shaping} and {self.shaping_gamma}"
+            )
 
 
 O = TypeVar("O", bound=GameOptions)  # noqa: E741
@@ -73,8 +82,6 @@ class Frame:
     progression: float = 0.0
     image: Any = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    bonus: float = 0.0
-    """Paid on top of reward or penalty (shaping)."""
 
 
 class TextGame(BaseInteractionEnv):
@@ -84,8 +91,11 @@ class TextGame(BaseInteractionEnv):
     template_path: ClassVar[Path]
 
     def __init__(self, options: GameOptions) -> None:
+        if options.shaping and type(self).distance_left is TextGame.distance_left:
+            raise ConfigError(f"env.shaping: {type(self).__name__} cannot tell how far its goal is; leave it at 0")
         self.options = options
         self._running = False
+        self._potential = 0.0
 
     @abc.abstractmethod
     def start(self) -> Frame:
@@ -104,9 +114,14 @@ class TextGame(BaseInteractionEnv):
         action = self.translate(candidate)
         return action, self.play(self.default_action if action is None else action)
 
+    def distance_left(self) -> float:
+        """How much of the way to the goal is left, about 1 at the start and 0 at the goal; asked for shaping alone."""
+        raise NotImplementedError
+
     def reset(self) -> Observation:
         frame = self.start()
         self._running = True
+        self._potential = -self.distance_left() if self.options.shaping else 0.0
         self.instruction_prompt = self.render_prompt()
         return self._observe(frame)
 
@@ -119,7 +134,7 @@ class TextGame(BaseInteractionEnv):
         executed = action if action is not None else self.default_action
         self._running = not (frame.terminated or frame.truncated)
         info: StepInfo = {
-            "reward": self._shape_reward(frame.reward, valid) + frame.bonus,
+            "reward": self._pay(frame.reward, valid) + self._shaping(),
             "terminated": frame.terminated,
             "truncated": frame.truncated,
             "valid_action": valid,
@@ -131,11 +146,23 @@ class TextGame(BaseInteractionEnv):
         }
         return self._observe(frame), not self._running, info
 
-    def _shape_reward(self, reward: float, valid: bool) -> float:
+    def _pay(self, reward: float, valid: bool) -> float:
         """Penalty in place of the reward, as Verlog pays it; binary reward turns any gain into 1."""
         if not valid and self.options.format_penalty:
             return -self.options.format_penalty
         return 1.0 if self.options.binary_reward and reward > 0 else float(reward)
+
+    def _shaping(self) -> float:
+        """gamma * potential(after) - potential(before), 0 after any end (Ng, Harada and Russell 1999).
+
+        Discounted with `shaping_gamma` an episode's payments add up to minus its first potential, whatever was
+        played, so the best policy stays what it was; also where the potential depends on time or history (Devlin and
+        Kudenko 2012). The time limit counts as an end, as `bootstrap_on_time_limit: false` has it.
+        """
+        if not self.options.shaping:
+            return 0.0
+        before, self._potential = self._potential, -self.distance_left() if self._running else 0.0
+        return self.options.shaping * (self.options.shaping_gamma * self._potential - before)
 
     def _observe(self, frame: Frame) -> Observation:
         images = [frame.image] if frame.image is not None else []

@@ -188,6 +188,21 @@ def test_without_a_limit_the_episode_ends_where_crafter_ends_it() -> None:
     assert done and info["truncated"]
 
 
+def test_achievements_are_paid_as_they_come_or_all_at_the_end() -> None:
+    paid = {}
+    for reward in ("native", "achievements", "final"):
+        env = build(seed=1, reward=reward, max_steps=60)
+        env.reset()
+        done, paid[reward] = False, []
+        while not done:
+            _, done, info = env.step(crafter.expert_action(env))
+            paid[reward].append(info["reward"])
+    reached = info["metrics"]["achievements"]
+    assert reached > 1 and sum(paid["achievements"]) == reached
+    assert paid["final"] == [0.0] * (len(paid["final"]) - 1) + [reached]
+    assert [round(r) for r in paid["native"] if r >= 0.5] == [1 for r in paid["achievements"] if r]
+
+
 def test_presets_decide_penalty_and_length() -> None:
     for preset, reward, limit in (("verlog", -0.1, 10_000), ("balrog", 0.0, 2000)):
         env = build(preset=preset)

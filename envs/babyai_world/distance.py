@@ -1,8 +1,4 @@
-"""How far a BabyAI mission is from its object: the potential of the shaped reward (Ng, Harada and Russell 1999).
-
-Paying gamma * potential(after) - potential(before) for every step, with potential 0 at the end, leaves the best policy
-what it was: over an episode the payments add up to minus the first potential, whatever was done.
-"""
+"""How far a BabyAI mission is from its object, for the shaped reward."""
 
 from __future__ import annotations
 
@@ -30,6 +26,6 @@ def steps_to_object(game: Any) -> int:
     return max(0, int(min(distances)) - 1)
 
 
-def potential(game: Any) -> float:
-    """0 next to the object, towards -1 in the far corner of the world."""
-    return -steps_to_object(game) / (game.width + game.height)
+def distance_left(game: Any) -> float:
+    """0 next to the object, towards 1 in the far corner of the world."""
+    return steps_to_object(game) / (game.width + game.height)
