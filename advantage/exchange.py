@@ -126,6 +126,11 @@ def all_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport]:
     """
     if group.size == 1:
         return own, 0, ExchangeReport(len(own), 1, 0, 0)
+    return gather_turns(own, group)
+
+
+def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport]:
+    """What `all_turns` does among several ranks; with a group of one the collectives run all the same."""
     device = group.device_like(own)
     counts = _gather_counts(len(own), group, device)
     if min(counts) < 0:

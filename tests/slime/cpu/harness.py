@@ -175,8 +175,10 @@ def start_script(
     preload = work / "preload" / "torch_memory_saver_hook_mode_preload.abi3.so"
     preload.parent.mkdir(parents=True, exist_ok=True)
     preload.touch()
+    # Megatron writes its choice of attention into the environment, where it was used in this process before.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
     environment = {
-        **os.environ,
+        **inherited,
         "PYTHONPATH": os.pathsep.join(map(str, (IMPORTS, slime.path, REPO))),
         "SLIME_CPU_WORK": str(work),
         "SLIME_CPU_GPUS": str(gpus),

@@ -1,0 +1,276 @@
+"""What has to hold on a GPU, checked there: `scripts/check_gpu.sh` runs this and shows what it saw.
+
+    python -m tests.gpu.check                  on CUDA; ends with a sentence where there is none
+    python -m tests.gpu.check --device cpu     the same checks without a GPU, gloo in place of NCCL
+
+Advantages against the float64 definition, their exchange over a real process group of one rank, the trainer against
+itself on the CPU, and the embedded loop (engine, rollout, trainer) with the log-probs of both sides held together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch as mock_patch
+
+import torch
+import yaml
+
+NO_GPU = (
+    "this machine has no CUDA device that torch {version} can use, so nothing was checked; run it on a machine with "
+    "an NVIDIA GPU and a CUDA build of torch, or give --device cpu to try the checks themselves"
+)
+DISCOUNTS = {"gamma_step": 0.97, "lambda_step": 0.9, "gamma_token": 0.995, "lambda_token": 0.98}
+UPDATES = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    what: str
+    size: str
+    error: float
+    bound: float
+
+    @property
+    def holds(self) -> bool:
+        return self.error <= self.bound
+
+
+def gae_work(turns: int, longest: int, seed: int) -> dict[str, list[Any]]:
+    """A packed batch: episode parts of up to 16 turns in shuffled order, some terminated, some cut."""
+    rng = random.Random(seed)
+    order = rng.sample(range(turns), turns)
+    following, bootstrap = [-1] * turns, [0.0] * turns
+    for start in range(0, turns, 16):
+        episode = order[start : start + 16]
+        for turn, after in pairwise(episode):
+            following[turn] = after
+        bootstrap[episode[-1]] = rng.choice([0.0, rng.gauss(0, 1)])
+    lengths = [rng.randint(1, longest) for _ in range(turns)]
+    tokens = sum(lengths)
+    return {
+        "values": [rng.gauss(0, 1) for _ in range(tokens)],
+        "token_rewards": [rng.gauss(0, 0.01) for _ in range(tokens)],
+        "turn_lengths": lengths,
+        "turn_rewards": [rng.gauss(0, 1) for _ in range(turns)],
+        "next_turn": following,
+        "bootstrap_values": bootstrap,
+    }
+
+
+def check_gae(device: torch.device, turns: int, longest: int) -> Iterator[Finding]:
+    """The pure function in both precisions, and how long it takes; errors are relative to 1 + |advantage|."""
+    from advantage.dual_gae import dual_discount_gae
+    from tests.advantage.reference import brute_force
+
+    for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+        work = gae_work(turns, longest, seed=1)
+        floats = ("values", "token_rewards", "turn_rewards", "bootstrap_values")
+        tensors = {k: torch.tensor(v, dtype=dtype if k in floats else torch.long) for k, v in work.items()}
+        # The definition sees the numbers that the function sees, rounded to its precision.
+        defined = brute_force(**{k: v.tolist() for k, v in tensors.items()}, **DISCOUNTS)
+        want = torch.tensor(defined, dtype=torch.float64)
+        on_device = {k: v.to(device) for k, v in tensors.items()}
+        dual_discount_gae(**on_device, **DISCOUNTS)
+        began = _now(device)
+        advantages, returns = dual_discount_gae(**on_device, **DISCOUNTS)
+        took = 1e3 * (_now(device) - began)
+        wanted = (want, want + tensors["values"].double())
+        error = max(
+            float(((got.cpu().double() - right).abs() / (1 + right.abs())).max())
+            for got, right in zip((advantages, returns), wanted, strict=True)
+        )
+        size = f"{turns} turns, {len(work['values'])} tokens, {took:.1f} ms"
+        yield Finding(f"dual-discount GAE, {str(dtype)[6:]}", size, error, bound)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def check_exchange(device: torch.device, cases: int) -> Iterator[Finding]:
+    """The hook on this device against the definition, then through the collectives against itself."""
+    from advantage import exchange
+    from advantage.hook import compute_advantages
+    from advantage.layout import current_layout
+    from tests.advantage.batches import expected, make_args, make_samples, rollout_data
+
+    group = current_layout().data
+    backend = torch.distributed.get_backend(group.handle)
+    definition = alone = 0.0
+    turns = crossed = 0
+    for seed in range(cases):
+        samples = make_samples(random.Random(seed), 8)
+        args = make_args(gamma_token=0.99, lambda_token=0.9)
+        results = []
+        for gather in (exchange.all_turns, exchange.gather_turns):
+            data = _to(rollout_data(samples), device)
+            with mock_patch.object(exchange, "all_turns", gather):
+                report = compute_advantages(args, data)
+            results.append([torch.cat(data[key]).cpu().double() for key in ("advantages", "returns")])
+        turns, crossed = turns + report.turns, crossed + report.bytes_sent
+        wanted = [torch.cat([pair[k] for pair in expected(samples, args)]) for k in range(2)]
+        pairs = zip(*results, wanted, strict=True)
+        for single, gathered, right in pairs:
+            alone = max(alone, float((single - gathered).abs().max()))
+            definition = max(definition, float((gathered - right).abs().max()))
+    yield Finding("hook against the definition", f"{cases} batches, {turns} turns", definition, 2e-5)
+    yield Finding(f"hook over {backend} against without", f"{group.size} rank, {crossed} bytes", alone, 0.0)
+
+
+def _to(data: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """slime's rollout data as a rank has it: values, KL and masks on the device, the table where it is."""
+    keys = ("values", "kl", "loss_masks")
+    return {k: [row.to(device) for row in v] if k in keys else v for k, v in data.items()}
+
+
+def trainer_numbers(folder: Path) -> dict[str, float]:
+    """What two updates on made-up batches report, on the device that the trainer chooses."""
+    from embedded.trainer import PpoTrainer
+    from tests.embedded.conftest import made_up_batch, trainer_args
+
+    trainer = PpoTrainer(trainer_args(hf_checkpoint=str(folder)))
+    numbers: dict[str, float] = {}
+    for update in range(UPDATES):
+        metrics = trainer.train(update, made_up_batch(seed=update))
+        numbers |= {f"{update} {name}": value for name, value in metrics.items()}
+    return numbers
+
+
+def check_trainer(folder: Path) -> Iterator[Finding]:
+    """Every number that two updates report here, against another process that sees no GPU."""
+    here = trainer_numbers(folder)
+    command = [sys.executable, "-m", "tests.gpu.check", "--device", "cpu", "--trainer-numbers", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the trainer failed on the CPU:\n{done.stderr[-2000:]}")
+    there: Mapping[str, float] = json.loads(done.stdout.splitlines()[-1])
+    error = max(abs(here[name] - there[name]) / (1 + abs(there[name])) for name in here)
+    yield Finding("embedded trainer against the CPU's", f"{UPDATES} updates, {len(here)} numbers", error, 1e-3)
+
+
+def record_difference(args: Any, rollout_id: int, data: Mapping[str, Any]) -> None:
+    """`--rollout-data-postprocess-path`: how far training and rollout are apart on trained log-probs, onto `args`."""
+    pairs = zip(data["log_probs"], data["rollout_log_probs"], data["loss_masks"], strict=True)
+    args.log_prob_differences.append(max(float(((p - q).abs() * mask).max()) for p, q, mask in pairs))
+
+
+def check_loop(folder: Path, work: Path) -> Iterator[Finding]:
+    """Engine, rollout and trainer together, on a game that takes no time."""
+    from embedded.arguments import make_args
+    from embedded.train import train
+
+    path = work / "loop.yaml"
+    game = {"rollout_interaction_env_path": "tests.fixtures.counting_env", "tasks": ["count"], "env_backend": "inline"}
+    path.write_text(yaml.safe_dump({**game, "env": {"max_length": 6}, "eval": {"episodes": 4}, "n_env": 8}))
+    sizes = {"rollout_batch_size": 32, "global_batch_size": 8, "rollout_max_response_len": 12}
+    args = make_args(
+        path,
+        **{**sizes, "rollout_max_context_len": 256, "num_rollout": 4, "num_critic_only_steps": 1},
+        hf_checkpoint=str(folder),
+        rollout_data_postprocess_path="tests.gpu.check.record_difference",
+    )
+    turns: list[float] = []
+    args.log_prob_differences = []
+    train(args, _Tracker(turns))
+    size = f"{len(turns)} updates, {sum(turns):.0f} turns"
+    yield Finding("embedded loop: log-probs, trainer - engine", size, max(args.log_prob_differences), 1e-4)
+
+
+@dataclass
+class _Tracker:
+    """Counts the turns of a run of the embedded trainer."""
+
+    turns: list[float]
+
+    def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
+        self.turns.append(metrics["rollout/turns"])
+
+    def evaluation(self, rollout_id: int, result: Any) -> None:
+        pass
+
+
+def make_policy(folder: Path) -> Path:
+    """A small random policy with a tokenizer, sharp enough that its choices are not ties."""
+    from embedded.policy import PolicySize, build_policy, save_policy
+    from embedded.tokenizer import train_tokenizer
+    from tests.embedded.conftest import TEXTS, sharpen
+
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(TEXTS, ["Current Observation:\n"])
+    size = PolicySize(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, context=256)
+    save_policy(sharpen(build_policy(tokenizer, size, seed=1), 3.0), tokenizer, folder)
+    return folder
+
+
+def run_checks(device: torch.device, turns: int, longest: int, show: Callable[[str], None]) -> bool:
+    """Run everything and show a line each; returns whether all of it holds."""
+    from embedded.megatron import initialize
+    from embedded.quickstart import quiet
+
+    quiet()
+    show(f"device: {describe(device)}")
+    found = initialize()
+    assert found.type == device.type, f"the embedded trainer chose {found}"
+    holds = True
+    with tempfile.TemporaryDirectory() as work:
+        folder = make_policy(Path(work) / "policy")
+        checks = (
+            *(check_gae(device, turns, longest), check_exchange(device, 20)),
+            *(check_trainer(folder), check_loop(folder, Path(work))),
+        )
+        for finding in (finding for check in checks for finding in check):
+            verdict = "ok" if finding.holds else "FAILED"
+            show(f"{verdict:6} {finding.what}: error {finding.error:.1e} (at most {finding.bound:g}); {finding.size}")
+            holds = holds and finding.holds
+    return holds
+
+
+def describe(device: torch.device) -> str:
+    """The device and the software that drives it."""
+    if device.type == "cpu":
+        return f"CPU, torch {torch.__version__}; no GPU was checked"
+    properties = torch.cuda.get_device_properties(device)
+    memory = properties.total_memory / 2**30
+    return f"{properties.name}, {memory:.0f} GiB, torch {torch.__version__}, CUDA {torch.version.cuda}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Check, and say what was seen; 0 if all holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--turns", type=int, default=2048, help="turns of the GAE batch")
+    parser.add_argument("--longest", type=int, default=512, help="tokens of its longest turns")
+    parser.add_argument("--trainer-numbers", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif not torch.cuda.is_available():
+        print(f"error: {NO_GPU.format(version=torch.__version__)}", file=sys.stderr)
+        return 1
+    if options.trainer_numbers:
+        print(json.dumps(trainer_numbers(options.trainer_numbers)))
+        return 0
+    device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
+    holds = run_checks(device, options.turns, options.longest, lambda line: print(line, flush=True))
+    print("all checks hold" if holds else "some checks failed")
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The GPU checks themselves, tried where there is no GPU: they run, they hold, and a wrong result does not pass."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu import check
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    command = [sys.executable, "-m", "tests.gpu.check", *flags]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_all_checks_run_and_hold_without_a_gpu_when_asked_to() -> None:
+    done = run("--device", "cpu", "--turns", "128", "--longest", "40")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert "no GPU was checked" in lines[0] and lines[-1] == "all checks hold"
+    assert sum(line.startswith("ok") for line in lines) == 6
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, which would be checked")
+def test_without_a_gpu_it_ends_with_one_sentence() -> None:
+    done = run()
+    assert done.returncode == 1 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and "no CUDA device" in done.stderr
+
+
+def test_a_wrong_advantage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from advantage import dual_gae
+
+    monkeypatch.setattr(dual_gae, "_chunk_matrix", lambda decay: torch.eye(dual_gae.CHUNK, dtype=decay.dtype))
+    findings = list(check.check_gae(torch.device("cpu"), turns=16, longest=20))
+    assert not any(finding.holds for finding in findings)
