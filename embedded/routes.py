@@ -6,14 +6,12 @@ import asyncio
 import json
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
+from embedded.engine import Engine
 from rollout.errors import ConfigError, EngineError
-
-if TYPE_CHECKING:
-    from embedded.engine import Engine
 
 MAX_BODY_BYTES = 64 << 20
 PAUSE_MODES = ("abort", "retract", "in_place")

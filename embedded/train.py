@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
-from embedded.engine import EngineOptions, EngineServer
+from embedded.engine import EngineOptions
+from embedded.server import EngineServer
 from embedded.trainer import PpoTrainer
 from envs.loading import load_attribute
 from rollout.framework import run

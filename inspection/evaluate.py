@@ -103,7 +103,8 @@ def engine_at(options: Namespace) -> Iterator[str]:
     if options.engine:
         yield options.engine
         return
-    from embedded.engine import EngineOptions, EngineServer
+    from embedded.engine import EngineOptions
+    from embedded.server import EngineServer
 
     with EngineServer(EngineOptions(model_path=options.checkpoint, seed=options.seed)) as server:
         yield server.url

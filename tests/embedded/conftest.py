@@ -13,8 +13,9 @@ import torch
 
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
 from embedded.arguments import DEFAULTS
-from embedded.engine import EngineOptions, EngineServer
+from embedded.engine import EngineOptions
 from embedded.policy import PolicySize, build_policy, save_policy
+from embedded.server import EngineServer
 from embedded.tokenizer import train_tokenizer
 from rollout.framework import train_data_keys
 

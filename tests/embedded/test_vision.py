@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from embedded.engine import EngineOptions, EngineServer
+from embedded.engine import EngineOptions
+from embedded.server import EngineServer
 from embedded.vision import forward_inputs
 from rollout.encoding import DeltaEncoder
 from rollout.turn import Prompt

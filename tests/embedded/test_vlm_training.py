@@ -12,7 +12,8 @@ import yaml
 from PIL import Image
 
 from advantage.turn_table import decode_row
-from embedded.engine import EngineOptions, EngineServer
+from embedded.engine import EngineOptions
+from embedded.server import EngineServer
 from embedded.vision import forward_inputs
 from envs.loading import build_env_from
 from envs.options import read_options

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from embedded.engine import EngineServer
+from embedded.server import EngineServer
 from tests.slime.conftest import engine_flags, roles
 from tests.slime.cpu.harness import Run
 from tests.slime.expectation import (

@@ -19,8 +19,9 @@ from typing import Any
 
 import yaml
 
-from embedded.engine import EngineOptions, EngineServer
+from embedded.engine import EngineOptions
 from embedded.quickstart import quiet
+from embedded.server import EngineServer
 from embedded.warmstart import WarmStart, make_policy
 from rollout.config import load_config
 from tests.slime.cpu.harness import Run, convert_checkpoint, find_slime
