@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from embedded.batches import RolloutData, micro_batches
+from embedded.decoder import load_hf_model
 from embedded.demonstrations import Demonstration, demonstrate
 from embedded.losses import log_probs_and_entropy
 from embedded.megatron import build_model, build_optimizer, initialize, predict
@@ -37,6 +38,8 @@ class WarmStart:
     epochs: int = 5
     batch_size: int = 32
     lr: float = 2e-3
+    max_tokens: int = 1 << 14
+    """Tokens a micro-batch."""
     size: PolicySize = field(default_factory=PolicySize)
 
 
@@ -51,12 +54,35 @@ def make_policy(config: RolloutConfig, folder: str | Path, settings: WarmStart, 
         [message["content"] for turn in turns for message in turn.messages] + [turn.answer for turn in turns],
         fixed_phrases(turn.messages for turn in turns),
     )
-    model = build_policy(tokenizer, settings.size, seed)
+    return _imitate_into(folder, build_policy(tokenizer, settings.size, seed), tokenizer, turns, settings, seed)
+
+
+def adapt_policy(
+    config: RolloutConfig, source: str | Path, folder: str | Path, settings: WarmStart, seed: int
+) -> float:
+    """Like `make_policy`, from the model and the tokenizer in `source`, which stay as they are.
+
+    Raises:
+        ConfigError: the environment cannot be demonstrated, or the model is of a shape that is not served.
+    """
+    from transformers import AutoTokenizer
+
+    model = load_hf_model(source)
+    turns = demonstrate(config, settings.episodes, settings.random_share, seed)
+    return _imitate_into(folder, model, AutoTokenizer.from_pretrained(source), turns, settings, seed)
+
+
+def _imitate_into(
+    folder: str | Path, model: Any, tokenizer: Any, turns: Sequence[Demonstration], settings: WarmStart, seed: int
+) -> float:
+    """Write model and tokenizer to `folder`, after they learned the demonstrations in Megatron's form."""
     save_policy(model, tokenizer, folder)
     device = initialize()
     actor = build_model(folder, device)
     loss = imitate(actor, encode(tokenizer, turns, device), settings, seed)
-    model.load_state_dict(megatron_to_hf(actor.state_dict(), megatron_shapes(model.config)))
+    # A head that is tied to the embeddings has no weights of its own.
+    tied = model.config.tie_word_embeddings
+    model.load_state_dict(megatron_to_hf(actor.state_dict(), megatron_shapes(model.config)), strict=not tied)
     save_policy(model, tokenizer, folder)
     return loss
 
@@ -87,7 +113,8 @@ def imitate(model: Any, data: RolloutData, settings: WarmStart, seed: int) -> fl
             for start in range(0, len(order), settings.batch_size):
                 for group in optimizer.param_groups:
                     group["lr"] = settings.lr * 0.5 * (1 + math.cos(math.pi * done / total))
-                losses.append(_imitation_step(model, optimizer, data, order[start : start + settings.batch_size]))
+                step = order[start : start + settings.batch_size]
+                losses.append(_imitation_step(model, optimizer, data, step, settings.max_tokens))
                 done += 1
                 progress.update()
             mean = sum(losses) / len(losses)
@@ -95,11 +122,11 @@ def imitate(model: Any, data: RolloutData, settings: WarmStart, seed: int) -> fl
     return mean
 
 
-def _imitation_step(model: Any, optimizer: Any, data: RolloutData, samples: Sequence[int]) -> float:
+def _imitation_step(model: Any, optimizer: Any, data: RolloutData, samples: Sequence[int], max_tokens: int) -> float:
     optimizer.zero_grad()
     total = sum(data["response_lengths"][i] for i in samples)
     loss_sum = 0.0
-    for batch in micro_batches(data, samples, max_tokens=1 << 14):
+    for batch in micro_batches(data, samples, max_tokens):
         log_probs, _ = log_probs_and_entropy(predict(model, batch.ids, batch.row, batch.column), batch.targets, 1.0)
         loss = -log_probs.sum() / total
         loss.backward()

