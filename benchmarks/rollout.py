@@ -1,17 +1,20 @@
 """What the rollout costs beside engine and environment, and how well it keeps an engine busy.
 
 Two tables from one run:
-1. host time per turn: an engine that answers at once, an environment that steps at once, one core;
-2. useful engine time: a simulated engine (fixed time a turn, limited concurrency) under fixed-turn batches, and
-   under an outer loop that waits for whole episodes and throws away what is over, on the same episode lengths.
+1. host time per turn, CPU of this process: an environment that steps at once, and an engine that answers at once, in
+   this process and over HTTP from another;
+2. useful engine time: a simulated engine (fixed time a turn, a number of places) under fixed-turn batches, and under
+   an outer loop that waits for whole episodes and throws away what is over, on the same episode lengths. With as many
+   slots as places the host's work on each answer is time in which a place is empty; with a third more it is not.
 
-    python benchmarks/rollout.py [--turns 2048] [--slots 128]
+    python benchmarks/rollout.py [--turns 2048] [--places 96]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import random
 import resource
 import statistics
@@ -28,7 +31,11 @@ from rollout.engine import EngineClient
 from rollout.fixed_turn import collect
 from rollout.runtime import close_runtimes, get_runtime
 from rollout.turn import Generation
+from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine
+
+ANSWER = "THINK: the tree is near.\nACTION: left"
 
 
 def crafter_like_length(seed: int) -> int:
@@ -55,9 +62,22 @@ class InstantEngine(EngineClient):
         return Generation(self.answer, [-0.5] * len(self.answer), "", "stop", ("1",), meta)
 
 
-async def prepare(folder: Path, slots: int, turns: int, turn_s: float, **keys: Any) -> tuple[Any, EpisodeSource]:
+def serve(port: Any) -> None:
+    """An engine in a process of its own, so that its CPU time is not ours."""
+
+    async def forever() -> None:
+        async with ScriptedEngine(chatml_tokenizer(), lambda body, number: ANSWER) as engine:
+            port.send(engine.port)
+            await asyncio.Event().wait()
+
+    asyncio.run(forever())
+
+
+async def prepare(folder: Path, slots: int, turns: int, port: int = 1) -> tuple[Any, EpisodeSource, Any]:
+    """Arguments, data source and runtime of a game whose episodes last as long as Crafter's."""
     args = rollout_args(
         folder,
+        port,
         rollout_batch_size=turns,
         global_batch_size=turns,
         n_env=slots,
@@ -65,16 +85,21 @@ async def prepare(folder: Path, slots: int, turns: int, turn_s: float, **keys: A
         env_workers=1,
         rollout_max_context_len=None,
         env={"length_of": "benchmarks.rollout.crafter_like_length", "preset": "verlog"},
-        **keys,
     )
-    runtime = await get_runtime(args)
-    answer = runtime.encoder.tokenizer.encode("THINK: the tree is near.\nACTION: left<|im_end|>")
-    runtime.engine = InstantEngine(runtime.engine, answer, turn_s, slots)
-    return args, EpisodeSource(args)
+    return args, EpisodeSource(args), await get_runtime(args)
 
 
-async def host_time(folder: Path, turns: int) -> dict[str, float]:
-    args, source = await prepare(folder, 32, turns, 0.0)
+def simulated(runtime: Any, turn_s: float, places: int) -> InstantEngine:
+    """The engine that answers in this process."""
+    answer = runtime.encoder.tokenizer.encode(f"{ANSWER}<|im_end|>")
+    return InstantEngine(runtime.engine, answer, turn_s, places)
+
+
+async def host_time(folder: Path, turns: int, port: int | None) -> tuple[float, float]:
+    """CPU milliseconds of this process per turn, and the environment's share; over HTTP if there is a port."""
+    args, source, runtime = await prepare(folder, 32, turns, port or 1)
+    if port is None:
+        runtime.engine = simulated(runtime, 0.0, 32)
     await collect(args, 0, source)
     before = resource.getrusage(resource.RUSAGE_SELF)
     segments, _ = await collect(args, 1, source)
@@ -82,17 +107,19 @@ async def host_time(folder: Path, turns: int) -> dict[str, float]:
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     env = sum(turn.env_s for segment in segments for turn in segment.turns)
     await close_runtimes()
-    return {"host ms a turn (CPU, environment included)": 1e3 * cpu / turns, "of it environment": 1e3 * env / turns}
+    return 1e3 * cpu / turns, 1e3 * env / turns
 
 
-async def fixed_turn_busy(folder: Path, slots: int, turns: int, turn_s: float) -> float:
-    args, source = await prepare(folder, slots, turns, turn_s)
+async def fixed_turn_busy(folder: Path, slots: int, places: int, turns: int, turn_s: float) -> float:
+    """Share of the engine's place-seconds that went into turns of the batches."""
+    args, source, runtime = await prepare(folder, slots, turns)
+    runtime.engine = simulated(runtime, turn_s, places)
     await collect(args, 0, source)
     began = time.perf_counter()
     batches = 2
     for k in range(1, 1 + batches):
         await collect(args, k, source)
-    ideal = batches * turns * turn_s / slots
+    ideal = batches * turns * turn_s / places
     busy = ideal / (time.perf_counter() - began)
     await close_runtimes()
     return busy
@@ -114,17 +141,25 @@ def episode_loop_busy(slots: int, turns: int) -> float:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=2048)
-    parser.add_argument("--slots", type=int, default=128)
+    parser.add_argument("--places", type=int, default=96, help="requests that the simulated engine runs at once")
     parser.add_argument("--turn-s", type=float, default=0.5, help="simulated engine time of one turn")
     options = parser.parse_args()
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    engine = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
+    engine.start()
+    places, more = options.places, options.places * 4 // 3
     with tempfile.TemporaryDirectory() as name:
-        for key, value in (await host_time(Path(name), options.turns)).items():
-            print(f"{key:<50}{value:8.3f}")
-        busy = await fixed_turn_busy(Path(name), options.slots, options.turns, options.turn_s)
-    loop = episode_loop_busy(options.slots, options.turns)
-    print(f"{'useful engine time, fixed-turn batches':<50}{busy:8.1%}")
-    print(f"{'useful engine time, waiting for whole episodes':<50}{loop:8.1%}")
-    print(f"{'ratio':<50}{busy / loop:8.2f}")
+        folder = Path(name)
+        for label, port in (("in process", None), ("over HTTP", ours.recv())):
+            cpu, env = await host_time(folder, options.turns, port)
+            print(f"{f'host ms a turn (CPU), engine {label}':<60}{cpu:8.3f}   of it environment {env:.3f}")
+        for slots in (places, more):
+            busy = await fixed_turn_busy(folder, slots, places, options.turns, options.turn_s)
+            print(f"{f'useful engine time, {slots} slots for {places} places':<60}{busy:8.1%}")
+    loop = episode_loop_busy(places, options.turns)
+    print(f"{'useful engine time, waiting for whole episodes':<60}{loop:8.1%}")
+    print(f"{'ratio':<60}{busy / loop:8.2f}")
+    engine.terminate()
 
 
 if __name__ == "__main__":
