@@ -8,12 +8,14 @@ Prints one JSON object: check to null, or to what went wrong.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
 import tempfile
 import threading
 import traceback
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch as mock_patch
@@ -33,12 +35,12 @@ WORDS = ("wait for it", "go on", "and on")
 class Played:
     """One fixed-turn batch and where it came from."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, **changes: Any) -> None:
         from rollout.data_source import EpisodeSource
         from rollout.fixed_turn import generate_rollout
         from rollout.samples import convert_samples_to_train_data
 
-        self.folder = folder
+        self.folder, self.port = folder, port
         settings = {
             "rollout_interaction_env_path": "tests.slime.cpu.ledger_env",
             "env": {"ledger": str(folder / "ledger"), "longest": 9},
@@ -47,6 +49,7 @@ class Played:
             **{"load_debug_rollout_data": None, "disable_rollout_trim_samples": False},
             **{"use_dynamic_global_batch_size": False, "reward_key": None, "sglang_speculative_algorithm": None},
             **{"eval": {"episodes": 3}, "use_rollout_routing_replay": False},
+            **changes,
         }
         self.args = Namespace(**{**vars(framework_args()), **vars(rollout_args(folder, port)), **settings})
         self.source = EpisodeSource(self.args)
@@ -135,6 +138,44 @@ def samples_keep_the_frameworks_own_bookkeeping(played: Played) -> None:
     assert len({s.session_id for s in turns}) == len({s.metadata["episode_id"] for s in turns})
 
 
+def what_training_replays_reaches_the_rank(played: Played) -> None:
+    """Routed experts of every token, the tokens that top-p kept, and what speculation cost; see `replayable`."""
+    has_top_p = hasattr(played.samples[0], "rollout_top_p_token_ids")
+    replay = Played(Path(tempfile.mkdtemp()), played.port, **REPLAY, **({"rollout_top_p": 0.9} if has_top_p else {}))
+    rank = replay.on_the_rank()
+    for i, position in enumerate(rank["partition"]):
+        sample = replay.samples[position]
+        experts, tokens = torch.as_tensor(rank["rollout_routed_experts"][i]), list(sample.tokens)
+        if sample.metadata["kind"] != "turn":
+            assert experts.shape == (len(tokens) - 1, 2, 3) and len(experts.unique()) == 3
+            continue
+        assert torch.equal(experts, experts_of(tokens))
+        assert sample.spec_info.spec_accept_token_num == 3 and sample.spec_info.spec_draft_token_num == 4
+        if has_top_p:
+            kept, offsets = rank["rollout_top_p_token_ids"][i], rank["rollout_top_p_token_offsets"][i]
+            assert list(kept) == [k for t in tokens[-sample.response_length :] for k in (t, t + 1)]
+            assert list(offsets) == list(range(0, 2 * sample.response_length + 1, 2))
+
+
+def whole_episodes_keep_what_training_replays(played: Played) -> None:
+    """Many turns in one sample: observations between them were routed too, and no token of them was drawn."""
+    from rollout.framework import run
+    from rollout.generate import generate
+    from rollout.runtime import sampling_params
+
+    has_top_p = hasattr(played.samples[0], "rollout_top_p_token_ids")
+    changes = {**REPLAY, "history": "full", "memory": {"kind": "full"}}
+    replay = Played(Path(tempfile.mkdtemp()), played.port, **changes, **({"rollout_top_p": 0.9} if has_top_p else {}))
+    (given,) = replay.source.get_samples(1)[0]
+    sample = run(generate(replay.args, given, sampling_params(replay.args)))
+    turns = sample.metadata["turns"]
+    assert turns > 1 and sample.spec_info.spec_accept_token_num == 3 * turns
+    assert torch.equal(torch.as_tensor(sample.rollout_routed_experts), experts_of(sample.tokens))
+    if has_top_p:
+        counts = torch.as_tensor(sample.rollout_top_p_token_offsets).diff().tolist()
+        assert counts == [2 * trained for trained in sample.loss_mask]
+
+
 def saved_samples_are_converted_alike(played: Played) -> None:
     """slime's debug modes write samples as dictionaries, and read them again."""
     fresh = played.call("_convert_samples_to_train_data", played.samples)
@@ -184,15 +225,44 @@ CHECKS = [
     nothing_is_lost_on_the_way_to_a_rank,
     both_roles_train_on_what_the_environments_paid,
     samples_keep_the_frameworks_own_bookkeeping,
+    what_training_replays_reaches_the_rank,
+    whole_episodes_keep_what_training_replays,
     saved_samples_are_converted_alike,
     whole_episodes_satisfy_the_frameworks_contract,
     evaluation_comes_in_the_frameworks_format,
 ]
 
 
+REPLAY = {
+    **{"use_rollout_routing_replay": True, "num_layers": 2, "moe_router_topk": 3, "num_experts": 64},
+    **{"sglang_speculative_algorithm": "EAGLE"},
+}
+
+
+def experts_of(tokens: Sequence[int]) -> torch.Tensor:
+    """The experts that the scripted engine routes each token but the last to: [tokens - 1, layers, k]."""
+    spread = torch.arange(6, dtype=torch.int32).reshape(2, 3)
+    return torch.tensor(tokens[:-1], dtype=torch.int32)[:, None, None] % 50 + spread
+
+
+def replayable(engine: ScriptedEngine, text: str, body: dict[str, Any]) -> dict[str, Any]:
+    """An answer as SGLang gives it to requests that ask for routing or top-p's tokens."""
+    answer = engine.answer(text, body)
+    meta = answer["meta_info"]
+    drawn = [token for _, token, _ in meta["output_token_logprobs"]]
+    encode = lambda x: base64.b64encode(x.to(torch.int32).numpy().tobytes()).decode()
+    if body.get("return_routed_experts"):
+        meta["routed_experts"] = encode(experts_of([*body["input_ids"], *drawn]))
+        meta |= {"spec_accept_token_num": 3, "spec_draft_token_num": 4, "spec_verify_ct": 1}
+    if (body["sampling_params"].get("custom_params") or {}).get("return_top_p_token_ids"):
+        meta["top_p_token_ids"] = encode(torch.tensor([k for t in drawn for k in (t, t + 1)]))
+        meta["top_p_token_offsets"] = encode(torch.arange(len(drawn) + 1) * 2)
+    return answer
+
+
 def serve() -> int:
     """Start the scripted engine on a loop of its own; return its port."""
-    engine = ScriptedEngine(chatml_tokenizer(), lambda body, number: WORDS[draw(body, len(WORDS))])
+    engine = ScriptedEngine(chatml_tokenizer(), lambda body, _: replayable(engine, WORDS[draw(body, len(WORDS))], body))
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     asyncio.run_coroutine_threadsafe(engine.__aenter__(), loop).result()
