@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from inspection.demonstrations import explain, main, to_row, write_rows
 from rollout.encoding import DeltaEncoder
 from rollout.errors import ConfigError
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.frameworks import slime_checkouts
 
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
 
@@ -61,10 +61,10 @@ def test_only_the_experts_answer_is_trained_on(tmp_path: Path) -> None:
 
 def test_slimes_own_loss_mask_covers_exactly_the_answer_and_its_prompt_is_the_rollouts(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
-    folder = os.environ.get("SLIME_PATH")
-    if not folder:
+    checkouts = slime_checkouts()
+    if not checkouts:
         pytest.skip("set SLIME_PATH to a slime checkout to compare with its loss mask")
-    spec = importlib.util.spec_from_file_location("slime_mask_utils", Path(folder) / "slime/utils/mask_utils.py")
+    spec = importlib.util.spec_from_file_location("slime_mask_utils", checkouts[0] / "slime/utils/mask_utils.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,8 +1,8 @@
 """The quickstart's policy trained by slime's own loop on CPU: does it learn there as it does in the embedded one?
 
-    SLIME_PATH=... SLIME_CPU_PYTHON=... python -m tests.slime.cpu.learn --updates 40 --out outputs/slime_cpu
+    SLIME_PATH=... SLIME_CPU_PYTHON=... python -m tests.slime.cpu.learn --seeds 0 1 2 --out outputs/slime_cpu
 
-Writes `curve.csv` (updates so far, held-out win rate, its standard error, turns an episode) and `curve.png`.
+Writes `curve.csv` (seed, updates so far, held-out win rate, its standard error, turns an episode) and `curve.png`.
 """
 
 from __future__ import annotations
@@ -47,65 +47,76 @@ def evaluations(log: str) -> list[tuple[int, dict[str, float]]]:
     return found
 
 
-def write_curve(out: Path, points: Sequence[tuple[int, dict[str, float]]], task: str) -> None:
-    """The table and the picture of the held-out win rate."""
+def write_curves(out: Path, curves: dict[int, Sequence[tuple[int, dict[str, float]]]], task: str) -> None:
+    """The table and the picture of the held-out win rates, a line a seed."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = [
-        (updates, m[f"eval/{task}/success"], m[f"eval/{task}/success_se"], m[f"eval/{task}/turns"])
-        for updates, m in points
-    ]
+    figure, axis = plt.subplots(figsize=(6, 3.6))
     with open(out / "curve.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("updates", "win_rate", "standard_error", "turns"))
-        writer.writerows(rows)
-    figure, axis = plt.subplots(figsize=(6, 4))
-    updates, wins, errors, _ = zip(*rows, strict=True)
-    axis.errorbar(updates, wins, yerr=errors, capsize=3)
-    axis.set(xlabel="updates", ylabel="held-out win rate", ylim=(0, 1), title="BabyAI goto in slime's train.py, on CPU")
+        writer.writerow(("seed", "updates", "win_rate", "standard_error", "turns"))
+        for seed, points in curves.items():
+            updates = [number for number, _ in points]
+            wins, errors, turns = (
+                [metrics[f"eval/{task}/{key}"] for _, metrics in points] for key in ("success", "success_se", "turns")
+            )
+            writer.writerows(zip([seed] * len(points), updates, wins, errors, turns, strict=True))
+            axis.errorbar(updates, wins, yerr=errors, capsize=3, marker="o", markersize=3, label=f"seed {seed}")
+    axis.axvline(CRITIC_ONLY, color="0.7", linestyle=":", label="actor starts")
+    axis.set(xlabel="updates", ylabel="held-out win rate ± SE", ylim=(0, 1.03))
+    axis.set_title("BabyAI goto in slime's train.py, on CPU")
+    axis.legend(loc="lower right")
     figure.tight_layout()
-    figure.savefig(out / "curve.png", dpi=120)
+    figure.savefig(out / "curve.png", dpi=100)
 
 
-def main() -> None:
-    """Make the policy, train it inside slime, write what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=40, help="critic-only steps included")
-    parser.add_argument("--eval-interval", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("outputs/slime_cpu"))
-    options = parser.parse_args()
-    quiet()
+def learn(seed: int, updates: int, eval_interval: int, out: Path) -> list[tuple[int, dict[str, float]]]:
+    """Make the policy, train it inside slime, and return what its evaluations found."""
     slime, work = find_slime(), Path(tempfile.mkdtemp(prefix="sv-", dir="/tmp"))
-    options.out.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = yaml.safe_load(Path(CONFIG).read_text(encoding="utf-8"))
     policy = work / "policy"
     config = load_config(argparse.Namespace(custom_config_path=CONFIG))
-    loss = make_policy(config, policy, WarmStart(), options.seed)
-    print(f"warm start: {loss:.3f} nats a token", flush=True)
+    loss = make_policy(config, policy, WarmStart(), seed)
+    print(f"seed {seed}: warm start, {loss:.3f} nats a token", flush=True)
     reference = convert_checkpoint(slime, work / "conversion", policy)
     roles = {"name": "default", "role": "critic", "overrides": {"lr": 1e-3, "save": str(work / "critic")}}
     (work / "roles.yaml").write_text(yaml.safe_dump({"megatron": [roles]}))
     with EngineServer(EngineOptions(model_path=str(policy), max_running_requests=32)) as engine:
         flags = [
             *FLAGS,
-            *("--rollout-external-engine-addrs", f"127.0.0.1:{engine.port}", "--rollout-seed", str(options.seed)),
-            *("--num-rollout", str(options.updates), "--eval-interval", str(options.eval_interval)),
+            *("--rollout-external-engine-addrs", f"127.0.0.1:{engine.port}", "--rollout-seed", str(seed)),
+            *("--num-rollout", str(updates), "--eval-interval", str(eval_interval)),
             *("--megatron-config-path", str(work / "roles.yaml")),
         ]
         run = Run(slime, work / "run", policy, reference, settings, flags)
         run.train(timeout_s=6 * 3600)
-    shutil.copy(run.log, options.out / "train.log")
+    shutil.copy(run.log, out / f"train_{seed}.log")
     points = evaluations(run.log.read_text(errors="replace"))
-    write_curve(options.out, points, settings["tasks"][0])
-    for updates, metrics in points:
-        task = settings["tasks"][0]
-        success, error = metrics[f"eval/{task}/success"], metrics[f"eval/{task}/success_se"]
-        print(f"{updates:>4} updates  win rate {success:.3f} ± {error:.3f}")
     shutil.rmtree(work, ignore_errors=True)
+    return points
+
+
+def main() -> None:
+    """Train every seed; table and picture grow with each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--updates", type=int, default=30, help="critic-only steps included")
+    parser.add_argument("--eval-interval", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("outputs/slime_cpu"))
+    options = parser.parse_args()
+    quiet()
+    options.out.mkdir(parents=True, exist_ok=True)
+    task = yaml.safe_load(Path(CONFIG).read_text(encoding="utf-8"))["tasks"][0]
+    curves: dict[int, Sequence[tuple[int, dict[str, float]]]] = {}
+    for seed in options.seeds:
+        curves[seed] = learn(seed, options.updates, options.eval_interval, options.out)
+        write_curves(options.out, curves, task)
+        for updates, metrics in curves[seed]:
+            success, error = metrics[f"eval/{task}/success"], metrics[f"eval/{task}/success_se"]
+            print(f"{updates:>4} updates  win rate {success:.3f} ± {error:.3f}", flush=True)
 
 
 if __name__ == "__main__":
