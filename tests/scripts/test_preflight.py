@@ -14,7 +14,10 @@ from tests.slime.cpu.harness import IMPORTS, Slime, find_slime
 
 pytestmark = pytest.mark.slow
 
-SCRIPTS = ("run_babyai.sh", "run_babaisai.sh", "run_crafter.sh", "run_sft.sh")
+SCRIPTS = sorted(
+    path.name for path in (REPO / "scripts").glob("run_*.sh") if "lib/slime.sh" in path.read_text(encoding="utf-8")
+)
+OWN_PACKAGES = ("run_alfworld.sh", "run_swe.sh", "run_textworld.sh")
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +50,8 @@ def preflight(slime: Slime, words: list[str], work: Path) -> subprocess.Complete
     flags = by_flag(words)
     (work / "out").mkdir(exist_ok=True)
     for name in ("--hf-checkpoint", "--ref-load"):
-        folder = Path(flags[name][0])
-        if not folder.exists():
+        folder = Path(flags[name][0]) if name in flags else None
+        if folder and not folder.exists():
             write_model(folder, flags) if name == "--hf-checkpoint" else folder.mkdir(parents=True)
     environment = {
         **os.environ,
@@ -69,6 +72,11 @@ def test_slimes_own_parser_takes_every_script(
     if options and script != "run_babyai.sh":
         pytest.skip("one script stands for all: the variants come from their common part")
     done = preflight(slime, train_flags(command(script, *options, slime=slime.path)), tmp_path)
+    if done.returncode == 2 and script in OWN_PACKAGES:
+        # Environments are made last, after parser and checks, and not every one is installed beside slime.
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert errors and "install it" in errors[0], done.stderr[-3000:]
+        return
     assert done.returncode == 0, done.stderr[-3000:]
     assert "preflight: flags, YAML and environments are fine" in done.stdout
 

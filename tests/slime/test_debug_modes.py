@@ -34,7 +34,8 @@ def run(make_run: Callable[..., Run], engine: EngineServer, ground: Any) -> Run:
         *roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {"lr": 1e-3}),
         gpus=2,
     )
-    experiment.train(["--debug-rollout-only", *engine_flags(engine)])
+    # Through a folder slime would reload weights that nobody wrote: no rank trains here.
+    experiment.train(["--debug-rollout-only", "--update-weight-transport", "nccl", *engine_flags(engine)])
     assert not experiment.records("critic", 0)
     experiment.train(["--debug-train-only", "--load-debug-rollout-data", str(work / "samples" / "{rollout_id}.pt")])
     return experiment
