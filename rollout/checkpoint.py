@@ -1,6 +1,6 @@
 """The rollout's state beside the model's checkpoint: cursors, live episodes, kept warm-up segments.
 
-One safetensors file, written to a temporary name, synced and renamed, so that a crash at any byte leaves the
+One safetensors file, written in a folder of its own, synced and renamed, so that a crash at any byte leaves the
 previous file or none. Live episodes are stored as seed and answers; `restore_slots` plays them again and checks
 that every observation is the one that was seen. Nothing is unpickled.
 """
@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from rollout.engine import LARGEST_ID
 from rollout.env_worker import EnvSpec
 from rollout.errors import CheckpointError, EnvironmentFault
 from rollout.samples import Segment
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from rollout.fixed_turn import Slot
     from rollout.runtime import Runtime
 
-FORMAT, VERSION = "slime-verlog-rollout", "1"
+FORMAT, VERSION = "slime-verlog-rollout", "2"
 
 
 def checkpoint_path(folder: str, rollout_id: int) -> Path:
@@ -52,20 +54,32 @@ def save_source(source: EpisodeSource, rollout_id: int) -> None:
         "slots": _slots_state(source.state),
         "kept": [_segment_state(segment, tensors) for segment in source.kept],
     }
-    body = json.dumps(state).encode()
-    tensors["state"] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-    metadata = {"format": FORMAT, "version": VERSION, "sha256": hashlib.sha256(body).hexdigest()}
     path = checkpoint_path(source.args.save, rollout_id)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    writing = path.parent / ".writing"
+    temporary = writing / path.name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        body = json.dumps(state).encode()
+        tensors["state"] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        metadata = {"format": FORMAT, "version": VERSION, "sha256": checksum(tensors)}
+        shutil.rmtree(writing, ignore_errors=True)  # what a run left behind that was killed as it wrote
+        writing.mkdir(parents=True)
         save_file(tensors, temporary, metadata)
         _sync(temporary)
         os.replace(temporary, path)
         _sync(path.parent)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
+    except (OSError, SafetensorError, TypeError, ValueError) as error:
         raise CheckpointError(f"the rollout state cannot be written to {path}: {error}") from error
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
+
+
+def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 of all that a checkpoint holds: names, types, shapes and bytes."""
+    hasher = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        hasher.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        hasher.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return hasher.hexdigest()
 
 
 def load_source(source: EpisodeSource, rollout_id: int | None) -> None:
@@ -81,17 +95,17 @@ def load_source(source: EpisodeSource, rollout_id: int | None) -> None:
         return
     state, tensors = read_checkpoint(path)
     try:
+        next_episode, next_group = _whole(state["next_episode"]), _whole(state["next_group"])
+        # An aborted episode's environment ended with its process: its group is played again from the start.
+        buffer = [source.group(_whole(episode_id)) for episode_id in state["buffer"]]
         kept = [_read_segment(item, tensors) for item in state["kept"]]
-        next_episode, next_group = int(state["next_episode"]), int(state["next_group"])
-        buffered = [int(episode_id) for episode_id in state["buffer"]]
-        slots = state["slots"]
+        slots = list(state["slots"])
         for slot in slots:
             _check_slot(slot)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold a whole rollout state ({error!r})") from error
-    source.next_episode, source.next_group, source.kept, source.state = next_episode, next_group, kept, slots
-    # An aborted episode's environment ended with its process: its group is played again from the start.
-    source.buffer = [source.group(episode_id) for episode_id in buffered]
+    source.next_episode, source.next_group, source.buffer = next_episode, next_group, buffer
+    source.kept, source.state = kept, slots
 
 
 def _find_checkpoint(args: Any, rollout_id: int) -> Path | None:
@@ -124,10 +138,13 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]
         raise CheckpointError(f"{path} is no rollout checkpoint: format {metadata.get('format')!r}")
     if metadata.get("version") != VERSION:
         raise CheckpointError(f"{path} has version {metadata.get('version')!r}, this code reads {VERSION}")
-    body = tensors.pop("state", torch.empty(0, dtype=torch.uint8)).numpy().tobytes()
-    if hashlib.sha256(body).hexdigest() != metadata.get("sha256"):
+    if checksum(tensors) != metadata.get("sha256"):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum")
-    return json.loads(body), tensors
+    try:
+        state = json.loads(tensors.pop("state").numpy().tobytes())
+    except (KeyError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} does not hold a rollout state ({error!r})") from error
+    return state, tensors
 
 
 async def restore_slots(saved: list[Mapping[str, Any]], runtime: Runtime, source: EpisodeSource) -> list[Slot]:
@@ -207,11 +224,33 @@ def _read_spec(item: Mapping[str, Any]) -> EpisodeSpec:
 
 
 def _check_slot(slot: Mapping[str, Any]) -> None:
-    int(slot["next_episode"])
-    if slot["episode"] is not None:
-        _read_spec(slot["episode"]["spec"])
-        if len(slot["episode"]["digests"]) != len(slot["episode"]["answers"]) + 1:
-            raise ValueError("an episode has not one digest more than answers")
+    _whole(slot["next_episode"])
+    if slot["episode"] is None:
+        return
+    spec, answers, digests = (slot["episode"][key] for key in ("spec", "answers", "digests"))
+    _read_spec(spec)
+    _whole(spec["episode_id"])
+    if not all(isinstance(spec[key], kind) for key, kind in (("name", str), ("env_path", str), ("options", dict))):
+        raise ValueError("an episode's name and environment must be text, its options a mapping")
+    if not isinstance(spec["metadata"], dict) or not all(isinstance(item, str) for item in digests):
+        raise ValueError("an episode's metadata must be a mapping, its digests text")
+    for token_ids in answers:
+        _ids(token_ids)
+    if len(digests) != len(answers) + 1:
+        raise ValueError("an episode has not one digest more than answers")
+
+
+def _whole(value: Any) -> int:
+    """A number that counts or numbers something."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a whole number")
+    return value
+
+
+def _ids(value: Any) -> list[int]:
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < LARGEST_ID for item in value):
+        raise ValueError("token ids must be a list of whole numbers")
+    return value
 
 
 def _segment_state(segment: Segment, tensors: dict[str, torch.Tensor]) -> Mapping[str, Any]:
@@ -261,6 +300,7 @@ def _turn_state(turn: Turn, tensors: dict[str, torch.Tensor]) -> Mapping[str, An
 def _read_turn(item: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Turn:
     generation = item["generation"]
     span = item["action_span"]
+    _ids(generation["token_ids"])
     return Turn(
         **{name: item[name] for name in _TURN_FIELDS},
         prompt=_read_prompt(item["prompt"], tensors),
@@ -273,7 +313,8 @@ def _prompt_state(prompt: Prompt, tensors: dict[str, torch.Tensor]) -> Mapping[s
     names = {}
     for key, value in (prompt.train_inputs or {}).items():
         names[key] = f"train_input_{len(tensors)}"
-        tensors[names[key]] = value.contiguous()
+        # A copy: turns may share their pictures, and safetensors refuses tensors that share memory.
+        tensors[names[key]] = value.clone(memory_format=torch.contiguous_format)
     return {
         "token_ids": list(prompt.token_ids),
         "image_data": list(prompt.image_data),
@@ -286,7 +327,7 @@ def _prompt_state(prompt: Prompt, tensors: dict[str, torch.Tensor]) -> Mapping[s
 def _read_prompt(item: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Prompt:
     names = item["train_inputs"]
     return Prompt(
-        token_ids=item["token_ids"],
+        token_ids=_ids(item["token_ids"]),
         image_data=item["image_data"],
         train_inputs=None if names is None else {key: tensors[name] for key, name in names.items()},
         engine_ids=item["engine_ids"],

@@ -10,47 +10,21 @@ import asyncio
 import json
 import math
 import random
-import time
+import reprlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 from rollout.config import EngineConfig
 from rollout.errors import EngineError
+from rollout.load import Load
 from rollout.turn import Generation, Prompt
 
+LARGEST_ID = 1 << 31
+"""No vocabulary reaches it; a tokenizer that is given more to decode raises."""
 PER_TOKEN_KEYS = frozenset({"output_token_logprobs", "input_token_logprobs", "output_top_logprobs"})
-
-
-@dataclass
-class EngineLoad:
-    """How busy the engine was kept: time with at least one request in flight, and their mean number."""
-
-    in_flight: int = 0
-    busy_s: float = 0.0
-    request_s: float = 0.0
-    _changed: float = field(default_factory=time.perf_counter)
-
-    def change(self, by: int) -> None:
-        """A request starts (+1) or ends (-1)."""
-        now = time.perf_counter()
-        if self.in_flight:
-            self.busy_s += now - self._changed
-            self.request_s += self.in_flight * (now - self._changed)
-        self._changed = now
-        self.in_flight += by
-
-    def snapshot(self) -> tuple[float, float, float]:
-        self.change(0)
-        return self._changed, self.busy_s, self.request_s
-
-    def since(self, earlier: tuple[float, float, float]) -> tuple[float, float, float]:
-        """Seconds passed, seconds with a request in flight, request-seconds since the snapshot."""
-        now = self.snapshot()
-        return now[0] - earlier[0], now[1] - earlier[1], now[2] - earlier[2]
 
 
 class EngineClient:
@@ -60,7 +34,7 @@ class EngineClient:
         self.url = url.rstrip("/")
         self.config = config
         self.faults: Counter[str] = Counter()
-        self.load = EngineLoad()
+        self.load = Load()
         self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
         self._jitter = random.Random()
@@ -83,7 +57,7 @@ class EngineClient:
             try:
                 return parse_generation(await self._post("/generate", payload, headers))
             except EngineError as error:
-                self.faults[type(error.__cause__).__name__ if error.__cause__ else "BadAnswer"] += 1
+                self.faults[error.kind] += 1
                 if attempt == self.config.max_retries:
                     raise EngineError(
                         f"{self.url}/generate failed {attempt + 1} times; last: {error} "
@@ -104,17 +78,17 @@ class EngineClient:
             async with session.post(self.url + path, json=payload, headers=headers) as response:
                 body = await response.read()
                 if response.status != 200:
-                    raise EngineError(f"HTTP {response.status}: {body[:300].decode(errors='replace')}")
+                    words = body[:300].decode(errors="replace")
+                    raise EngineError(f"HTTP {response.status}: {words}", f"http_{response.status}")
         except TimeoutError as error:
-            raise EngineError(f"no answer within engine.timeout_s: {self.config.timeout_s:g}") from error
+            raise EngineError(f"no answer within engine.timeout_s: {self.config.timeout_s:g}", "timeout") from error
+        except aiohttp.ClientConnectorError as error:
+            raise EngineError(f"{type(error).__name__}: {error}", "refused") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineError(f"{type(error).__name__}: {error}") from error
+            raise EngineError(f"{type(error).__name__}: {error}", "connection_lost") from error
         finally:
             self.load.change(-1)
-        try:
-            return json.loads(body)
-        except ValueError as error:
-            raise EngineError(f"answer is not JSON ({error}): {body[:200]!r}") from error
+        return read_json(body)
 
     def _connect(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
@@ -145,6 +119,18 @@ def request_payload(
     return payload
 
 
+def read_json(body: bytes) -> Any:
+    """The answer's JSON.
+
+    Raises:
+        EngineError: it is cut, no JSON, or nested too deep to be an answer.
+    """
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise EngineError(f"answer is not JSON ({error}): {body[:200]!r}") from error
+
+
 def parse_generation(answer: Any) -> Generation:
     """Check an engine's answer and turn it into a `Generation`.
 
@@ -152,25 +138,40 @@ def parse_generation(answer: Any) -> Generation:
         EngineError: a field is missing or of the wrong type, counts disagree, or a log-prob is no number.
     """
     if not isinstance(answer, dict) or not isinstance(answer.get("meta_info"), dict):
-        raise EngineError(f"answer has no meta_info: {str(answer)[:200]}")
+        raise EngineError(f"answer has no meta_info: {reprlib.repr(answer)}")
     meta = answer["meta_info"]
     finish = meta.get("finish_reason")
     reason = finish.get("type") if isinstance(finish, dict) else finish
     if reason not in ("stop", "length", "abort"):
-        raise EngineError(f"finish_reason must be stop, length or abort, got {finish!r}")
+        raise EngineError(f"finish_reason must be stop, length or abort, got {reprlib.repr(finish)}")
     token_ids, log_probs = _tokens(meta, reason)
     text = answer.get("text")
     if not isinstance(text, str):
-        raise EngineError(f"answer has no text, got {text!r}")
-    version = meta.get("weight_version")
+        raise EngineError(f"answer has no text, got {reprlib.repr(text)}")
     return Generation(
         token_ids=token_ids,
         log_probs=log_probs,
         text=text,
         finish_reason=reason,
-        weight_versions=() if version is None else (str(version),),
+        weight_versions=_versions(meta),
         meta_info={k: v for k, v in meta.items() if k not in PER_TOKEN_KEYS},
     )
+
+
+def _versions(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """The weight versions that the answer's tokens come from, in order.
+
+    An engine that takes new weights in the middle of an answer lists them in `weight_versions`, as names or with
+    the tokens that each made; others name the one version of the whole answer.
+    """
+    several, version = meta.get("weight_versions"), meta.get("weight_version")
+    if isinstance(several, list) and several:
+        found = [item.get("version") if isinstance(item, dict) else item for item in several]
+    else:
+        found = [] if version is None else [version]
+    if not all(isinstance(item, str | int) for item in found):
+        raise EngineError(f"weight versions must be names or numbers, got {reprlib.repr(found)}")
+    return tuple(dict.fromkeys(str(item) for item in found))
 
 
 def _tokens(meta: Mapping[str, Any], reason: str) -> tuple[list[int], list[float]]:
@@ -184,17 +185,19 @@ def _tokens(meta: Mapping[str, Any], reason: str) -> tuple[list[int], list[float
     for position, entry in enumerate(entries):
         try:
             log_prob, token_id = float(entry[0]), entry[1]
-        except (TypeError, ValueError, IndexError, KeyError) as error:
-            raise EngineError(f"output_token_logprobs[{position}] is {entry!r}, not [log_prob, token]") from error
+        except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+            raise EngineError(
+                f"output_token_logprobs[{position}] is {reprlib.repr(entry)}, not [log_prob, token]"
+            ) from error
         if not math.isfinite(log_prob) or log_prob > 1e-3:
             raise EngineError(f"output_token_logprobs[{position}] has log-prob {log_prob}")
-        if type(token_id) is not int or token_id < 0:
-            raise EngineError(f"output_token_logprobs[{position}] has token id {token_id!r}")
+        if type(token_id) is not int or not 0 <= token_id < LARGEST_ID:
+            raise EngineError(f"output_token_logprobs[{position}] has token id {reprlib.repr(token_id)}")
         token_ids.append(token_id)
         log_probs.append(log_prob)
     count = meta.get("completion_tokens")
     if count is not None and count != len(token_ids) and reason != "abort":
-        raise EngineError(f"completion_tokens is {count} but {len(token_ids)} log-probs came back")
+        raise EngineError(f"completion_tokens is {reprlib.repr(count)} but {len(token_ids)} log-probs came back")
     if not token_ids and reason != "abort":
         raise EngineError("the answer has no tokens")
     return token_ids, log_probs

@@ -10,133 +10,33 @@ import asyncio
 import itertools
 import json
 import os
-import pickle
-import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 from rollout.config import RolloutConfig
-from rollout.env_worker import HEADER, EnvHost, EnvReply, EnvSpec, digest, write_frame
-from rollout.errors import EnvironmentFault, MissingDependencyError
-
-
-class HostLostError(Exception):
-    """The worker behind a host is gone or was given up; its episodes need another one."""
+from rollout.env_hosts import BACKENDS, Host, HostLostError, WorkerLiedError, check_answer
+from rollout.env_worker import EnvReply, EnvSpec, digest
+from rollout.errors import EnvironmentFault
+from rollout.load import Load
 
 
 class ReplayError(EnvironmentFault):
     """The episode cannot be brought back: it is not deterministic, or its replay showed something else."""
 
 
-class Host(Protocol):
-    """One worker. `call` runs one `EnvHost` method; a host that raised `HostLostError` stays lost."""
-
-    lost: bool
-
-    async def call(self, method: str, *arguments: Any) -> tuple[bool, Any]: ...
-
-    def kill(self) -> None: ...
-
-
-class InlineHost:
-    """A thread of this process. A hung step cannot be killed: its thread is abandoned, and counted."""
-
-    def __init__(self) -> None:
-        self.lost = False
-        self._host = EnvHost()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="env")
-
-    async def call(self, method: str, *arguments: Any) -> tuple[bool, Any]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._host.handle, method, *arguments)
-
-    def kill(self) -> None:
-        self.lost = True
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-class ProcessHost:
-    """A worker process on a private socket; it ends with this process, however that ends."""
-
-    def __init__(self) -> None:
-        self.lost = False
-        ours, theirs = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from rollout.env_worker import main; main()", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            cwd=os.getcwd(),
-        )
-        theirs.close()
-        self._socket: socket.socket | None = ours
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def call(self, method: str, *arguments: Any) -> tuple[bool, Any]:
-        try:
-            if self._streams is None:
-                self._streams = await asyncio.open_connection(sock=self._socket)
-            reader, writer = self._streams
-            writer.write(write_frame((method, arguments)))
-            await writer.drain()
-            size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]
-            return pickle.loads(await reader.readexactly(size))
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise HostLostError(f"worker process {self.process.pid} died ({type(error).__name__})") from error
-
-    def kill(self) -> None:
-        self.lost = True
-        if self._streams is not None:
-            self._streams[1].close()
-        elif self._socket is not None:
-            self._socket.close()
-        self.process.kill()
-        self.process.wait()
-
-
-class RayHost:
-    """A Ray actor, placed anywhere in the cluster that the training already has."""
-
-    def __init__(self) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise MissingDependencyError("env_backend: ray needs Ray: pip install ray, or use process") from error
-        self.lost = False
-        self._ray = ray
-        # A sliver of a CPU, since Ray spreads only actors that ask for something.
-        actor = ray.remote(num_cpus=0.01, max_restarts=0, scheduling_strategy="SPREAD")(EnvHost)
-        self._actor = actor.remote()
-
-    async def call(self, method: str, *arguments: Any) -> tuple[bool, Any]:
-        try:
-            return await self._actor.handle.remote(method, *arguments)
-        except self._ray.exceptions.RayError as error:
-            raise HostLostError(f"Ray actor died ({type(error).__name__})") from error
-
-    def kill(self) -> None:
-        self.lost = True
-        self._ray.kill(self._actor)
-
-
-BACKENDS: dict[str, Callable[[], Host]] = {"inline": InlineHost, "process": ProcessHost, "ray": RayHost}
-
-
 class Worker:
     """A host's place in the pool: one command at a time, with a timeout; a lost host is replaced once."""
 
-    def __init__(self, make_host: Callable[[], Host], faults: Counter[str]) -> None:
+    def __init__(self, make_host: Callable[[], Host], faults: Counter[str], load: Load) -> None:
         self._make_host = make_host
         self._faults = faults
+        self._load = load
         self._lock = asyncio.Lock()
         self._start_lock = asyncio.Lock()
         self.host: Host | None = None
         self.sessions = 0
+        self._closed = False
 
     async def call(self, host: Host | None, timeout_s: float, method: str, *arguments: Any) -> tuple[Host, Any]:
         """Run one command on `host`, or on the current host if None; return the host that ran it.
@@ -145,28 +45,35 @@ class Worker:
             HostLostError: the host died, hung past `timeout_s`, or was replaced meanwhile.
             EnvironmentFault: the environment raised or broke its contract.
         """
-        # Resets wait for one another, so that a step waits for at most one of them.
-        if method == "step":
-            return await self._run(host, timeout_s, method, *arguments)
-        async with self._start_lock:
-            return await self._run(host, timeout_s, method, *arguments)
+        self._load.change(+1)
+        try:
+            # Resets wait for one another, so that a step waits for at most one of them.
+            if method == "step":
+                return await self._run(host, timeout_s, method, *arguments)
+            async with self._start_lock:
+                return await self._run(host, timeout_s, method, *arguments)
+        finally:
+            self._load.change(-1)
 
     async def _run(self, host: Host | None, timeout_s: float, method: str, *arguments: Any) -> tuple[Host, Any]:
         async with self._lock:
             if host is None:
+                if self._closed:
+                    raise HostLostError("the pool is closed")
                 if self.host is None or self.host.lost:
                     self.host = self._make_host()
                 host = self.host
             if host.lost:
                 raise HostLostError("its worker was replaced")
             try:
-                ok, result = await asyncio.wait_for(host.call(method, *arguments), timeout_s)
+                answer = await asyncio.wait_for(host.call(method, *arguments), timeout_s)
+                ok, result = check_answer(method, arguments, answer)
             except TimeoutError:
                 self._faults["timeout"] += 1
                 host.kill()
                 raise HostLostError(f"{method} took longer than {timeout_s:g} s") from None
-            except HostLostError:
-                self._faults["worker_died"] += 1
+            except HostLostError as error:
+                self._faults["worker_lied" if isinstance(error, WorkerLiedError) else "worker_died"] += 1
                 host.kill()
                 raise
             except asyncio.CancelledError:
@@ -179,19 +86,25 @@ class Worker:
         return host, result
 
     def kill(self) -> None:
+        """End the host for good: an episode that is still being made ready must not start another one."""
+        self._closed = True
         if self.host is not None and not self.host.lost:
             self.host.kill()
 
 
 class EnvPool:
-    """Places episodes on workers; `faults` counts what went wrong, by kind, and what was replayed."""
+    """Places episodes on workers.
+
+    `faults` counts what went wrong, by kind, and what was replayed; `load` the commands that wait or run.
+    """
 
     def __init__(self, config: RolloutConfig) -> None:
         self.config = config
         self.faults: Counter[str] = Counter()
+        self.load = Load()
         workers = config.env_workers or max(1, min(config.n_env, os.cpu_count() or 1))
         make_host = BACKENDS[config.env_backend]
-        self.workers = [Worker(make_host, self.faults) for _ in range(workers)]
+        self.workers = [Worker(make_host, self.faults, self.load) for _ in range(workers)]
         self._keys = itertools.count()
 
     async def open(self, spec: EnvSpec) -> EnvSession:

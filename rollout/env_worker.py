@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import numbers
 import os
 import pickle
+import reprlib
 import socket
 import struct
 import sys
@@ -110,7 +112,7 @@ class EnvHost:
         """Run one command: (True, result) or (False, what broke, as text for people)."""
         try:
             return True, getattr(self, method)(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = traceback.format_exc(limit=-4)
             return False, f"{type(error).__name__}: {error}\n{where}"
 
@@ -142,27 +144,81 @@ def check_reply(reply: EnvReply) -> None:
     Raises:
         EnvironmentFault: an observation or info that the rollout cannot use, with the field and its value.
     """
-    observation, info = reply.observation, reply.info
+    if not isinstance(reply, EnvReply):
+        raise EnvironmentFault(f"a reply must be an EnvReply, got {reprlib.repr(reply)}")
+    observation = reply.observation
     text = observation.get("text") if isinstance(observation, Mapping) else None
-    if not isinstance(text, Mapping) or not all(
-        isinstance(text.get(part), str) for part in ("long_term_context", "short_term_context")
+    if not isinstance(text, Mapping):
+        raise EnvironmentFault(f"observation['text'] needs two strings, got {reprlib.repr(text)}")
+    for part in ("long_term_context", "short_term_context"):
+        _check_text(f"observation['text']['{part}']", text.get(part))
+    _check_text("observation['obs_str']", observation.get("obs_str"))
+    pictures = observation.get("multi_modal_data") or {}
+    if not isinstance(pictures, Mapping) or not all(
+        isinstance(images, list | tuple) and all(hasattr(image, "tobytes") for image in images)
+        for images in pictures.values()
     ):
-        raise EnvironmentFault(f"observation['text'] needs two strings, got {str(text)[:200]}")
-    if not isinstance(observation.get("obs_str"), str):
-        raise EnvironmentFault(f"observation['obs_str'] must be a string, got {observation.get('obs_str')!r}")
-    if info is None:
-        return
+        raise EnvironmentFault(f"multi_modal_data must map names to lists of pictures, got {reprlib.repr(pictures)}")
+    for name in ("instruction_prompt", "answer_format", "default_action"):
+        _check_text(name, getattr(reply, name))
+    if not reply.messages or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in reply.messages):
+        raise EnvironmentFault(f"messages must be mappings with a role, got {reprlib.repr(reply.messages)}")
+    for message in reply.messages:
+        _check_texts("messages", message)
+    if reply.info is not None:
+        _check_info(reply.info, reply.done)
+
+
+def _check_info(info: Any, done: bool) -> None:
+    if not isinstance(info, Mapping):
+        raise EnvironmentFault(f"info must be a mapping, got {reprlib.repr(info)}")
     for name, kind in (("terminated", bool), ("truncated", bool), ("valid_action", bool), ("executed_action", str)):
         if not isinstance(info.get(name), kind):
-            raise EnvironmentFault(f"info['{name}'] must be {kind.__name__}, got {info.get(name)!r}")
+            raise EnvironmentFault(f"info['{name}'] must be {kind.__name__}, got {reprlib.repr(info.get(name))}")
+    _check_text("info['executed_action']", info["executed_action"])
     for name in ("reward", "progression"):
-        value = info.get(name)
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise EnvironmentFault(f"info['{name}'] must be a finite number, got {value!r}")
-    if reply.done != (info["terminated"] or info["truncated"]):
+        if not _is_finite(info.get(name)):
+            raise EnvironmentFault(f"info['{name}'] must be a finite number, got {reprlib.repr(info.get(name))}")
+    if done is not (info["terminated"] or info["truncated"]):
         raise EnvironmentFault(
-            f"done is {reply.done} but terminated is {info['terminated']} and truncated {info['truncated']}"
+            f"done is {done!r} but terminated is {info['terminated']} and truncated {info['truncated']}"
         )
+    if info.get("action") is not None and not isinstance(info["action"], str):
+        raise EnvironmentFault(f"info['action'] must be a string or None, got {reprlib.repr(info['action'])}")
+    span = info.get("action_span")
+    if span is not None and not (isinstance(span, Sequence) and [type(edge) for edge in span] == [int, int]):
+        raise EnvironmentFault(f"info['action_span'] must be two whole numbers or None, got {reprlib.repr(span)}")
+    metrics = info.get("metrics") or {}
+    if not isinstance(metrics, Mapping) or not all(isinstance(k, str) and _is_finite(v) for k, v in metrics.items()):
+        raise EnvironmentFault(f"info['metrics'] must map names to finite numbers, got {reprlib.repr(metrics)}")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond any float
+        return False
+
+
+def _check_text(name: str, value: Any) -> None:
+    """Text that no tokenizer could encode would stop the batch, so it is the environment's fault."""
+    if not isinstance(value, str):
+        raise EnvironmentFault(f"{name} must be a string, got {reprlib.repr(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise EnvironmentFault(f"{name} holds half of a surrogate pair: {reprlib.repr(value)}") from error
+
+
+def _check_texts(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        _check_text(name, value)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            _check_texts(name, item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_texts(name, item)
 
 
 def digest(reply: EnvReply) -> str:
@@ -181,6 +237,7 @@ def digest(reply: EnvReply) -> str:
 
 
 def write_frame(value: Any) -> bytes:
+    """A length, then the pickle."""
     body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(body)) + body
 
@@ -210,11 +267,21 @@ def serve(connection: socket.socket) -> None:
         body = _read_exactly(connection, HEADER.unpack(header)[0])
         if body is None:
             break
-        method, arguments = pickle.loads(body)
-        connection.sendall(write_frame(host.handle(method, *arguments)))
+        ticket, method, arguments = pickle.loads(body)
+        connection.sendall(answer_frame(ticket, host.handle(method, *arguments)))
     host.close_all()
 
 
+def answer_frame(ticket: Any, outcome: tuple[bool, Any]) -> bytes:
+    """The frame that answers command `ticket`; an outcome that cannot be sent is a fault in words."""
+    try:
+        return write_frame((ticket, outcome))
+    except Exception as error:
+        return write_frame((ticket, (False, f"what the environment returned cannot be pickled: {error}")))
+
+
 def main() -> None:
-    """Entry of a worker process: `sys.argv[1]` is the inherited socket."""
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    """Entry of a worker process: `sys.argv[1]` is the inherited socket, which no process of the environment gets."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    serve(connection)

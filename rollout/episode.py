@@ -124,7 +124,7 @@ class Episode:
             truncated=info["truncated"] and not info["terminated"],
             action_span=_action_tokens(encoder, generation.token_ids, info.get("action_span")),
             progression=float(info["progression"]),
-            metrics=info.get("metrics") or {},
+            metrics={name: float(value) for name, value in (info.get("metrics") or {}).items()},
             engine_s=engine_s,
             env_s=reply.seconds,
         )

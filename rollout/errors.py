@@ -34,7 +34,14 @@ __all__ = [
 
 
 class EngineError(SlimeVerlogError, RuntimeError):
-    """The inference engine refused, vanished or answered nonsense; the turn may be issued again."""
+    """The inference engine refused, vanished or answered nonsense; the turn may be issued again.
+
+    `kind` is what the metrics count: `refused`, `connection_lost`, `timeout`, `http_<status>` or `bad_answer`.
+    """
+
+    def __init__(self, text: str, kind: str = "bad_answer") -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class EncodingError(SlimeVerlogError, ValueError):

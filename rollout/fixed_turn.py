@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +22,7 @@ from rollout.episode import Episode, open_episode
 from rollout.errors import ConfigError, EnvironmentFault, FailureBudgetError
 from rollout.flags import check_fixed_turn, turns_per_batch
 from rollout.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, run
-from rollout.metrics import batch_metrics
+from rollout.metrics import BatchLoad, batch_metrics
 from rollout.runtime import Runtime, get_runtime, sampling_params
 from rollout.samples import Segment, build_samples, fill_steps
 from rollout.turn import Prompt, Turn
@@ -138,7 +140,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> tuple[li
     turns = turns_per_batch(args)
     per_env = source.config.turn_quota == "per_env"
     quota = {slot.number: turns // len(state.slots) for slot in state.slots} if per_env else None
-    before, load = counters(runtime), runtime.engine.load.snapshot()
+    before, measured = counters(runtime), _measure(runtime)
     with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
         batch = Batch(turns, quota, progress)
         await _gather([_play(slot, batch, runtime, source) for slot in state.slots])
@@ -148,8 +150,14 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> tuple[li
     played = sum(len(segment.turns) for segment in segments)
     assert played == turns, f"the batch has {played} turns, not {turns}"
     faults = counters(runtime) - before + batch.failures
-    load_since = runtime.engine.load.since(load)
-    return segments, await asyncio.to_thread(batch_metrics, segments, faults, load_since)
+    return segments, await asyncio.to_thread(batch_metrics, segments, faults, measured())
+
+
+def _measure(runtime: Runtime) -> Callable[[], BatchLoad]:
+    """Start to measure; the function that comes back says what was taken since."""
+    engine, env, host_s = runtime.engine.load, runtime.pool.load, time.thread_time()
+    before = engine.snapshot(), env.snapshot()
+    return lambda: BatchLoad(engine.since(before[0]), env.since(before[1]), time.thread_time() - host_s)
 
 
 async def _state(args: Any, source: EpisodeSource) -> FixedTurnState:

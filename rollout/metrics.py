@@ -2,32 +2,63 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rollout.samples import Segment
 from rollout.turn import Turn
 
+STOPS = ("terminated", "time_limit", "max_turns", "context", "encoding", "cut", "failed")
+"""Why a segment may end; each is logged with every batch, at 0 where it did not happen."""
+RETRIES = (
+    *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "turns_aborted"),
+    *("env_timeout", "env_worker_died", "env_worker_lied", "env_raised"),
+)
+"""Faults after which a turn is tried again; beside them `engine_http_<status>`."""
+FAULTS = (
+    *RETRIES,
+    *("env_replayed", "env_replay_mismatch", "env_close_failed"),
+    *("episodes_failed", "episodes_lost_at_resume", "sanity_check_failed"),
+)
 
-def batch_metrics(
-    segments: Sequence[Segment], faults: Counter[str], load: tuple[float, float, float]
-) -> dict[str, float]:
+
+@dataclass(frozen=True)
+class BatchLoad:
+    """What a batch took: how busy engine and environment workers were kept, and the event loop's own work.
+
+    `engine` and `env` are `Load.since`: seconds passed, seconds with a request in flight, request-seconds.
+    """
+
+    engine: tuple[float, float, float]
+    env: tuple[float, float, float]
+    host_s: float
+    """CPU seconds of the event loop's thread."""
+
+
+def batch_metrics(segments: Sequence[Segment], faults: Counter[str], load: BatchLoad) -> dict[str, float]:
     """Turn-level metrics of a fixed-turn batch.
 
-    `faults` counts failures and retries of this batch by name; `load` is `EngineLoad.since`: seconds passed,
-    seconds with a request in flight, request-seconds. Times are seconds a turn; rewards are as trained on.
+    `faults` counts failures and retries of this batch by name. Times are seconds a turn; rewards are as trained on.
     """
     turns = [turn for segment in segments for turn in segment.turns]
-    seconds, busy_s, request_s = load
     stops = Counter(segment.stop for segment in segments)
+    ended = [segment.episode_turns for segment in segments if segment.finished]
     metrics = {
         "rollout/turns": float(len(turns)),
+        "rollout/turns_retried": float(sum(n for name, n in faults.items() if is_retry(name))),
         "rollout/episodes_touched": float(len(segments)),
-        "rollout/turns_per_s": len(turns) / seconds if seconds else 0.0,
-        "rollout/engine_busy_share": busy_s / seconds if seconds else 0.0,
-        "rollout/engine_concurrency": request_s / seconds if seconds else 0.0,
-        **{f"rollout/stop/{stop}": float(count) for stop, count in stops.items()},
-        **{f"rollout/faults/{name}": float(count) for name, count in faults.items()},
+        "rollout/episodes_finished": float(len(ended)),
+        "rollout/episodes_cut": float(stops["cut"]),
+        "rollout/episodes_failed": float(faults["episodes_failed"]),
+        "rollout/episode_turns_mean": mean(ended),
+        "rollout/episode_turns_p50": quantile(ended, 0.5),
+        "rollout/episode_turns_p95": quantile(ended, 0.95),
+        "rollout/episode_turns_max": float(max(ended, default=0)),
+        **{f"rollout/stop/{stop}": float(stops[stop]) for stop in sorted({*STOPS, *stops})},
+        **{f"rollout/faults/{name}": float(faults[name]) for name in sorted({*FAULTS, *faults})},
+        **_load_metrics(load, len(turns)),
         **_turn_metrics(turns),
     }
     names = sorted({segment.task_name for segment in segments})
@@ -38,7 +69,41 @@ def batch_metrics(
     return metrics
 
 
+def is_retry(fault: str) -> bool:
+    """Whether a turn is tried again after this fault."""
+    return fault in RETRIES or fault.startswith("engine_http_")
+
+
+def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
+    seconds, busy_s, request_s = load.engine
+    _, env_busy_s, env_request_s = load.env
+    return {
+        "rollout/turns_per_s": turns / seconds if seconds else 0.0,
+        "rollout/engine_busy_share": busy_s / seconds if seconds else 0.0,
+        "rollout/engine_concurrency": request_s / seconds if seconds else 0.0,
+        "rollout/env_busy_share": env_busy_s / seconds if seconds else 0.0,
+        "rollout/env_queue_depth": env_request_s / seconds if seconds else 0.0,
+        "turn/host_s": load.host_s / turns if turns else 0.0,
+    }
+
+
+def staleness(turns: Sequence[Turn]) -> list[int]:
+    """Updates between the newest weights of these turns and the oldest that a turn's tokens come from.
+
+    Empty where the engine does not number its weights.
+    """
+    versions = [[int(v) for v in turn.generation.weight_versions if _is_number(v)] for turn in turns]
+    known = [found for found in versions if found]
+    newest = max((max(found) for found in known), default=0)
+    return [newest - min(found) for found in known]
+
+
+def _is_number(version: str) -> bool:
+    return version.isdecimal() and len(version) < 20
+
+
 def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
+    stale = staleness(turns)
     lengths = [len(turn.generation.token_ids) for turn in turns]
     return {
         "turn/reward": mean(turn.reward for turn in turns),
@@ -50,6 +115,8 @@ def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
         "turn/response_tokens_max": float(max(lengths, default=0)),
         "turn/engine_s": mean(turn.engine_s for turn in turns),
         "turn/env_s": mean(turn.env_s for turn in turns),
+        "turn/staleness": mean(stale),
+        "turn/staleness_max": float(max(stale, default=0)),
         "turn/weight_versions": float(len({v for turn in turns for v in turn.generation.weight_versions})),
     }
 
@@ -71,6 +138,12 @@ def _episode_metrics(segments: Sequence[Segment]) -> dict[str, float]:
     for key in sorted(keys):
         metrics[f"env/{key}"] = mean(segment.turns[-1].metrics.get(key, 0.0) for segment in ended)
     return metrics
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all values do not exceed; 0 for none."""
+    ordered = sorted(values)
+    return float(ordered[max(0, math.ceil(share * len(ordered)) - 1)]) if ordered else 0.0
 
 
 def mean(values: Iterable[float]) -> float:

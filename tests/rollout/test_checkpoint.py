@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import random
+import resource
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rollout.checkpoint import checkpoint_path, load_source, read_checkpoint
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
 from rollout.runtime import close_runtimes
+from rollout.samples import Segment
+from rollout.turn import Generation, Prompt, Turn
 from rollout.warmup import collect_or_draw
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
@@ -88,29 +96,64 @@ async def saved(tmp_path: Path) -> Path:
 
 
 async def test_a_checkpoint_cut_at_any_byte_is_refused_whole(saved: Path, tmp_path: Path) -> None:
-    whole = saved.read_bytes()
-    cuts = {0, 1, 7, 8, 9, len(whole) - 1, *range(0, len(whole), max(1, len(whole) // 60))}
-    for cut in sorted(cuts):
-        saved.write_bytes(whole[:cut])
-        source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
+    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
+    for length in reversed(range(saved.stat().st_size)):
+        os.truncate(saved, length)
         with pytest.raises(CheckpointError, match="slime_verlog_0"):
             load_source(source, 0)
         assert (source.state, source.kept, source.next_group) == (None, [], 0)
 
 
+def with_pictures(folder: Path) -> Path:
+    """A checkpoint whose kept turn has tensors."""
+    pictured(folder).save(0)
+    return checkpoint_path(str(folder / "save"), 0)
+
+
+def pictured(folder: Path) -> EpisodeSource:
+    """A source that keeps a turn with pictures, as a VLM's warm-up does."""
+    generation = Generation([5, 6], [-0.1, -0.2], "ab", "stop", ("3",))
+    prompt = Prompt([1, 2, 3], ["base64"], {"pixels": torch.arange(40, dtype=torch.bfloat16), "grid": torch.tensor(7)})
+    turn = Turn(0, 0, prompt, generation, "a", True, "a", 1.0, False, False, None)
+    source = EpisodeSource(rollout_args(folder))
+    source.kept = [Segment("t", (turn,), prompt, "cut")]
+    return source
+
+
+def test_pictures_come_back_as_they_were(tmp_path: Path) -> None:
+    with_pictures(tmp_path)
+    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
+    source.load(0)
+    inputs = source.kept[0].turns[0].prompt.train_inputs
+    assert torch.equal(inputs["pixels"], torch.arange(40, dtype=torch.bfloat16)) and inputs["grid"].item() == 7
+
+
 async def test_a_checkpoint_with_any_flipped_bit_is_refused_or_reads_the_same(saved: Path) -> None:
+    flip_bits(saved)
+
+
+def test_a_checkpoint_with_a_flipped_bit_in_a_picture_is_refused(tmp_path: Path) -> None:
+    flip_bits(with_pictures(tmp_path))
+
+
+def flip_bits(saved: Path) -> None:
+    """One bit at a time, anywhere in the file."""
     whole = saved.read_bytes()
-    truth, _ = read_checkpoint(saved)
+    truth, tensors = read_checkpoint(saved)
     generator = random.Random(0)
+    refused = 0
     for _ in range(300):
         damaged = bytearray(whole)
         damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
         saved.write_bytes(damaged)
         try:
-            state, _ = read_checkpoint(saved)
+            state, read = read_checkpoint(saved)
         except CheckpointError:
+            refused += 1
             continue
-        assert state == truth
+        assert state == truth and read.keys() == tensors.keys()
+        assert all(torch.equal(read[name], tensors[name]) for name in tensors)
+    assert refused > 290, "only what the header's padding holds may change unnoticed"
 
 
 def test_a_missing_checkpoint_says_how_to_start_afresh(tmp_path: Path) -> None:
@@ -122,7 +165,6 @@ def test_a_missing_checkpoint_says_how_to_start_afresh(tmp_path: Path) -> None:
 
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
-    import torch
     from safetensors.torch import save_file
 
     path = checkpoint_path(str(tmp_path), 3)
@@ -133,19 +175,72 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
         source.load(3)
 
 
-async def test_a_full_disk_leaves_the_previous_checkpoint_untouched(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_while_writing_leaves_the_previous_checkpoint_untouched(tmp_path: Path) -> None:
+    saved = with_pictures(tmp_path)
     before = saved.read_bytes()
+    source = pictured(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in (0, 1, 8, 100, len(before) // 2, len(before) - 1):
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))  # the kernel refuses every byte beyond it
+            with pytest.raises(CheckpointError, match="cannot be written"):
+                source.save(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert saved.read_bytes() == before
+        assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+    source.save(0)
 
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rollout.checkpoint.save_file", full)
-    with pytest.raises(CheckpointError, match="No space left on device"):
-        EpisodeSource(rollout_args(tmp_path)).save(0)
-    assert saved.read_bytes() == before
-    assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+@pytest.mark.slow
+def test_a_file_system_without_room_leaves_the_previous_checkpoint_untouched(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import pathlib, sys
+        from rollout.errors import CheckpointError
+        from tests.rollout.test_checkpoint import with_pictures
+
+        folder = pathlib.Path(sys.argv[1])
+        (folder / "model").symlink_to(sys.argv[2])
+        saved = with_pictures(folder)
+        before = saved.read_bytes()
+        (folder / "filler").write_bytes(bytes(100_000 - 2 * len(before)))
+        try:
+            for _ in range(100):
+                with (folder / "filler").open("ab", buffering=0) as filler:
+                    filler.write(bytes(4096))
+        except OSError:
+            pass
+        try:
+            with_pictures(folder)
+        except CheckpointError as error:
+            print(error)
+        assert saved.read_bytes() == before
+        assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+        """
+    )
+    model, small = tmp_path / "model", tmp_path / "small"
+    small.mkdir()
+    chatml_tokenizer().save_pretrained(model)
+    command = 'mount -t tmpfs -o size=128k none "$1" || exit 77; exec "$0" -c "$2" "$1" "$3"'
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command, sys.executable, str(small), script, str(model)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": "."},
+    )
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip(f"a small file system cannot be mounted here; allow user namespaces: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    assert "cannot be written" in done.stdout and "os error 28" in done.stdout.lower() + done.stderr.lower()
+
+
+def test_a_state_that_cannot_be_written_down_is_refused_by_name(tmp_path: Path) -> None:
+    source = EpisodeSource(rollout_args(tmp_path))
+    source.state = [{"next_episode": 0, "episode": object()}]
+    with pytest.raises(CheckpointError, match="not JSON serializable"):
+        source.save(0)
 
 
 def test_groups_that_were_aborted_are_handed_out_again_after_a_restart(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import socket
 from typing import Any
 
@@ -13,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.config import EngineConfig
-from rollout.engine import EngineClient, parse_generation, request_payload
+from rollout.engine import EngineClient, parse_generation, read_json, request_payload
 from rollout.errors import EngineError
+from rollout.load import Load
 from rollout.turn import Prompt
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.scripted_engine import ScriptedEngine
 
-FAST = EngineConfig(timeout_s=0.5, max_retries=2, backoff_s=0.01, backoff_max_s=0.02)
+FAST = EngineConfig(timeout_s=60.0, max_retries=2, backoff_s=0.01, backoff_max_s=0.02)
 PROMPT = Prompt([1, 2, 3])
 GOOD: dict[str, Any] = {
     "text": "hi",
@@ -55,7 +57,10 @@ def test_a_good_answer_keeps_tokens_log_probs_and_weight_version() -> None:
         (bad(output_token_logprobs=[[-1.0, 7], [0.5, 8]]), r"\[1\] has log-prob 0.5"),
         (bad(output_token_logprobs=[[-1.0, "7"], [-1.0, 8]]), r"token id '7'"),
         (bad(output_token_logprobs=[[-1.0, -7], [-1.0, 8]]), r"token id -7"),
+        (bad(output_token_logprobs=[[-1.0, 1 << 40], [-1.0, 8]]), r"token id 1099511627776"),
+        (bad(output_token_logprobs=[[-(10**400), 7], [-1.0, 8]]), r"\[0\] is \[-10"),
         (bad(output_token_logprobs=[None, [-1.0, 8]]), r"\[0\] is None"),
+        (bad(weight_version={}), "weight versions"),
         (bad(completion_tokens=3), "completion_tokens is 3 but 2"),
         (bad(output_token_logprobs=[], completion_tokens=0), "no tokens"),
         ({**GOOD, "text": None}, "no text"),
@@ -89,33 +94,73 @@ def test_images_go_with_unexpanded_placeholders() -> None:
     assert payload["input_ids"] == [1, 9, 2] and payload["image_data"] == ["base64"]
 
 
-FAULTS: dict[str, Any] = {
-    "HTTP 500": lambda: web.Response(status=500, text="CUDA out of memory"),
-    "HTTP 503": lambda: web.Response(status=503),
-    "truncated JSON": lambda: web.Response(text='{"text": "x", "meta_in'),
-    "wrong counts": lambda: web.json_response(bad(completion_tokens=9)),
-    "not JSON": lambda: web.Response(body=b"\xff\xfe\x00"),
+@pytest.mark.parametrize(
+    ("meta", "versions"),
+    [
+        ({"weight_version": "7"}, ("7",)),
+        ({"weight_version": "8", "weight_versions": ["7", "8"]}, ("7", "8")),
+        ({"weight_versions": [{"version": 7, "start": 0, "end": 1}, {"version": 8, "start": 1, "end": 2}]}, ("7", "8")),
+        ({"weight_version": None}, ()),
+    ],
+)
+def test_an_answer_that_spans_a_weight_update_names_every_version(meta: Any, versions: tuple[str, ...]) -> None:
+    assert parse_generation(bad(**meta)).weight_versions == versions
+
+
+def test_an_answer_nested_too_deep_to_read_is_refused_by_name() -> None:
+    with pytest.raises(EngineError, match="not JSON"):
+        read_json(b"[" * 200_000)
+
+
+async def cut_off(request: web.Request) -> web.StreamResponse:
+    """Announces a whole answer, sends half of it and cuts the connection."""
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"text": "x", "meta_info": {')
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+FAULTS: dict[str, tuple[str, Any]] = {
+    "HTTP 500": ("http_500", lambda: web.Response(status=500, text="CUDA out of memory")),
+    "HTTP 503": ("http_503", lambda: web.Response(status=503)),
+    "truncated JSON": ("bad_answer", lambda: web.Response(text='{"text": "x", "meta_in')),
+    "wrong counts": ("bad_answer", lambda: web.json_response(bad(completion_tokens=9))),
+    "NaN log-prob": ("bad_answer", lambda: web.json_response(bad(output_token_logprobs=[[float("nan"), 7]]))),
+    "not JSON": ("bad_answer", lambda: web.Response(body=b"\xff\xfe\x00")),
+    "nested too deep": ("bad_answer", lambda: web.Response(body=b'{"meta_info":' * 100_000)),
+    "cut in the middle": ("connection_lost", cut_off),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_fault_is_retried_and_counted(fault: str) -> None:
+async def test_a_fault_is_retried_and_counted_by_its_kind(fault: str) -> None:
+    kind, answer = FAULTS[fault]
+
     def script(body: dict[str, Any], number: int) -> Any:
-        return FAULTS[fault]() if number < 2 else "fine"
+        return answer if number < 2 else "fine"
 
     async with ScriptedEngine(chatml_tokenizer(), script) as engine:
         client = EngineClient(f"http://127.0.0.1:{engine.port}", FAST)
         assert (await client.generate(PROMPT, {})).text == "fine<|im_end|>"
-        assert sum(client.faults.values()) == 2
+        assert client.faults == {kind: 2}
         await client.close()
 
 
 async def test_an_engine_that_hangs_is_given_up_after_the_timeout() -> None:
-    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "late") as engine:
-        engine.delay = lambda number: 2.0 if number == 0 else 0.0
-        client = EngineClient(f"http://127.0.0.1:{engine.port}", FAST)
+    given_up = asyncio.Event()
+
+    async def script(body: dict[str, Any], number: int) -> str:
+        if number == 0:
+            await given_up.wait()
+        return "late"
+
+    async with ScriptedEngine(chatml_tokenizer(), script) as engine:
+        client = EngineClient(f"http://127.0.0.1:{engine.port}", dataclasses.replace(FAST, timeout_s=2.0))
         assert (await client.generate(PROMPT, {})).text == "late<|im_end|>"
-        assert client.faults["TimeoutError"] == 1
+        assert client.faults == {"timeout": 1}
+        given_up.set()
         await client.close()
 
 
@@ -126,34 +171,58 @@ async def test_a_refused_connection_ends_in_an_error_that_names_the_address() ->
     client = EngineClient(f"http://127.0.0.1:{port}", FAST)
     with pytest.raises(EngineError, match=f"127.0.0.1:{port}/generate failed 3 times"):
         await client.generate(PROMPT, {})
+    assert client.faults == {"refused": 3}
     await client.close()
 
 
-async def test_an_engine_that_restarts_is_found_again() -> None:
+def test_retries_wait_longer_each_time_up_to_a_limit_and_never_all_at_once() -> None:
+    client = EngineClient("http://127.0.0.1:1", EngineConfig(backoff_s=0.5, backoff_max_s=20.0))
+    for attempt, ceiling in enumerate([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 20.0, 20.0]):
+        delays = {client._delay(attempt) for _ in range(50)}
+        assert ceiling / 2 <= min(delays) and max(delays) <= ceiling and len(delays) == 50
+
+
+async def test_an_engine_that_restarts_with_other_weights_is_found_again() -> None:
     async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "one") as engine:
         port = engine.port
-        client = EngineClient(f"http://127.0.0.1:{port}", EngineConfig(timeout_s=1, max_retries=8, backoff_s=0.05))
-        await client.generate(PROMPT, {})
+        client = EngineClient(f"http://127.0.0.1:{port}", EngineConfig(max_retries=12, backoff_s=0.05))
+        assert (await client.generate(PROMPT, {})).weight_versions == ("1",)
 
     async def restart() -> ScriptedEngine:
         await asyncio.sleep(0.2)
         again = ScriptedEngine(chatml_tokenizer(), lambda body, number: "two")
-        again.fixed_port = port
+        again.fixed_port, again.version = port, "2"
         return await again.__aenter__()
 
     server, generation = await asyncio.gather(restart(), client.generate(PROMPT, {}))
-    assert generation.text == "two<|im_end|>"
+    assert (generation.text, generation.weight_versions) == ("two<|im_end|>", ("2",))
     await client.close()
     await server.__aexit__()
 
 
-async def test_the_load_counts_time_with_a_request_in_flight() -> None:
-    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "x") as engine:
-        engine.delay = lambda number: 0.1
+def test_the_load_counts_time_with_a_request_in_flight_and_their_mean_number() -> None:
+    now = 0.0
+    load = Load(lambda: now)
+    before = load.snapshot()
+    for seconds, change in ((1.0, +1), (2.0, +1), (3.0, -1), (4.0, -1), (5.0, 0)):
+        now += seconds
+        load.change(change)
+    assert load.since(before) == (15.0, 2.0 + 3.0 + 4.0, 2.0 + 2 * 3.0 + 4.0)
+
+
+async def test_every_request_counts_as_load_until_it_is_answered_or_failed() -> None:
+    seen = []
+
+    def script(body: dict[str, Any], number: int) -> str:
+        seen.append(client.load.in_flight)
+        return "x"
+
+    async with ScriptedEngine(chatml_tokenizer(), script) as engine:
         client = EngineClient(f"http://127.0.0.1:{engine.port}", FAST)
-        before = client.load.snapshot()
-        await asyncio.gather(*(client.generate(PROMPT, {}) for _ in range(4)))
-        await asyncio.sleep(0.1)
-        passed, busy, requests = client.load.since(before)
-        assert busy < passed - 0.05 and requests > 2.5 * busy
+        await client.generate(PROMPT, {})
         await client.close()
+    client = EngineClient("http://127.0.0.1:1", dataclasses.replace(FAST, max_retries=0))
+    with pytest.raises(EngineError):
+        await client.generate(PROMPT, {})
+    await client.close()
+    assert seen == [1] and client.load.in_flight == 0

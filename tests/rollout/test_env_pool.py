@@ -9,22 +9,29 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from rollout.config import RolloutConfig
-from rollout.env_pool import EnvPool, ProcessHost
+from rollout.env_hosts import ProcessHost
+from rollout.env_pool import EnvPool
 from rollout.env_worker import EnvSpec
 from rollout.errors import EnvironmentFault
+from tests.fixtures.lying_worker import LIES, RESET_LIES
 
 ENV = "tests.fixtures.counting_env"
-BACKENDS = ["inline", "process"]
+BOTH = ["inline", "process"]
+NOT_IN_A_THREAD = "a thread can neither be killed nor die alone; use env_backend: process for such environments"
+HANG_S = 3.0
+"""Time-out of a step that hangs; far more than an honest step takes on a busy machine."""
 
 
 def config(backend: str, **overrides: Any) -> RolloutConfig:
-    values = {"env_step_timeout_s": 1.0, "env_reset_timeout_s": 20.0, "env_workers": 1, **overrides}
+    values = {"env_step_timeout_s": 60.0, "env_workers": 1, **overrides}
     return RolloutConfig(rollout_interaction_env_path=ENV, env_backend=backend, **values)
 
 
@@ -32,11 +39,16 @@ def spec(seed: int = 3, **options: Any) -> EnvSpec:
     return EnvSpec(ENV, {"task": "count", "seed": seed}, {"max_length": 30, **options})
 
 
-async def play(pool: EnvPool, episode: EnvSpec, steps: int = 6) -> list[str]:
+async def play(
+    pool: EnvPool, episode: EnvSpec, steps: int = 6, before: Mapping[int, Callable[[], Any]] = MappingProxyType({})
+) -> list[str]:
+    """What the episode shows; `before[k]` is called before command k, the reset being 0."""
+    before.get(0, lambda: None)()
     session = await pool.open(episode)
     assert session.reply is not None
     texts = [session.reply.observation["obs_str"]]
     for k in range(steps):
+        before.get(k + 1, lambda: None)()
         reply = await session.step("ACTION: " + ("left", "right")[k % 2])
         texts.append(reply.observation["obs_str"])
     await session.close()
@@ -51,14 +63,14 @@ async def expected(steps: int = 6) -> list[str]:
         pool.close()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize("fault", ["raise_at", "hang_at", "die_at"])
 async def test_a_fault_that_happens_once_is_repaired_by_replaying_the_episode(
     backend: str, fault: str, tmp_path: Path
 ) -> None:
     if backend == "inline" and fault != "raise_at":
-        pytest.skip("a thread can neither be killed nor die alone; use env_backend: process for such environments")
-    pool = EnvPool(config(backend))
+        pytest.skip(NOT_IN_A_THREAD)
+    pool = EnvPool(config(backend, env_step_timeout_s=HANG_S if fault == "hang_at" else 60.0))
     try:
         texts = await play(pool, spec(**{fault: 4, "once": str(tmp_path / "done")}))
         assert texts == await expected()
@@ -69,10 +81,13 @@ async def test_a_fault_that_happens_once_is_repaired_by_replaying_the_episode(
 
 @pytest.mark.parametrize("fault", ["raise_at", "hang_at", "die_at"])
 async def test_a_fault_that_always_happens_ends_in_an_error_that_reproduces_it(fault: str) -> None:
-    pool = EnvPool(config("process", env_step_timeout_s=0.3, max_env_retries_per_turn=1))
+    hangs = fault == "hang_at"
+    retries = 0 if hangs else 1
+    pool = EnvPool(config("process", env_step_timeout_s=HANG_S if hangs else 60.0, max_env_retries_per_turn=retries))
     try:
         with pytest.raises(EnvironmentFault) as error:
             await play(pool, spec(**{fault: 2}))
+        assert pool.faults[{"raise_at": "raised", "hang_at": "timeout", "die_at": "worker_died"}[fault]] == 1 + retries
         assert "seed 3" in str(error.value) and ENV in str(error.value)
         assert '["ACTION: left", "ACTION: right", "ACTION: left"]' in str(error.value)
     finally:
@@ -103,25 +118,86 @@ async def test_other_episodes_of_a_dead_worker_go_on_where_they_were(tmp_path: P
         pool.close()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-async def test_stepping_never_blocks_the_event_loop(backend: str) -> None:
+@pytest.mark.parametrize("backend", BOTH)
+async def test_stepping_never_blocks_the_event_loop(backend: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
     pool = EnvPool(config(backend))
-    longest = 0.0
-
-    async def watch() -> None:
-        nonlocal longest
-        while True:
-            began = time.perf_counter()
-            await asyncio.sleep(0.005)
-            longest = max(longest, time.perf_counter() - began)
-
-    watcher = asyncio.create_task(watch())
     try:
-        await play(pool, spec(slow_s=0.3), steps=2)
-        assert longest < 0.25, "the loop stood still while the environment worked"
+        playing = asyncio.create_task(play(pool, spec(gate=str(gate)), steps=2))
+        await asyncio.sleep(0.2)
+        gate.touch()  # the environment waits for this line: it could not run if the step blocked the loop
+        assert await playing == await expected(2)
+        assert not pool.faults
     finally:
-        watcher.cancel()
         pool.close()
+
+
+@pytest.fixture
+def liar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Worker processes that lie when this file tells them to."""
+    monkeypatch.setenv("LIE", str(tmp_path / "lie"))
+    monkeypatch.setattr(ProcessHost, "program", "from tests.fixtures.lying_worker import main; main()")
+    return tmp_path / "lie"
+
+
+async def test_a_worker_that_lies_is_replaced_and_its_episode_goes_on_where_it_was(liar: Path) -> None:
+    pool = EnvPool(config("process"))
+    truth = await expected()
+    try:
+        for lie in LIES:
+            pool.faults.clear()
+            at = 0 if lie in RESET_LIES else 3
+            texts = await play(pool, spec(), before={at: lambda lie=lie: liar.write_text(lie)})
+            assert not liar.exists(), f"the worker never {lie}"
+            assert texts == truth, f"after a worker that {lie}"
+            counted = "worker_died" if lie.endswith("dies") else "worker_lied"
+            assert pool.faults == {counted: 1} | ({"replayed": 1} if at else {}), lie
+    finally:
+        pool.close()
+
+
+async def test_a_worker_whose_lies_are_all_the_retries_allow_ends_in_an_error_that_says_what_it_answered(
+    liar: Path,
+) -> None:
+    pool = EnvPool(config("process", max_env_retries_per_turn=0))
+    try:
+        with pytest.raises(EnvironmentFault, match=r"'reward'.*finite number, got nan[^$]*to reproduce: .*seed 3"):
+            await play(pool, spec(), before={2: lambda: liar.write_text("pays NaN")})
+        assert pool.faults == {"worker_lied": 1}
+    finally:
+        pool.close()
+
+
+async def test_an_environment_that_ends_the_program_or_returns_what_cannot_be_sent_is_a_fault_in_words() -> None:
+    pool = EnvPool(config("process", max_env_retries_per_turn=0))
+    try:
+        for misdeed, words in (("exit_at", "SystemExit"), ("unsendable_at", "cannot be pickled")):
+            with pytest.raises(EnvironmentFault, match=words):
+                await play(pool, spec(**{misdeed: 1}))
+        assert pool.faults["raised"] == 2 and not pool.faults["worker_died"]
+    finally:
+        pool.close()
+
+
+async def test_an_environment_that_ends_the_program_does_not_end_the_run_from_a_thread() -> None:
+    pool = EnvPool(config("inline", max_env_retries_per_turn=0))
+    try:
+        with pytest.raises(EnvironmentFault, match="SystemExit"):
+            await play(pool, spec(exit_at=1))
+    finally:
+        pool.close()
+
+
+async def test_a_closed_pool_starts_no_worker_for_episodes_that_were_being_made_ready() -> None:
+    pool = EnvPool(config("process"))
+    await pool.open(spec())
+    waiting = [asyncio.create_task(pool.open(spec(seed=seed))) for seed in range(4)]
+    await asyncio.sleep(0)
+    host = pool.workers[0].host
+    pool.close()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(outcome, EnvironmentFault) for outcome in outcomes)
+    assert pool.workers[0].host is host
 
 
 @pytest.mark.parametrize(
@@ -142,11 +218,11 @@ async def test_an_environment_that_cannot_be_built_says_why(bad: str, words: str
         pool.close()
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_no_worker_outlives_its_parent_however_that_ends(how: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, "exception"])
+def test_no_worker_outlives_its_parent_however_that_ends(how: signal.Signals | str) -> None:
     script = textwrap.dedent(
         """
-        import asyncio
+        import asyncio, sys
         from rollout.env_pool import EnvPool
         from tests.rollout.test_env_pool import config, spec
 
@@ -154,7 +230,11 @@ def test_no_worker_outlives_its_parent_however_that_ends(how: signal.Signals, tm
             pool = EnvPool(config("process", env_workers=2, env_step_timeout_s=600.0))
             one, two = await pool.open(spec()), await pool.open(spec(seed=4, hang_at=0))
             print(*(w.host.process.pid for w in pool.workers), flush=True)
-            await two.step("ACTION: left")  # hangs: this worker never reads its closed socket
+            hanging = asyncio.create_task(two.step("ACTION: left"))  # this worker never reads its closed socket
+            if sys.argv[1] == "exception":
+                await asyncio.sleep(0.5)
+                raise RuntimeError("the trainer broke")
+            await hanging
 
         asyncio.run(main())
         """
@@ -162,14 +242,20 @@ def test_no_worker_outlives_its_parent_however_that_ends(how: signal.Signals, tm
     repo = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": "."}
     parent = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=repo, env=environment
+        [sys.executable, "-c", script, str(how)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=repo,
+        env=environment,
     )
     assert parent.stdout is not None
     workers = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(workers) == 2
-    parent.send_signal(how)
-    parent.wait(timeout=20)
-    deadline = time.monotonic() + 20
+    if isinstance(how, signal.Signals):
+        parent.send_signal(how)
+    parent.wait(timeout=120)
+    deadline = time.monotonic() + 120
     while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(_alive(pid) for pid in workers)
@@ -185,6 +271,6 @@ def _alive(pid: int) -> bool:
 
 async def test_a_process_host_is_reaped_when_it_is_killed() -> None:
     host = ProcessHost()
-    await host.call("close", 0)
+    assert await host.call("close", 0) == (True, None)
     host.kill()
-    assert host.process.poll() is not None
+    assert await asyncio.to_thread(host.process.wait, 120) == -signal.SIGKILL

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from rollout.config import RolloutConfig
 from rollout.env_pool import EnvPool
 from rollout.env_worker import EnvSpec
+from tests.fixtures.playing import play_batches, sample_bytes
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; pip install ray enables the cluster tests")
 ENV = "tests.fixtures.counting_env"
@@ -18,16 +21,17 @@ LONG = {"length_of": "tests.rollout.test_ray_backend.always_long"}
 
 
 def always_long(seed: int) -> int:
-    return 100
+    return 900
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    from pathlib import Path
-
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    # A node that does not answer for a few seconds is dead, so that the test need not wait for Ray's usual minute.
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     second = cluster.add_node(num_cpus=1)
     ray.init(
         address=cluster.address,
@@ -37,6 +41,17 @@ def cluster() -> Iterator[Any]:
     yield cluster, second
     ray.shutdown()
     cluster.shutdown()
+
+
+async def test_batches_are_the_same_bytes_on_ray_as_on_threads(cluster: Any, tmp_path: Path) -> None:
+    runs = [
+        await play_batches(
+            tmp_path, 2, lambda number: number % 3 * 0.005, turn_quota="per_env", env_backend=backend, env_workers=2
+        )
+        for backend in ("inline", "ray")
+    ]
+    inline, ray_run = ([sample_bytes(s) for o in outputs for group in o.samples for s in group] for outputs, _ in runs)
+    assert inline == ray_run
 
 
 async def test_episodes_go_on_after_a_node_is_killed(cluster: Any) -> None:
@@ -49,7 +64,8 @@ async def test_episodes_go_on_after_a_node_is_killed(cluster: Any) -> None:
     nodes.remove_node(second, allow_graceful=False)
     count = 0
     # Ray ends a dead node's workers only after a while: play until it did, on every session.
-    while pool.faults["worker_died"] < 1 and count < 60:
+    deadline = time.monotonic() + 180
+    while pool.faults["worker_died"] < 1 and count < 800 and time.monotonic() < deadline:
         count += 1
         for seed, session in enumerate(sessions):
             reply = await session.step("ACTION: left")

@@ -1,0 +1,68 @@
+"""Same seeds and same engine answers: the same bytes, whatever finishes first and wherever environments run."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.playing import play_batches, plays, sample_bytes, turn_bytes
+
+
+def jittered(seed: int) -> Any:
+    """Another order of completion for every seed."""
+    generator = random.Random(seed)
+    return lambda number: generator.random() * 0.02
+
+
+def whole(outputs: list[Any]) -> list[list[list[bytes]]]:
+    return [[[sample_bytes(sample) for sample in group] for group in output.samples] for output in outputs]
+
+
+def turns(outputs: list[Any]) -> dict[tuple[int, int], bytes]:
+    """Every turn's sample by episode and turn index."""
+    samples = [sample for output in outputs for group in output.samples for sample in group]
+    played = [sample for sample in samples if sample.metadata["kind"] == "turn"]
+    return {(s.metadata["episode_id"], s.metadata["round_number"]): turn_bytes(s) for s in played}
+
+
+@pytest.mark.parametrize("history", ["window", "full"])
+async def test_batches_are_the_same_bytes_in_any_order_of_completion_on_threads_and_in_processes(
+    tmp_path: Path, history: str
+) -> None:
+    keys = {"turn_quota": "per_env", "history": history}
+    runs = [
+        await play_batches(tmp_path, 3, jittered(seed), env_backend=backend, env_workers=workers, **keys)
+        for seed, (backend, workers) in enumerate([("inline", 1), ("inline", 4), ("process", 2)])
+    ]
+    assert whole(runs[0][0]) == whole(runs[1][0]) == whole(runs[2][0])
+
+
+async def test_faults_that_were_survived_leave_no_trace_in_the_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout.episode.ABORT_PAUSE_S", 0.001)
+    aborted = {"text": "", "meta_info": {"finish_reason": {"type": "abort"}, "output_token_logprobs": []}}
+
+    def faulty(body: dict[str, Any], number: int) -> Any:
+        return aborted if number % 7 == 3 else {"sorry": "busy"} if number % 11 == 5 else plays(body, number)
+
+    keys = {"turn_quota": "per_env", "env_backend": "process"}
+    smooth, _ = await play_batches(tmp_path, 3, jittered(1), **keys)
+    game = {"raise_share": 0.1, "die_at": 2, "once": str(tmp_path / "died")}
+    rough, faults = await play_batches(tmp_path, 3, jittered(2), faulty, **keys, env=game)
+    assert all(faults.get(kind) for kind in ("turns_aborted", "bad_answer", "raised", "worker_died", "replayed"))
+    assert whole(smooth) == whole(rough)
+
+
+async def test_with_a_global_quota_every_turn_is_the_same_bytes_whichever_batch_it_falls_into(tmp_path: Path) -> None:
+    runs = [
+        turns((await play_batches(tmp_path, 3, jittered(seed), env_backend=backend, env_workers=2))[0])
+        for seed, backend in enumerate(["inline", "inline", "process"])
+    ]
+    for other in runs[1:]:
+        both = runs[0].keys() & other.keys()
+        assert len(both) > 36, "most of the 72 turns are played in either run"
+        assert all(runs[0][key] == other[key] for key in both)

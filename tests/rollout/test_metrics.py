@@ -1,0 +1,76 @@
+"""Every batch logs the same names, and each number means what its name says."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rollout.metrics import FAULTS, STOPS, BatchLoad, batch_metrics, quantile
+from rollout.samples import Segment
+from rollout.turn import Generation, Prompt, Turn
+
+IDLE = BatchLoad((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 0.0)
+
+
+def turn(versions: tuple[str, ...] = ("3",), valid: bool = True) -> Turn:
+    generation = Generation([5, 6], [-0.1, -0.2], "ab", "stop", versions)
+    return Turn(0, 0, Prompt([1, 2]), generation, "a", valid, "a", 0.5, False, False, None, engine_s=0.2, env_s=0.1)
+
+
+def segment(stop: str, turns: int, played: int | None = None, task: str = "count") -> Segment:
+    return Segment(task, tuple(turn() for _ in range(turns)), None, stop, 1.0, played or turns)
+
+
+def test_a_batch_says_how_many_turns_it_has_and_how_its_episodes_went_on() -> None:
+    segments = [segment("terminated", 2, 7), segment("max_turns", 3), segment("cut", 4), segment("failed", 1)]
+    faults = Counter(episodes_failed=2, turns_aborted=3, engine_http_503=2, engine_timeout=1, env_raised=1)
+    faults["env_replayed"] = 1
+    metrics = batch_metrics(segments, faults, IDLE)
+    expected = {"turns": 10, "episodes_finished": 2, "episodes_cut": 1, "episodes_failed": 2, "turns_retried": 7}
+    assert {name: metrics[f"rollout/{name}"] for name in expected} == expected
+    assert {stop: metrics[f"rollout/stop/{stop}"] for stop in STOPS} == {
+        **dict.fromkeys(STOPS, 0.0),
+        **{"terminated": 1.0, "max_turns": 1.0, "cut": 1.0, "failed": 1.0},
+    }
+    assert (metrics["rollout/faults/engine_http_503"], metrics["rollout/faults/env_timeout"]) == (2.0, 0.0)
+
+
+def test_the_lengths_of_ended_episodes_are_given_as_a_distribution() -> None:
+    segments = [segment("terminated", 1, length) for length in range(1, 101)] + [segment("cut", 1, 900)]
+    metrics = batch_metrics(segments, Counter(), IDLE)
+    names = ("mean", "p50", "p95", "max")
+    assert [metrics[f"rollout/episode_turns_{name}"] for name in names] == [50.5, 50.0, 95.0, 100.0]
+    assert quantile([], 0.5) == 0.0 and quantile([4.0], 0.95) == 4.0
+
+
+def test_busy_shares_queues_and_host_time_are_those_of_the_batch() -> None:
+    metrics = batch_metrics([segment("cut", 4)], Counter(), BatchLoad((10.0, 8.0, 30.0), (10.0, 5.0, 20.0), 0.02))
+    names = ("engine_busy_share", "engine_concurrency", "env_busy_share", "env_queue_depth", "turns_per_s")
+    assert [metrics[f"rollout/{name}"] for name in names] == [0.8, 3.0, 0.5, 2.0, 0.4]
+    times = [metrics[f"turn/{name}"] for name in ("engine_s", "env_s", "host_s")]
+    assert times == pytest.approx([0.2, 0.1, 0.005])
+
+
+def test_staleness_counts_updates_since_the_oldest_weights_of_a_turn() -> None:
+    turns = (turn(("5",)), turn(("3", "4")), turn(("5",)), turn(("step-7",)))
+    metrics = batch_metrics([Segment("count", turns, None, "cut")], Counter(), IDLE)
+    assert (metrics["turn/staleness"], metrics["turn/staleness_max"]) == (pytest.approx(2 / 3), 2.0)
+    assert metrics["turn/mixed_weights_ratio"] == 0.25
+
+
+def test_every_batch_has_the_same_names_even_if_nothing_happened() -> None:
+    eventful = batch_metrics([segment(stop, 1) for stop in STOPS], Counter(dict.fromkeys(FAULTS, 1)), IDLE)
+    quiet = batch_metrics([segment("terminated", 1)], Counter(), IDLE)
+    assert set(quiet) == set(eventful)
+    assert all(type(value) is float for value in quiet.values())
+
+
+def test_every_name_is_explained_where_the_metrics_are() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"`([a-z0-9_/*<>-]+)`", text.split("## Reading the counters", 1)[1]))
+    names = batch_metrics([], Counter(), IDLE)
+    shown = {name.removeprefix("rollout/faults/").removeprefix("rollout/stop/") for name in names}
+    assert not shown - explained
