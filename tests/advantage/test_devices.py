@@ -1,0 +1,71 @@
+"""Whatever lies on a GPU stays there: advantages on a device that refuses to mix with the CPU."""
+
+from __future__ import annotations
+
+import random
+from argparse import Namespace
+from typing import Any
+
+import pytest
+import torch
+
+from advantage.group import compute_advantages as compute_group_advantages
+from advantage.hook import KL_SPLIT, compute_advantages
+from advantage.kl_split import log_kl_split
+from advantage.layout import Group
+from advantage.turn_table import TurnRow, TurnSpan
+from advantage.value_weight import weigh_first_tokens
+from advantage.whiten import whiten
+from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
+from tests.fixtures.pretend_device import ELSEWHERE, Elsewhere, pretended_device
+
+
+def on_the_device(samples: list[FakeSample]) -> dict[str, Any]:
+    """Rollout data as a rank on a GPU has it."""
+    keys = ("values", "kl", "loss_masks")
+    return {k: [Elsewhere(x) for x in v] if k in keys else v for k, v in rollout_data(samples).items()}
+
+
+def test_the_pretended_device_refuses_to_mix() -> None:
+    with pretended_device():
+        there = torch.ones(3, device=ELSEWHERE)
+        assert (there + 1).device == ELSEWHERE and there.cpu().device.type == "cpu"
+        with pytest.raises(RuntimeError, match="mixes tensors of two devices"):
+            there + torch.ones(3)
+
+
+@pytest.mark.parametrize("form", ["dual", "token", "turn", "bi_level"])
+def test_advantages_are_computed_where_the_values_are(form: str) -> None:
+    for seed in range(8):
+        samples = make_samples(random.Random(seed), 6)
+        args = make_args(gae_form=form, rollout_data_postprocess_path=KL_SPLIT)
+        with pretended_device():
+            data = on_the_device(samples)
+            compute_advantages(args, data)
+            whiten(data["advantages"], data["loss_masks"], Group())
+            log_kl_split(args, 0, data)
+            assert all(row.device == ELSEWHERE for row in data["advantages"] + data["returns"])
+        if form == "dual":
+            for got, (want, _) in zip(data["advantages"], expected(samples, args), strict=True):
+                torch.testing.assert_close(got.inner.double(), want, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
+def test_group_advantages_too(estimator: str) -> None:
+    rows = [TurnRow(k, 0, terminated=True, turns=(TurnSpan(0, 3, float(k)),)) for k in range(4)]
+    samples = [FakeSample(row, 2, [1] * 3, torch.zeros(3), torch.zeros(3)) for row in rows]
+    with pretended_device():
+        data = on_the_device(samples)
+        flags = Namespace(group_estimator=estimator, kl_coef=0.0, n_samples_per_prompt=4)
+        compute_group_advantages(flags, data)
+        assert all(row.device == ELSEWHERE for row in data["advantages"])
+
+
+def test_the_value_loss_is_weighed_there() -> None:
+    samples = make_samples(random.Random(3), 5)
+    with pretended_device():
+        data = on_the_device(samples)
+        losses = torch.ones(sum(data["response_lengths"]), device=ELSEWHERE)
+        weighted = weigh_first_tokens(lambda args, batch, logits, reduce: (reduce(logits), {}))
+        total, _ = weighted(Namespace(value_first_token_weight=3.0), data, losses, lambda x: x.sum())
+        assert total.device == ELSEWHERE
