@@ -156,11 +156,11 @@ def returns_are_formed_before_whitening() -> None:
 
 
 @check
-def the_value_loss_weighs_one_token_a_turn() -> None:
+def the_value_loss_weighs_one_token_a_turn_and_leaves_bootstrap_samples_alone() -> None:
     from advantage.value_weight import first_tokens
 
     args = framework_args(value_first_token_weight=3.0, rollout_temperature=1.0)
-    masks = [torch.tensor([1, 1, 1]), torch.tensor([0, 1, 1, 0, 0, 1])]
+    masks = [torch.tensor([1, 1, 1]), torch.tensor([0, 1, 1, 0, 0, 1]), torch.tensor([0])]
     total = sum(len(m) + 4 for m in masks)
     batch = {
         "loss_masks": masks,
@@ -172,7 +172,7 @@ def the_value_loss_weighs_one_token_a_turn() -> None:
     }
     sums = {"calculate_per_token_loss": False}
     if NAME == "slime":
-        sums["sample_denoms"] = torch.tensor([float(m.sum()) for m in masks])
+        sums["sample_denoms"] = torch.tensor([float(m.sum()) for m in masks]).clamp(min=1)
     reduce = loss_module().get_sum_of_sample_mean(batch["total_lengths"], batch["response_lengths"], masks, **sums)
 
     def gradient() -> torch.Tensor:
