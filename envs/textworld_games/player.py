@@ -13,8 +13,9 @@ import textworld
 # Jericho says this of every game that is not in its list; TextWorld takes score and state from the game's own file.
 warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
 
-_STATUS_LINE = re.compile(r"\s*>?\s*(-=[^\n]*=-)?\s*-?\d+/\d+\s*$|\s*>\s*$")
-_AFTER_THE_END = re.compile(r"\s*Would you like to RESTART.*", re.DOTALL)
+_STATUS_LINE = re.compile(r"(-=[^\n]*=-)?\s*-?\d+/\d+$")
+_LONGEST_STATUS = 200
+_AFTER_THE_END = "Would you like to RESTART"
 _BLANK_LINES = re.compile(r"\n[ \t]*(\n[ \t]*)+\n")
 
 # What Inform understands besides TextWorld's own verbs. Its other words are kept out: they talk to the interpreter
@@ -93,7 +94,10 @@ def _moment(state: Any, feedback: str) -> Moment:
 
 def _clean(feedback: str) -> str:
     """Cut the interpreter's prompt, status line and question after the end; squeeze blank lines."""
-    text = _AFTER_THE_END.sub("", _STATUS_LINE.sub("", feedback))
+    text = feedback.partition(_AFTER_THE_END)[0].rstrip()
+    # Only the end is searched: over a long run of white space the pattern would take the square of its length.
+    head, tail = text[:-_LONGEST_STATUS], text[-_LONGEST_STATUS:]
+    text = (head + _STATUS_LINE.sub("", tail)).rstrip().removesuffix(">")
     return _BLANK_LINES.sub("\n\n", "\n".join(line.rstrip() for line in text.splitlines())).strip()
 
 

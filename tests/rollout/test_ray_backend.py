@@ -17,11 +17,7 @@ from tests.fixtures.playing import play_batches, sample_bytes
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; pip install ray enables the cluster tests")
 ENV = "tests.fixtures.counting_env"
-LONG = {"length_of": "tests.rollout.test_ray_backend.always_long"}
-
-
-def always_long(seed: int) -> int:
-    return 900
+LONG = {"length_of": "tests.fixtures.counting_env.always_long"}
 
 
 @pytest.fixture(scope="module")
