@@ -45,6 +45,11 @@ class EpisodeSamples(list[Sample]):
         return self[0].index
 
     @property
+    def group_index(self) -> int | None:
+        """The episode's id, by which a buffered group is written down and handed out again."""
+        return self[0].group_index
+
+    @property
     def response_length(self) -> int:
         return sum(sample.response_length for sample in self)
 

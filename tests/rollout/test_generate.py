@@ -121,6 +121,19 @@ async def test_an_episodes_samples_answer_for_the_episode_where_slime_expects_on
     assert all(s.loss_mask == [0] * s.response_length for s in samples)
 
 
+async def test_a_finished_episode_in_a_group_that_slime_put_back_can_be_written_down(
+    play: Any, tmp_path: Path
+) -> None:
+    samples, engine = await play(env={"max_length": 30}, seed_start=7)
+    args = rollout_args(tmp_path, engine.port, env={"max_length": 30}, seed_start=7, load=str(tmp_path / "save"))
+    source, resumed = EpisodeSource(args), EpisodeSource(args)
+    source.add_samples([[samples]])
+    source.save(0)
+    resumed.load(0)
+    (group,) = resumed.get_samples(1)
+    assert group[0].metadata["seed"] == samples[0].metadata["seed"] and group[0].index == samples.index
+
+
 async def test_requests_carry_the_samples_session_where_the_router_hashes_by_it(play: Any) -> None:
     _, engine = await play(env={"max_length": 3}, router_policy="consistent_hashing", session="abc")
     assert {headers["X-SMG-Routing-Key"] for headers in engine.headers} == {"abc"}
