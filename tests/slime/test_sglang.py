@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from tests.slime.conftest import roles
-from tests.slime.cpu.harness import Run
+from tests.slime.cpu.harness import Run, free_port
 from tests.slime.expectation import (
     critic_targets,
     expected_advantages,
@@ -40,9 +39,7 @@ def sglang(model: Path, ground: Path) -> Iterator[int]:
             "set SLIME_VERLOG_SGLANG to the virtual environment that tests/slime/cpu/install_sglang.sh makes, to run "
             "against a real SGLang"
         )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         *(f"{folder}/bin/python", str(LAUNCHER), "--model-path", str(model)),
         *("--host", "127.0.0.1", "--port", str(port)),

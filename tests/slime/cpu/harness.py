@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -187,7 +188,7 @@ def start_script(
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        **{name: value for name, value in ONE_PROCESS.items() if not script.startswith("train")},
+        **({} if script.startswith("train") else {**ONE_PROCESS, "MASTER_PORT": str(free_port())}),
     }
     command = [str(slime.python), str(Path(__file__).with_name("run_train.py")), str(slime.path / script), *arguments]
     with open(work / "train.log", "ab") as log:
@@ -197,6 +198,13 @@ def start_script(
 
 
 ONE_PROCESS = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+
+
+def free_port() -> int:
+    """A port that nobody listens on; slime's tools would all take the same one, also side by side."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def convert_checkpoint(slime: Slime, work: Path, model: Path) -> Path:
