@@ -103,18 +103,24 @@ def checkpoint_state(data: bytes) -> None:
     """A whole, checked file around a state that is anything: loaded whole or not at all."""
     tensors = {"state": torch.frombuffer(bytearray(data), dtype=torch.uint8)} if data else {}
     metadata = {"format": FORMAT, "version": VERSION, "sha256": checksum(tensors)}
-    with tempfile.TemporaryDirectory() as folder:
-        path = checkpoint_path(folder, 0)
-        path.parent.mkdir()
-        path.write_bytes(save(tensors, metadata))
-        args = Namespace(load=folder, save=folder)
-        fresh = {"next_episode": 0, "next_group": 0, "buffer": [], "kept": [], "state": None}
-        source = SimpleNamespace(args=args, group=lambda episode_id: [episode_id], **fresh)
-        try:
-            load_source(source, 0)  # type: ignore[arg-type]
-        except CheckpointError as error:
-            assert str(error)
-            assert {key: getattr(source, key) for key in fresh} == fresh, "half-loaded"
+    folder = scratch().name
+    checkpoint_path(folder, 0).write_bytes(save(tensors, metadata))
+    fresh = {"next_episode": 0, "next_group": 0, "buffer": [], "kept": [], "state": None}
+    args = Namespace(load=folder, save=folder)
+    source = SimpleNamespace(args=args, group=lambda episode_id: [episode_id], **fresh)
+    try:
+        load_source(source, 0)  # type: ignore[arg-type]
+    except CheckpointError as error:
+        assert str(error)
+        assert {key: getattr(source, key) for key in fresh} == fresh, "half-loaded"
+
+
+@cache
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder for one checkpoint, removed when the process ends."""
+    folder = tempfile.TemporaryDirectory()
+    checkpoint_path(folder.name, 0).parent.mkdir()
+    return folder
 
 
 def tool_calls(data: bytes) -> None:
