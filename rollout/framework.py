@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import importlib.util
+import sys
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -135,3 +136,16 @@ __all__ = [
     "set_group",
     "train_data_keys",
 ]
+
+
+def outer_loop_is_full() -> bool:
+    """Whether slime's own loop has the batch it wanted and aborts what is still played.
+
+    It aborts the requests in flight; an episode whose environment is at work just then has none, and would go on to
+    its end while everybody waits.
+    """
+    loop = sys.modules.get(f"{FRAMEWORK}.rollout.sglang_rollout")
+    state = getattr(loop, "GenerateState", None)
+    # Asked of the class's own registry, because making one loads a tokenizer.
+    made = getattr(state, "_instances", {}).get(state)
+    return bool(getattr(made, "aborted", False))

@@ -16,7 +16,7 @@ from rollout.env_worker import EnvSpec
 from rollout.episode import Episode, open_episode
 from rollout.episode_samples import EpisodeSamples
 from rollout.errors import EnvironmentFault
-from rollout.framework import Sample, group_of
+from rollout.framework import Sample, group_of, outer_loop_is_full
 from rollout.runtime import Runtime, get_runtime
 from rollout.samples import (
     ROW_KEY,
@@ -40,8 +40,8 @@ async def generate(
     """Play the episode that `sample.metadata` names (`task`, `seed`) to its end.
 
     Returns one sample (`history: full`) or one a turn (`history: window`); all carry the episode's return as
-    reward. Status is COMPLETED, TRUNCATED when a limit ended the episode, ABORTED when the engine aborted (the
-    episode then continues at the next call), FAILED with everything masked when the environment was lost.
+    reward. Status is COMPLETED, TRUNCATED when a limit ended the episode, ABORTED when the engine or slime's loop
+    aborted (the episode then continues at the next call), FAILED with everything masked when the environment was lost.
 
     Raises:
         EngineError: the engine did not answer within the retries allowed.
@@ -54,7 +54,7 @@ async def generate(
     try:
         if episode is None:
             episode = await open_episode(runtime, _spec(runtime, sample))
-        while episode.stop is None:
+        while episode.stop is None and (evaluation or not outer_loop_is_full()):
             generation = await episode.ask(sampling_params)
             if generation.finish_reason == "abort":
                 break

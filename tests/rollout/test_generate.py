@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from advantage.turn_table import TurnRow, decode_row
+from rollout import framework
 from rollout import generate as generate_module
 from rollout.data_source import EpisodeSource
 from rollout.framework import Sample
@@ -91,6 +94,32 @@ async def test_an_aborted_episode_goes_on_where_it_stopped_when_it_is_handed_out
     assert engine.requests[3]["input_ids"] == engine.requests[4]["input_ids"]
     assert [s.metadata["round_number"] for s in samples] == list(range(len(engine.requests) - 1))
     assert all(all(s.loss_mask) for s in samples)
+
+
+async def test_an_episode_that_is_between_two_requests_when_slime_aborts_stops_there_too(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = iter([False] * 3 + [True])
+    monkeypatch.setattr(generate_module, "outer_loop_is_full", lambda: next(asked, False))
+    sample, engine = await play(**GOES_ON)
+    assert sample.status == Sample.Status.ABORTED and len(engine.requests) == 3
+    generate_module._parked.clear()
+
+
+def test_slimes_loop_is_asked_whether_it_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Registry(type):
+        _instances: dict[Any, Any] = {}
+
+    class GenerateState(metaclass=Registry):
+        aborted = True
+
+    monkeypatch.setattr(framework, "FRAMEWORK", "slime")
+    monkeypatch.delitem(sys.modules, "slime.rollout.sglang_rollout", raising=False)
+    assert not framework.outer_loop_is_full()
+    monkeypatch.setitem(sys.modules, "slime.rollout.sglang_rollout", SimpleNamespace(GenerateState=GenerateState))
+    assert not framework.outer_loop_is_full()
+    Registry._instances[GenerateState] = GenerateState()
+    assert framework.outer_loop_is_full()
 
 
 @pytest.mark.parametrize("history", ["window", "full"])

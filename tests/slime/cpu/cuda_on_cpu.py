@@ -57,6 +57,7 @@ def patch_torch(torch: ModuleType) -> None:
     for name in FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     _tensors(torch)
+    _process_groups(torch.distributed)
     _ignore(torch._C, "_host_emptyCache")
 
 
@@ -109,6 +110,16 @@ def _random(torch: ModuleType) -> None:
         _ignore(module, "_lazy_init")
         module._lazy_call = lambda function, **_: function()
     torch.cuda.default_generators = Generators()
+
+
+def _process_groups(distributed: ModuleType) -> None:
+    """slime's releases name NCCL and a GPU themselves, where they convert checkpoints."""
+    real = distributed.init_process_group
+
+    def init_process_group(backend: str | None = None, *args: Any, device_id: Any = None, **kwargs: Any) -> None:
+        real("gloo" if backend == "nccl" else backend, *args, **kwargs)
+
+    distributed.init_process_group = init_process_group
 
 
 def _elsewhere(device: Any) -> Any:
