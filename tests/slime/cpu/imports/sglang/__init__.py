@@ -31,6 +31,9 @@ class ServerArgs:
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
         for name in ("tp", "dp", "pp", "ep", "moe-dp"):
             parser.add_argument(f"--{name}-size", type=int, default=1)
+        # The same, under the names that slime v0.3.0 reads.
+        for name in ("data", "pipeline", "expert"):
+            parser.add_argument(f"--{name}-parallel-size", type=int, default=1)
         for name in ("enable-dp-attention", "enable-deterministic-inference", "enable-metrics", "disable-radix-cache"):
             parser.add_argument(f"--{name}", action="store_true")
         parser.add_argument("--speculative-algorithm", default=None)
