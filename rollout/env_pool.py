@@ -20,6 +20,9 @@ from rollout.env_worker import EnvReply, EnvSpec, digest
 from rollout.errors import EnvironmentFault
 from rollout.load import Load
 
+BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
+"""How a fault is counted that crossed another boundary inside of the environment, by its error's name."""
+
 
 class ReplayError(EnvironmentFault):
     """The episode cannot be brought back: it is not deterministic, or its replay showed something else."""
@@ -81,7 +84,7 @@ class Worker:
                 host.kill()
                 raise
         if not ok:
-            self._faults["raised"] += 1
+            self._faults[BOUNDARIES.get(result.partition(":")[0], "raised")] += 1
             raise EnvironmentFault(result)
         return host, result
 

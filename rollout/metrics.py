@@ -14,7 +14,7 @@ STOPS = ("terminated", "time_limit", "max_turns", "context", "encoding", "cut", 
 """Why a segment may end; each is logged with every batch, at 0 where it did not happen."""
 RETRIES = (
     *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "turns_aborted"),
-    *("env_timeout", "env_worker_died", "env_worker_lied", "env_raised"),
+    *("env_timeout", "env_worker_died", "env_worker_lied", "env_raised", "env_tool_raised", "env_judge_raised"),
 )
 """Faults after which a turn is tried again; beside them `engine_http_<status>`."""
 FAULTS = (

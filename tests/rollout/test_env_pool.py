@@ -94,6 +94,19 @@ async def test_a_fault_that_always_happens_ends_in_an_error_that_reproduces_it(f
         pool.close()
 
 
+@pytest.mark.parametrize(
+    ("error", "counted"), [("RuntimeError", "raised"), ("ToolError", "tool_raised"), ("JudgeError", "judge_raised")]
+)
+async def test_a_fault_is_counted_by_the_boundary_that_it_crossed(error: str, counted: str) -> None:
+    pool = EnvPool(config("inline", max_env_retries_per_turn=0))
+    try:
+        with pytest.raises(EnvironmentFault, match=f"{error}: the game broke"):
+            await play(pool, spec(raise_at=1, raise_as=error))
+        assert pool.faults == {counted: 1}
+    finally:
+        pool.close()
+
+
 async def test_a_replay_that_shows_something_else_is_reported_and_not_played_on(tmp_path: Path) -> None:
     pool = EnvPool(config("process"))
     try:
