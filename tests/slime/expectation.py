@@ -42,12 +42,22 @@ def trained_samples(records: Sequence[Mapping[str, Any]], samples: Sequence[Mapp
     found = {}
     for record in records:
         data = record["data"]
-        for i, position in enumerate(data["partition"]):
+        own = positions(data, samples)
+        for i, position in enumerate(own):
             # `raw_reward` and `total_lengths` of some versions cover the whole batch; only a rank's own rows are read.
-            row = {key: value[i] for key, value in data.items() if _is_row(value, len(data["partition"]))}
+            row = {key: value[i] for key, value in data.items() if _is_row(value, len(own))}
             assert position not in found, f"sample {position} was trained on twice"
             found[position] = Trained(samples[position], row)
     return [found[position] for position in sorted(found)]
+
+
+def positions(data: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+    """Where a rank's samples stood in the rollout's batch."""
+    if "partition" in data:
+        return data["partition"]
+    # slime v0.3.1 drops it; a turn and the bootstrap sample of its group differ in their tokens.
+    place = {(sample["index"], tuple(sample["tokens"])): i for i, sample in enumerate(samples)}
+    return [place[i, tuple(t.tolist())] for i, t in zip(data["sample_indices"], data["tokens"], strict=True)]
 
 
 def _is_row(value: Any, count: int) -> bool:

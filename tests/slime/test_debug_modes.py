@@ -1,7 +1,4 @@
-"""Rollout without training, then training without rollout, on what the first saved: slime's two debug modes.
-
-On versions whose weight update has no CPU path (v0.3.0) this is the whole of what runs.
-"""
+"""Rollout without training, then training without rollout, on what the first saved: slime's two debug modes."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import pytest
 
 from embedded.server import EngineServer
 from tests.slime.conftest import engine_flags, roles
-from tests.slime.cpu.harness import Run
+from tests.slime.cpu.harness import Run, Slime
 from tests.slime.expectation import (
     critic_targets,
     expected_advantages,
@@ -26,7 +23,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def run(make_run: Callable[..., Run], engine: EngineServer, ground: Any) -> Run:
+def run(make_run: Callable[..., Run], slime: Slime, engine: EngineServer, ground: Any) -> Run:
+    outside = engine_flags(engine)
+    if "return 0, 0" in (slime.path / "slime" / "ray" / "placement_group.py").read_text():
+        pytest.skip("slime v0.3.1 reserves no place for the actors of a rollout-only run with outside engines")
     work = ground / "debug"
     experiment = make_run(
         "debug",
@@ -35,7 +35,7 @@ def run(make_run: Callable[..., Run], engine: EngineServer, ground: Any) -> Run:
         gpus=2,
     )
     # Through a folder slime would reload weights that nobody wrote: no rank trains here.
-    experiment.train(["--debug-rollout-only", "--update-weight-transport", "nccl", *engine_flags(engine)])
+    experiment.train(["--debug-rollout-only", "--update-weight-transport", "nccl", *outside])
     assert not experiment.records("critic", 0)
     experiment.train(["--debug-train-only", "--load-debug-rollout-data", str(work / "samples" / "{rollout_id}.pt")])
     return experiment

@@ -16,6 +16,7 @@ from tests.slime.expectation import (
     expected_advantages,
     largest_difference,
     payments_of,
+    positions,
     trained_samples,
 )
 
@@ -123,7 +124,7 @@ def test_slimes_filter_and_group_estimator_work_on_whole_episodes(groups: Run) -
             assert first["reward"] != second["reward"]
         (record,) = groups.records("actor", rollout)
         advantages = [float(a[0]) for a in record["data"]["advantages"]]
-        order = record["data"]["partition"]
+        order = list(positions(record["data"], samples))
         for k in range(0, 8, 2):
             pair = [advantages[order.index(k)], advantages[order.index(k + 1)]]
             assert sum(pair) == pytest.approx(0.0, abs=1e-4) and abs(pair[0]) > 0.5

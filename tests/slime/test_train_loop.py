@@ -21,6 +21,7 @@ from tests.slime.expectation import (
     expected_advantages,
     largest_difference,
     payments_of,
+    positions,
     trained_samples,
     whitened,
 )
@@ -133,7 +134,8 @@ def test_both_ranks_share_episodes(run: Run) -> None:
     split = 0
     for rollout in (0, 2, 3):
         samples = run.samples(rollout)
-        ranks = [{samples[p]["group_index"] for p in r["data"]["partition"]} for r in run.records("critic", rollout)]
+        own = [positions(record["data"], samples) for record in run.records("critic", rollout)]
+        ranks = [{samples[p]["group_index"] for p in places} for places in own]
         split += len(ranks[0] & ranks[1])
     assert split > 0
 
