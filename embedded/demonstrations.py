@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 from envs.loading import load_env_module
 from rollout.config import RolloutConfig
-from rollout.data_source import EpisodeSpec, make_episode, pick_task, read_tasks
+from rollout.data_source import make_episode, pick_task, read_tasks
+from rollout.episode import EpisodeSpec
 from rollout.errors import ConfigError
 from rollout.memory import Exchange, build_memory, build_messages
 

@@ -1,35 +1,28 @@
 """The rollout's state beside the model's checkpoint: cursors, live episodes, kept warm-up segments.
 
 One safetensors file, written in a folder of its own, synced and renamed, so that a crash at any byte leaves the
-previous file or none. Live episodes are stored as seed and answers; `restore_slots` plays them again and checks
-that every observation is the one that was seen. Nothing is unpickled.
+previous file or none. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from rollout.engine import LARGEST_ID
-from rollout.env_worker import EnvSpec
-from rollout.errors import CheckpointError, EnvironmentFault
+from rollout.errors import CheckpointError
 from rollout.samples import Segment
+from rollout.slots import check_slot, read_ids, read_whole
 from rollout.turn import Generation, Prompt, Turn
-
-if TYPE_CHECKING:
-    from rollout.data_source import EpisodeSource, EpisodeSpec
-    from rollout.fixed_turn import Slot
-    from rollout.runtime import Runtime
 
 FORMAT, VERSION = "slime-verlog-rollout", "2"
 
@@ -39,8 +32,19 @@ def checkpoint_path(folder: str, rollout_id: int) -> Path:
     return Path(folder) / "rollout" / f"slime_verlog_{rollout_id}.safetensors"
 
 
-def save_source(source: EpisodeSource, rollout_id: int) -> None:
-    """Write the state of `source`; slime calls it through `EpisodeSource.save` after the models are saved.
+@dataclass(frozen=True)
+class SourceState:
+    """What an `EpisodeSource` keeps between batches; `buffer` names episodes, `slots` is what `slots_state` gives."""
+
+    next_episode: int
+    next_group: int
+    buffer: list[int]
+    slots: list[Mapping[str, Any]]
+    kept: list[Segment]
+
+
+def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
+    """Write the state under slime's `--save` folder; slime asks for it after the models are saved.
 
     Raises:
         CheckpointError: the file cannot be written (full disk, no permission); the previous one is untouched.
@@ -49,12 +53,11 @@ def save_source(source: EpisodeSource, rollout_id: int) -> None:
     state = {
         "next_episode": source.next_episode,
         "next_group": source.next_group,
-        "buffer": [group[0].group_index for group in source.buffer],
-        "n_env": source.config.n_env,
-        "slots": _slots_state(source.state),
+        "buffer": source.buffer,
+        "slots": source.slots,
         "kept": [_segment_state(segment, tensors) for segment in source.kept],
     }
-    path = checkpoint_path(source.args.save, rollout_id)
+    path = checkpoint_path(folder, rollout_id)
     writing = path.parent / ".writing"
     temporary = writing / path.name
     try:
@@ -82,30 +85,30 @@ def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
     return hasher.hexdigest()
 
 
-def load_source(source: EpisodeSource, rollout_id: int | None) -> None:
-    """Restore what `save_source` wrote for `rollout_id`; a fresh run (None or negative) has nothing to load.
+def load_state(args: Any, rollout_id: int | None) -> SourceState | None:
+    """What `save_state` wrote for `rollout_id`; None for a fresh run (no or a negative id, or no `--load`).
 
     Raises:
-        CheckpointError: the file is missing, damaged, of another version or of another kind; nothing was loaded.
+        CheckpointError: the file is missing, damaged, of another version or of another kind.
     """
     if rollout_id is None or rollout_id < 0:
-        return
-    path = _find_checkpoint(source.args, rollout_id)
+        return None
+    path = _find_checkpoint(args, rollout_id)
     if path is None:
-        return
+        return None
     state, tensors = read_checkpoint(path)
     try:
-        next_episode, next_group = _whole(state["next_episode"]), _whole(state["next_group"])
-        # An aborted episode's environment ended with its process: its group is played again from the start.
-        buffer = [source.group(_whole(episode_id)) for episode_id in state["buffer"]]
-        kept = [_read_segment(item, tensors) for item in state["kept"]]
-        slots = list(state["slots"])
-        for slot in slots:
-            _check_slot(slot)
+        for slot in (slots := list(state["slots"])):
+            check_slot(slot)
+        return SourceState(
+            next_episode=read_whole(state["next_episode"]),
+            next_group=read_whole(state["next_group"]),
+            buffer=[read_whole(episode_id) for episode_id in state["buffer"]],
+            slots=slots,
+            kept=[_read_segment(item, tensors) for item in state["kept"]],
+        )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold a whole rollout state ({error!r})") from error
-    source.next_episode, source.next_group, source.buffer = next_episode, next_group, buffer
-    source.kept, source.state = kept, slots
 
 
 def _find_checkpoint(args: Any, rollout_id: int) -> Path | None:
@@ -145,112 +148,6 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]
     except (KeyError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} does not hold a rollout state ({error!r})") from error
     return state, tensors
-
-
-async def restore_slots(saved: list[Mapping[str, Any]], runtime: Runtime, source: EpisodeSource) -> list[Slot]:
-    """Slots with their episodes played again up to where they were saved.
-
-    An episode whose replay differs is abandoned and counted. With another `n_env` than saved, all episodes
-    start anew on ids that were never used.
-    """
-    from rollout.fixed_turn import Slot
-
-    n_env = source.config.n_env
-    if len(saved) != n_env:
-        first = max((slot["next_episode"] for slot in saved), default=0) + n_env
-        return [Slot(number, first + number, n_env) for number in range(n_env)]
-    slots = [Slot(number, item["next_episode"], n_env) for number, item in enumerate(saved)]
-    await asyncio.gather(*(_restore(slot, item["episode"], runtime) for slot, item in zip(slots, saved, strict=True)))
-    return slots
-
-
-async def _restore(slot: Slot, item: Mapping[str, Any] | None, runtime: Runtime) -> None:
-    from rollout.episode import open_episode
-
-    if item is None:
-        return
-    try:
-        episode = await open_episode(runtime, _read_spec(item["spec"]))
-        slot.episode = episode
-        for token_ids in item["answers"]:
-            await episode.take(Generation(token_ids, [0.0] * len(token_ids), "", "stop"))
-        if episode.session.digests != item["digests"] or episode.stop is not None:
-            raise EnvironmentFault("the replayed episode differs from the saved one")
-    except EnvironmentFault:
-        runtime.counters["episodes_lost_at_resume"] += 1
-        await slot.leave()
-
-
-def _slots_state(state: Any) -> list[Mapping[str, Any]]:
-    if state is None:
-        return []
-    if isinstance(state, list):  # loaded, and not played on since
-        return state
-    return [{"next_episode": slot.next_episode, "episode": _episode_state(slot.episode)} for slot in state.slots]
-
-
-def _episode_state(episode: Any) -> Mapping[str, Any] | None:
-    if episode is None:
-        return None
-    return {
-        "spec": _spec_state(episode.spec),
-        "answers": episode.answers,
-        "digests": episode.session.digests,
-    }
-
-
-def _spec_state(spec: EpisodeSpec) -> Mapping[str, Any]:
-    env = spec.env
-    return {
-        "episode_id": spec.episode_id,
-        "name": spec.name,
-        "env_path": env.env_path,
-        "metadata": dict(env.metadata),
-        "options": dict(env.options),
-        "max_turns": env.max_turns,
-    }
-
-
-def _read_spec(item: Mapping[str, Any]) -> EpisodeSpec:
-    from rollout.data_source import EpisodeSpec
-
-    env = EnvSpec(
-        env_path=item["env_path"],
-        metadata=item["metadata"],
-        options=item["options"],
-        max_turns=item["max_turns"],
-    )
-    return EpisodeSpec(item["episode_id"], item["name"], env)
-
-
-def _check_slot(slot: Mapping[str, Any]) -> None:
-    _whole(slot["next_episode"])
-    if slot["episode"] is None:
-        return
-    spec, answers, digests = (slot["episode"][key] for key in ("spec", "answers", "digests"))
-    _read_spec(spec)
-    _whole(spec["episode_id"])
-    if not all(isinstance(spec[key], kind) for key, kind in (("name", str), ("env_path", str), ("options", dict))):
-        raise ValueError("an episode's name and environment must be text, its options a mapping")
-    if not isinstance(spec["metadata"], dict) or not all(isinstance(item, str) for item in digests):
-        raise ValueError("an episode's metadata must be a mapping, its digests text")
-    for token_ids in answers:
-        _ids(token_ids)
-    if len(digests) != len(answers) + 1:
-        raise ValueError("an episode has not one digest more than answers")
-
-
-def _whole(value: Any) -> int:
-    """A number that counts or numbers something."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a whole number")
-    return value
-
-
-def _ids(value: Any) -> list[int]:
-    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < LARGEST_ID for item in value):
-        raise ValueError("token ids must be a list of whole numbers")
-    return value
 
 
 def _segment_state(segment: Segment, tensors: dict[str, torch.Tensor]) -> Mapping[str, Any]:
@@ -300,7 +197,7 @@ def _turn_state(turn: Turn, tensors: dict[str, torch.Tensor]) -> Mapping[str, An
 def _read_turn(item: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Turn:
     generation = item["generation"]
     span = item["action_span"]
-    _ids(generation["token_ids"])
+    read_ids(generation["token_ids"])
     return Turn(
         **{name: item[name] for name in _TURN_FIELDS},
         prompt=_read_prompt(item["prompt"], tensors),
@@ -327,7 +224,7 @@ def _prompt_state(prompt: Prompt, tensors: dict[str, torch.Tensor]) -> Mapping[s
 def _read_prompt(item: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Prompt:
     names = item["train_inputs"]
     return Prompt(
-        token_ids=_ids(item["token_ids"]),
+        token_ids=read_ids(item["token_ids"]),
         image_data=item["image_data"],
         train_inputs=None if names is None else {key: tensors[name] for key, name in names.items()},
         engine_ids=item["engine_ids"],

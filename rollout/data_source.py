@@ -7,26 +7,17 @@ another backend changes nothing about which episodes are played.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Any
 
 from envs.mixture import TaskSpec, expand_tasks
+from rollout.checkpoint import SourceState, load_state, save_state
 from rollout.config import EvalConfig, RolloutConfig, load_config
 from rollout.env_worker import EnvSpec
+from rollout.episode import EpisodeSpec
 from rollout.errors import ConfigError
 from rollout.flags import check_flags
 from rollout.framework import Sample, set_group
-
-
-@dataclass(frozen=True)
-class EpisodeSpec:
-    """One episode: its id, the task's name for the metrics, and what builds its environment."""
-
-    episode_id: int
-    name: str
-    env: EnvSpec
-    session_id: str | None = None
-    """Keeps the episode's requests on one engine where the router hashes by key; None: the episode's own id."""
+from rollout.slots import slots_state
 
 
 class EpisodeSource:
@@ -104,16 +95,28 @@ class EpisodeSource:
         return ids
 
     def save(self, rollout_id: int) -> None:
-        """Write the source's state and the live episodes beside the model's checkpoint."""
-        from rollout.checkpoint import save_source
+        """Write the source's state and the live episodes beside the model's checkpoint.
 
-        save_source(self, rollout_id)
+        Raises:
+            CheckpointError: the file cannot be written; the previous one is untouched.
+        """
+        buffer = [group[0].group_index for group in self.buffer]
+        state = SourceState(self.next_episode, self.next_group, buffer, slots_state(self.state), self.kept)
+        save_state(state, self.args.save, rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Restore what `save` wrote; a missing file of a fresh run is fine."""
-        from rollout.checkpoint import load_source
+        """Restore what `save` wrote; a missing file of a fresh run is fine.
 
-        load_source(self, rollout_id)
+        Raises:
+            CheckpointError: the file is missing, damaged, of another version or of another kind; nothing was loaded.
+        """
+        state = load_state(self.args, rollout_id)
+        if state is None:
+            return
+        self.next_episode, self.next_group = state.next_episode, state.next_group
+        # An aborted episode's environment ended with its process: its group is played again from the start.
+        self.buffer = [self.group(episode_id) for episode_id in state.buffer]
+        self.kept, self.state = state.kept, state.slots
 
     def __len__(self) -> int:
         """Episodes never run out; slime divides this by the batch size to count an epoch's rollouts."""

@@ -11,13 +11,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rollout.data_source import EpisodeSpec
 from rollout.encoding import DeltaEncoder
 from rollout.env_pool import EnvSession
-from rollout.env_worker import EnvReply
+from rollout.env_worker import EnvReply, EnvSpec
 from rollout.errors import ConfigError, EncodingError, EngineError, EnvironmentFault
 from rollout.memory import Exchange, Message, build_messages
 from rollout.runtime import Runtime
@@ -28,6 +27,17 @@ logger = logging.getLogger(__name__)
 
 ABORT_PAUSE_S = 0.2
 """Pause before an aborted turn is issued again: the engine is taking new weights and would abort it again."""
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """One episode: its id, the task's name for the metrics, and what builds its environment."""
+
+    episode_id: int
+    name: str
+    env: EnvSpec
+    session_id: str | None = None
+    """Keeps the episode's requests on one engine where the router hashes by key; None: the episode's own id."""
 
 
 class Episode:

@@ -8,8 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from rollout.data_source import EpisodeSource, EpisodeSpec
-from rollout.episode import open_episode
+from rollout.data_source import EpisodeSource
+from rollout.episode import EpisodeSpec, open_episode
 from rollout.errors import EnvironmentFault
 from rollout.framework import RolloutFnEvalOutput, Sample
 from rollout.metrics import mean

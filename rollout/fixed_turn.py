@@ -18,14 +18,17 @@ from typing import Any
 from tqdm import tqdm
 
 from rollout.data_source import EpisodeSource
-from rollout.episode import Episode, open_episode
+from rollout.episode import Episode
 from rollout.errors import ConfigError, EnvironmentFault, FailureBudgetError
+from rollout.evaluate import evaluate
 from rollout.flags import check_fixed_turn, turns_per_batch
 from rollout.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, run
 from rollout.metrics import BatchLoad, batch_metrics
 from rollout.runtime import Runtime, get_runtime, sampling_params
 from rollout.samples import Segment, build_samples, fill_steps
+from rollout.slots import FixedTurnState, Slot, restore_slots
 from rollout.turn import Prompt, Turn
+from rollout.warmup import draw, phase_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,56 +49,26 @@ def generate_rollout(
             "--data-source-path rollout.data_source.EpisodeSource"
         )
     if evaluation:
-        from rollout.evaluate import evaluate
-
         return run(evaluate(args, data_source))
     check_fixed_turn(args, data_source.config)
-    from rollout.warmup import collect_or_draw
-
     return run(collect_or_draw(args, rollout_id, data_source))
 
 
-class Slot:
-    """One place for a live episode; it plays its own sequence of episode ids, one after another."""
-
-    def __init__(self, number: int, first_episode: int, stride: int) -> None:
-        self.number = number
-        self.next_episode = first_episode
-        self.stride = stride
-        self.episode: Episode | None = None
-        self.ahead: asyncio.Task[Episode] | None = None
-
-    async def live(self, runtime: Runtime, source: EpisodeSource) -> Episode:
-        """The episode to play on; the one after it is made ready meanwhile."""
-        if self.episode is None:
-            if self.ahead is None:
-                self._prepare(runtime, source)
-            assert self.ahead is not None
-            ahead, self.ahead = self.ahead, None
-            self.next_episode += self.stride
-            self.episode = await ahead
-        if self.ahead is None:
-            self._prepare(runtime, source)
-        return self.episode
-
-    def _prepare(self, runtime: Runtime, source: EpisodeSource) -> None:
-        self.ahead = asyncio.create_task(open_episode(runtime, source.episode(self.next_episode)))
-        # A failure is read when the episode's turn comes; until then it is nobody's.
-        self.ahead.add_done_callback(lambda task: task.cancelled() or task.exception())
-
-    async def leave(self) -> None:
-        """Give up the slot's episode; the next one takes its place."""
-        episode, self.episode = self.episode, None
-        if episode is not None:
-            await episode.close()
-
-
-@dataclass
-class FixedTurnState:
-    """What lives from batch to batch: the slots, on the event loop that made them."""
-
-    runtime: Runtime
-    slots: list[Slot]
+async def collect_or_draw(args: Any, rollout_id: int, source: EpisodeSource) -> RolloutFnTrainOutput:
+    """The batch of this rollout: played, or drawn where the warm-up says so."""
+    warmup = source.config.critic_warmup
+    phase = phase_of(rollout_id, warmup)
+    if phase == "draw":
+        segments = draw(source.kept, warmup.fraction, args.global_batch_size, args.rollout_seed + rollout_id)
+        metrics = {"warmup/drawn_turns": float(sum(len(s.turns) for s in segments))}
+        return await train_output(args, source, segments, metrics)
+    segments, metrics = await collect(args, rollout_id, source)
+    if phase == "collect":
+        source.kept.extend(segments)
+        metrics["warmup/kept_turns"] = float(sum(len(s.turns) for s in source.kept))
+    else:
+        source.kept.clear()
+    return await train_output(args, source, segments, metrics)
 
 
 @dataclass
@@ -168,9 +141,7 @@ async def _state(args: Any, source: EpisodeSource) -> FixedTurnState:
     n_env = source.config.n_env
     saved, source.state = source.state, None
     if saved is not None:
-        from rollout.checkpoint import restore_slots
-
-        slots = await restore_slots(saved, runtime, source)
+        slots = await restore_slots(saved, runtime, n_env)
     else:
         slots = [Slot(number, number, n_env) for number in range(n_env)]
     source.state = FixedTurnState(runtime, slots)
@@ -182,7 +153,7 @@ async def _play(slot: Slot, batch: Batch, runtime: Runtime, source: EpisodeSourc
     params = sampling_params(runtime.args)
     while batch.issue(slot.number):
         try:
-            episode = await slot.live(runtime, source)
+            episode = await slot.live(runtime, source.episode)
             turn = await episode.play_turn(turn_params(runtime.args, params, episode))
         except EnvironmentFault as fault:
             batch.give_back(slot.number)

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, encode_row, with_group
-from rollout.data_source import EpisodeSpec
 from rollout.env_worker import EnvSpec
-from rollout.episode import Episode, open_episode
+from rollout.episode import Episode, EpisodeSpec, open_episode
 from rollout.episode_samples import EpisodeSamples
 from rollout.errors import EnvironmentFault
 from rollout.framework import Sample, group_of, outer_loop_is_full

@@ -9,31 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 from rollout.config import WarmupConfig
-from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
-from rollout.fixed_turn import collect, train_output
-from rollout.framework import RolloutFnTrainOutput
 from rollout.samples import Segment
-
-
-async def collect_or_draw(args: Any, rollout_id: int, source: EpisodeSource) -> RolloutFnTrainOutput:
-    """The batch of this rollout: played, or drawn where the warm-up says so."""
-    warmup = source.config.critic_warmup
-    phase = phase_of(rollout_id, warmup)
-    if phase == "draw":
-        segments = draw(source.kept, warmup.fraction, args.global_batch_size, args.rollout_seed + rollout_id)
-        metrics = {"warmup/drawn_turns": float(sum(len(s.turns) for s in segments))}
-        return await train_output(args, source, segments, metrics)
-    segments, metrics = await collect(args, rollout_id, source)
-    if phase == "collect":
-        source.kept.extend(segments)
-        metrics["warmup/kept_turns"] = float(sum(len(s.turns) for s in source.kept))
-    else:
-        source.kept.clear()
-    return await train_output(args, source, segments, metrics)
 
 
 def phase_of(rollout_id: int, warmup: WarmupConfig) -> str:

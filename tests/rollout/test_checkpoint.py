@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from rollout.checkpoint import checkpoint_path, load_source, read_checkpoint
+from rollout.checkpoint import checkpoint_path, read_checkpoint
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
+from rollout.fixed_turn import collect_or_draw
 from rollout.runtime import close_runtimes
 from rollout.samples import Segment
 from rollout.turn import Generation, Prompt, Turn
-from rollout.warmup import collect_or_draw
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
@@ -100,7 +100,7 @@ async def test_a_checkpoint_cut_at_any_byte_is_refused_whole(saved: Path, tmp_pa
     for length in reversed(range(saved.stat().st_size)):
         os.truncate(saved, length)
         with pytest.raises(CheckpointError, match="slime_verlog_0"):
-            load_source(source, 0)
+            source.load(0)
         assert (source.state, source.kept, source.next_group) == (None, [], 0)
 
 

@@ -14,10 +14,9 @@ import pytest
 from advantage.turn_table import TurnKind, TurnRow, decode_row
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EngineError, FailureBudgetError
-from rollout.fixed_turn import generate_rollout
+from rollout.fixed_turn import collect_or_draw, generate_rollout
 from rollout.runtime import close_runtimes
 from rollout.samples import convert_samples_to_train_data
-from rollout.warmup import collect_or_draw
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
