@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,7 @@ def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
                 axis.plot(turns, values, color=f"C{number}", alpha=0.25, linewidth=1)
             turns, values = _mean_curve(curves)
             axis.plot(turns, values, color=f"C{number}", label=variant.name, marker="o" if axis is axes[0] else None)
-    axes[0].set(ylabel="win rate, held-out seeds", ylim=(0, 1.02), title=study.question)
+    axes[0].set(ylabel="win rate, held-out seeds", ylim=(0, 1.02), title=textwrap.fill(study.question, 70))
     axes[0].legend(loc="best")
     axes[1].set(xlabel="turns played", ylabel="value loss (mean of 5 updates)", yscale="log")
     for axis in axes:
