@@ -57,8 +57,8 @@ REWARDS = {
 """BabyAI's rewards: 1 for success; less of it the later it comes; success and the way towards it."""
 
 PICKUP = {"flags": {"kl_coef": 0.005}, "warm": {"random_share": 0.6}}
-"""Pickup is won more rarely than goto, so cloning begins with more of the expert's own actions. The settings under which
-the study was run; they do not keep a run from drifting (docs/algorithms.md)."""
+"""Pickup is won more rarely than goto, so cloning begins with more of the expert's own actions. These are the settings
+of the runs in docs/algorithms.md; they do not keep a run from drifting."""
 
 STUDIES: dict[str, Study] = {
     "dual_discount": Study(
