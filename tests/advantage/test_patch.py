@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -18,11 +16,9 @@ import torch
 from advantage import patch
 from advantage.compat import find_framework
 from advantage.errors import FlagError, UnsupportedFrameworkError
-from tests.fixtures.frameworks import miles_folder, slime_checkouts
+from tests.fixtures.frameworks import FRAMEWORKS, failure_inside
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("in_framework.py")
-SLIME = {f"slime at {path}": path for path in slime_checkouts()} or {"slime": None}
 
 
 def checks() -> list[str]:
@@ -33,43 +29,10 @@ def checks() -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module")
-def run_in() -> Any:
-    """Outcomes of all checks in a framework; each framework's program runs once."""
-    known: dict[str, dict[str, str | None]] = {}
-
-    def run(name: str, folder: Path) -> dict[str, str | None]:
-        if str(folder) not in known:
-            path = os.pathsep.join([str(ROOT), str(folder)])
-            env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, "-W", "ignore", "-m", "tests.advantage.in_framework", name]
-            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
-            assert done.returncode == 0, done.stderr[-3000:]
-            known[str(folder)] = json.loads(done.stdout.splitlines()[-1])
-        return known[str(folder)]
-
-    return run
-
-
 @pytest.mark.parametrize("check", checks())
-def test_inside_miles(run_in: Any, check: str) -> None:
-    pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[embedded]'")
-    pytest.importorskip("ray", reason="miles needs ray: pip install ray httpx")
-    folder = miles_folder()
-    if isinstance(folder, str):
-        pytest.skip(f"{folder}; connect to the package registry once")
-    failure = run_in("miles", folder)[check]
-    assert failure is None, failure
-
-
-@pytest.mark.parametrize("check", checks())
-@pytest.mark.parametrize("checkout", SLIME)
-def test_inside_slime(run_in: Any, checkout: str, check: str) -> None:
-    if SLIME[checkout] is None:
-        pytest.skip("needs a slime checkout: set SLIME_PATH (several checkouts are separated by colons)")
-    pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[embedded]'")
-    pytest.importorskip("ray", reason="slime needs ray: pip install ray httpx")
-    failure = run_in("slime", SLIME[checkout])[check]
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_inside_the_framework(framework: str, check: str) -> None:
+    failure = failure_inside(framework, "tests.advantage.in_framework", check)
     assert failure is None, failure
 
 
