@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from rollout.errors import CheckpointError
 
-FORMAT = "slime-verlog-trainer-1"
+FORMAT = "slime-verlog-trainer-2"
 _LATEST = "latest.json"
 
 
@@ -31,13 +31,13 @@ def save_trainer(folder: str | Path, rollout_id: int, models: dict[str, Any], op
         temporary.mkdir(parents=True)
         for name, model in models.items():
             save_file(_tensors(model.state_dict()), temporary / f"{name}.safetensors")
-        groups = {}
+        groups, samples = {}, {}
         for name, optimizer in optimizers.items():
             state = optimizer.state_dict()
-            groups[name] = state["param_groups"]
+            groups[name], samples[name] = state["param_groups"], optimizer.schedule.num_steps
             flat = {f"{i}.{key}": value for i, entry in state["state"].items() for key, value in entry.items()}
             save_file(_tensors(flat), temporary / f"{name}_optimizer.safetensors")
-        info = {"format": FORMAT, "rollout_id": rollout_id, "param_groups": groups}
+        info = {"format": FORMAT, "rollout_id": rollout_id, "param_groups": groups, "samples": samples}
         (temporary / "state.json").write_text(json.dumps(info), encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
@@ -76,6 +76,8 @@ def load_trainer(folder: str | Path, models: dict[str, Any], optimizers: dict[st
             index, entry = key.split(".", 1)
             state.setdefault(int(index), {})[entry] = value
         optimizer.optimizer.load_state_dict({"state": state, "param_groups": info["param_groups"][name]})
+        optimizer.schedule.num_steps = info["samples"][name]
+        optimizer.schedule.step(0)
     return rollout_id
 
 

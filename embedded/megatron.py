@@ -29,6 +29,7 @@ with warnings.catch_warnings():
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
         from megatron.core.optimizer import OptimizerConfig
         from megatron.core.optimizer.optimizer import FP32Optimizer, MegatronOptimizer
+        from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
         from megatron.core.tensor_parallel.random import initialize_rng_tracker
         from megatron.core.transformer import TransformerConfig
     except ImportError as missing:
@@ -161,13 +162,18 @@ def predict(model: GPTModel, ids: torch.Tensor, row: torch.Tensor, column: torch
 
 
 class Adam(FP32Optimizer):
-    """Megatron's float32 optimizer around AdamW, with gradient clipping that needs no CUDA kernels."""
+    """Megatron's float32 optimizer around AdamW, with gradient clipping that needs no CUDA kernels.
+
+    `schedule` is Megatron's too: its `step(n)` sets the learning rate for what comes after n more samples.
+    """
+
+    schedule: OptimizerParamScheduler
 
     def __init__(self, model: GPTModel, config: OptimizerConfig) -> None:
         decay = [p for p in model.parameters() if p.dim() > 1]
         plain = [p for p in model.parameters() if p.dim() <= 1]
         inner = torch.optim.AdamW(
-            [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+            [{"params": decay}, {"params": plain, "wd_mult": 0.0}],
             lr=config.lr,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_eps,
@@ -181,15 +187,38 @@ class Adam(FP32Optimizer):
         return torch.nn.utils.clip_grad_norm_(self.get_parameters(), clip_grad).item()
 
 
-def build_optimizer(model: GPTModel, args: Any, lr: float) -> Adam:
-    """AdamW from slime's flag names: `adam_beta1`, `adam_beta2`, `adam_eps`, `weight_decay`, `clip_grad`."""
-    config = OptimizerConfig(
-        optimizer="adam",
-        lr=lr,
-        weight_decay=args.weight_decay,
-        adam_beta1=args.adam_beta1,
-        adam_beta2=args.adam_beta2,
-        adam_eps=args.adam_eps,
-        clip_grad=args.clip_grad,
+def build_optimizer(model: GPTModel, args: Any, lr: float, samples: int) -> Adam:
+    """AdamW with a learning rate that decays over `samples`, from slime's and Megatron's flag names.
+
+    `adam_beta1`, `adam_beta2`, `adam_eps`, `weight_decay`, `clip_grad`; `lr_decay_style` (constant, linear, cosine).
+
+    Raises:
+        ConfigError: another decay style.
+    """
+    if args.lr_decay_style not in ("constant", "linear", "cosine"):
+        raise ConfigError(f"lr_decay_style must be constant, linear or cosine, got {args.lr_decay_style!r}")
+    optimizer = Adam(
+        model,
+        OptimizerConfig(
+            optimizer="adam",
+            lr=lr,
+            adam_beta1=args.adam_beta1,
+            adam_beta2=args.adam_beta2,
+            adam_eps=args.adam_eps,
+            clip_grad=args.clip_grad,
+        ),
     )
-    return Adam(model, config)
+    optimizer.schedule = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=lr,
+        min_lr=0.0,
+        lr_warmup_steps=0,
+        lr_decay_steps=samples,
+        lr_decay_style=args.lr_decay_style,
+        start_wd=args.weight_decay,
+        end_wd=args.weight_decay,
+        wd_incr_steps=samples,
+        wd_incr_style="constant",
+    )
+    return optimizer

@@ -20,6 +20,7 @@ from embedded.losses import approx_kl, log_probs_and_entropy, policy_loss, value
 from embedded.megatron import build_model, build_optimizer, initialize, predict
 from embedded.weights import megatron_shapes, megatron_to_hf
 from envs.loading import load_attribute
+from rollout.errors import ConfigError
 
 Reducer = Callable[[torch.Tensor], torch.Tensor]
 Loss = Callable[[RolloutData, MicroBatch, torch.Tensor, Reducer], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -32,18 +33,23 @@ class PpoTrainer:
         """Build all three from `args.hf_checkpoint`; the reference from `args.ref_load` if that is set.
 
         Raises:
-            ConfigError: the checkpoint is unknown or not of a supported shape.
+            ConfigError: the checkpoint is unknown or not of a supported shape, or the flags contradict each other.
         """
         from transformers import AutoConfig
 
+        if args.kl_coef and args.use_kl_loss:
+            raise ConfigError(
+                f"kl_coef {args.kl_coef} charges KL in the reward and use_kl_loss in the loss: set one of them to 0"
+            )
         self.args = args
         self.device = initialize()
         self.shapes = megatron_shapes(AutoConfig.from_pretrained(args.hf_checkpoint))
         self.actor = build_model(args.hf_checkpoint, self.device)
         self.critic = build_model(args.critic_load or args.hf_checkpoint, self.device, critic=True)
         self.reference = build_model(args.ref_load or args.hf_checkpoint, self.device)
-        self.actor_optimizer = build_optimizer(self.actor, args, args.lr)
-        self.critic_optimizer = build_optimizer(self.critic, args, args.critic_lr)
+        samples = args.num_rollout * args.rollout_batch_size * args.n_samples_per_prompt
+        self.actor_optimizer = build_optimizer(self.actor, args, args.lr, samples)
+        self.critic_optimizer = build_optimizer(self.critic, args, args.critic_lr, samples)
         # Actor and critic share nothing while they learn, so on a CPU each takes a core.
         side_by_side = self.device.type == "cpu" and (os.cpu_count() or 1) > 1
         self._pool = ThreadPoolExecutor(2 if side_by_side else 1, thread_name_prefix="train")
@@ -100,7 +106,7 @@ class PpoTrainer:
         """Log-probs under the actor (or those of the rollout, if asked for) and under the reference."""
         found: RolloutData = {}
         models = {} if self.args.use_rollout_logprobs else {"log_probs": self.actor}
-        if self.args.kl_coef:
+        if self.args.kl_coef or self.args.use_kl_loss:
             models["ref_log_probs"] = self.reference
         for key, model in models.items():
             found[key] = _per_sample(
@@ -135,12 +141,17 @@ class PpoTrainer:
         old = batch.gather(data["log_probs"])
         loss, clipped = policy_loss(log_probs, old, batch.gather(data["advantages"]), self.args)
         policy, bonus = reduce(loss), reduce(entropy)
-        return policy - self.args.entropy_coef * bonus, {
+        total = policy - self.args.entropy_coef * bonus
+        metrics = {
             "pg_loss": policy,
             "entropy": bonus,
             "pg_clipfrac": reduce(clipped),
             "ppo_kl": reduce(old - log_probs),
         }
+        if self.args.use_kl_loss:
+            kl = reduce(approx_kl(log_probs, batch.gather(data["ref_log_probs"]), self.args.kl_loss_type))
+            total, metrics["kl_loss"] = total + self.args.kl_loss_coef * kl, kl
+        return total, metrics
 
     def _value_loss(
         self, data: RolloutData, batch: MicroBatch, outputs: torch.Tensor, reduce: Reducer
@@ -166,6 +177,7 @@ class PpoTrainer:
                 for key, value in reported.items():
                     totals[key] += value.item() / self.args.global_batch_size
             _, norm, _ = optimizer.step()
+            optimizer.schedule.step(self.args.global_batch_size)
             totals["grad_norm"] += norm
         return {key: value / len(steps) for key, value in totals.items()}
 
@@ -175,12 +187,11 @@ def add_advantages(args: Any, data: RolloutData) -> None:
 
     A critic's data has no log-probs, so its value targets are free of KL, as in slime.
     """
-    log_probs = data.get("log_probs")
-    if log_probs is None or not args.kl_coef:
-        data["kl"] = [torch.zeros_like(mask, dtype=torch.float32) for mask in data["loss_masks"]]
-    else:
-        pairs = zip(log_probs, data["ref_log_probs"], strict=True)
+    if "ref_log_probs" in data:
+        pairs = zip(data["log_probs"], data["ref_log_probs"], strict=True)
         data["kl"] = [approx_kl(p, q, args.kl_loss_type) for p, q in pairs]
+    else:
+        data["kl"] = [torch.zeros_like(mask, dtype=torch.float32) for mask in data["loss_masks"]]
     load_attribute(args.custom_advantage_function_path, "custom_advantage_function_path")(args, data)
     if args.normalize_advantages:
         lengths = [len(a) for a in data["advantages"]]

@@ -24,6 +24,8 @@ from embedded.weights import megatron_shapes, megatron_to_hf
 from rollout.config import RolloutConfig
 from rollout.encoding import DeltaEncoder
 
+ADAM = {"weight_decay": 0.01, "adam_beta1": 0.9, "adam_beta2": 0.98, "adam_eps": 1e-8, "clip_grad": 1.0}
+
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
@@ -101,21 +103,18 @@ def encode(tokenizer: Any, turns: Sequence[Demonstration], device: torch.device)
 
 def imitate(model: Any, data: RolloutData, settings: WarmStart, seed: int) -> float:
     """Raise the likelihood of the answers' tokens; returns the last epoch's mean loss a token, in nats."""
-    flags = SimpleNamespace(weight_decay=0.01, adam_beta1=0.9, adam_beta2=0.98, adam_eps=1e-8, clip_grad=1.0)
-    optimizer = build_optimizer(model, flags, settings.lr)
     order, rng = list(range(len(data["tokens"]))), random.Random(seed)
-    per_epoch = math.ceil(len(order) / settings.batch_size)
-    total, done, mean = settings.epochs * per_epoch, 0, math.nan
+    total, mean = settings.epochs * math.ceil(len(order) / settings.batch_size), math.nan
+    flags = SimpleNamespace(**ADAM, lr_decay_style="cosine")
+    optimizer = build_optimizer(model, flags, settings.lr, total)
     with tqdm(total=total, desc="warm start", unit="step", leave=False) as progress:
         for _ in range(settings.epochs):
             rng.shuffle(order)
             losses = []
             for start in range(0, len(order), settings.batch_size):
-                for group in optimizer.param_groups:
-                    group["lr"] = settings.lr * 0.5 * (1 + math.cos(math.pi * done / total))
                 step = order[start : start + settings.batch_size]
                 losses.append(_imitation_step(model, optimizer, data, step, settings.max_tokens))
-                done += 1
+                optimizer.schedule.step(1)
                 progress.update()
             mean = sum(losses) / len(losses)
             progress.set_postfix(loss=f"{mean:.3f}")

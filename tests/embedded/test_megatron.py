@@ -97,7 +97,7 @@ def test_a_critic_starts_at_zero_and_shares_nothing_with_the_actor(policy_folder
 
 def test_gradients_are_clipped_to_the_norm_asked_for(policy_folder: Path) -> None:
     model = build_model(policy_folder, initialize())
-    optimizer = build_optimizer(model, trainer_args(clip_grad=0.5), lr=1e-3)
+    optimizer = build_optimizer(model, trainer_args(clip_grad=0.5), lr=1e-3, samples=8)
     ids = torch.randint(0, 300, (2, 12))
     (predict(model, ids, torch.tensor([0]), torch.tensor([5])).sum() * 100).backward()
     _, norm, _ = optimizer.step()

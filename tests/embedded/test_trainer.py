@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,19 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_an_actor_update_is_the_one_that_a_plain_loop_makes(make: Any, policy_folder: Path) -> None:
+KL_LOSS = {"kl_coef": 0.0, "use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "low_var_kl"}
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, KL_LOSS, {"lr_decay_style": "linear", "num_rollout": 1, "rollout_batch_size": 8}], ids=str
+)
+def test_an_actor_update_is_the_one_that_a_plain_loop_makes(
+    make: Any, policy_folder: Path, flags: dict[str, Any]
+) -> None:
     """Oracle: Hugging Face model, torch's AdamW, one sample and one token at a time; V = 0 as at the start."""
     batch = made_up_batch()
-    args = trainer_args()
-    trainer = make()
+    args = trainer_args(**flags)
+    trainer = make(**flags)
     trainer.train(0, batch)
 
     model = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
@@ -75,9 +84,14 @@ def test_an_actor_update_is_the_one_that_a_plain_loop_makes(make: Any, policy_fo
                 if a < 0:
                     loss = min(loss, torch.tensor(-3.0 * a))
                 loss = loss - 0.001 * entropy[j]
+                if args.use_kl_loss:  # the reference is the policy of the start
+                    loss = loss + 0.5 * ((old[i][j] - new[j]).exp() - 1 - (old[i][j] - new[j]))
                 (loss / len(new) / 4).backward(retain_graph=True)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         inner.step()
+        if args.lr_decay_style == "linear":  # over the run's 8 samples, of which 4 are through
+            for group in inner.param_groups:
+                group["lr"] = args.lr / 2
     found, wanted = trainer.policy_state(), model.state_dict()
     worst = max((found[name] - wanted[name]).abs().max().item() for name in wanted)
     moved = max((found[name] - before).abs().max().item() for name, before in make().policy_state().items())
@@ -135,6 +149,7 @@ def test_the_actor_stays_bit_identical_while_only_the_critic_learns(make: Any) -
 
 
 def test_a_resumed_run_equals_an_unbroken_one(make: Any, tmp_path: Path) -> None:
+    make = partial(make, lr_decay_style="cosine", num_rollout=4, rollout_batch_size=8)
     unbroken = make()
     for step in range(4):
         if step == 2:
@@ -181,6 +196,16 @@ def test_whitened_advantages_have_mean_zero_over_trained_tokens(make: Any) -> No
     add_advantages(args, data)
     flat = torch.cat(data["advantages"])[torch.cat(data["loss_masks"]).bool()]
     assert flat.mean().abs() < 1e-5 and flat.std() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_kl_is_charged_in_the_reward_or_in_the_loss_but_not_in_both(make: Any) -> None:
+    with pytest.raises(ConfigError, match="set one of them to 0"):
+        make(kl_coef=0.001, use_kl_loss=True, kl_loss_coef=0.001)
+
+
+def test_an_unknown_decay_of_the_learning_rate_is_refused(make: Any) -> None:
+    with pytest.raises(ConfigError, match="constant, linear or cosine, got 'step'"):
+        make(lr_decay_style="step")
 
 
 def test_a_batch_that_does_not_fill_whole_steps_is_refused(make: Any) -> None:
