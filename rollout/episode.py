@@ -51,8 +51,11 @@ class Episode:
         self.index = 0
         self.stop: str | None = None
         self.total_reward = 0.0
-        self.answers: list[list[int]] = []
-        """Token ids of every answer so far: with the seed, all that a checkpoint needs of the episode."""
+        self.answers: list[tuple[int, ...]] = []
+        """Token ids of every answer so far: with the seed, all that a checkpoint needs of the episode.
+
+        Tuples, since the garbage collector walks every list of every live turn, and lets go of tuples of numbers.
+        """
         horizon = runtime.memory.horizon if runtime.config.history == "window" else 0
         self.past: deque[Exchange] = deque(maxlen=horizon)
         self.conversation: list[Message] = []
@@ -139,7 +142,7 @@ class Episode:
             env_s=reply.seconds,
         )
         self.past.append(Exchange(shown, text, turn.valid, turn.executed_action))
-        self.answers.append(generation.token_ids)
+        self.answers.append(tuple(generation.token_ids))
         self.index += 1
         self.total_reward += turn.reward
         return await self._look_ahead(turn)

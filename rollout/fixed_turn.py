@@ -24,7 +24,7 @@ from rollout.evaluate import evaluate
 from rollout.flags import check_fixed_turn, turns_per_batch
 from rollout.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, run
 from rollout.metrics import BatchLoad, batch_metrics
-from rollout.runtime import Runtime, get_runtime, sampling_params
+from rollout.runtime import Runtime, full_collections_afterwards, get_runtime, sampling_params
 from rollout.samples import Segment, build_samples, fill_steps
 from rollout.slots import FixedTurnState, Slot, restore_slots
 from rollout.turn import Prompt, Turn
@@ -114,7 +114,8 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> tuple[li
     per_env = source.config.turn_quota == "per_env"
     quota = {slot.number: turns // len(state.slots) for slot in state.slots} if per_env else None
     before, measured = counters(runtime), _measure(runtime)
-    with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
+    bar = tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False)
+    with full_collections_afterwards(), bar as progress:
         batch = Batch(turns, quota, progress)
         await _gather([_play(slot, batch, runtime, source) for slot in state.slots])
     for slot in state.slots:
