@@ -177,7 +177,12 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
         size = {"size": PolicySize(**warm.pop("size"))} if "size" in warm else {}
         demonstrated = load_config(argparse.Namespace(custom_config_path=str(config)))
         make_policy(demonstrated, temporary, WarmStart(**warm, **size), seed)
-        temporary.rename(folder)
+        try:
+            temporary.rename(folder)
+        except OSError:  # another process, with another variant, was first
+            if not folder.is_dir():
+                raise
+            shutil.rmtree(temporary)
     return folder
 
 

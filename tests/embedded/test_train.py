@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def test_a_run_evaluates_trains_and_evaluates(make: Any) -> None:
 
 def test_a_run_goes_on_from_its_checkpoint(make: Any, tmp_path: Path) -> None:
     whole, first, second = Recorder(), Recorder(), Recorder()
+    make = partial(make, lr_decay_style="constant")  # which does not depend on the run's length
     train(make(), whole)
     train(make(num_rollout=2, save=str(tmp_path / "run")), first)
     train(make(load=str(tmp_path / "run")), second)

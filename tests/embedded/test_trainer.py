@@ -36,11 +36,14 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
+CONSTANT = {"lr_decay_style": "constant"}
 KL_LOSS = {"kl_coef": 0.0, "use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "low_var_kl"}
 
 
 @pytest.mark.parametrize(
-    "flags", [{}, KL_LOSS, {"lr_decay_style": "linear", "num_rollout": 1, "rollout_batch_size": 8}], ids=str
+    "flags",
+    [{"num_rollout": 1, "rollout_batch_size": 8}, {"normalize_advantages": False}, {**KL_LOSS, **CONSTANT}],
+    ids=str,
 )
 def test_an_actor_update_is_the_one_that_a_plain_loop_makes(
     make: Any, policy_folder: Path, flags: dict[str, Any]
@@ -74,6 +77,9 @@ def test_an_actor_update_is_the_one_that_a_plain_loop_makes(
     for i in reversed(turns):
         ahead = batch["rewards"][i] + (0.0 if i in (3, 7) else 0.99 * 0.95 * ahead)
         advantages[i] = ahead
+    if args.normalize_advantages:
+        std, mean = torch.std_mean(torch.tensor([a for a, row in zip(advantages, old, strict=True) for _ in row]))
+        advantages = [(a - mean.item()) / std.item() for a in advantages]
     for step in ([0, 1, 2, 3], [4, 5, 6, 7]):
         inner.zero_grad()
         for i in step:
@@ -89,9 +95,9 @@ def test_an_actor_update_is_the_one_that_a_plain_loop_makes(
                 (loss / len(new) / 4).backward(retain_graph=True)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         inner.step()
-        if args.lr_decay_style == "linear":  # over the run's 8 samples, of which 4 are through
+        if args.lr_decay_style == "linear":
             for group in inner.param_groups:
-                group["lr"] = args.lr / 2
+                group["lr"] = args.lr * (1 - 4 / (args.num_rollout * args.rollout_batch_size))
     found, wanted = trainer.policy_state(), model.state_dict()
     worst = max((found[name] - wanted[name]).abs().max().item() for name in wanted)
     moved = max((found[name] - before).abs().max().item() for name, before in make().policy_state().items())
