@@ -60,6 +60,14 @@ REWARDS = {
 PICKUP = {"random_share": 0.6}
 """Pickup is won more rarely than goto, so its warm start sees more of the expert's own actions."""
 
+RAW_KL_LOSS = {
+    "normalize_advantages": False,
+    "kl_coef": 0.0,
+    "use_kl_loss": True,
+    "kl_loss_coef": 0.01,
+    "kl_loss_type": "low_var_kl",
+}
+
 STUDIES: dict[str, Study] = {
     "dual_discount": Study(
         question="Does it help to discount between turns (0.99, 0.95), and not at all between tokens?",
@@ -71,6 +79,17 @@ STUDIES: dict[str, Study] = {
         ),
         note="On BabyAI's pickup, the Verlog paper's RQ3. With all discounts 1 the critic's targets are undiscounted "
         "returns, so value losses differ in scale too; compare explained variance beside them.",
+    ),
+    "stability": Study(
+        question="What keeps a run from drifting away from what it has learnt?",
+        variants=(
+            Variant(name="whitened", keys={"tasks": ["pickup"]}, warm=PICKUP),
+            Variant(name="constant_lr", keys={"tasks": ["pickup"]}, flags={"lr_decay_style": "constant"}, warm=PICKUP),
+            Variant(name="raw", keys={"tasks": ["pickup"]}, flags={"normalize_advantages": False}, warm=PICKUP),
+            Variant(name="raw_kl_loss", keys={"tasks": ["pickup"]}, flags=RAW_KL_LOSS, warm=PICKUP),
+        ),
+        note="Advantages whitened (the default) or raw; a learning rate that decays (the default) or not; KL in the "
+        "reward (the default) or in the loss.",
     ),
     "gae_form": Study(
         question="Which form of GAE learns fastest on the same turns?",

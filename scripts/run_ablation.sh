@@ -2,7 +2,7 @@
 # One question, several settings, at least three seeds, on this machine without a GPU:
 #   bash scripts/run_ablation.sh dual_discount            into outputs/ablations/dual_discount/
 #   bash scripts/run_ablation.sh memory --seeds 0 1 2 3 4 --updates 90
-# Studies: dual_discount gae_form memory fixed_turn warmup density estimator sft_mix (docs/algorithms.md).
+# Studies: dual_discount stability gae_form memory fixed_turn warmup density estimator sft_mix (docs/algorithms.md).
 # Finished runs are not run again and an interrupted one goes on, so the same command also resumes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
