@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from envs.crafter_world.beings import Plant
 from envs.crafter_world.paths import FOES, STEPS, front, reach, reach_kind, stand_before
+from envs.crafter_world.plant import Plant
 from envs.crafter_world.rules import COW, MAKE, MATERIAL_ID, PLACE, SKELETON, STRIDE, WALKABLE, ZOMBIE, Making, Placing
 from envs.crafter_world.world import World
 

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from crafter import constants, engine
 
-from envs.crafter_world.beings import Being
+from envs.crafter_world.grid import Being
 from envs.crafter_world.player import Player
 from envs.crafter_world.rules import ARROW, KIND_NAMES, PLANT, SIZE, STRIDE
 from envs.crafter_world.world import NOISE_SHAPE, World

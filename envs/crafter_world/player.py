@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from envs.crafter_world.beings import Being, Direction, Plant
+from envs.crafter_world.grid import Being, Direction, Grid
+from envs.crafter_world.plant import Plant
 from envs.crafter_world.rules import (
     ACHIEVEMENTS,
     COLLECT,
@@ -26,9 +25,6 @@ from envs.crafter_world.rules import (
     Placing,
 )
 
-if TYPE_CHECKING:
-    from envs.crafter_world.world import World
-
 _LAVA, _WATER = MATERIAL_ID["lava"], MATERIAL_ID["water"]
 _SWORD_DAMAGE = (("iron_sword", 5), ("stone_sword", 3), ("wood_sword", 2))
 _COW_FOOD, _PLANT_FOOD = 6, 4
@@ -40,7 +36,7 @@ class Player(Being):
     kind = PLAYER
     walkable = WALKABLE | {_LAVA}
 
-    def __init__(self, world: World, x: int, y: int) -> None:
+    def __init__(self, world: Grid, x: int, y: int) -> None:
         super().__init__(world, x, y)
         self.inventory = dict(INITIAL_ITEMS)
         self.achievements = dict.fromkeys(ACHIEVEMENTS, 0)

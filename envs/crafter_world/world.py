@@ -1,4 +1,4 @@
-"""One Crafter world: the map, who is where, day and night, and the balance of creatures.
+"""One Crafter world: its steps, day and night, and the balance of creatures.
 
 Every random draw that the original makes is made here, in its order and from the same generator, those of the
 pictures that BALROG renders included; so seed and actions alone decide the episode, as they do there.
@@ -6,14 +6,14 @@ pictures that BALROG renders included; so seed and actions alone decide the epis
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 
-from envs.crafter_world.beings import Being, Cow, Direction, Skeleton, Zombie
+from envs.crafter_world.creatures import Cow, Skeleton, Zombie
+from envs.crafter_world.grid import Being, Chunk, Grid
 from envs.crafter_world.player import Player
-from envs.crafter_world.rules import CHUNK, COW, MATERIAL_ID, SIZE, SKELETON, STRIDE, ZOMBIE
+from envs.crafter_world.rules import COW, MATERIAL_ID, SIZE, SKELETON, STRIDE, ZOMBIE
 from envs.crafter_world.terrain import generate
 
 NOISE_SHAPE = (252, 196)
@@ -24,33 +24,8 @@ _BALANCE_EVERY = 10
 _GRASS, _PATH = MATERIAL_ID["grass"], MATERIAL_ID["path"]
 
 
-def _chunk_cells(x: int, y: int) -> list[int]:
-    xs, ys = range(x, min(x + CHUNK, SIZE)), range(y, min(y + CHUNK, SIZE))
-    return [i * STRIDE + j for i in xs for j in ys]
-
-
-_CHUNKS = [_chunk_cells(x, y) for x in range(0, SIZE, CHUNK) for y in range(0, SIZE, CHUNK)]
-_CHUNK_NUMBER = {cell: number for number, cells in enumerate(_CHUNKS) for cell in cells}
-
-
-class Chunk:
-    """A region of the map; `beings` keeps the order in which they came, so that draws among them repeat."""
-
-    __slots__ = ("beings", "cells", "counts")
-
-    def __init__(self, cells: list[int], materials: bytearray) -> None:
-        self.cells = cells
-        self.beings: dict[Being, None] = {}
-        self.counts = [0] * (len(MATERIAL_ID) + 1)
-        for cell in cells:
-            self.counts[materials[cell]] += 1
-
-
-class World:
+class World(Grid):
     """The state that the world's seed and the actions so far have led to.
-
-    `materials`, `kinds` and `beings_at` are flat maps, cell = x * STRIDE + y; `kinds` shows the being on a cell, else
-    the material. Outside of the world they hold 0 or None, also for the cells just beyond its border.
 
     With `pictures`, `noise` keeps what the shown picture drew in the last step, None by day.
     """
@@ -60,23 +35,13 @@ class World:
         seeded = np.random.RandomState(hash((seed, 1)) % (2**31 - 1))
         bits = np.random.MT19937()
         bits.state = seeded.get_state(legacy=False)
-        self.random = np.random.RandomState(bits)
-        self.uniform: Callable[[], float] = self.random.random_sample
-        self.draw_word: Callable[[], int] = bits.random_raw
+        random = np.random.RandomState(bits)
+        land, creatures = generate(random)
+        super().__init__(land, random, bits.random_raw)
         self.steps = 0
         self.daylight = daylight(0)
         self.noise: np.ndarray | None = None
         self._pictures = pictures
-        self.materials = bytearray(STRIDE * STRIDE)
-        self.kinds = bytearray(STRIDE * STRIDE)
-        self.beings: dict[Being, None] = {}
-        self.beings_at: list[Being | None] = [None] * (STRIDE * STRIDE)
-        self._settled: dict[Chunk, None] = {}
-        land, creatures = generate(self.random)
-        padded = np.zeros((STRIDE, STRIDE), np.uint8)
-        padded[:SIZE, :SIZE] = land.reshape(SIZE, SIZE)
-        self.materials[:] = self.kinds[:] = padded.tobytes()
-        self._chunks = [Chunk(cells, self.materials) for cells in _CHUNKS]
         self.player = Player(self, SIZE // 2, SIZE // 2)
         self.add(self.player)
         for kind, x, y in creatures:
@@ -99,7 +64,7 @@ class World:
             if abs(being.x - player.x) + abs(being.y - player.y) < _ACTIVE_DISTANCE:
                 being.update()
         if self.steps % _BALANCE_EVERY == 0:
-            for chunk in list(self._settled):
+            for chunk in list(self.settled):
                 self._balance(chunk)
         self._draw_night_noise()
         return self._reward()
@@ -119,56 +84,6 @@ class World:
             self.unlocked = frozenset(unlocked)
             reward += 1.0
         return reward
-
-    def _chunk_of(self, cell: int) -> Chunk:
-        return self._chunks[_CHUNK_NUMBER[cell]]
-
-    def is_free(self, cell: int, materials: frozenset[int]) -> bool:
-        return self.beings_at[cell] is None and self.materials[cell] in materials
-
-    def materials_around(self, x: int, y: int) -> set[int]:
-        """Return what the 3 x 3 cells around hold; nothing in the first row and column, as the original has it."""
-        if x == 0 or y == 0:
-            return set()
-        first = (x - 1) * STRIDE + y - 1
-        return {material for row in range(3) for material in self.materials[first + row * STRIDE :][:3]}
-
-    def set_material(self, cell: int, material: int) -> None:
-        counts = self._chunk_of(cell).counts
-        counts[self.materials[cell]] -= 1
-        counts[material] += 1
-        self.materials[cell] = material
-        if self.beings_at[cell] is None:
-            self.kinds[cell] = material
-
-    def add(self, being: Being) -> None:
-        chunk = self._chunk_of(being.cell)
-        self._settled[chunk] = chunk.beings[being] = self.beings[being] = None
-        self.beings_at[being.cell] = being
-        self.kinds[being.cell] = being.kind
-
-    def remove(self, being: Being) -> None:
-        if being.removed:
-            return
-        being.removed = True
-        self._leave(being.cell)
-        del self.beings[being]
-        del self._chunk_of(being.cell).beings[being]
-
-    def move(self, being: Being, direction: Direction, target: int) -> None:
-        """Put a being, not removed, on the free cell `target`, one step in `direction`."""
-        self._leave(being.cell)
-        old, new = self._chunk_of(being.cell), self._chunk_of(target)
-        if old is not new:
-            del old.beings[being]
-            self._settled[new] = new.beings[being] = None
-        being.x, being.y, being.cell = being.x + direction[0], being.y + direction[1], target
-        self.beings_at[target] = being
-        self.kinds[target] = being.kind
-
-    def _leave(self, cell: int) -> None:
-        self.beings_at[cell] = None
-        self.kinds[cell] = self.materials[cell]
 
     def _balance(self, chunk: Chunk) -> None:
         light, grass = self.daylight, chunk.counts[_GRASS]

@@ -1,71 +1,20 @@
-"""What moves, shoots and grows in Crafter's world; the order of random draws is the original's."""
+"""What moves and shoots in Crafter's world; the order of random draws is the original's."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from envs.crafter_world.grid import Being, Direction, Grid
+from envs.crafter_world.player import Player
+from envs.crafter_world.rules import ARROW, COW, MATERIAL_ID, SKELETON, STRIDE, WALKABLE, ZOMBIE
 
-from envs.crafter_world.rules import ARROW, COW, MATERIAL_ID, PLANT, SKELETON, STRIDE, WALKABLE, ZOMBIE
-
-if TYPE_CHECKING:
-    from envs.crafter_world.player import Player
-    from envs.crafter_world.world import World
-
-Direction = tuple[int, int]
-
-_COMPASS: tuple[Direction, ...] = ((-1, 0), (1, 0), (0, -1), (0, 1))
-_CREATURES = (COW, ZOMBIE, SKELETON)
 _BREAKABLE = (MATERIAL_ID["table"], MATERIAL_ID["furnace"])
 _PATH = MATERIAL_ID["path"]
-_RIPE_AFTER = 300
-
-
-class Being:
-    """Something on a cell. One that was removed in this step still takes its turn, as in the original."""
-
-    __slots__ = ("cell", "removed", "world", "x", "y")
-    kind: ClassVar[int]
-    walkable: ClassVar[frozenset[int]] = WALKABLE
-    health: int
-
-    def __init__(self, world: World, x: int, y: int) -> None:
-        self.world, self.x, self.y, self.cell = world, x, y, x * STRIDE + y
-        self.removed = False
-
-    def update(self) -> None:
-        """Take one turn."""
-        raise NotImplementedError
-
-    def hurt(self, damage: int) -> None:
-        self.health = max(0, self.health - damage)
-
-    def move(self, direction: Direction) -> bool:
-        """Go one step if the cell there is free; return whether it was."""
-        target = self.cell + direction[0] * STRIDE + direction[1]
-        if not self.world.is_free(target, self.walkable):
-            return False
-        if not self.removed:
-            self.world.move(self, direction, target)
-        return True
-
-    def distance(self, x: int, y: int) -> int:
-        return abs(x - self.x) + abs(y - self.y)
-
-    def toward(self, other: Being, long_axis: bool = True) -> Direction:
-        """Return the step to another being along the longer axis of the way, or along the shorter one."""
-        dx, dy = other.x - self.x, other.y - self.y
-        if (abs(dx) > abs(dy)) if long_axis else (abs(dx) <= abs(dy)):
-            return (dx > 0) - (dx < 0), 0
-        return 0, (dy > 0) - (dy < 0)
-
-    def move_randomly(self) -> None:
-        self.move(_COMPASS[self.world.draw_word() & 3])
 
 
 class Cow(Being):
     __slots__ = ("health",)
     kind = COW
 
-    def __init__(self, world: World, x: int, y: int) -> None:
+    def __init__(self, world: Grid, x: int, y: int) -> None:
         super().__init__(world, x, y)
         self.health = 3
 
@@ -82,7 +31,7 @@ class Zombie(Being):
     __slots__ = ("cooldown", "health", "player")
     kind = ZOMBIE
 
-    def __init__(self, world: World, x: int, y: int, player: Player) -> None:
+    def __init__(self, world: Grid, x: int, y: int, player: Player) -> None:
         super().__init__(world, x, y)
         self.player, self.health, self.cooldown = player, 5, 0
 
@@ -109,7 +58,7 @@ class Skeleton(Being):
     __slots__ = ("health", "player", "reload")
     kind = SKELETON
 
-    def __init__(self, world: World, x: int, y: int, player: Player) -> None:
+    def __init__(self, world: Grid, x: int, y: int, player: Player) -> None:
         super().__init__(world, x, y)
         self.player, self.health, self.reload = player, 3, 0
 
@@ -146,7 +95,7 @@ class Arrow(Being):
     kind = ARROW
     walkable = WALKABLE | {MATERIAL_ID["water"], MATERIAL_ID["lava"]}
 
-    def __init__(self, world: World, x: int, y: int, facing: Direction) -> None:
+    def __init__(self, world: Grid, x: int, y: int, facing: Direction) -> None:
         super().__init__(world, x, y)
         self.facing, self.health = facing, 0
 
@@ -163,27 +112,3 @@ class Arrow(Being):
                 world.set_material(target, _PATH)
         else:
             self.move(self.facing)
-
-
-class Plant(Being):
-    """Ripens slowly; any creature beside it eats it."""
-
-    __slots__ = ("grown", "health")
-    kind = PLANT
-
-    def __init__(self, world: World, x: int, y: int) -> None:
-        super().__init__(world, x, y)
-        self.health, self.grown = 1, 0
-
-    @property
-    def ripe(self) -> bool:
-        return self.grown > _RIPE_AFTER
-
-    def update(self) -> None:
-        self.grown += 1
-        beings_at, cell = self.world.beings_at, self.cell
-        around = (beings_at[cell - STRIDE], beings_at[cell + STRIDE], beings_at[cell - 1], beings_at[cell + 1])
-        if any(being and being.kind in _CREATURES for being in around):
-            self.hurt(1)
-        if self.health <= 0:
-            self.world.remove(self)
