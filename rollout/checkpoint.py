@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from rollout.errors import CheckpointError
+from rollout.images import ImageChain
 from rollout.samples import Segment
 from rollout.slots import check_slot, read_ids, read_whole
 from rollout.turn import Generation, Prompt, Turn
 
-FORMAT, VERSION = "slime-verlog-rollout", "2"
+FORMAT, VERSION = "slime-verlog-rollout", "3"
 
 
 def checkpoint_path(folder: str, rollout_id: int) -> Path:
@@ -43,20 +44,43 @@ class SourceState:
     kept: list[Segment]
 
 
+@dataclass
+class Pictures:
+    """What prompts refer to: each picture once, in however many prompts of its conversation it stands."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    images: dict[str, int] = field(default_factory=dict)
+    """A picture as the engine takes it, and its number."""
+    _names: dict[int, str] = field(default_factory=dict)
+
+    def number(self, image: str) -> int:
+        return self.images.setdefault(image, len(self.images))
+
+    def name(self, tensor: torch.Tensor) -> str:
+        """The tensor's name in the file; it is known by its identity, so its prompts must live until the file is."""
+        name = self._names.setdefault(id(tensor), f"train_input_{len(self._names)}")
+        if name not in self.tensors:
+            # A copy, since safetensors refuses tensors that share memory.
+            self.tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
+        return name
+
+
 def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
     """Write the state under slime's `--save` folder; slime asks for it after the models are saved.
 
     Raises:
         CheckpointError: the file cannot be written (full disk, no permission); the previous one is untouched.
     """
-    tensors: dict[str, torch.Tensor] = {}
+    pictures = Pictures()
     state = {
         "next_episode": source.next_episode,
         "next_group": source.next_group,
         "buffer": source.buffer,
         "slots": source.slots,
-        "kept": [_segment_state(segment, tensors) for segment in source.kept],
+        "kept": [_segment_state(segment, pictures) for segment in source.kept],
+        "images": list(pictures.images),
     }
+    tensors = pictures.tensors
     path = checkpoint_path(folder, rollout_id)
     writing = path.parent / ".writing"
     temporary = writing / path.name
@@ -100,12 +124,13 @@ def load_state(args: Any, rollout_id: int | None) -> SourceState | None:
     try:
         for slot in (slots := list(state["slots"])):
             check_slot(slot)
+        images = _read_images(state["images"])
         return SourceState(
             next_episode=read_whole(state["next_episode"]),
             next_group=read_whole(state["next_group"]),
             buffer=[read_whole(episode_id) for episode_id in state["buffer"]],
             slots=slots,
-            kept=[_read_segment(item, tensors) for item in state["kept"]],
+            kept=[_read_segment(item, images, tensors) for item in state["kept"]],
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold a whole rollout state ({error!r})") from error
@@ -150,20 +175,20 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]
     return state, tensors
 
 
-def _segment_state(segment: Segment, tensors: dict[str, torch.Tensor]) -> Mapping[str, Any]:
+def _segment_state(segment: Segment, pictures: Pictures) -> Mapping[str, Any]:
     return {
         "task_name": segment.task_name,
-        "turns": [_turn_state(turn, tensors) for turn in segment.turns],
-        "bootstrap": None if segment.bootstrap is None else _prompt_state(segment.bootstrap, tensors),
+        "turns": [_turn_state(turn, pictures) for turn in segment.turns],
+        "bootstrap": None if segment.bootstrap is None else _prompt_state(segment.bootstrap, pictures),
         "stop": segment.stop,
         "episode_return": segment.episode_return,
         "episode_turns": segment.episode_turns,
     }
 
 
-def _read_segment(item: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Segment:
-    bootstrap = None if item["bootstrap"] is None else _read_prompt(item["bootstrap"], tensors)
-    turns = tuple(_read_turn(turn, tensors) for turn in item["turns"])
+def _read_segment(item: Mapping[str, Any], images: list[str], tensors: Mapping[str, torch.Tensor]) -> Segment:
+    bootstrap = None if item["bootstrap"] is None else _read_prompt(item["bootstrap"], images, tensors)
+    turns = tuple(_read_turn(turn, images, tensors) for turn in item["turns"])
     return Segment(
         item["task_name"], turns, bootstrap, item["stop"], item["episode_return"], item["episode_turns"]
     )
@@ -175,13 +200,13 @@ _TURN_FIELDS = (
 )
 
 
-def _turn_state(turn: Turn, tensors: dict[str, torch.Tensor]) -> Mapping[str, Any]:
+def _turn_state(turn: Turn, pictures: Pictures) -> Mapping[str, Any]:
     generation = turn.generation
     fields = {name: getattr(turn, name) for name in _TURN_FIELDS}
     return {
         **fields,
         "metrics": dict(turn.metrics),
-        "prompt": _prompt_state(turn.prompt, tensors),
+        "prompt": _prompt_state(turn.prompt, pictures),
         "action_span": turn.action_span,
         "generation": {
             "token_ids": generation.token_ids,
@@ -194,39 +219,43 @@ def _turn_state(turn: Turn, tensors: dict[str, torch.Tensor]) -> Mapping[str, An
     }
 
 
-def _read_turn(item: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Turn:
+def _read_turn(item: Mapping[str, Any], images: list[str], tensors: Mapping[str, torch.Tensor]) -> Turn:
     generation = item["generation"]
     span = item["action_span"]
     read_ids(generation["token_ids"])
     return Turn(
         **{name: item[name] for name in _TURN_FIELDS},
-        prompt=_read_prompt(item["prompt"], tensors),
+        prompt=_read_prompt(item["prompt"], images, tensors),
         generation=Generation(**{**generation, "weight_versions": tuple(generation["weight_versions"])}),
         action_span=None if span is None else (span[0], span[1]),
     )
 
 
-def _prompt_state(prompt: Prompt, tensors: dict[str, torch.Tensor]) -> Mapping[str, Any]:
-    names = {}
-    for key, value in (prompt.train_inputs or {}).items():
-        names[key] = f"train_input_{len(tensors)}"
-        # A copy: turns may share their pictures, and safetensors refuses tensors that share memory.
-        tensors[names[key]] = value.clone(memory_format=torch.contiguous_format)
+def _prompt_state(prompt: Prompt, pictures: Pictures) -> Mapping[str, Any]:
+    parts = () if prompt.train_inputs is None else prompt.train_inputs.parts
     return {
         "token_ids": list(prompt.token_ids),
-        "image_data": list(prompt.image_data),
-        "train_inputs": names if prompt.train_inputs is not None else None,
+        "image_data": [pictures.number(image) for image in prompt.image_data],
+        "train_inputs": [{key: pictures.name(value) for key, value in part.items()} for part in parts],
         "engine_ids": None if prompt.engine_ids is None else list(prompt.engine_ids),
         "seen_tool": prompt.seen_tool,
     }
 
 
-def _read_prompt(item: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Prompt:
-    names = item["train_inputs"]
+def _read_images(value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(image, str) for image in value):
+        raise ValueError("images must be a list of texts")
+    return value
+
+
+def _read_prompt(item: Mapping[str, Any], images: list[str], tensors: Mapping[str, torch.Tensor]) -> Prompt:
+    parts = [{key: tensors[name] for key, name in part.items()} for part in item["train_inputs"]]
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise ValueError("the pictures of one prompt have training inputs of different names")
     return Prompt(
         token_ids=read_ids(item["token_ids"]),
-        image_data=item["image_data"],
-        train_inputs=None if names is None else {key: tensors[name] for key, name in names.items()},
+        image_data=[images[read_whole(number)] for number in item["image_data"]],
+        train_inputs=ImageChain(parts) if parts else None,
         engine_ids=item["engine_ids"],
         seen_tool=item.get("seen_tool", False),
     )

@@ -114,14 +114,13 @@ class DeltaEncoder:
         images = [part for part in parts if isinstance(part, EncodedImage)]
         if not images and not prompt.image_data:
             return Prompt(token_ids=ids, seen_tool=seen_tool), between
-        known = prompt.train_inputs
-        chain = known if isinstance(known, ImageChain) else ImageChain([known] if known else [])
+        known = ImageChain([]) if prompt.train_inputs is None else prompt.train_inputs
         for_engine = self.text.join(unexpanded(parts))
         before = prompt.token_ids if prompt.engine_ids is None else prompt.engine_ids
         extended = Prompt(
             token_ids=ids,
             image_data=[*prompt.image_data, *(image.data for image in images)],
-            train_inputs=chain + ImageChain([image.inputs for image in images]),
+            train_inputs=known + ImageChain([image.inputs for image in images]),
             engine_ids=_prefix(before).extended(response_ids, for_engine),
             seen_tool=seen_tool,
         )

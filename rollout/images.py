@@ -53,8 +53,8 @@ class ImageChain(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self.parts[0])
 
-    def __add__(self, other: Mapping[str, torch.Tensor]) -> ImageChain:
-        return ImageChain([*self.parts, *(other.parts if isinstance(other, ImageChain) else [other])])
+    def __add__(self, other: ImageChain) -> ImageChain:
+        return ImageChain(self.parts + other.parts)
 
 
 class ImageEncoder:

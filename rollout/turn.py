@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollout.images import ImageChain
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -34,7 +36,7 @@ class Prompt:
     token_ids: Sequence[int]
     """A list, or a prefix of the buffer that an episode's appended prompts share."""
     image_data: list[str] = field(default_factory=list)
-    train_inputs: Mapping[str, Any] | None = None
+    train_inputs: ImageChain | None = None
     engine_ids: Sequence[int] | None = None
     seen_tool: bool = False
 

@@ -220,7 +220,7 @@ def _checkpoint() -> bytes:
 
 def _state() -> bytes:
     spec = {"episode_id": 1, "name": "t", "env_path": "e", "metadata": {"seed": 1}, "options": {}, "max_turns": None}
-    prompt = {"token_ids": [1], "image_data": [], "train_inputs": None, "engine_ids": None, "seen_tool": False}
+    prompt = {"token_ids": [1], "image_data": [0], "train_inputs": [], "engine_ids": None, "seen_tool": False}
     generation = {"token_ids": [5], "log_probs": [-1.0], "text": "a", "finish_reason": "stop"}
     turn = {
         **{"episode_id": 1, "index": 0, "action": "a", "valid": True, "executed_action": "a", "reward": 1.0},
@@ -233,6 +233,7 @@ def _state() -> bytes:
         **{"next_episode": 3, "next_group": 4, "buffer": [1]},
         "slots": [{"next_episode": 1, "episode": {"spec": spec, "answers": [[5]], "digests": ["a", "b"]}}],
         "kept": [{**kept, "episode_return": 1.0, "episode_turns": 1}],
+        "images": ["data:image/png;base64,"],
     }
     return json.dumps(state).encode()
 

@@ -18,6 +18,7 @@ from rollout.checkpoint import checkpoint_path, read_checkpoint
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
 from rollout.fixed_turn import collect_or_draw
+from rollout.images import ImageChain
 from rollout.runtime import close_runtimes
 from rollout.samples import Segment
 from rollout.turn import Generation, Prompt, Turn
@@ -111,12 +112,15 @@ def with_pictures(folder: Path) -> Path:
 
 
 def pictured(folder: Path) -> EpisodeSource:
-    """A source that keeps a turn with pictures, as a VLM's warm-up does."""
+    """A source that keeps an episode with pictures, as a VLM's warm-up does: every prompt shows one more."""
     generation = Generation([5, 6], [-0.1, -0.2], "ab", "stop", ("3",))
-    prompt = Prompt([1, 2, 3], ["base64"], {"pixels": torch.arange(40, dtype=torch.bfloat16), "grid": torch.tensor(7)})
-    turn = Turn(0, 0, prompt, generation, "a", True, "a", 1.0, False, False, None)
+    pixels = [torch.arange(40, dtype=torch.bfloat16).reshape(4, 10) + number for number in range(3)]
+    parts = [{"pixels": each, "grid": torch.tensor([[1, 2, 2]])} for each in pixels]
+    images = ["first", "second", "first"]
+    prompts = [Prompt([1, 2, 3], images[:n], ImageChain(parts[:n])) for n in (1, 2, 3)]
+    turns = [Turn(0, i, prompts[i], generation, "a", True, "a", 1.0, False, False, None) for i in range(2)]
     source = EpisodeSource(rollout_args(folder))
-    source.kept = [Segment("t", (turn,), prompt, "cut")]
+    source.kept = [Segment("t", tuple(turns), prompts[2], "cut")]
     return source
 
 
@@ -124,8 +128,22 @@ def test_pictures_come_back_as_they_were(tmp_path: Path) -> None:
     with_pictures(tmp_path)
     source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
     source.load(0)
-    inputs = source.kept[0].turns[0].prompt.train_inputs
-    assert torch.equal(inputs["pixels"], torch.arange(40, dtype=torch.bfloat16)) and inputs["grid"].item() == 7
+    (kept,), (wanted,) = source.kept, pictured(tmp_path).kept
+    prompts_of = lambda segment: [*(turn.prompt for turn in segment.turns), segment.bootstrap]
+    for found, truth in zip(prompts_of(kept), prompts_of(wanted), strict=True):
+        assert found.image_data == truth.image_data
+        assert dict(found.train_inputs).keys() == {"pixels", "grid"}
+        assert all(torch.equal(found.train_inputs[key], truth.train_inputs[key]) for key in found.train_inputs)
+
+
+def test_a_picture_is_stored_once_in_however_many_prompts_it_stands(tmp_path: Path) -> None:
+    state, tensors = read_checkpoint(with_pictures(tmp_path))
+    assert state["images"] == ["first", "second"]
+    assert len(tensors) == 6
+    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
+    source.load(0)
+    first, second = (turn.prompt.train_inputs.parts[0]["pixels"] for turn in source.kept[0].turns)
+    assert first is second
 
 
 async def test_a_checkpoint_with_any_flipped_bit_is_refused_or_reads_the_same(saved: Path) -> None:
