@@ -32,8 +32,7 @@ FLAGS = (
     *("--rollout-batch-size", "256", "--n-samples-per-prompt", "1", "--global-batch-size", "64"),
     *("--rollout-max-response-len", "40", "--rollout-max-context-len", "512", "--rollout-temperature", "1.0"),
     *("--num-critic-only-steps", str(CRITIC_ONLY), "--kl-coef", "0.001", "--entropy-coef", "0.001"),
-    *("--eps-clip", "0.2", "--eps-clip-c", "3.0", "--value-clip", "0.5"),
-    *("--lr", "3e-4", "--lr-decay-style", "linear", "--normalize-advantages"),
+    *("--eps-clip", "0.2", "--eps-clip-c", "3.0", "--value-clip", "0.5", "--lr", "3e-4"),
     *("--max-tokens-per-gpu", "8192", "--eval-prompt-data", "held-out", "from-the-yaml"),
     *("--rollout-data-postprocess-path", "advantage.kl_split.log_kl_split"),
 )
