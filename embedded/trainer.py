@@ -47,7 +47,7 @@ class PpoTrainer:
         self.actor = build_model(args.hf_checkpoint, self.device)
         self.critic = build_model(args.critic_load or args.hf_checkpoint, self.device, critic=True)
         self.reference = build_model(args.ref_load or args.hf_checkpoint, self.device)
-        samples = args.num_rollout * args.rollout_batch_size * args.n_samples_per_prompt
+        samples = max(1, args.num_rollout) * args.rollout_batch_size * args.n_samples_per_prompt
         self.actor_optimizer = build_optimizer(self.actor, args, args.lr, samples)
         self.critic_optimizer = build_optimizer(self.critic, args, args.critic_lr, samples)
         # Actor and critic share nothing while they learn, so on a CPU each takes a core.

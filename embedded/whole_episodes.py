@@ -32,7 +32,6 @@ def generate_rollout(
 
 async def _play(args: Any, source: EpisodeSource) -> RolloutFnTrainOutput:
     slots = asyncio.Semaphore(source.config.n_env)
-    # No sampling seed: one seed for all turns of an episode would draw the same random numbers at each of them.
     params = sampling_params(args)
 
     async def one(sample: Sample) -> list[Sample]:

@@ -198,12 +198,24 @@ class Episode:
     async def ask(self, params: Mapping[str, Any]) -> Generation:
         """Ask the engine once; its answer may be an abort."""
         runtime = self.runtime
+        params = self._seeded(params)
         if self.encoder.placeholder_ids:
             # An image placeholder in an answer would stand for a picture that does not exist.
             params = {**params, "logit_bias": {str(token): -100.0 for token in self.encoder.placeholder_ids}}
         return await runtime.engine.generate(
             self.prompt, params, headers=self._routing(), extra=request_extra(runtime.args)
         )
+
+    def _seeded(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Under deterministic inference, a seed of the turn's own, from the one that the outer loop may have given.
+
+        One seed for all turns of an episode would draw the same random numbers at each of them.
+        """
+        args = self.runtime.args
+        if not getattr(args, "sglang_enable_deterministic_inference", False):
+            return params
+        base = params.get("sampling_seed", args.rollout_seed)
+        return {**params, "sampling_seed": (base * 1_000_003 + self.spec.episode_id * 1009 + self.index) % 2**31}
 
     async def generate(self, params: Mapping[str, Any]) -> Generation:
         """Ask the engine, again if it aborts, until there is a whole answer."""

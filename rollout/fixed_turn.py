@@ -155,7 +155,7 @@ async def _play(slot: Slot, batch: Batch, runtime: Runtime, source: EpisodeSourc
     while batch.issue(slot.number):
         try:
             episode = await slot.live(runtime, source.episode)
-            turn = await episode.play_turn(turn_params(runtime.args, params, episode))
+            turn = await episode.play_turn(params)
         except EnvironmentFault as fault:
             batch.give_back(slot.number)
             await _abandon(slot, batch, runtime, fault)
@@ -180,14 +180,6 @@ async def _abandon(slot: Slot, batch: Batch, runtime: Runtime, fault: Environmen
     logger.warning("episode abandoned (%d of %d allowed): %s", batch.failures["episodes_failed"], budget, fault)
     batch.end_segment(slot.number, slot.episode, "failed", slot.episode and slot.episode.prompt)
     await slot.leave()
-
-
-def turn_params(args: Any, params: dict[str, Any], episode: Episode) -> dict[str, Any]:
-    """Sampling parameters of one turn; under deterministic inference the seed follows episode and turn."""
-    if not getattr(args, "sglang_enable_deterministic_inference", False):
-        return params
-    seed = (args.rollout_seed * 1_000_003 + episode.spec.episode_id * 1009 + episode.index) % 2**31
-    return {**params, "sampling_seed": seed}
 
 
 async def _gather(coroutines: list[Any]) -> None:

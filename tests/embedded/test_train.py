@@ -87,6 +87,17 @@ def test_a_run_goes_on_from_its_checkpoint(make: Any, tmp_path: Path) -> None:
         assert second.updates[0][1][key] == pytest.approx(whole.updates[2][1][key], abs=1e-6)
 
 
+def test_one_policy_is_evaluated_alike_every_time(make: Any) -> None:
+    runs = Recorder(), Recorder()
+    for run in runs:
+        train(make(num_rollout=1), run)
+    first, second = (
+        [(sample.reward, sample.metadata["story"]) for sample in run.evaluations[0][1].data["count"]["samples"]]
+        for run in runs
+    )
+    assert first == second
+
+
 def test_loading_from_a_folder_without_a_checkpoint_says_so(make: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no usable trainer checkpoint"):
         train(make(load=str(tmp_path)), Recorder())

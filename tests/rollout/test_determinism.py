@@ -66,3 +66,20 @@ async def test_with_a_global_quota_every_turn_is_the_same_bytes_whichever_batch_
         both = runs[0].keys() & other.keys()
         assert len(both) > 36, "most of the 72 turns are played in either run"
         assert all(runs[0][key] == other[key] for key in both)
+
+
+async def test_under_deterministic_inference_every_turn_draws_with_a_seed_of_its_own_in_every_run(
+    tmp_path: Path,
+) -> None:
+    seeds: list[int] = []
+
+    def plays_by_seed(body: dict[str, Any], number: int) -> str:
+        seeds.append(body["sampling_params"]["sampling_seed"])
+        return ("ACTION: left", "ACTION: right", "right")[seeds[-1] % 3]
+
+    keys = {"turn_quota": "per_env", "sglang_enable_deterministic_inference": True}
+    first, _ = await play_batches(tmp_path, 2, jittered(1), plays_by_seed, **keys)
+    assert len(set(seeds)) == len(seeds) == 48
+    second, _ = await play_batches(tmp_path, 2, jittered(2), plays_by_seed, **keys)
+    assert sorted(seeds[:48]) == sorted(seeds[48:])
+    assert whole(first) == whole(second)
