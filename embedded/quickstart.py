@@ -23,7 +23,7 @@ def read_flags(argv: list[str] | None = None) -> argparse.Namespace:
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=int, default=0, help="seed of warm start, training episodes and sampling")
     seeds.add_argument("--seeds", type=int, nargs="+", help="several runs, each in OUT/seed_N")
-    parser.add_argument("--updates", type=int, default=60, help="PPO updates, critic warm-up included")
+    parser.add_argument("--updates", type=int, default=40, help="PPO updates, critic warm-up included")
     parser.add_argument("--out", type=Path, default=Path("outputs/quickstart"))
     parser.add_argument("--config", default=CONFIG, help="custom YAML: environment, memory, discounts, evaluation")
     return parser.parse_args(argv)
