@@ -114,10 +114,10 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> tuple[li
     per_env = source.config.turn_quota == "per_env"
     quota = {slot.number: turns // len(state.slots) for slot in state.slots} if per_env else None
     before, measured = counters(runtime), _measure(runtime)
-    bar = tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False)
-    with full_collections_afterwards(), bar as progress:
+    with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
         batch = Batch(turns, quota, progress)
-        await _gather([_play(slot, batch, runtime, source) for slot in state.slots])
+        async with full_collections_afterwards():
+            await _gather([_play(slot, batch, runtime, source) for slot in state.slots])
     for slot in state.slots:
         batch.end_segment(slot.number, slot.episode, "cut", slot.episode and slot.episode.prompt)
     segments = [segment for slot in state.slots for segment in batch.segments.get(slot.number, [])]

@@ -6,8 +6,8 @@ import asyncio
 import gc
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,11 +167,11 @@ def _build_and_freeze(args: Any) -> Runtime:
     return runtime
 
 
-@contextmanager
-def full_collections_afterwards() -> Iterator[None]:
+@asynccontextmanager
+async def full_collections_afterwards() -> AsyncIterator[None]:
     """Put off Python's full garbage collections to the end of this block, where one is made.
 
-    A full collection walks everything that is alive, live episodes and the batch so far included: up to hundreds of
+    A full collection walks everything that is alive, live episodes and the batch so far included: some hundred
     milliseconds in which no request is sent and no answer read. Young garbage is collected as ever.
     """
     young, middle, old = gc.get_threshold()
@@ -180,7 +180,7 @@ def full_collections_afterwards() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(young, middle, old)
-        gc.collect()
+        await asyncio.to_thread(gc.collect)
 
 
 async def close_runtimes() -> None:
