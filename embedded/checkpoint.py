@@ -62,6 +62,7 @@ def load_trainer(folder: str | Path, models: dict[str, Any], optimizers: dict[st
         info = json.loads((source / "state.json").read_text(encoding="utf-8"))
         if info["format"] != FORMAT:
             raise CheckpointError(f"{source} has format {info['format']!r}, this project reads {FORMAT}")
+        progress = {name: (info["param_groups"][name], info["samples"][name]) for name in optimizers}
         weights = {name: load_file(source / f"{name}.safetensors") for name in models}
         moments = {name: load_file(source / f"{name}_optimizer.safetensors") for name in optimizers}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -75,8 +76,8 @@ def load_trainer(folder: str | Path, models: dict[str, Any], optimizers: dict[st
         for key, value in moments[name].items():
             index, entry = key.split(".", 1)
             state.setdefault(int(index), {})[entry] = value
-        optimizer.optimizer.load_state_dict({"state": state, "param_groups": info["param_groups"][name]})
-        optimizer.schedule.num_steps = info["samples"][name]
+        groups, optimizer.schedule.num_steps = progress[name]
+        optimizer.optimizer.load_state_dict({"state": state, "param_groups": groups})
         optimizer.schedule.step(0)
     return rollout_id
 

@@ -57,7 +57,7 @@ REWARDS = {
 }
 """BabyAI's rewards: 1 for success; less of it the later it comes; success and the way towards it."""
 
-PICKUP = {"random_share": 0.6}
+PICKUP: dict[str, Any] = {"keys": {"tasks": ["pickup"]}, "warm": {"random_share": 0.6}}
 """Pickup is won more rarely than goto, so its warm start sees more of the expert's own actions."""
 
 RAW_KL_LOSS = {
@@ -72,9 +72,11 @@ STUDIES: dict[str, Study] = {
     "dual_discount": Study(
         question="Does it help to discount between turns (0.99, 0.95), and not at all between tokens?",
         variants=(
-            Variant(name="dual", keys={"tasks": ["pickup"]}, warm=PICKUP),
+            Variant(name="dual", **PICKUP),
             Variant(
-                name="all_ones", keys={"tasks": ["pickup"], "gamma_step": 1.0, "lambda_step": 1.0}, warm=PICKUP
+                name="all_ones",
+                keys={**PICKUP["keys"], "gamma_step": 1.0, "lambda_step": 1.0},
+                warm=PICKUP["warm"],
             ),
         ),
         note="On BabyAI's pickup, the Verlog paper's RQ3. With all discounts 1 the critic's targets are undiscounted "
@@ -83,10 +85,10 @@ STUDIES: dict[str, Study] = {
     "stability": Study(
         question="What keeps a run from drifting away from what it has learnt?",
         variants=(
-            Variant(name="whitened", keys={"tasks": ["pickup"]}, warm=PICKUP),
-            Variant(name="constant_lr", keys={"tasks": ["pickup"]}, flags={"lr_decay_style": "constant"}, warm=PICKUP),
-            Variant(name="raw", keys={"tasks": ["pickup"]}, flags={"normalize_advantages": False}, warm=PICKUP),
-            Variant(name="raw_kl_loss", keys={"tasks": ["pickup"]}, flags=RAW_KL_LOSS, warm=PICKUP),
+            Variant(name="whitened", **PICKUP),
+            Variant(name="constant_lr", flags={"lr_decay_style": "constant"}, **PICKUP),
+            Variant(name="raw", flags={"normalize_advantages": False}, **PICKUP),
+            Variant(name="raw_kl_loss", flags=RAW_KL_LOSS, **PICKUP),
         ),
         note="Advantages whitened (the default) or raw; a learning rate that decays (the default) or not; KL in the "
         "reward (the default) or in the loss.",

@@ -24,7 +24,9 @@ from embedded.weights import megatron_shapes, megatron_to_hf
 from rollout.config import RolloutConfig
 from rollout.encoding import DeltaEncoder
 
-ADAM = {"weight_decay": 0.01, "adam_beta1": 0.9, "adam_beta2": 0.98, "adam_eps": 1e-8, "clip_grad": 1.0}
+ADAM = SimpleNamespace(
+    weight_decay=0.01, adam_beta1=0.9, adam_beta2=0.98, adam_eps=1e-8, clip_grad=1.0, lr_decay_style="cosine"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +107,7 @@ def imitate(model: Any, data: RolloutData, settings: WarmStart, seed: int) -> fl
     """Raise the likelihood of the answers' tokens; returns the last epoch's mean loss a token, in nats."""
     order, rng = list(range(len(data["tokens"]))), random.Random(seed)
     total, mean = settings.epochs * math.ceil(len(order) / settings.batch_size), math.nan
-    flags = SimpleNamespace(**ADAM, lr_decay_style="cosine")
-    optimizer = build_optimizer(model, flags, settings.lr, total)
+    optimizer = build_optimizer(model, ADAM, settings.lr, total)
     with tqdm(total=total, desc="warm start", unit="step", leave=False) as progress:
         for _ in range(settings.epochs):
             rng.shuffle(order)

@@ -122,6 +122,25 @@ def test_runs_of_other_settings_are_never_mixed(budget: Budget, tmp_path: Path) 
         run_one(Variant(name="v"), 0, tmp_path / "run", tmp_path, budget)
 
 
+def test_two_shells_that_make_the_same_policy_both_go_on_with_it(
+    budget: Budget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies = tmp_path / "policies"
+
+    def slow(config: Any, temporary: Path, settings: WarmStart, seed: int) -> float:
+        """Meanwhile the other shell is done."""
+        for folder in (temporary, policies / temporary.name.strip(".").rpartition(".")[0]):
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text(folder.name)
+        return 0.0
+
+    monkeypatch.setattr("embedded.warmstart.make_policy", slow)
+    settings = ablation._settings(Variant(name="v"), 0, budget)
+    folder = ablation._policy(Path(budget.config), 0, policies, settings)
+    assert (folder / "config.json").read_text() == folder.name
+    assert list(policies.iterdir()) == [folder]
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
 def test_estimators_without_a_critic_train_on_whole_episodes(estimator: str, budget: Budget, tmp_path: Path) -> None:
     variant = next(v for v in STUDIES["estimator"].variants if v.name == estimator)

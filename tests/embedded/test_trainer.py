@@ -247,7 +247,11 @@ def test_a_missing_a_damaged_and_a_foreign_checkpoint_are_refused_whole(make: An
         trainer.load(str(tmp_path))
     path.write_bytes(whole)
     state = tmp_path / "trainer_0" / "state.json"
-    state.write_text(json.dumps({**json.loads(state.read_text()), "format": "other"}))
+    facts = json.loads(state.read_text())
+    state.write_text(json.dumps({**facts, "samples": {}}))
+    with pytest.raises(CheckpointError, match="no usable trainer checkpoint"):
+        trainer.load(str(tmp_path))
+    state.write_text(json.dumps({**facts, "format": "other"}))
     with pytest.raises(CheckpointError, match="format 'other'"):
         trainer.load(str(tmp_path))
     assert same(before, weights(trainer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 from argparse import Namespace
@@ -15,7 +16,7 @@ from advantage.turn_table import TurnKind, TurnRow, decode_row
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EngineError, FailureBudgetError
 from rollout.fixed_turn import collect_or_draw, generate_rollout
-from rollout.runtime import close_runtimes
+from rollout.runtime import close_runtimes, full_collections_afterwards
 from rollout.samples import convert_samples_to_train_data
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
@@ -260,3 +261,22 @@ async def test_an_engine_that_never_answers_sensibly_stops_the_batch_with_its_la
 def test_a_foreign_data_source_is_refused_with_the_flag_that_names_ours(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--data-source-path rollout.data_source.EpisodeSource"):
         generate_rollout(rollout_args(tmp_path), 0, object())  # type: ignore[arg-type]
+
+
+async def test_full_garbage_collections_wait_for_the_end_of_a_batch_even_of_one_that_fails() -> None:
+    full: list[str] = []
+    watch = lambda phase, info: full.append(phase) if info["generation"] == 2 else None
+    thresholds = gc.get_threshold()
+    gc.set_threshold(10, 2, 2)
+    gc.callbacks.append(watch)
+    try:
+        with pytest.raises(EngineError):
+            async with full_collections_afterwards():
+                kept = [[number] for number in range(100_000)]
+                during = len(full)
+                raise EngineError("no engine", "refused")
+        assert kept and not during and full
+        assert gc.get_threshold() == (10, 2, 2)
+    finally:
+        gc.callbacks.remove(watch)
+        gc.set_threshold(*thresholds)
