@@ -87,9 +87,10 @@ def _open_first(info_fd: int) -> int | None:
 def _children(pid: int) -> list[int]:
     """Children of `pid`; none if it is gone."""
     found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, path.read_text().split())
+    with contextlib.suppress(OSError):  # the process itself may end while its tasks are listed
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, path.read_text().split())
     return found
 
 
