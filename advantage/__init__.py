@@ -1,5 +1,5 @@
 """How turns become advantages: pure maths, then the hook into Megatron PPO."""
 
-from advantage.dual_gae import Discounts, dual_discount_gae
+from advantage.maths.dual_gae import Discounts, dual_discount_gae
 
 __all__ = ["Discounts", "dual_discount_gae"]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from advantage.layout import Group
+from advantage.megatron.layout import Group
 
 logger = logging.getLogger(__name__)
 

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.dual_gae import Discounts, solve_chain
 from advantage.errors import FlagError, TurnTableError
-from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, all_turns, flags_of, report_failure
-from advantage.layout import Layout, current_layout
+from advantage.maths.dual_gae import Discounts, solve_chain
+from advantage.megatron.context_parallel import response_spans, slice_rows
+from advantage.megatron.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, all_turns, flags_of, report_failure
+from advantage.megatron.layout import Layout, current_layout
 from advantage.turn_table import TurnRow, pop_turn_table
-from advantage.zigzag import response_spans, slice_rows
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from advantage.convergence import watch_warmup
-from advantage.dual_gae import Discounts
-from advantage.exchange import ExchangeReport, exchange_turns, report_failure
-from advantage.layout import Layout, current_layout
 from advantage.local import finish, prepare, turn_facts
+from advantage.maths.dual_gae import Discounts
+from advantage.megatron.context_parallel import response_spans, slice_rows
+from advantage.megatron.exchange import ExchangeReport, exchange_turns, report_failure
+from advantage.megatron.layout import Layout, current_layout
 from advantage.turn_table import TABLE_KEY, TurnRow, decode_rows, pop_turn_table
-from advantage.zigzag import response_spans, slice_rows
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from advantage.layout import Layout, current_layout
+from advantage.megatron.context_parallel import response_spans, slice_rows
+from advantage.megatron.layout import Layout, current_layout
 from advantage.turn_table import TurnRow, pop_turn_table
-from advantage.zigzag import response_spans, slice_rows
 
 logger = logging.getLogger(__name__)
 

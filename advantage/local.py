@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.dual_gae import Discounts
 from advantage.errors import TurnTableError
-from advantage.exchange import TurnFacts, flags_of
-from advantage.forms import FORMS, TurnScan, token_turns
-from advantage.layout import Layout
-from advantage.packing import PackedTurns, pack_turns
+from advantage.maths.dual_gae import Discounts
+from advantage.maths.forms import FORMS, TurnScan, token_turns
+from advantage.maths.packing import PackedTurns, pack_turns
+from advantage.megatron.context_parallel import gather_rows, response_spans
+from advantage.megatron.exchange import TurnFacts, flags_of
+from advantage.megatron.layout import Layout
 from advantage.turn_table import TurnRow
 from advantage.value_weight import check_first_tokens
-from advantage.zigzag import gather_rows, response_spans
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def prepare(
 
 
 def turn_facts(local: LocalTurns, rows: Sequence[TurnRow], d: Discounts) -> TurnFacts:
-    """How each turn or bootstrap state depends on what follows it; see `advantage/exchange.py`."""
+    """How each turn or bootstrap state depends on what follows it; see `advantage/megatron/exchange.py`."""
     packed, scan = local.packed, local.scan
     entries = [(row, k) for row in rows for k in range(max(len(row.turns), 1))]
     column = lambda x: torch.tensor(x, dtype=torch.float64, device=local.values.device)

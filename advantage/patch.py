@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from advantage.compat import Framework, find_framework, original
-from advantage.dual_gae import Discounts
 from advantage.errors import FlagError, UnsupportedFrameworkError
-from advantage.megatron_ppo import make_compute_advantages
+from advantage.maths.dual_gae import Discounts
+from advantage.megatron.ppo import make_compute_advantages
+from advantage.megatron.versions import Framework, find_framework, original
 from advantage.turn_table import CONVERTER
 from advantage.value_weight import DEFAULT_WEIGHT, weigh_first_tokens
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from advantage.errors import TurnTableError
-from advantage.layout import current_layout
-from advantage.packing import PackedTurns
-from advantage.zigzag import response_spans, slice_rows
+from advantage.maths.packing import PackedTurns
+from advantage.megatron.context_parallel import response_spans, slice_rows
+from advantage.megatron.layout import current_layout
 
 DEFAULT_WEIGHT = 3.0
 

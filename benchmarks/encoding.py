@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rollout.encoding import DeltaEncoder
+from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Prompt
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.vision import picture, processor

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from advantage.dual_gae import Discounts, dual_discount_gae
+from advantage.maths.dual_gae import Discounts, dual_discount_gae
 
 TURNS_PER_EPISODE = 16
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from rollout.data_source import EpisodeSource
 from rollout.engine import EngineClient
 from rollout.fixed_turn import collect
-from rollout.runtime import close_runtimes, get_runtime
+from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.turn import Generation
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

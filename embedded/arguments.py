@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from rollout.config import FIELDS, load_config
+from rollout.bridge.settings import FIELDS, load_config
 from rollout.errors import ConfigError
 
 DEFAULTS: dict[str, Any] = {

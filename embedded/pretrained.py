@@ -1,7 +1,7 @@
 """PPO with dual-discount GAE on a language model that exists, in place of the quickstart's own tiny one; for one GPU.
 
 `python -m embedded.pretrained --model FOLDER` trains it on BabyAI goto and writes what the quickstart writes. Whatever
-`embedded.decoder` serves will do: Llama-, Qwen2-, Qwen3- and Mistral-shaped models, in float32.
+`embedded.engine.decoder` serves will do: Llama-, Qwen2-, Qwen3- and Mistral-shaped models, in float32.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     from embedded.arguments import make_args
     from embedded.report import RunReport, describe
     from embedded.train import train
-    from embedded.warmstart import WarmStart, adapt_policy
-    from rollout.config import load_config
+    from embedded.warmstart.imitation import WarmStart, adapt_policy
+    from rollout.bridge.settings import load_config
 
     args = make_args(_write_config(flags), hf_checkpoint=str(flags.model), **_slime_flags(flags))
     config = load_config(args)

@@ -41,8 +41,8 @@ def run_seed(
     from embedded.arguments import make_args
     from embedded.report import RunReport, describe
     from embedded.train import train
-    from embedded.warmstart import WarmStart, make_policy
-    from rollout.config import load_config
+    from embedded.warmstart.imitation import WarmStart, make_policy
+    from rollout.bridge.settings import load_config
 
     policy = folder / "policy"
     given = {"rollout_seed": seed, "num_rollout": updates, "eval_interval": 20, **flags}

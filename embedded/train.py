@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
-from embedded.engine import EngineOptions
-from embedded.server import EngineServer
-from embedded.trainer import PpoTrainer
+from embedded.engine.engine import EngineOptions
+from embedded.engine.server import EngineServer
+from embedded.trainer.ppo import PpoTrainer
 from envs.loading import load_attribute
-from rollout.framework import run
-from rollout.runtime import close_runtimes
+from rollout.bridge.framework import run
+from rollout.play.runtime import close_runtimes
 
 
 class Tracker(Protocol):

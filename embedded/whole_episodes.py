@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.errors import FailureBudgetError
 from rollout.evaluate import evaluate
-from rollout.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.generate import generate
-from rollout.metrics import mean
-from rollout.runtime import sampling_params
+from rollout.play.metrics import mean
+from rollout.play.runtime import sampling_params
 
 
 def generate_rollout(

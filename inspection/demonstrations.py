@@ -18,9 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from embedded.demonstrations import Demonstration, demonstrate, think
+from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
 from envs.errors import MissingDependencyError
-from rollout.config import load_config
+from rollout.bridge.settings import load_config
 from rollout.errors import ConfigError, SlimeVerlogError
 
 

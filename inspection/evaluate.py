@@ -22,11 +22,11 @@ from urllib.parse import urlparse
 
 import yaml
 
+from rollout.bridge.framework import Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, SlimeVerlogError
 from rollout.evaluate import evaluate
-from rollout.framework import Sample, run
-from rollout.runtime import close_runtimes
+from rollout.play.runtime import close_runtimes
 
 COLUMNS = ("success", "return", "progression", "turns", "valid_action_ratio")
 
@@ -103,8 +103,8 @@ def engine_at(options: Namespace) -> Iterator[str]:
     if options.engine:
         yield options.engine
         return
-    from embedded.engine import EngineOptions
-    from embedded.server import EngineServer
+    from embedded.engine.engine import EngineOptions
+    from embedded.engine.server import EngineServer
 
     with EngineServer(EngineOptions(model_path=options.checkpoint, seed=options.seed)) as server:
         yield server.url

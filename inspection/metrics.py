@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from rollout.framework import FRAMEWORK, Sample
+from rollout.bridge.framework import FRAMEWORK, Sample
 
 _LOGGERS = {
     "slime": ("slime.observability.rollout_metrics", "slime.ray.rollout"),

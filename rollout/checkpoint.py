@@ -20,9 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from rollout.errors import CheckpointError
-from rollout.images import ImageChain
+from rollout.play.slots import check_slot, read_ids, read_whole
 from rollout.samples import Segment
-from rollout.slots import check_slot, read_ids, read_whole
+from rollout.tokens.images import ImageChain
 from rollout.turn import Generation, Prompt, Turn
 
 FORMAT, VERSION = "slime-verlog-rollout", "3"

@@ -10,14 +10,14 @@ import random
 from typing import Any
 
 from envs.mixture import TaskSpec, expand_tasks
+from rollout.bridge.flags import check_flags
+from rollout.bridge.framework import Sample, set_group
+from rollout.bridge.settings import EvalConfig, RolloutConfig, load_config
 from rollout.checkpoint import SourceState, load_state, save_state
-from rollout.config import EvalConfig, RolloutConfig, load_config
-from rollout.env_worker import EnvSpec
-from rollout.episode import EpisodeSpec
 from rollout.errors import ConfigError
-from rollout.flags import check_flags
-from rollout.framework import Sample, set_group
-from rollout.slots import slots_state
+from rollout.play.episode import EpisodeSpec
+from rollout.play.slots import slots_state
+from rollout.workers.worker import EnvSpec
 
 
 class EpisodeSource:

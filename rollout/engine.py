@@ -17,10 +17,10 @@ from typing import Any
 
 import aiohttp
 
-from rollout.config import EngineConfig
+from rollout.bridge.settings import EngineConfig
 from rollout.errors import EngineError
-from rollout.load import Load
 from rollout.turn import Generation, Prompt
+from rollout.utilization import Load
 
 LARGEST_ID = 1 << 31
 """No vocabulary reaches it; a tokenizer that is given more to decode raises."""

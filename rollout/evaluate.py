@@ -8,12 +8,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from rollout.bridge.framework import RolloutFnEvalOutput, Sample
 from rollout.data_source import EpisodeSource
-from rollout.episode import EpisodeSpec, open_episode
 from rollout.errors import EnvironmentFault
-from rollout.framework import RolloutFnEvalOutput, Sample
-from rollout.metrics import mean
-from rollout.runtime import Runtime, get_runtime, sampling_params
+from rollout.play.episode import EpisodeSpec, open_episode
+from rollout.play.metrics import mean
+from rollout.play.runtime import Runtime, get_runtime, sampling_params
 from rollout.samples import turn_sample
 from rollout.turn import Turn
 

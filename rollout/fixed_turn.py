@@ -17,18 +17,18 @@ from typing import Any
 
 from tqdm import tqdm
 
+from rollout.bridge.flags import check_fixed_turn, turns_per_batch
+from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, run
 from rollout.data_source import EpisodeSource
-from rollout.episode import Episode
 from rollout.errors import ConfigError, EnvironmentFault, FailureBudgetError
 from rollout.evaluate import evaluate
-from rollout.flags import check_fixed_turn, turns_per_batch
-from rollout.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, run
-from rollout.metrics import BatchLoad, batch_metrics
-from rollout.runtime import Runtime, full_collections_afterwards, get_runtime, sampling_params
+from rollout.play.episode import Episode
+from rollout.play.metrics import BatchLoad, batch_metrics
+from rollout.play.runtime import Runtime, full_collections_afterwards, get_runtime, sampling_params
+from rollout.play.slots import FixedTurnState, Slot, restore_slots
+from rollout.play.warmup import draw, phase_of
 from rollout.samples import Segment, build_samples, fill_steps
-from rollout.slots import FixedTurnState, Slot, restore_slots
 from rollout.turn import Prompt, Turn
-from rollout.warmup import draw, phase_of
 
 logger = logging.getLogger(__name__)
 

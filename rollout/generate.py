@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, encode_row, with_group
-from rollout.env_worker import EnvSpec
-from rollout.episode import Episode, EpisodeSpec, open_episode
-from rollout.episode_samples import EpisodeSamples
+from rollout.bridge.episode_samples import EpisodeSamples
+from rollout.bridge.framework import Sample, group_of, outer_loop_is_full
 from rollout.errors import EnvironmentFault
-from rollout.framework import Sample, group_of, outer_loop_is_full
-from rollout.runtime import Runtime, get_runtime
+from rollout.play.episode import Episode, EpisodeSpec, open_episode
+from rollout.play.runtime import Runtime, get_runtime
 from rollout.samples import (
     ROW_KEY,
     Segment,
@@ -28,6 +27,7 @@ from rollout.samples import (
     turn_sample,
 )
 from rollout.turn import Turn
+from rollout.workers.worker import EnvSpec
 
 _parked: dict[tuple[int, int], tuple[Episode, list[Turn]]] = {}
 """Episodes of aborted samples that will be handed out again, by runtime and sample index."""

@@ -10,11 +10,11 @@ import importlib
 import sys
 from typing import Any
 
-from rollout.config import load_config
+from rollout.bridge.flags import SOURCE, check_flags
+from rollout.bridge.framework import FRAMEWORK
+from rollout.bridge.settings import load_config
 from rollout.data_source import EpisodeSource, make_episode
 from rollout.errors import SlimeVerlogError
-from rollout.flags import SOURCE, check_flags
-from rollout.framework import FRAMEWORK
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout.images import ImageChain
+from rollout.tokens.images import ImageChain
 
 
 @dataclass(frozen=True, slots=True)

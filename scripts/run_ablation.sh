@@ -9,4 +9,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/install.sh
 install envs,embedded
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
-exec "$VENV/bin/python" -m embedded.ablation "$@"
+exec "$VENV/bin/python" -m embedded.studies.run "$@"

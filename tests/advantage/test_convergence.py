@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from advantage.convergence import relative_change, watch_warmup
-from advantage.layout import Group
+from advantage.megatron.layout import Group
 
 
 def run(losses: list[float], args: Namespace, data: dict[str, Any] | None = None, group: Group | None = None) -> list:

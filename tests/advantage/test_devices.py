@@ -12,10 +12,10 @@ import torch
 from advantage.group import compute_advantages as compute_group_advantages
 from advantage.hook import KL_SPLIT, compute_advantages
 from advantage.kl_split import log_kl_split
-from advantage.layout import Group
+from advantage.megatron.layout import Group
+from advantage.megatron.whitening import whiten
 from advantage.turn_table import TurnRow, TurnSpan
 from advantage.value_weight import weigh_first_tokens
-from advantage.whiten import whiten
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 from tests.fixtures.pretend_device import ELSEWHERE, Elsewhere, pretended_device
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advantage.dual_gae import Discounts, dual_discount_gae
+from advantage.maths.dual_gae import Discounts, dual_discount_gae
 from tests.advantage.reference import brute_force
 
 ONES = dict(gamma_step=1.0, lambda_step=1.0, gamma_token=1.0, lambda_token=1.0)

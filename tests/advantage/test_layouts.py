@@ -16,10 +16,10 @@ import torch.multiprocessing as mp
 from advantage.errors import TurnTableError
 from advantage.hook import KL_SPLIT, compute_advantages
 from advantage.kl_split import log_kl_split, split_kl
-from advantage.layout import Layout, current_layout
+from advantage.megatron.context_parallel import response_spans, slice_rows
+from advantage.megatron.layout import Layout, current_layout
+from advantage.megatron.whitening import whiten
 from advantage.turn_table import TurnRow, TurnSpan
-from advantage.whiten import whiten
-from advantage.zigzag import response_spans, slice_rows
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 
 WORLD = 4

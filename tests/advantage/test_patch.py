@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from advantage import patch
-from advantage.compat import find_framework
 from advantage.errors import FlagError, UnsupportedFrameworkError
+from advantage.megatron.versions import find_framework
 from tests.fixtures.frameworks import FRAMEWORKS, failure_inside
 
 PROGRAM = Path(__file__).with_name("in_framework.py")

@@ -13,11 +13,11 @@ import torch
 
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
 from embedded.arguments import DEFAULTS
-from embedded.engine import EngineOptions
-from embedded.policy import PolicySize, build_policy, save_policy
-from embedded.server import EngineServer
-from embedded.tokenizer import train_tokenizer
-from rollout.framework import train_data_keys
+from embedded.engine.engine import EngineOptions
+from embedded.engine.server import EngineServer
+from embedded.warmstart.policy import PolicySize, build_policy, save_policy
+from embedded.warmstart.tokenizer import train_tokenizer
+from rollout.bridge.framework import train_data_keys
 
 TEXTS = ("a wall 2 steps forward\na red ball 1 step left", "go to the red ball", "turn left go forward turn right") * 4
 SIZE = PolicySize(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, context=256)

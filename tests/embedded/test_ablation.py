@@ -14,13 +14,13 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
-import embedded.ablation as ablation
-from embedded.ablation import CONFIG, Budget, RowTracker, main, merge, read_rows, run_one, run_study
-from embedded.ablation_report import Run, read_runs, table
+import embedded.studies.run as ablation
 from embedded.arguments import DEFAULTS
-from embedded.studies import STUDIES, Study, Variant
-from embedded.warmstart import WarmStart
-from rollout.config import FIELDS, load_config
+from embedded.studies.definitions import STUDIES, Study, Variant
+from embedded.studies.report import Run, read_runs, table
+from embedded.studies.run import CONFIG, Budget, RowTracker, main, merge, read_rows, run_one, run_study
+from embedded.warmstart.imitation import WarmStart
+from rollout.bridge.settings import FIELDS, load_config
 from rollout.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def test_two_shells_that_make_the_same_policy_both_go_on_with_it(
             (folder / "config.json").write_text(folder.name)
         return 0.0
 
-    monkeypatch.setattr("embedded.warmstart.make_policy", slow)
+    monkeypatch.setattr("embedded.warmstart.imitation.make_policy", slow)
     settings = ablation._settings(Variant(name="v"), 0, budget)
     folder = ablation._policy(Path(budget.config), 0, policies, settings)
     assert (folder / "config.json").read_text() == folder.name

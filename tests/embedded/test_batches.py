@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedded.batches import micro_batches, optimizer_steps
-from embedded.losses import approx_kl, policy_loss, value_loss
+from embedded.trainer.batches import micro_batches, optimizer_steps
+from embedded.trainer.losses import approx_kl, policy_loss, value_loss
 from rollout.errors import ConfigError
 from tests.embedded.conftest import trainer_args
 

@@ -19,9 +19,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from embedded.engine import EngineOptions
-from embedded.policy import build_policy, save_policy
-from embedded.server import EngineServer, main
+from embedded.engine.engine import EngineOptions
+from embedded.engine.server import EngineServer, main
+from embedded.warmstart.policy import build_policy, save_policy
 from rollout.engine import parse_generation
 from rollout.errors import ConfigError, EngineError
 from tests.embedded.conftest import SIZE, sharpen

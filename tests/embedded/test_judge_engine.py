@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from embedded.engine import EngineOptions
-from embedded.policy import PolicySize, build_policy, save_policy
-from embedded.server import EngineServer
-from embedded.tokenizer import train_tokenizer
+from embedded.engine.engine import EngineOptions
+from embedded.engine.server import EngineServer
+from embedded.warmstart.policy import PolicySize, build_policy, save_policy
+from embedded.warmstart.tokenizer import train_tokenizer
 from envs.errors import EnvironmentFault
 from envs.loading import build_env_from
 

@@ -12,9 +12,9 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from embedded.megatron import build_model, build_optimizer, initialize, predict
-from embedded.policy import build_policy, save_policy
-from embedded.weights import hf_to_megatron, megatron_shapes, megatron_to_hf
+from embedded.trainer.megatron import build_model, build_optimizer, initialize, predict
+from embedded.trainer.weights import hf_to_megatron, megatron_shapes, megatron_to_hf
+from embedded.warmstart.policy import build_policy, save_policy
 from rollout.errors import ConfigError
 from tests.embedded.conftest import SIZE, sharpen, trainer_args
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from embedded import smollm2
-from embedded.policy import save_policy
 from embedded.pretrained import main
+from embedded.warmstart.policy import save_policy
 from rollout.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:::megatron")

@@ -14,10 +14,10 @@ pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 pytest.importorskip("tensorboard", reason="needs pip install 'slime-verlog[embedded]'")
 pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
-from embedded.policy import PolicySize
 from embedded.quickstart import CONFIG, main, run_seed
 from embedded.report import win_rate
-from embedded.warmstart import WarmStart
+from embedded.warmstart.imitation import WarmStart
+from embedded.warmstart.policy import PolicySize
 
 ROOT = Path(__file__).parents[2]
 

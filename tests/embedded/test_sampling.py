@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embedded.sampling import SamplingParams, draw_uniforms, read_sampling_params, sample_tokens
+from embedded.engine.sampling import SamplingParams, draw_uniforms, read_sampling_params, sample_tokens
 
 
 def frequencies(logits: torch.Tensor, params: SamplingParams, draws: int = 8_000) -> torch.Tensor:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from embedded.tokenizer import common_ends, fixed_phrases, train_tokenizer
+from embedded.warmstart.tokenizer import common_ends, fixed_phrases, train_tokenizer
 
 MESSAGES = [
     {"role": "system", "content": "go to the red ball"},

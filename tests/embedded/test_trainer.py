@@ -14,7 +14,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 
 from transformers import AutoModelForCausalLM
 
-from embedded.trainer import PpoTrainer
+from embedded.trainer.ppo import PpoTrainer
 from rollout.errors import CheckpointError, ConfigError
 from tests.embedded.conftest import made_up_batch, trainer_args
 
@@ -193,8 +193,8 @@ def test_the_rollouts_own_log_probs_can_stand_in_for_the_actors(make: Any) -> No
 
 
 def test_whitened_advantages_have_mean_zero_over_trained_tokens(make: Any) -> None:
-    from embedded.batches import to_rollout_data
-    from embedded.trainer import add_advantages
+    from embedded.trainer.batches import to_rollout_data
+    from embedded.trainer.ppo import add_advantages
 
     args = trainer_args(normalize_advantages=True)
     data = to_rollout_data(made_up_batch(), torch.device("cpu"))

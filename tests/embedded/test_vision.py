@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from embedded.engine import EngineOptions
-from embedded.server import EngineServer
-from embedded.vision import forward_inputs
-from rollout.encoding import DeltaEncoder
+from embedded.engine.engine import EngineOptions
+from embedded.engine.server import EngineServer
+from embedded.engine.vision import forward_inputs
+from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Prompt
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.vision import picture, processor, save_tiny_vlm, tiny_vlm

@@ -12,19 +12,19 @@ import yaml
 from PIL import Image
 
 from advantage.turn_table import decode_row
-from embedded.engine import EngineOptions
-from embedded.server import EngineServer
-from embedded.vision import forward_inputs
+from embedded.engine.engine import EngineOptions
+from embedded.engine.server import EngineServer
+from embedded.engine.vision import forward_inputs
 from envs.loading import build_env_from
 from envs.options import read_options
-from rollout.config import RolloutConfig
+from rollout.bridge.framework import Sample
+from rollout.bridge.settings import RolloutConfig
 from rollout.data_source import EpisodeSource
-from rollout.encoding import DeltaEncoder
 from rollout.fixed_turn import collect
-from rollout.framework import Sample
 from rollout.generate import generate
-from rollout.runtime import close_runtimes, sampling_params
+from rollout.play.runtime import close_runtimes, sampling_params
 from rollout.samples import build_samples, convert_samples_to_train_data
+from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.vision import processor, save_tiny_vlm, tiny_vlm

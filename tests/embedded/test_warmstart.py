@@ -13,11 +13,11 @@ pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 
 from transformers import AutoTokenizer
 
-from embedded.demonstrations import demonstrate, think
-from embedded.policy import PolicySize
-from embedded.warmstart import WarmStart, encode, make_policy
+from embedded.warmstart.demonstrations import demonstrate, think
+from embedded.warmstart.imitation import WarmStart, encode, make_policy
+from embedded.warmstart.policy import PolicySize
 from envs.text_game import find_action
-from rollout.config import load_config
+from rollout.bridge.settings import load_config
 from rollout.errors import ConfigError
 
 

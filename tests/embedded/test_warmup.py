@@ -12,10 +12,10 @@ import yaml
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
-import embedded.trainer as trainer_module
+import embedded.trainer.ppo as trainer_module
 from embedded.arguments import make_args
 from embedded.train import train
-from embedded.trainer import PpoTrainer
+from embedded.trainer.ppo import PpoTrainer
 from tests.embedded.test_train import YAML, Recorder
 
 W_EPOCH, W_ITER = 2, 2

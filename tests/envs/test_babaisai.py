@@ -19,7 +19,7 @@ from envs.babaisai_world.tasks import TASKS
 from envs.errors import ConfigError
 from envs.loading import build_env_from
 from envs.options import read_options
-from rollout.config import RolloutConfig
+from rollout.bridge.settings import RolloutConfig
 from tests.conftest import load_golden
 
 ALL_TASKS = sorted(TASKS)

@@ -9,7 +9,7 @@ import pytest
 
 from envs.errors import MissingDependencyError
 from envs.loading import build_env_from
-from rollout.config import load_config
+from rollout.bridge.settings import load_config
 from rollout.data_source import read_tasks
 
 CONFIGS = Path(__file__).parents[2] / "custom_configs"

@@ -13,7 +13,7 @@ from envs.geo3k import Geo3kOptions
 from envs.judge.env import JudgedOptions
 from envs.options import read_options
 from envs.tools import ToolOptions, load_tools
-from rollout.config import RolloutConfig
+from rollout.bridge.settings import RolloutConfig
 
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
 OPTIONS = {"tools": ToolOptions, "judge": JudgedOptions, "geo3k": Geo3kOptions}

@@ -30,13 +30,13 @@ from envs.questions import Question
 from envs.swe.calls import parse_answer
 from envs.text_game import find_action, render_template
 from envs.tools.calls import find_calls
+from rollout.bridge.settings import RolloutConfig, load_config
 from rollout.checkpoint import FORMAT, VERSION, SourceState, checkpoint_path, checksum, load_state, read_checkpoint
-from rollout.config import RolloutConfig, load_config
-from rollout.encoding import DeltaEncoder
 from rollout.engine import parse_generation, read_json
-from rollout.env_hosts import WorkerLiedError, check_answer
-from rollout.env_worker import EnvReply, digest
 from rollout.errors import CheckpointError, ConfigError, EngineError
+from rollout.tokens.encoding import DeltaEncoder
+from rollout.workers.hosts import WorkerLiedError, check_answer
+from rollout.workers.worker import EnvReply, digest
 from tests.fixtures.chatml import chatml_tokenizer
 
 GAMES = {babyai: "goto", babaisai: "goto_win", crafter: "default"}

@@ -73,7 +73,7 @@ def gae_work(turns: int, longest: int, seed: int) -> dict[str, list[Any]]:
 
 def check_gae(device: torch.device, turns: int, longest: int) -> Iterator[Finding]:
     """The pure function in both precisions, and how long it takes; errors are relative to 1 + |advantage|."""
-    from advantage.dual_gae import dual_discount_gae
+    from advantage.maths.dual_gae import dual_discount_gae
     from tests.advantage.reference import brute_force
 
     for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
@@ -105,9 +105,9 @@ def _now(device: torch.device) -> float:
 
 def check_exchange(device: torch.device, cases: int) -> Iterator[Finding]:
     """The hook on this device against the definition, then through the collectives against itself."""
-    from advantage import exchange
     from advantage.hook import compute_advantages
-    from advantage.layout import current_layout
+    from advantage.megatron import exchange
+    from advantage.megatron.layout import current_layout
     from tests.advantage.batches import expected, make_args, make_samples, rollout_data
 
     group = current_layout().data
@@ -141,7 +141,7 @@ def _to(data: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 def trainer_numbers(folder: Path) -> dict[str, float]:
     """What two updates on made-up batches report, on the device that the trainer chooses."""
-    from embedded.trainer import PpoTrainer
+    from embedded.trainer.ppo import PpoTrainer
     from tests.embedded.conftest import made_up_batch, trainer_args
 
     trainer = PpoTrainer(trainer_args(hf_checkpoint=str(folder)))
@@ -207,8 +207,8 @@ class _Tracker:
 
 def make_policy(folder: Path) -> Path:
     """A small random policy with a tokenizer, sharp enough that its choices are not ties."""
-    from embedded.policy import PolicySize, build_policy, save_policy
-    from embedded.tokenizer import train_tokenizer
+    from embedded.warmstart.policy import PolicySize, build_policy, save_policy
+    from embedded.warmstart.tokenizer import train_tokenizer
     from tests.embedded.conftest import TEXTS, sharpen
 
     torch.manual_seed(0)
@@ -220,8 +220,8 @@ def make_policy(folder: Path) -> Path:
 
 def run_checks(device: torch.device, turns: int, longest: int, show: Callable[[str], None]) -> bool:
     """Run everything and show a line each; returns whether all of it holds."""
-    from embedded.megatron import initialize
     from embedded.quickstart import quiet
+    from embedded.trainer.megatron import initialize
 
     quiet()
     show(f"device: {describe(device)}")

@@ -39,7 +39,7 @@ def test_without_a_gpu_it_ends_with_one_sentence() -> None:
 
 
 def test_a_wrong_advantage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from advantage import dual_gae
+    from advantage.maths import dual_gae
 
     monkeypatch.setattr(dual_gae, "_chunk_matrix", lambda decay: torch.eye(dual_gae.CHUNK, dtype=decay.dtype))
     findings = list(check.check_gae(torch.device("cpu"), turns=16, longest=20))

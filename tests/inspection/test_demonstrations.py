@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from embedded.demonstrations import Demonstration
+from embedded.warmstart.demonstrations import Demonstration
 from envs.text_game import find_action
 from inspection.demonstrations import explain, main, to_row, write_rows
-from rollout.encoding import DeltaEncoder
 from rollout.errors import ConfigError
+from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.frameworks import slime_checkouts
 

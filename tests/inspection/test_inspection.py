@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from inspection import evaluate, viewer
+from rollout.bridge.framework import Sample
 from rollout.errors import ConfigError
-from rollout.framework import Sample
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw

@@ -18,9 +18,9 @@ from rollout.checkpoint import checkpoint_path, read_checkpoint
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
 from rollout.fixed_turn import collect_or_draw
-from rollout.images import ImageChain
-from rollout.runtime import close_runtimes
+from rollout.play.runtime import close_runtimes
 from rollout.samples import Segment
+from rollout.tokens.images import ImageChain
 from rollout.turn import Generation, Prompt, Turn
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

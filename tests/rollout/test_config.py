@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.config import FIELDS, load_config
+from rollout.bridge.settings import FIELDS, load_config
 from rollout.errors import ConfigError
 
 REPO = Path(__file__).parents[2]

@@ -43,7 +43,7 @@ async def test_batches_are_the_same_bytes_in_any_order_of_completion_on_threads_
 async def test_faults_that_were_survived_leave_no_trace_in_the_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout.episode.ABORT_PAUSE_S", 0.001)
+    monkeypatch.setattr("rollout.play.episode.ABORT_PAUSE_S", 0.001)
     aborted = {"text": "", "meta_info": {"finish_reason": {"type": "abort"}, "output_token_logprobs": []}}
 
     def faulty(body: dict[str, Any], number: int) -> Any:

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rollout.encoding import DeltaEncoder, load_processor
 from rollout.errors import EncodingError
+from rollout.tokens.encoding import DeltaEncoder, load_processor
 from rollout.turn import Prompt
 from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
 from tests.fixtures.tokenizers import real_tokenizer

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rollout.encoding import DeltaEncoder, fits
 from rollout.errors import EncodingError
+from rollout.tokens.encoding import DeltaEncoder, fits
 from rollout.turn import Prompt
 from tests.fixtures.chatml import CHAT_TEMPLATE, CORPUS, SPECIAL_TOKENS, chatml_tokenizer
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollout.encoding import DeltaEncoder
 from rollout.errors import EncodingError
+from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.tokenizers import FAMILIES, real_tokenizer
 

@@ -13,11 +13,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.config import EngineConfig
+from rollout.bridge.settings import EngineConfig
 from rollout.engine import EngineClient, parse_generation, read_json, request_payload
 from rollout.errors import EngineError
-from rollout.load import Load
 from rollout.turn import Prompt
+from rollout.utilization import Load
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.scripted_engine import ScriptedEngine
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from rollout.config import RolloutConfig
-from rollout.env_hosts import ProcessHost
-from rollout.env_pool import EnvPool
-from rollout.env_worker import EnvSpec
+from rollout.bridge.settings import RolloutConfig
 from rollout.errors import EnvironmentFault
+from rollout.workers.hosts import ProcessHost
+from rollout.workers.pool import EnvPool
+from rollout.workers.worker import EnvSpec
 from tests.fixtures.lying_worker import LIES, RESET_LIES
 
 ENV = "tests.fixtures.counting_env"
@@ -236,7 +236,7 @@ def test_no_worker_outlives_its_parent_however_that_ends(how: signal.Signals | s
     script = textwrap.dedent(
         """
         import asyncio, sys
-        from rollout.env_pool import EnvPool
+        from rollout.workers.pool import EnvPool
         from tests.rollout.test_env_pool import config, spec
 
         async def main():

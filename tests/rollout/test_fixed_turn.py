@@ -16,7 +16,7 @@ from advantage.turn_table import TurnKind, TurnRow, decode_row
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EngineError, FailureBudgetError
 from rollout.fixed_turn import collect_or_draw, generate_rollout
-from rollout.runtime import close_runtimes, full_collections_afterwards
+from rollout.play.runtime import close_runtimes, full_collections_afterwards
 from rollout.samples import convert_samples_to_train_data
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
@@ -237,7 +237,7 @@ async def test_too_many_broken_environments_stop_the_batch_with_what_reproduces_
 async def test_an_aborted_turn_is_issued_again_without_touching_the_environment(
     collect: Collect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout.episode.ABORT_PAUSE_S", 0.001)
+    monkeypatch.setattr("rollout.play.episode.ABORT_PAUSE_S", 0.001)
     engine_answers = {"aborted": 0}
 
     def script(body: dict[str, Any], number: int) -> Any:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from rollout.config import load_config
+from rollout.bridge.flags import CONVERTER, FIXED_TURN, GENERATE, INSTALL, SOURCE, check_flags
+from rollout.bridge.framework import FRAMEWORK
+from rollout.bridge.settings import load_config
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
 from rollout.fixed_turn import generate_rollout
-from rollout.flags import CONVERTER, FIXED_TURN, GENERATE, INSTALL, SOURCE, check_flags
-from rollout.framework import FRAMEWORK
 from rollout.preflight import check, main
 from tests.fixtures.rollout_args import rollout_args
 

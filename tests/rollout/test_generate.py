@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from advantage.turn_table import TurnRow, decode_row
-from rollout import framework
 from rollout import generate as generate_module
+from rollout.bridge import framework
+from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
-from rollout.framework import Sample
 from rollout.generate import generate
-from rollout.runtime import close_runtimes, sampling_params
+from rollout.play.runtime import close_runtimes, sampling_params
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw

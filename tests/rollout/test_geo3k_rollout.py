@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rollout.framework import Sample
+from rollout.bridge.framework import Sample
 from rollout.generate import generate
-from rollout.runtime import close_runtimes, sampling_params
+from rollout.play.runtime import close_runtimes, sampling_params
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine

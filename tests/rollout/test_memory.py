@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.base import make_observation
-from rollout.config import MemoryConfig
+from rollout.bridge.settings import MemoryConfig
 from rollout.errors import ConfigError
-from rollout.memory import Exchange, build_memory, build_messages
+from rollout.play.memory import Exchange, build_memory, build_messages
 
 
 def past(count: int) -> list[Exchange]:
@@ -86,7 +86,7 @@ def silent(config: MemoryConfig) -> Silent:
     return Silent()
 
 
-@pytest.mark.parametrize("kind", ["windw", "no.such.module", "rollout.memory.nothing"])
+@pytest.mark.parametrize("kind", ["windw", "no.such.module", "rollout.play.memory.nothing"])
 def test_an_unknown_memory_is_refused_by_name(kind: str) -> None:
     with pytest.raises(ConfigError, match=kind):
         build_memory(MemoryConfig(kind=kind))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.metrics import FAULTS, STOPS, BatchLoad, batch_metrics, quantile
+from rollout.play.metrics import FAULTS, STOPS, BatchLoad, batch_metrics, quantile
 from rollout.samples import Segment
 from rollout.turn import Generation, Prompt, Turn
 

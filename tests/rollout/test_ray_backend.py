@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rollout.config import RolloutConfig
-from rollout.env_pool import EnvPool
-from rollout.env_worker import EnvSpec
+from rollout.bridge.settings import RolloutConfig
+from rollout.workers.pool import EnvPool
+from rollout.workers.worker import EnvSpec
 from tests.fixtures.playing import play_batches, sample_bytes
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; pip install ray enables the cluster tests")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollout.bridge.routing_replay import fill_replay, keep_routing
 from rollout.errors import ConfigError
-from rollout.replay import fill_replay, keep_routing
 from rollout.samples import Segment, build_samples, convert_samples_to_train_data
 from rollout.turn import Generation, Prompt, Turn
 

@@ -24,10 +24,10 @@ import pytest
 
 from rollout.data_source import EpisodeSource
 from rollout.engine import EngineClient
-from rollout.env_hosts import ProcessHost
 from rollout.errors import EngineError
 from rollout.fixed_turn import collect_or_draw
-from rollout.runtime import Runtime, close_runtimes, get_runtime
+from rollout.play.runtime import Runtime, close_runtimes, get_runtime
+from rollout.workers.hosts import ProcessHost
 from tests.fixtures.rollout_args import rollout_args
 
 EPISODES = int(os.environ.get("SOAK_EPISODES", "1000"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.token_prefix import TokenPrefix
+from rollout.tokens.token_prefix import TokenPrefix
 
 IDS = st.lists(st.integers(0, 200_000), max_size=6)
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from advantage.turn_table import decode_row
+from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
 from rollout.errors import EncodingError
 from rollout.fixed_turn import collect
-from rollout.framework import Sample
 from rollout.generate import generate
-from rollout.runtime import close_runtimes, sampling_params
+from rollout.play.runtime import close_runtimes, sampling_params
 from tests.envs.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

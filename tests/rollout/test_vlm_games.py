@@ -15,12 +15,12 @@ import yaml
 from PIL import Image
 
 from envs.loading import build_env_from
-from rollout.config import RolloutConfig
+from rollout.bridge.framework import Sample
+from rollout.bridge.settings import RolloutConfig
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect
-from rollout.framework import Sample
 from rollout.generate import generate
-from rollout.runtime import close_runtimes, sampling_params
+from rollout.play.runtime import close_runtimes, sampling_params
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine

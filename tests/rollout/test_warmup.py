@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.config import WarmupConfig
+from rollout.bridge.settings import WarmupConfig
 from rollout.errors import ConfigError
+from rollout.play.warmup import draw, phase_of
 from rollout.samples import Segment
 from rollout.turn import Generation, Prompt, Turn
-from rollout.warmup import draw, phase_of
 
 
 def segment(number: int, length: int, ended: bool) -> Segment:

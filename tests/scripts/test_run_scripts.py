@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from envs.loading import load_attribute
-from rollout.config import FIELDS, load_config
-from rollout.flags import check_flags
+from rollout.bridge.flags import check_flags
+from rollout.bridge.settings import FIELDS, load_config
 from tests.scripts.conftest import REPO, Command, by_flag, recorded_flags, train_flags
 
 SCRIPTS = sorted(

@@ -13,8 +13,8 @@ import pytest
 import torch
 import yaml
 
-from embedded.engine import EngineOptions
-from embedded.server import EngineServer
+from embedded.engine.engine import EngineOptions
+from embedded.engine.server import EngineServer
 from tests.slime.cpu.harness import Run, Slime, convert_checkpoint, find_slime, make_model
 
 LEDGER_ENV = "tests.slime.cpu.ledger_env"

@@ -159,9 +159,9 @@ def what_training_replays_reaches_the_rank(played: Played) -> None:
 
 def whole_episodes_keep_what_training_replays(played: Played) -> None:
     """Many turns in one sample: observations between them were routed too, and no token of them was drawn."""
-    from rollout.framework import run
+    from rollout.bridge.framework import run
     from rollout.generate import generate
-    from rollout.runtime import sampling_params
+    from rollout.play.runtime import sampling_params
 
     has_top_p = hasattr(played.samples[0], "rollout_top_p_token_ids")
     changes = {**REPLAY, "history": "full", "memory": {"kind": "full"}}
@@ -189,9 +189,9 @@ def saved_samples_are_converted_alike(played: Played) -> None:
 
 
 def whole_episodes_satisfy_the_frameworks_contract(played: Played) -> None:
-    from rollout.framework import run
+    from rollout.bridge.framework import run
     from rollout.generate import generate
-    from rollout.runtime import sampling_params
+    from rollout.play.runtime import sampling_params
 
     (sample,) = played.source.get_samples(1)[0]
     samples = run(generate(played.args, sample, sampling_params(played.args)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from embedded.server import EngineServer
+from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags, roles
 from tests.slime.cpu.harness import Run, Slime
 from tests.slime.expectation import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from embedded.server import EngineServer
+from embedded.engine.server import EngineServer
 from inspection.demonstrations import main as export
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.harness import REPO, Run

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from embedded.server import EngineServer
+from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.harness import Run
 from tests.slime.expectation import trained_samples

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from embedded.server import EngineServer
+from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.harness import REPO, Run, stop_all
 

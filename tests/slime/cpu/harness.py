@@ -21,8 +21,8 @@ import pytest
 import torch
 import yaml
 
-from embedded.policy import PolicySize, build_policy, save_policy
-from embedded.tokenizer import train_tokenizer
+from embedded.warmstart.policy import PolicySize, build_policy, save_policy
+from embedded.warmstart.tokenizer import train_tokenizer
 
 REPO = Path(__file__).parents[3]
 IMPORTS = Path(__file__).parent / "imports"

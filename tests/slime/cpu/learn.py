@@ -19,11 +19,11 @@ from typing import Any
 
 import yaml
 
-from embedded.engine import EngineOptions
+from embedded.engine.engine import EngineOptions
+from embedded.engine.server import EngineServer
 from embedded.quickstart import quiet
-from embedded.server import EngineServer
-from embedded.warmstart import WarmStart, make_policy
-from rollout.config import load_config
+from embedded.warmstart.imitation import WarmStart, make_policy
+from rollout.bridge.settings import load_config
 from tests.slime.cpu.harness import Run, convert_checkpoint, find_slime
 
 CONFIG = "custom_configs/quickstart.yaml"

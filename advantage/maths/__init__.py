@@ -1,0 +1,1 @@
+"""Pure functions of tensors: no process group, no framework."""

@@ -1,0 +1,1 @@
+"""Megatron's side: parallel layout, exchange between ranks, whitening, framework versions."""

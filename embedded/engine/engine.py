@@ -1,0 +1,163 @@
+"""What answers a request on one machine: tokenizer, decoder and scheduler behind SGLang's native bodies and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embedded.engine.decoder import Decoder, load_hf_model
+from embedded.engine.sampling import read_sampling_params
+from embedded.engine.scheduler import Request, Scheduler
+from rollout.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What a server serves and how; `port` 0 takes a free one, `context_length` None the model's own (at most 4096)."""
+
+    model_path: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_running_requests: int = 32
+    context_length: int | None = None
+    device: str = "cpu"
+    seed: int = 0
+    prefix_cache: bool = True
+
+
+class Engine:
+    """The model behind the API: tokenizer, decoder and scheduler, with one method per kind of request."""
+
+    UNSERVED = ("stream", "image_data", "input_embeds", "lora_path", "return_hidden_states")
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Load the model and start its worker thread.
+
+        Raises:
+            ConfigError: the model folder is unknown or of a kind that is not served.
+        """
+        from transformers import AutoTokenizer
+
+        self.options, self.model_path = options, options.model_path
+        self.decoder = Decoder(
+            options.model_path, options.max_running_requests, options.context_length, options.device
+        )
+        self.tokenizer = AutoTokenizer.from_pretrained(options.model_path)
+        self._eos = end_tokens(options.model_path, self.tokenizer)
+        self.scheduler = Scheduler(self.decoder, self._find_stop, options.seed, options.prefix_cache)
+
+    def submit(self, body: Mapping[str, Any]) -> list[Request]:
+        """Queue what a `/generate` body asks for: one request, or one an entry of a batch.
+
+        Raises:
+            ConfigError: the body asks for something impossible; none of its requests was queued.
+        """
+        _refuse_unserved(body, self.UNSERVED)
+        prompts = self._prompts(body)
+        params = body.get("sampling_params")
+        per_prompt = params if isinstance(params, list) else [params] * len(prompts)
+        rids = body.get("rid") or [uuid.uuid4().hex for _ in prompts]
+        rids = [rids] if isinstance(rids, str) else rids
+        if len(per_prompt) != len(prompts) or len(rids) != len(prompts):
+            raise ConfigError(
+                f"{len(prompts)} prompts came with {len(per_prompt)} sampling_params and {len(rids)} rids; "
+                "give one of each a prompt"
+            )
+        checked = [read_sampling_params(p) for p in per_prompt]
+        for prompt, p in zip(prompts, checked, strict=True):
+            self.scheduler.check(prompt, p)
+        return [
+            self.scheduler.submit(rid, prompt, p, frozenset(p.stop_token_ids or ()) | self._stop_ids(p.ignore_eos))
+            for rid, prompt, p in zip(rids, prompts, checked, strict=True)
+        ]
+
+    def answer(self, request: Request, started: float) -> dict[str, Any]:
+        """The JSON that SGLang returns for a finished request."""
+        log_probs = zip(request.log_probs, request.output, strict=True)
+        return {
+            "text": self._text(request),
+            "output_ids": request.output,
+            "meta_info": {
+                "id": request.rid,
+                "finish_reason": request.finish_reason,
+                "prompt_tokens": len(request.prompt),
+                "completion_tokens": len(request.output),
+                "cached_tokens": request.cached_tokens,
+                "weight_version": request.weight_version,
+                "e2e_latency": time.monotonic() - started,
+                "output_token_logprobs": [[log_prob, token, None] for log_prob, token in log_probs],
+            },
+        }
+
+    async def load_folder(self, folder: str, version: str | None) -> str:
+        """Swap in the weights of another model folder of the same shape; return the version now served.
+
+        Raises:
+            ConfigError: the folder is unknown, or its model is of another shape; the old weights stay.
+        """
+        state = await asyncio.to_thread(self._load_state, folder)
+        version = await asyncio.wrap_future(self.scheduler.update_weights(state, version))
+        self.model_path = folder
+        return version
+
+    def _load_state(self, folder: str) -> Mapping[str, torch.Tensor]:
+        return load_hf_model(folder).state_dict()
+
+    def _prompts(self, body: Mapping[str, Any]) -> list[list[int]]:
+        ids, text = body.get("input_ids"), body.get("text")
+        if (ids is None) == (text is None):
+            raise ConfigError("give either input_ids or text")
+        if text is not None:
+            texts = [text] if isinstance(text, str) else text
+            if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
+                raise ConfigError(f"text must be a string or a list of strings, got {text!r}")
+            return [self.tokenizer.encode(t) for t in texts]
+        batch = ids if isinstance(ids, list) and ids and isinstance(ids[0], list) else [ids]
+        for prompt in batch:
+            if not isinstance(prompt, list) or not all(type(t) is int for t in prompt):
+                raise ConfigError(f"input_ids must be a list of integers or a list of such lists, got {prompt!r:.80}")
+        return batch
+
+    def _stop_ids(self, ignore_eos: bool) -> frozenset[int]:
+        return frozenset() if ignore_eos else self._eos
+
+    def _find_stop(self, request: Request) -> str | None:
+        tail = self.tokenizer.decode(request.output, skip_special_tokens=request.params.skip_special_tokens)
+        return next((s for s in request.params.stop_strings if s in tail), None)
+
+    def _text(self, request: Request) -> str:
+        params, matched = request.params, (request.finish_reason or {}).get("matched")
+        output = request.output
+        if isinstance(matched, int) and not params.no_stop_trim:
+            output = output[:-1]
+        text = self.tokenizer.decode(output, skip_special_tokens=params.skip_special_tokens)
+        if isinstance(matched, str) and not params.no_stop_trim:
+            text = text[: text.find(matched)]
+        return text
+
+
+def _refuse_unserved(body: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        if body.get(name):
+            raise ConfigError(f"{name} is not served by the embedded engine for this model; leave it out")
+    if body.get("return_logprob") and body.get("logprob_start_len", -1) not in (-1, None):
+        raise ConfigError("log-probabilities of prompt tokens are not served; leave logprob_start_len out")
+
+
+def end_tokens(folder: str, tokenizer: Any) -> frozenset[int]:
+    """Ids that end an answer: those of the generation config, the model config and the tokenizer."""
+    found: set[int] = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+    for name in ("generation_config.json", "config.json"):
+        path = Path(folder) / name
+        if path.is_file():
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            found.update([ids] if isinstance(ids, int) else ids or [])
+    return frozenset(found)

@@ -1,0 +1,160 @@
+"""The HTTP routes of the embedded engine: SGLang's native names, bodies and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from embedded.engine.engine import Engine
+from rollout.errors import ConfigError, EngineError
+
+MAX_BODY_BYTES = 64 << 20
+PAUSE_MODES = ("abort", "retract", "in_place")
+
+
+def build_app(engine: Engine) -> web.Application:
+    """The HTTP routes over one engine."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+    for path in ("/health", "/health_generate"):
+        app.router.add_get(path, partial(_health, engine))
+    for path in ("/get_model_info", "/model_info"):
+        app.router.add_get(path, partial(_model_info, engine))
+    for path in ("/server_info", "/get_server_info"):
+        app.router.add_get(path, partial(_server_info, engine))
+    app.router.add_get("/get_weight_version", partial(_weight_version, engine))
+    app.router.add_get("/v1/loads", partial(_loads, engine))
+    app.router.add_get("/workers", partial(_workers, engine))
+    for method in ("GET", "POST"):
+        app.router.add_route(method, "/flush_cache", partial(_flush_cache, engine))
+    app.router.add_post("/generate", partial(_generate, engine))
+    app.router.add_post("/abort_request", partial(_abort, engine))
+    app.router.add_post("/pause_generation", partial(_pause, engine))
+    app.router.add_post("/continue_generation", partial(_continue, engine))
+    app.router.add_post("/update_weights_from_disk", partial(_update_from_disk, engine))
+    return app
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Any) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ConfigError as error:
+        return web.json_response({"error": {"message": str(error)}}, status=400)
+    except EngineError as error:
+        return web.json_response({"error": {"message": str(error)}}, status=500)
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    """The JSON object of a request; an empty body is an empty object."""
+    raw = await request.read()
+    try:
+        body = json.loads(raw) if raw else {}
+    except ValueError as error:
+        raise ConfigError(f"the request body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ConfigError(f"the request body must be a JSON object, got {type(body).__name__}")
+    return body
+
+
+async def _generate(engine: Engine, request: web.Request) -> web.Response:
+    body, started = await _body(request), time.monotonic()
+    requests = engine.submit(body)
+    try:
+        finished = await asyncio.gather(*(asyncio.wrap_future(r.future) for r in requests))
+    except asyncio.CancelledError:
+        # The client hung up: computing on for nobody would hold back the others.
+        for r in requests:
+            engine.scheduler.abort(r.rid)
+        raise
+    answers = [engine.answer(r, started) for r in finished]
+    is_batch = isinstance(body.get("text"), list) or isinstance((body.get("input_ids") or [0])[0], list)
+    return web.json_response(answers if is_batch else answers[0])
+
+
+async def _health(engine: Engine, _: web.Request) -> web.Response:
+    return web.Response(status=200 if engine.scheduler.healthy else 503)
+
+
+async def _model_info(engine: Engine, _: web.Request) -> web.Response:
+    info = {"model_path": engine.model_path, "tokenizer_path": engine.options.model_path, "is_generation": True}
+    return web.json_response({**info, "weight_version": engine.scheduler.weight_version})
+
+
+async def _server_info(engine: Engine, _: web.Request) -> web.Response:
+    options = engine.options
+    return web.json_response(
+        {
+            "model_path": engine.model_path,
+            "tp_size": 1,
+            "dp_size": 1,
+            "pp_size": 1,
+            "ep_size": 1,
+            "num_gpus": 1,
+            "enable_memory_saver": False,
+            "context_length": engine.decoder.context_length,
+            "max_running_requests": options.max_running_requests,
+            "device": options.device,
+            "weight_version": engine.scheduler.weight_version,
+        }
+    )
+
+
+async def _weight_version(engine: Engine, _: web.Request) -> web.Response:
+    return web.json_response({"weight_version": engine.scheduler.weight_version})
+
+
+async def _loads(engine: Engine, _: web.Request) -> web.Response:
+    return web.json_response({"loads": [{"dp_rank": 0, **engine.scheduler.load()}]})
+
+
+async def _workers(engine: Engine, request: web.Request) -> web.Response:
+    url = f"{request.scheme}://{request.host}"
+    worker = {"id": "0", "url": url, "worker_type": "regular", "is_healthy": engine.scheduler.healthy}
+    return web.json_response({"workers": [worker]})
+
+
+async def _flush_cache(engine: Engine, _: web.Request) -> web.Response:
+    if engine.scheduler.flush_cache():
+        return web.Response(text="Cache flushed.\n")
+    return web.Response(status=400, text="Requests are in flight; the cache was not flushed.\n")
+
+
+async def _abort(engine: Engine, request: web.Request) -> web.Response:
+    body = await _body(request)
+    if not body.get("abort_all") and not body.get("rid"):
+        raise ConfigError("abort_request needs a rid, or abort_all: true")
+    engine.scheduler.abort(None if body.get("abort_all") else body["rid"])
+    return web.Response(status=200)
+
+
+async def _pause(engine: Engine, request: web.Request) -> web.Response:
+    mode = (await _body(request)).get("mode", "abort")
+    if mode not in PAUSE_MODES:
+        raise ConfigError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}")
+    engine.scheduler.pause(mode)
+    return web.json_response({"status": "ok", "message": "Generation paused."})
+
+
+async def _continue(engine: Engine, _: web.Request) -> web.Response:
+    engine.scheduler.resume()
+    return web.json_response({"status": "ok", "message": "Generation continued."})
+
+
+async def _update_from_disk(engine: Engine, request: web.Request) -> web.Response:
+    body = await _body(request)
+    folder = body.get("model_path")
+    if not isinstance(folder, str):
+        raise ConfigError(f"model_path must name a model folder, got {folder!r}")
+    if body.get("abort_all_requests"):
+        engine.scheduler.abort()
+    try:
+        version = await engine.load_folder(folder, body.get("weight_version"))
+    except ConfigError as error:
+        return web.json_response({"success": False, "message": str(error)}, status=400)
+    message = f"Serving {folder} as weight version {version}."
+    return web.json_response({"success": True, "message": message, "num_paused_requests": 0})

@@ -1,0 +1,332 @@
+"""Continuous batching: requests join and leave the running batch between two decode steps.
+
+Invariants: only the worker thread touches the decoder; a request is answered exactly once; a row's first
+`_written` tokens are in the cache under the current weights, so that later prompts may share them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from embedded.engine.decoder import Decoder
+from embedded.engine.sampling import SamplingParams, draw_uniforms, sample_tokens
+from rollout.errors import ConfigError, EngineError
+
+PREFILL_BUDGET = 4096
+"""Prompt tokens admitted in one step, so that running requests are not held up for long."""
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One prompt on its way; `future` receives the request itself once `finish_reason` is set."""
+
+    rid: str
+    prompt: list[int]
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    uniforms: list[float]
+    future: Future[Request] = field(default_factory=Future)
+    output: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    cached_tokens: int = 0
+    finish_reason: dict[str, Any] | None = None
+    weight_version: str = ""
+    row: int = -1
+
+
+class Scheduler:
+    """Runs a decoder in one worker thread and answers requests through futures."""
+
+    def __init__(
+        self, decoder: Decoder, find_stop: Callable[[Request], str | None], seed: int = 0, prefix_cache: bool = True
+    ) -> None:
+        """Start the worker. `find_stop` returns the stop string that the request's text has reached, if any."""
+        self.decoder = decoder
+        self.weight_version = "0"
+        self._find_stop, self._seed, self._prefix_cache = find_stop, seed, prefix_cache
+        self._arrivals = itertools.count()
+        self._tokens = np.zeros((decoder.rows, decoder.context_length), dtype=np.int64)
+        self._written = np.zeros(decoder.rows, dtype=np.int64)
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, Request] = {}
+        self._updates: deque[tuple[Mapping[str, torch.Tensor], str | None, Future[str]]] = deque()
+        self._wake = threading.Condition()
+        self._abort_all, self._abort_rids = False, set()
+        self._paused = self._closed = self._retract = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="engine-compute", daemon=True)
+        self._thread.start()
+
+    def submit(self, rid: str, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int]) -> Request:
+        """Queue a request; its future resolves when it has stopped, run out of length or been aborted.
+
+        Raises:
+            ConfigError: the prompt and its answer do not fit the context, or hold unknown token ids.
+            EngineError: the worker thread broke or was closed earlier.
+        """
+        self.check(prompt, params)
+        arrival = next(self._arrivals)
+        seed = params.sampling_seed if params.sampling_seed is not None else params.seed
+        if seed is None:
+            seed = self._seed * 1_000_003 + arrival
+        uniforms = [] if params.greedy else draw_uniforms(seed, params.max_new_tokens)
+        request = Request(rid, prompt, params, stop_ids, uniforms)
+        # A caller that hangs up must not cancel the future under the worker's hands.
+        request.future.set_running_or_notify_cancel()
+        with self._wake:
+            if self._error is not None:
+                raise EngineError(str(self._error)) from self._error
+            self._waiting.append(request)
+            self._wake.notify()
+        return request
+
+    def abort(self, rid: str | None = None) -> None:
+        """Abort the requests whose id starts with `rid`, or all of them; partial tokens are returned."""
+        with self._wake:
+            if rid is None:
+                self._abort_all = True
+            else:
+                self._abort_rids.add(rid)
+            self._wake.notify()
+
+    def pause(self, mode: str) -> None:
+        """Stop generating. `abort` ends all requests, `retract` recomputes them later, `in_place` keeps their cache."""
+        with self._wake:
+            self._paused = True
+            self._abort_all |= mode == "abort"
+            self._retract |= mode == "retract"
+            self._wake.notify()
+
+    def resume(self) -> None:
+        """Generate again after `pause`."""
+        with self._wake:
+            self._paused = False
+            self._wake.notify()
+
+    def update_weights(self, state: Mapping[str, torch.Tensor], version: str | None = None) -> Future[str]:
+        """Swap the weights once no request is running (or at once while paused); resolves to the new version.
+
+        Raises:
+            EngineError: the worker thread broke or was closed earlier.
+        """
+        done: Future[str] = Future()
+        done.set_running_or_notify_cancel()
+        with self._wake:
+            if self._error is not None:
+                raise EngineError(str(self._error)) from self._error
+            self._updates.append((state, version, done))
+            self._wake.notify()
+        return done
+
+    def flush_cache(self) -> bool:
+        """Forget shared prefixes; False while requests are in flight, as in SGLang."""
+        with self._wake:
+            if self._running or self._waiting:
+                return False
+            self._written[:] = 0
+            return True
+
+    def load(self) -> dict[str, int]:
+        """Requests running and waiting, and tokens held in the cache."""
+        with self._wake:
+            return {
+                "num_running_reqs": len(self._running),
+                "num_waiting_reqs": len(self._waiting),
+                "num_used_tokens": int(self._written.sum()),
+            }
+
+    @property
+    def healthy(self) -> bool:
+        return self._error is None and self._thread.is_alive()
+
+    def close(self) -> None:
+        """Abort what is in flight and end the worker."""
+        with self._wake:
+            self._closed = self._abort_all = True
+            self._wake.notify()
+        self._thread.join(timeout=60)
+
+    def check(self, prompt: list[int], params: SamplingParams) -> None:
+        """Refuse a prompt that cannot be computed (ConfigError); `submit` calls it too."""
+        limit, vocab = self.decoder.context_length, self.decoder.vocab_size
+        if not prompt:
+            raise ConfigError("input_ids is empty; a prompt needs at least one token")
+        if len(prompt) + params.max_new_tokens > limit:
+            raise ConfigError(
+                f"{len(prompt)} prompt tokens + max_new_tokens {params.max_new_tokens} exceed the context of {limit}; "
+                "shorten the prompt, ask for fewer tokens or start the engine with a longer --context-length"
+            )
+        foreign = [token for token in params.logit_bias or () if int(token) >= vocab]
+        if foreign:
+            raise ConfigError(f"logit_bias names token {foreign[0]}; ids of this model are 0 to {vocab - 1}")
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= vocab:
+            raise ConfigError(f"input_ids holds {low if low < 0 else high}; ids of this model are 0 to {vocab - 1}")
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._wake:
+                    self._wake.wait_for(self._has_work)
+                    self._apply_aborts()
+                    self._apply_retract()
+                    self._apply_updates()
+                    if self._closed:
+                        self._fail(EngineError("the engine was closed"))
+                        return
+                    admitted = [] if self._paused or self._updates else self._admit()
+                if admitted:
+                    self._prefill(admitted)
+                elif self._running and not self._paused:
+                    self._decode()
+        except Exception as error:
+            # The boundary of the thread: waiting callers must learn that nobody will answer them.
+            broken = EngineError(f"the engine broke: {type(error).__name__}: {error}")
+            broken.__cause__ = error
+            with self._wake:
+                self._fail(broken)
+
+    def _has_work(self) -> bool:
+        commands = self._closed or self._abort_all or self._abort_rids or self._retract or self._updates
+        return bool(commands or (not self._paused and (self._running or self._waiting)))
+
+    def _fail(self, error: EngineError) -> None:
+        """Answer everybody who waits with `error`, and everybody who still comes."""
+        self._error = error
+        for request in [*self._running.values(), *self._waiting]:
+            request.future.set_exception(error)
+        for _, _, done in self._updates:
+            done.set_exception(error)
+        self._running.clear()
+        self._waiting.clear()
+        self._updates.clear()
+
+    def _apply_aborts(self) -> None:
+        if not (self._abort_all or self._abort_rids):
+            return
+        prefixes, everything = tuple(self._abort_rids), self._abort_all
+        self._abort_all, self._abort_rids = False, set()
+        for request in [*self._running.values(), *self._waiting]:
+            if everything or request.rid.startswith(prefixes):
+                self._finish(request, {"type": "abort", "message": "aborted by request"})
+
+    def _apply_updates(self) -> None:
+        """Updates wait for the running batch, unless it is paused: then its cache goes stale and is kept."""
+        while self._updates and (self._paused or not self._running):
+            state, version, done = self._updates.popleft()
+            try:
+                self.decoder.load_weights(state)
+            except ConfigError as error:
+                done.set_exception(error)
+                continue
+            self._written[:] = 0
+            self.weight_version = version if version is not None else _next_version(self.weight_version)
+            done.set_result(self.weight_version)
+
+    def _apply_retract(self) -> None:
+        if not self._retract:
+            return
+        self._retract = False
+        for request in reversed(self._running.values()):
+            request.row = -1
+            self._waiting.appendleft(request)
+        self._running.clear()
+
+    def _admit(self) -> list[Request]:
+        """Give rows to waiting requests, each the row (or a copy of the prefix) that saves it most."""
+        admitted: list[Request] = []
+        budget = PREFILL_BUDGET
+        while self._waiting and len(self._running) < self.decoder.rows and budget > 0:
+            request = self._waiting.popleft()
+            tokens = np.asarray(request.prompt + request.output)
+            shared = self._shared_prefixes(tokens)
+            free = [row for row in range(self.decoder.rows) if row not in self._running]
+            best = int(shared.argmax())
+            length = int(shared[best])
+            # A free row that mostly holds this prompt is taken over; else the emptiest loses least.
+            mostly = length > self._written[best] // 2
+            row = best if best in free and mostly else min(free, key=lambda r: (self._written[r], r))
+            self.decoder.copy_prefix(best, row, length)
+            self._tokens[row, : len(tokens)] = tokens
+            self._written[row] = length
+            request.row = row
+            if not request.output:
+                request.cached_tokens = length
+            self._running[row] = request
+            admitted.append(request)
+            budget -= len(tokens) - length
+        return admitted
+
+    def _shared_prefixes(self, tokens: np.ndarray) -> np.ndarray:
+        """Cached tokens of every row that agree with the start of `tokens`; at least one is left to compute."""
+        if not self._prefix_cache or not self._written.any():
+            return np.zeros(self.decoder.rows, dtype=np.int64)
+        agree = self._tokens[:, : len(tokens)] == tokens
+        agree[:, -1] = False
+        return np.minimum(agree.argmin(1), self._written)
+
+    def _prefill(self, requests: list[Request]) -> None:
+        rows = [r.row for r in requests]
+        starts = [int(self._written[row]) for row in rows]
+        totals = [len(r.prompt) + len(r.output) for r in requests]
+        tokens = [self._tokens[row, s:n] for row, s, n in zip(rows, starts, totals, strict=True)]
+        logits = self.decoder.prefill(rows, starts, tokens)
+        self._written[rows] = totals
+        self._extend(requests, logits)
+
+    def _decode(self) -> None:
+        requests = list(self._running.values())
+        rows = np.array([r.row for r in requests])
+        positions = self._written[rows]
+        logits = self.decoder.decode(rows, positions, self._tokens[rows, positions])
+        self._written[rows] += 1
+        self._extend(requests, logits)
+
+    def _extend(self, requests: list[Request], logits: torch.Tensor) -> None:
+        """Draw a token for each request, and finish those that are done."""
+        uniforms = [r.uniforms[len(r.output)] if r.uniforms else 0.0 for r in requests]
+        tokens, log_probs = sample_tokens(logits, [r.params for r in requests], uniforms)
+        finished: list[tuple[Request, dict[str, Any]]] = []
+        for request, token, log_prob in zip(requests, tokens, log_probs, strict=True):
+            request.output.append(token)
+            request.log_probs.append(log_prob)
+            reason = self._finish_reason(request, token)
+            if reason is not None:
+                finished.append((request, reason))
+            else:
+                self._tokens[request.row, self._written[request.row]] = token
+        with self._wake:
+            for request, reason in finished:
+                self._finish(request, reason)
+
+    def _finish_reason(self, request: Request, token: int) -> dict[str, Any] | None:
+        if token in request.stop_ids:
+            return {"type": "stop", "matched": token}
+        if request.params.stop_strings and (matched := self._find_stop(request)) is not None:
+            return {"type": "stop", "matched": matched}
+        if len(request.output) >= request.params.max_new_tokens:
+            return {"type": "length", "length": request.params.max_new_tokens}
+        return None
+
+    def _finish(self, request: Request, reason: dict[str, Any]) -> None:
+        """Answer a request and free its row; the row's tokens stay for others to share."""
+        request.finish_reason = reason
+        request.weight_version = self.weight_version
+        if request.row >= 0:
+            del self._running[request.row]
+        elif request in self._waiting:
+            self._waiting.remove(request)
+        request.future.set_result(request)
+
+
+def _next_version(version: str) -> str:
+    return str(int(version) + 1) if version.isdigit() else f"{version}+1"

@@ -1,0 +1,121 @@
+"""An HTTP engine that speaks SGLang's native API, for small models on one machine.
+
+`python -m embedded.engine.server --model-path FOLDER --port PORT` serves one model; `EngineServer` does so inside a
+process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from aiohttp import web
+
+from embedded.engine.engine import Engine, EngineOptions
+from embedded.engine.routes import build_app
+from embedded.engine.vision import VisionEngine, has_vision
+from rollout.errors import ConfigError, EngineError
+
+
+class EngineServer:
+    """An engine and its HTTP server in a thread of this process; a context manager."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Load the model and listen.
+
+        Raises:
+            ConfigError: the model cannot be served, or the port is taken.
+        """
+        self.engine = open_engine(options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-http", daemon=True)
+        self._thread.start()
+        try:
+            self._runner, self.port = self._call(_listen(self.engine))
+        except ConfigError:
+            self.close()
+            raise
+        self.host = options.host
+        self.url = f"http://{self.host}:{self.port}"
+
+    def update_weights(self, state: Mapping[str, torch.Tensor], version: str | None = None) -> str:
+        """Hand weights with Hugging Face names to the engine; return the version that it now serves."""
+        return self.engine.scheduler.update_weights(state, version).result(timeout=600)
+
+    def close(self) -> None:
+        """Stop listening and end the worker; in-flight requests come back aborted. Calling it twice is fine."""
+        self.engine.scheduler.close()
+        if self._loop.is_closed():
+            return
+        if hasattr(self, "_runner"):
+            self._call(self._runner.cleanup())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+
+    def __enter__(self) -> EngineServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=60)
+
+
+def open_engine(options: EngineOptions) -> Engine:
+    """The engine for the model in `options.model_path`, which may be one that sees.
+
+    Raises:
+        ConfigError: the model folder is unknown or of a kind that is not served.
+    """
+    return VisionEngine(options) if has_vision(options.model_path) else Engine(options)
+
+
+async def _listen(engine: Engine) -> tuple[web.AppRunner, int]:
+    runner = web.AppRunner(build_app(engine), access_log=None, handler_cancellation=True)
+    await runner.setup()
+    host, port = engine.options.host, engine.options.port
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} on {host} is in use; stop what listens there or choose another --port"
+            ) from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return runner, runner.addresses[0][1]
+
+
+def main() -> None:
+    """Serve one model until interrupted."""
+    parser = argparse.ArgumentParser(description="Serve a small model with SGLang's native API.")
+    parser.add_argument("--model-path", required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--max-running-requests", type=int, default=32)
+    parser.add_argument("--context-length", type=int)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="torch threads; more than one is slower on a busy CPU")
+    flags = vars(parser.parse_args())
+    torch.set_num_threads(flags.pop("threads"))
+    try:
+        server = EngineServer(EngineOptions(**flags))
+    except (ConfigError, EngineError) as error:
+        raise SystemExit(f"error: {error}") from error
+    print(f"serving {server.engine.model_path} on {server.url}", flush=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        server.close()
+
+
+if __name__ == "__main__":
+    main()

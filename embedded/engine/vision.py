@@ -1,0 +1,191 @@
+"""Serves a small vision-language model on the embedded engine: pictures come in `image_data`, as SGLang takes them.
+
+The same scheduler runs it; a row's cache is transformers' own, and prefixes are not shared, because equal tokens may
+stand for different pictures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from embedded.engine.engine import Engine, EngineOptions, end_tokens
+from embedded.engine.scheduler import Request, Scheduler
+from envs.pictures import PictureError, open_picture
+from rollout.errors import ConfigError
+from rollout.tokens.processor import load_processor
+
+SERVED_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+PIXELS, GRIDS = "pixel_values", "image_grid_thw"
+
+
+class PicturePrompt(list[int]):
+    """Prompt tokens with expanded placeholders, and the tensors of the pictures that they stand for."""
+
+    pictures: Mapping[str, torch.Tensor] = {}
+
+
+class VisionDecoder:
+    """Computes next-token logits of a Qwen vision-language model, one row at a time."""
+
+    def __init__(self, folder: str, rows: int, context_length: int | None, device: str) -> None:
+        """Load the model folder.
+
+        Raises:
+            ConfigError: the model is of a kind that is not served.
+        """
+        self.model = load_vision_model(folder).to(device)
+        config = self.model.config
+        self.image_token: int = config.image_token_id
+        self.vocab_size: int = config.text_config.vocab_size
+        self.context_length = context_length or min(config.text_config.max_position_embeddings, 4096)
+        self.rows, self.device = rows, torch.device(device)
+        self.pictures: dict[int, Mapping[str, torch.Tensor]] = {}
+        self._caches: dict[int, Any] = {}
+        self._shifts: dict[int, int] = {}
+
+    def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over weights under their Hugging Face names.
+
+        Raises:
+            ConfigError: a weight is missing or of another shape; the old weights stay.
+        """
+        own = self.model.state_dict()
+        for name, weight in own.items():
+            if name not in state or state[name].shape != weight.shape:
+                raise ConfigError(f"the new weights have no '{name}' of shape {tuple(weight.shape)}")
+        self.model.load_state_dict({name: state[name] for name in own})
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        assert length == 0, "prefixes with pictures are not shared"
+
+    @torch.inference_mode()
+    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> torch.Tensor:
+        """Compute whole prompts; return the last logits [rows, vocab]."""
+        return torch.cat([self._prompt(row, ids) for row, ids in zip(rows, tokens, strict=True)])
+
+    @torch.inference_mode()
+    def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor:
+        """Compute one token a row at its position; return logits [rows, vocab]."""
+        each = zip(rows.tolist(), positions.tolist(), tokens.tolist(), strict=True)
+        return torch.cat([self._token(row, position, token) for row, position, token in each])
+
+    def _prompt(self, row: int, ids: np.ndarray) -> torch.Tensor:
+        self.model.model.rope_deltas = None
+        out = self.model(**forward_inputs(torch.from_numpy(ids), self.pictures[row], self.image_token), use_cache=True)
+        shift = self.model.model.rope_deltas
+        self._caches[row], self._shifts[row] = out.past_key_values, 0 if shift is None else int(shift)
+        return out.logits[:, -1]
+
+    def _token(self, row: int, position: int, token: int) -> torch.Tensor:
+        place = torch.full((3, 1, 1), position + self._shifts[row], device=self.device)
+        ids = torch.tensor([[token]], device=self.device)
+        return self.model(
+            input_ids=ids, position_ids=place, past_key_values=self._caches[row], use_cache=True
+        ).logits[:, -1]
+
+
+def forward_inputs(
+    ids: torch.Tensor, pictures: Mapping[str, torch.Tensor] | None, image_token: int
+) -> dict[str, torch.Tensor]:
+    """What a Qwen model's forward takes for one sequence `ids` [tokens] with the pictures that stand in it."""
+    ids = ids[None]
+    if not pictures:
+        return {"input_ids": ids}
+    return {"input_ids": ids, "mm_token_type_ids": (ids == image_token).int(), **pictures}
+
+
+class VisionScheduler(Scheduler):
+    """Hands each row its pictures before its prompt is computed."""
+
+    decoder: VisionDecoder  # type: ignore[assignment]
+
+    def _prefill(self, requests: list[Request]) -> None:
+        for request in requests:
+            self.decoder.pictures[request.row] = getattr(request.prompt, "pictures", {})
+        super()._prefill(requests)
+
+
+class VisionEngine(Engine):
+    """The engine of a vision-language model: prompts hold one placeholder a picture, which is expanded here."""
+
+    UNSERVED = tuple(name for name in Engine.UNSERVED if name != "image_data")
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Load the model and start its worker thread.
+
+        Raises:
+            ConfigError: the model is of a kind that is not served, or has no image processor.
+        """
+        from transformers import AutoTokenizer
+
+        self.options, self.model_path = options, options.model_path
+        self.processor = load_processor(options.model_path)
+        if self.processor is None:
+            raise ConfigError(f"'{options.model_path}' has no preprocessor_config.json, so pictures cannot be read")
+        self.decoder = VisionDecoder(
+            options.model_path, options.max_running_requests, options.context_length, options.device
+        )
+        self.tokenizer = AutoTokenizer.from_pretrained(options.model_path)
+        self._eos = end_tokens(options.model_path, self.tokenizer)
+        self.scheduler = VisionScheduler(self.decoder, self._find_stop, options.seed, prefix_cache=False)
+
+    def _load_state(self, folder: str) -> Mapping[str, torch.Tensor]:
+        return load_vision_model(folder).state_dict()
+
+    def _prompts(self, body: Mapping[str, Any]) -> list[list[int]]:
+        given = body.get("image_data") or []
+        prompts = super()._prompts(body)
+        if not given:
+            if any(self.decoder.image_token in prompt for prompt in prompts):
+                raise ConfigError("input_ids holds a picture's placeholder, but image_data is empty")
+            return prompts
+        if len(prompts) != 1:
+            raise ConfigError("a request with image_data holds one prompt")
+        return [self._expanded(prompts[0], given if isinstance(given, list) else [given])]
+
+    def _expanded(self, ids: Sequence[int], images: Sequence[Any]) -> PicturePrompt:
+        try:
+            pictures = [open_picture(image) for image in images]
+        except PictureError as error:
+            raise ConfigError(f"image_data: {error}") from error
+        inputs = self.processor.image_processor(images=pictures, return_tensors="pt")
+        merged = self.processor.image_processor.merge_size**2
+        counts = iter((inputs[GRIDS].prod(-1) // merged).tolist())
+        if ids.count(self.decoder.image_token) != len(images):
+            raise ConfigError(
+                f"input_ids holds {ids.count(self.decoder.image_token)} placeholders for {len(images)} pictures"
+            )
+        prompt = PicturePrompt()
+        for token in ids:
+            prompt.extend([token] * next(counts) if token == self.decoder.image_token else [token])
+        prompt.pictures = {key: inputs[key] for key in (PIXELS, GRIDS)}
+        return prompt
+
+
+def load_vision_model(folder: str | Path) -> Any:
+    """Load a Qwen vision-language model in float32.
+
+    Raises:
+        ConfigError: its model is of a kind that is not served.
+    """
+    from transformers import AutoModelForImageTextToText
+
+    kind = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("model_type")
+    if kind not in SERVED_TYPES:
+        raise ConfigError(
+            f"'{folder}' holds a {kind} model; of vision-language models the embedded engine serves "
+            f"{', '.join(SERVED_TYPES)}. Serve it with SGLang instead"
+        )
+    return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def has_vision(folder: str | Path) -> bool:
+    """Whether a model folder holds a model that sees."""
+    path = Path(folder) / "config.json"
+    return path.is_file() and "vision_config" in json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,1 @@
+"""PPO on Megatron-core, on one device, CPU included."""

@@ -1,0 +1,224 @@
+"""Megatron-core models on one device, CPU included: GPTModel actor and critic from a Hugging Face folder.
+
+Of Megatron-core, what a CPU cannot run is replaced here and nowhere else: the core attention (stock code masks through
+fused CUDA kernels; here torch's SDPA, causal, which right-padded batches need no mask for), the gradient-norm clipping
+(stock code allocates on "cuda"; here torch's own), and the one question it asks of torch.cuda, which device is current.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from embedded.trainer.weights import hf_to_megatron, megatron_shapes
+from rollout.errors import ConfigError, MissingDependencyError
+
+with warnings.catch_warnings():
+    # Megatron warns for each fused kernel that is not installed; none is needed here.
+    warnings.simplefilter("ignore")
+    try:
+        from megatron.core import parallel_state
+        from megatron.core.models.gpt import GPTModel
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+        from megatron.core.optimizer import OptimizerConfig
+        from megatron.core.optimizer.optimizer import FP32Optimizer, MegatronOptimizer
+        from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+        from megatron.core.tensor_parallel.random import initialize_rng_tracker
+        from megatron.core.transformer import TransformerConfig
+    except ImportError as missing:
+        raise MissingDependencyError(
+            f"the embedded trainer needs {missing.name}; install it with: pip install 'slime-verlog[embedded]'"
+        ) from missing
+
+
+def initialize(port: int = 0) -> torch.device:
+    """Make this process Megatron's only rank (gloo on a CPU, NCCL on a GPU); calling it twice is fine."""
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cpu":
+        # Rotary embeddings ask for the current CUDA device; without CUDA torch raises instead of answering.
+        torch.cuda.current_device = lambda: torch.device("cpu")
+    if not torch.distributed.is_initialized():
+        store = torch.distributed.TCPStore("127.0.0.1", port, world_size=1, is_master=True)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    if not parallel_state.model_parallel_is_initialized():
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        parallel_state.initialize_model_parallel()
+        initialize_rng_tracker(inference_rng_tracker=True)
+    return device
+
+
+def build_model(folder: str | Path, device: torch.device, *, critic: bool = False) -> GPTModel:
+    """Build a GPTModel with the folder's weights; a critic gets an untied head of one output that starts at zero.
+
+    Raises:
+        ConfigError: the folder's model is not of a shape that the mapping covers.
+    """
+    from embedded.engine.decoder import load_hf_model
+
+    hf = load_hf_model(folder)
+    model = _empty_model(hf.config, tied=hf.config.tie_word_embeddings and not critic)
+    if critic:
+        model.output_layer = ValueHead(hf.config.hidden_size)
+    model.load_state_dict(hf_to_megatron(hf.state_dict(), megatron_shapes(hf.config), head=not critic), strict=False)
+    return model.to(device)
+
+
+def _empty_model(config: Any, *, tied: bool) -> GPTModel:
+    rope = config.rope_parameters
+    if rope.get("rope_type", "default") != "default":
+        raise ConfigError(f"the embedded trainer knows plain rotary embeddings only, not {rope['rope_type']}")
+    heads = config.num_attention_heads
+    is_qwen3 = config.model_type == "qwen3"
+    transformer = TransformerConfig(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        num_attention_heads=heads,
+        num_query_groups=config.num_key_value_heads or heads,
+        kv_channels=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        ffn_hidden_size=config.intermediate_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=config.rms_norm_eps,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=config.model_type == "qwen2",
+        qk_layernorm=is_qwen3,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=True,
+        # Nobody else draws from these weights: they are overwritten at once.
+        perform_initialization=False,
+    )
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=is_qwen3)
+    spec.submodules.self_attention.submodules.core_attention = SdpaAttention
+    return GPTModel(
+        config=transformer,
+        transformer_layer_spec=spec,
+        vocab_size=config.vocab_size,
+        max_sequence_length=config.max_position_embeddings,
+        share_embeddings_and_output_weights=tied,
+        position_embedding_type="rope",
+        rotary_base=rope["rope_theta"],
+    )
+
+
+class SdpaAttention(torch.nn.Module):
+    """Causal core attention; padding must stand right of what is read, where no real token sees it."""
+
+    def __init__(self, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
+        super().__init__()
+        self.scale = softmax_scale
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+    ) -> torch.Tensor:
+        """Attend over [sequence, batch, heads, head_dim]; returns [sequence, batch, heads x head_dim]."""
+        groups = query.shape[2] // key.shape[2]
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
+
+
+class ValueHead(torch.nn.Linear):
+    """One output a position, zero at the start; returns (values, no bias) as Megatron's output layer does."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden, 1)
+        torch.nn.init.zeros_(self.weight)
+        torch.nn.init.zeros_(self.bias)
+
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        return super().forward(hidden_states), None
+
+
+@contextmanager
+def only_positions(model: GPTModel, row: torch.Tensor, column: torch.Tensor) -> Iterator[None]:
+    """While active, the output layer sees positions (row, column) of the batch alone: logits are [1, n, outputs]."""
+
+    def select(_: Any, __: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden[column, row][:, None]
+
+    handle = model.decoder.register_forward_hook(select)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def predict(model: GPTModel, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """Outputs [n, vocabulary or 1] in float32 at positions (row, column) of right-padded `ids` [batch, length]."""
+    with only_positions(model, row, column):
+        return model(ids, None, None)[0].float()
+
+
+class Adam(FP32Optimizer):
+    """Megatron's float32 optimizer around AdamW, with gradient clipping that needs no CUDA kernels.
+
+    `schedule` is Megatron's too: its `step(n)` sets the learning rate for what comes after n more samples.
+    """
+
+    schedule: OptimizerParamScheduler
+
+    def __init__(self, model: GPTModel, config: OptimizerConfig) -> None:
+        decay = [p for p in model.parameters() if p.dim() > 1]
+        plain = [p for p in model.parameters() if p.dim() <= 1]
+        inner = torch.optim.AdamW(
+            [{"params": decay}, {"params": plain, "wd_mult": 0.0}],
+            lr=config.lr,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_eps,
+        )
+        # FP32Optimizer's own __init__ adds a loss scale on the device "cuda" that a float32 run never uses.
+        MegatronOptimizer.__init__(self, inner, config)
+        self.is_stub_optimizer = False
+
+    def clip_grad_norm(self, clip_grad: float) -> float:
+        """Scale all gradients to a joint norm of at most `clip_grad`; return the norm before."""
+        return torch.nn.utils.clip_grad_norm_(self.get_parameters(), clip_grad).item()
+
+
+def build_optimizer(model: GPTModel, args: Any, lr: float, samples: int) -> Adam:
+    """AdamW with a learning rate that decays over `samples`, from slime's and Megatron's flag names.
+
+    `adam_beta1`, `adam_beta2`, `adam_eps`, `weight_decay`, `clip_grad`; `lr_decay_style` (constant, linear, cosine).
+
+    Raises:
+        ConfigError: another decay style.
+    """
+    if args.lr_decay_style not in ("constant", "linear", "cosine"):
+        raise ConfigError(f"lr_decay_style must be constant, linear or cosine, got {args.lr_decay_style!r}")
+    optimizer = Adam(
+        model,
+        OptimizerConfig(
+            optimizer="adam",
+            lr=lr,
+            adam_beta1=args.adam_beta1,
+            adam_beta2=args.adam_beta2,
+            adam_eps=args.adam_eps,
+            clip_grad=args.clip_grad,
+        ),
+    )
+    optimizer.schedule = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=lr,
+        min_lr=0.0,
+        lr_warmup_steps=0,
+        lr_decay_steps=samples,
+        lr_decay_style=args.lr_decay_style,
+        start_wd=args.weight_decay,
+        end_wd=args.weight_decay,
+        wd_incr_steps=samples,
+        wd_incr_style="constant",
+    )
+    return optimizer

@@ -1,0 +1,1 @@
+"""The policy that training starts from: scripted demonstrations and imitation of them."""

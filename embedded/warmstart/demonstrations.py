@@ -1,0 +1,98 @@
+"""Scripted play written out as THINK/ACTION text, for the policy to start from.
+
+An environment module that offers `expert_action(env)` can be demonstrated; some actions are random instead, so that
+unusual states are seen and something is left to learn.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tqdm import tqdm
+
+from envs.loading import load_env_module
+from rollout.bridge.settings import RolloutConfig
+from rollout.data_source import make_episode, pick_task, read_tasks
+from rollout.errors import ConfigError
+from rollout.play.episode import EpisodeSpec
+from rollout.play.memory import Exchange, build_memory, build_messages
+
+DEMONSTRATION_SEEDS = 500_000_000
+"""Seed of the first demonstrated episode: neither training nor evaluation gets there."""
+_ARTICLES = re.compile(r"\b(?:the|a|an)\s+")
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One demonstrated turn: the conversation as a rollout would show it, and the answer."""
+
+    messages: list[dict[str, Any]]
+    answer: str
+    task: str = ""
+    seed: int = 0
+    turn: int = 0
+    progression: float = 0.0
+    """How far its episode came in the end; 1 is success."""
+
+
+Reason = Callable[[Any, str, str], str]
+"""The thought before an action, from the environment, the observation's text and the action."""
+
+
+def demonstrate(
+    config: RolloutConfig, episodes: int, random_share: float, seed: int, reason: Reason | None = None
+) -> list[Demonstration]:
+    """Play `episodes` of the config's tasks; each action is random with probability `random_share`.
+
+    `reason` writes the thoughts; None: `think`. Where an environment lists no actions, none is random.
+
+    Raises:
+        ConfigError: an environment without an expert, or a history that is not a window.
+    """
+    if config.history != "window":
+        raise ConfigError("demonstrations show each turn by itself: use history: window")
+    tasks, rng = read_tasks(config), random.Random(seed)
+    turns: list[Demonstration] = []
+    for k in tqdm(range(episodes), desc="demonstrations", unit="episode", leave=False):
+        number = DEMONSTRATION_SEEDS + seed * 100_000 + k
+        spec = make_episode(config, pick_task(tasks, seed, k), k, number)
+        turns += _play(config, spec, random_share, rng, reason or (lambda env, text, _: think(env.mission, text)))
+    return turns
+
+
+def _play(
+    config: RolloutConfig, spec: EpisodeSpec, random_share: float, rng: random.Random, reason: Reason
+) -> list[Demonstration]:
+    expert = getattr(load_env_module(spec.env.env_path), "expert_action", None)
+    if expert is None:
+        raise ConfigError(f"{spec.env.env_path} has no expert_action(env), so it cannot be demonstrated")
+    memory, env, turns, info = build_memory(config.memory), spec.env.build(), [], {"progression": 0.0}
+    past: deque[Exchange] = deque(maxlen=memory.horizon)
+    observation, done = env.reset(), False
+    while not done and len(turns) < (config.max_turns or env.max_steps or 1000):
+        messages = build_messages(
+            memory, env.instruction_prompt, list(past), observation, len(turns), env.answer_format
+        )
+        astray = rng.random() < random_share and len(env.actions) > 0
+        action = rng.choice(list(env.actions)) if astray else expert(env)
+        answer = f"THINK: {reason(env, observation['text']['long_term_context'], action)}\nACTION: {action}"
+        turns.append(Demonstration(messages, answer, spec.name, spec.env.metadata["seed"], len(turns)))
+        shown = observation
+        observation, done, info = env.step(answer)
+        past.append(Exchange(shown, answer, info["valid_action"], info["executed_action"]))
+    env.close()
+    return [replace(turn, progression=info["progression"]) for turn in turns]
+
+
+def think(mission: str, observation: str) -> str:
+    """A short thought: the line of the observation that shows what the mission names, or that none does."""
+    wanted = _ARTICLES.split(mission)[-1]
+    for line in observation.splitlines():
+        if f" {wanted} " in f" {line} ":
+            return _ARTICLES.sub("", line, count=1)
+    return f"no {wanted} here"

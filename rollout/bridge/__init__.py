@@ -1,0 +1,1 @@
+"""slime's `args` and `Sample`, read and written here and nowhere else in the rollout."""

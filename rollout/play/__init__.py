@@ -1,0 +1,1 @@
+"""How a game is played: live episodes, the slots that hold them, memory, warm-up, metrics."""

@@ -1,0 +1,148 @@
+"""What of the past a prompt shows: a memory turns past exchanges and the current observation into messages.
+
+Invariants: the system message is first, the current observation last; only the current one shows its short-term
+part and pictures; a rejected answer never appears, the action executed in its place does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from envs.base import Observation
+from rollout.bridge.settings import MemoryConfig
+from rollout.errors import ConfigError
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One past turn as the memory sees it: what was shown, what was answered, what was executed."""
+
+    observation: Observation
+    answer: str
+    valid: bool
+    executed_action: str
+
+    def reasoning(self) -> str:
+        """The answer with its reasoning; for a rejected answer only the action that took its place."""
+        return self.answer if self.valid else f"ACTION: {self.executed_action}"
+
+
+class Memory(Protocol):
+    """Chooses how past exchanges appear; `past` is in order and holds at most `horizon` exchanges."""
+
+    horizon: int | None
+    """How many past exchanges are ever needed; None for all."""
+
+    def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
+        """Messages for the past, `index` being the current turn's index in the episode."""
+
+
+@dataclass(frozen=True)
+class WindowMemory:
+    """The last n turns with their reasoning (Verlog's text and reasoning history of equal length)."""
+
+    horizon: int | None = 1
+
+    def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
+        return _show(past if self.horizon is None else past[len(past) - min(self.horizon, len(past)) :])
+
+
+@dataclass(frozen=True)
+class ActionsOnlyMemory:
+    """The last n turns, each answer reduced to the action that was executed."""
+
+    horizon: int | None = 1
+
+    def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
+        recent = past[len(past) - min(self.horizon or 0, len(past)) :]
+        return [m for e in recent for m in (_past_observation(e), _assistant(e.executed_action))]
+
+
+@dataclass(frozen=True)
+class PeriodicClearMemory:
+    """Grows turn by turn and is emptied every `period` turns, so that prompts share prefixes in between."""
+
+    period: int
+
+    @property
+    def horizon(self) -> int | None:
+        return self.period
+
+    def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
+        since_clear = index % self.period
+        return _show(past[len(past) - since_clear :])
+
+
+def build_memory(config: MemoryConfig) -> Memory:
+    """Make the memory that `memory.kind` names: built in, or `module.factory` called with the config.
+
+    Raises:
+        ConfigError: unknown kind, or an import path that does not resolve.
+    """
+    match config.kind:
+        case "window":
+            return WindowMemory(config.n)
+        case "actions_only":
+            return ActionsOnlyMemory(config.n)
+        case "periodic_clear":
+            return PeriodicClearMemory(config.period)
+        case "full":
+            return WindowMemory(None)
+    module, _, name = config.kind.rpartition(".")
+    if not module:
+        raise ConfigError(
+            f"memory.kind '{config.kind}' is unknown; use window, actions_only, periodic_clear, full "
+            "or the import path of a factory (module.function)"
+        )
+    try:
+        return getattr(importlib.import_module(module), name)(config)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"memory.kind '{config.kind}' cannot be imported: {error}") from error
+
+
+def build_messages(
+    memory: Memory,
+    instruction_prompt: str,
+    past: Sequence[Exchange],
+    current: Observation,
+    index: int,
+    answer_format: str,
+) -> list[Message]:
+    """Whole conversation of one turn: system, past, current observation with the request for an answer."""
+    system = [{"role": "system", "content": instruction_prompt}] if instruction_prompt else []
+    return [*system, *memory.messages(past, index), current_message(current, answer_format)]
+
+
+def current_message(current: Observation, answer_format: str) -> Message:
+    """The current observation: short-term part first, then the long-term part, then the request."""
+    text = current["text"]
+    parts = ["Current Observation:", text["short_term_context"], text["long_term_context"]]
+    content = "\n".join(part for part in parts if part)
+    only_now = (current.get("multi_modal_data") or {}).get("current_image") or []
+    return _user(f"{content}\n\n{answer_format}" if answer_format else content, current, only_now)
+
+
+def _show(past: Sequence[Exchange]) -> list[Message]:
+    return [m for e in past for m in (_past_observation(e), _assistant("Previous plan:\n" + e.reasoning()))]
+
+
+def _past_observation(exchange: Exchange) -> Message:
+    content = "Observation:\n" + exchange.observation["text"]["long_term_context"]
+    return _user(content, exchange.observation)
+
+
+def _assistant(content: str) -> Message:
+    return {"role": "assistant", "content": content}
+
+
+def _user(content: str, observation: Observation, only_now: Sequence[Any] = ()) -> Message:
+    images = [*only_now, *((observation.get("multi_modal_data") or {}).get("image") or [])]
+    if not images:
+        return {"role": "user", "content": content}
+    parts = [{"type": "image", "image": image} for image in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": content}]}

@@ -1,0 +1,164 @@
+"""The places in which episodes live from batch to batch, and how they come back after a restart.
+
+A live episode is stored as seed and answers; `restore_slots` plays it again and checks that every observation is the
+one that was seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollout.engine import LARGEST_ID
+from rollout.errors import EnvironmentFault
+from rollout.play.episode import Episode, EpisodeSpec, open_episode
+from rollout.play.runtime import Runtime
+from rollout.turn import Generation
+from rollout.workers.worker import EnvSpec
+
+
+class Slot:
+    """One place for a live episode; it plays its own sequence of episode ids, one after another."""
+
+    def __init__(self, number: int, first_episode: int, stride: int) -> None:
+        self.number = number
+        self.next_episode = first_episode
+        self.stride = stride
+        self.episode: Episode | None = None
+        self.ahead: asyncio.Task[Episode] | None = None
+
+    async def live(self, runtime: Runtime, spec_of: Callable[[int], EpisodeSpec]) -> Episode:
+        """The episode to play on; the one after it is made ready meanwhile. `spec_of` an id says what it plays."""
+        if self.episode is None:
+            if self.ahead is None:
+                self._prepare(runtime, spec_of)
+            assert self.ahead is not None
+            ahead, self.ahead = self.ahead, None
+            self.next_episode += self.stride
+            self.episode = await ahead
+        if self.ahead is None:
+            self._prepare(runtime, spec_of)
+        return self.episode
+
+    def _prepare(self, runtime: Runtime, spec_of: Callable[[int], EpisodeSpec]) -> None:
+        self.ahead = asyncio.create_task(open_episode(runtime, spec_of(self.next_episode)))
+        # A failure is read when the episode's turn comes; until then it is nobody's.
+        self.ahead.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def leave(self) -> None:
+        """Give up the slot's episode; the next one takes its place."""
+        episode, self.episode = self.episode, None
+        if episode is not None:
+            await episode.close()
+
+
+@dataclass
+class FixedTurnState:
+    """What lives from batch to batch: the slots, on the event loop that made them."""
+
+    runtime: Runtime
+    slots: list[Slot]
+
+
+async def restore_slots(saved: list[Mapping[str, Any]], runtime: Runtime, n_env: int) -> list[Slot]:
+    """Slots with their episodes played again up to where they were saved.
+
+    An episode whose replay differs is abandoned and counted. With another `n_env` than saved, all episodes
+    start anew on ids that were never used.
+    """
+    if len(saved) != n_env:
+        first = max((slot["next_episode"] for slot in saved), default=0) + n_env
+        return [Slot(number, first + number, n_env) for number in range(n_env)]
+    slots = [Slot(number, item["next_episode"], n_env) for number, item in enumerate(saved)]
+    await asyncio.gather(*(_restore(slot, item["episode"], runtime) for slot, item in zip(slots, saved, strict=True)))
+    return slots
+
+
+async def _restore(slot: Slot, item: Mapping[str, Any] | None, runtime: Runtime) -> None:
+    if item is None:
+        return
+    try:
+        episode = await open_episode(runtime, _read_spec(item["spec"]))
+        slot.episode = episode
+        for token_ids in item["answers"]:
+            await episode.take(Generation(token_ids, [0.0] * len(token_ids), "", "stop"))
+        if episode.session.digests != item["digests"] or episode.stop is not None:
+            raise EnvironmentFault("the replayed episode differs from the saved one")
+    except EnvironmentFault:
+        runtime.counters["episodes_lost_at_resume"] += 1
+        await slot.leave()
+
+
+def slots_state(state: Any) -> list[Mapping[str, Any]]:
+    """The slots as plain data: where each goes on, and its episode as seed and answers."""
+    if state is None:
+        return []
+    if isinstance(state, list):  # loaded, and not played on since
+        return state
+    return [{"next_episode": slot.next_episode, "episode": _episode_state(slot.episode)} for slot in state.slots]
+
+
+def _episode_state(episode: Any) -> Mapping[str, Any] | None:
+    if episode is None:
+        return None
+    return {
+        "spec": _spec_state(episode.spec),
+        "answers": episode.answers,
+        "digests": episode.session.digests,
+    }
+
+
+def _spec_state(spec: EpisodeSpec) -> Mapping[str, Any]:
+    env = spec.env
+    return {
+        "episode_id": spec.episode_id,
+        "name": spec.name,
+        "env_path": env.env_path,
+        "metadata": dict(env.metadata),
+        "options": dict(env.options),
+        "max_turns": env.max_turns,
+    }
+
+
+def _read_spec(item: Mapping[str, Any]) -> EpisodeSpec:
+    env = EnvSpec(
+        env_path=item["env_path"],
+        metadata=item["metadata"],
+        options=item["options"],
+        max_turns=item["max_turns"],
+    )
+    return EpisodeSpec(item["episode_id"], item["name"], env)
+
+
+def check_slot(slot: Mapping[str, Any]) -> None:
+    """Make sure that plain data describes a slot; raises KeyError, TypeError or ValueError if not."""
+    read_whole(slot["next_episode"])
+    if slot["episode"] is None:
+        return
+    spec, answers, digests = (slot["episode"][key] for key in ("spec", "answers", "digests"))
+    _read_spec(spec)
+    read_whole(spec["episode_id"])
+    if not all(isinstance(spec[key], kind) for key, kind in (("name", str), ("env_path", str), ("options", dict))):
+        raise ValueError("an episode's name and environment must be text, its options a mapping")
+    if not isinstance(spec["metadata"], dict) or not all(isinstance(item, str) for item in digests):
+        raise ValueError("an episode's metadata must be a mapping, its digests text")
+    for token_ids in answers:
+        read_ids(token_ids)
+    if len(digests) != len(answers) + 1:
+        raise ValueError("an episode has not one digest more than answers")
+
+
+def read_whole(value: Any) -> int:
+    """A number that counts or numbers something."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a whole number")
+    return value
+
+
+def read_ids(value: Any) -> list[int]:
+    """Token ids of one answer."""
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < LARGEST_ID for item in value):
+        raise ValueError("token ids must be a list of whole numbers")
+    return value

@@ -1,0 +1,59 @@
+"""Critic warm-up: while the actor is frozen, batches are collected and kept, then drawn from again.
+
+For `w_epoch` rollouts fresh batches are played and kept; for `w_iter` rollouts a batch is drawn from the kept
+episode segments without any generation. The advantage hook computes returns with the critic of the moment, so
+kept turns never carry stale targets. The actor is frozen all the while, so they stay on-policy.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from rollout.bridge.settings import WarmupConfig
+from rollout.errors import ConfigError
+from rollout.samples import Segment
+
+
+def phase_of(rollout_id: int, warmup: WarmupConfig) -> str:
+    """`collect`, `draw`, or `train` once the warm-up is over."""
+    if rollout_id < warmup.w_epoch:
+        return "collect"
+    return "draw" if rollout_id < warmup.w_epoch + warmup.w_iter else "train"
+
+
+def draw(kept: Sequence[Segment], fraction: float, step_turns: int, seed: int) -> list[Segment]:
+    """Random kept segments holding `fraction` of the kept turns, in whole steps of `step_turns` turns.
+
+    Segments are drawn without replacement; the last one is shortened so that no step is left partly filled: its
+    first turns stay and the prompt after them becomes the bootstrap.
+
+    Raises:
+        ConfigError: nothing was kept, as after a restart without the checkpoint's buffer.
+    """
+    total = sum(len(segment.turns) for segment in kept)
+    if total < step_turns:
+        raise ConfigError(
+            f"the warm-up has {total} kept turns, fewer than --global-batch-size {step_turns}; resume with the "
+            "rollout checkpoint of the same step, or start the warm-up again"
+        )
+    wanted = max(step_turns, round(fraction * total))
+    wanted -= wanted % step_turns
+    order = list(range(len(kept)))
+    random.Random(f"warmup/{seed}").shuffle(order)
+    drawn: list[Segment] = []
+    left = wanted
+    for number in order:
+        if left == 0:
+            break
+        segment = shorten(kept[number], left)
+        drawn.append(segment)
+        left -= len(segment.turns)
+    return drawn
+
+
+def shorten(segment: Segment, turns: int) -> Segment:
+    """The segment's first `turns` turns; the next turn's prompt bootstraps what was cut off."""
+    if len(segment.turns) <= turns:
+        return segment
+    return Segment(segment.task_name, segment.turns[:turns], segment.turns[turns].prompt, "cut")

@@ -1,0 +1,1 @@
+"""Messages and pictures to token ids, each message encoded once."""

@@ -1,0 +1,173 @@
+"""Pictures of a conversation on two chains in step: base64 for the engine, pixel tensors and grids for training.
+
+A picture is read, processed and counted once; a conversation holds references, and tensors are joined when asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from rollout.errors import EncodingError
+from rollout.tokens.plain_text import Frame, PlainText
+
+TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
+"""What a processor returns about tokens rather than about pictures."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedImage:
+    """One picture: its place in the text before and after expansion, its two payloads."""
+
+    placeholder: Frame
+    expanded: Frame
+    data: str
+    """`data:image/png;base64,...`"""
+    inputs: Mapping[str, torch.Tensor]
+
+
+class ImageChain(Mapping[str, torch.Tensor]):
+    """Training inputs of several pictures in order: one tensor a key, joined along dim 0 each time it is read.
+
+    A turn's prompt holds only references to its pictures' tensors, so an episode's memory grows linearly.
+    """
+
+    def __init__(self, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        self.parts = tuple(parts)
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return torch.cat([part[key] for part in self.parts])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts[0])
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __add__(self, other: ImageChain) -> ImageChain:
+        return ImageChain(self.parts + other.parts)
+
+
+class ImageEncoder:
+    """Encodes pictures with a checkpoint's processor; keeps each result as long as its picture lives."""
+
+    def __init__(self, processor: Any, text: PlainText, placeholder: str, max_pixels: int) -> None:
+        self._processor = processor
+        self._text = text
+        self._max_pixels = max_pixels
+        self.placeholder_text = placeholder
+        self.placeholder = text.frame(placeholder)
+        self._kept: dict[int, tuple[weakref.ref[Any], EncodedImage]] = {}
+        self.token_id = _image_token_id(processor, text)
+        video = getattr(processor, "video_token_id", None)
+        self.placeholder_ids = tuple(i for i in (self.token_id, video) if i is not None and i >= 0)
+
+    def encode(self, image: Any) -> EncodedImage:
+        """The picture's tokens and payloads.
+
+        Raises:
+            EncodingError: it cannot be read, is too large, or the processor's count and grid disagree.
+        """
+        kept = self._kept.get(id(image))
+        if kept is not None and kept[0]() is image:
+            return kept[1]
+        encoded = self._encode(read_image(image, self._max_pixels))
+        if isinstance(image, Image.Image):
+            key = id(image)
+            self._kept[key] = (weakref.ref(image, lambda _: self._kept.pop(key, None)), encoded)
+        return encoded
+
+    def _encode(self, picture: Image.Image) -> EncodedImage:
+        try:
+            out = self._processor(text=[self.placeholder_text], images=[picture], return_tensors="pt")
+        except (ValueError, TypeError, RuntimeError, OSError) as error:
+            raise EncodingError(f"the processor refuses a picture of {_size(picture)}: {error}") from error
+        ids = out["input_ids"][0].tolist()
+        inputs = {k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)}
+        self._check(ids, inputs, picture)
+        return EncodedImage(self.placeholder, self._expanded(ids), data_uri(picture), inputs)
+
+    def _check(self, ids: list[int], inputs: Mapping[str, torch.Tensor], picture: Image.Image) -> None:
+        found = ids.count(self.token_id)
+        if "image_grid_thw" in inputs:
+            merge = getattr(self._processor.image_processor, "merge_size", 1)
+            expected = int(inputs["image_grid_thw"].prod(-1).sum()) // merge**2
+            if found != expected:
+                raise EncodingError(
+                    f"a picture of {_size(picture)} has {found} placeholder tokens in the text but its grid "
+                    f"{inputs['image_grid_thw'].tolist()} makes {expected}; processor and chat template do not match"
+                )
+        if not found:
+            raise EncodingError(f"the processor put no image token into {self.placeholder_text!r}")
+
+    def _expanded(self, ids: list[int]) -> Frame:
+        """The expanded placeholder as template text: plain text at its ends may merge with its neighbours."""
+        at = [i for i, token in enumerate(ids) if token in self._text.control_ids]
+        if ids[:1] == [self._text.bos_id]:
+            ids, at = ids[1:], [i - 1 for i in at[1:]]
+        head, tail = self._text.decode(ids[: at[0]]), self._text.decode(ids[at[-1] + 1 :])
+        return Frame(head, tuple(ids[at[0] : at[-1] + 1]), tail)
+
+
+def read_image(image: Any, max_pixels: int) -> Image.Image:
+    """An RGB picture from a PIL image, a uint8 array [height, width, 3], encoded bytes or a data URI.
+
+    Raises:
+        EncodingError: it is none of these, cannot be decoded, or has more than `max_pixels` pixels.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            picture = _open(image)
+            if picture.width * picture.height > max_pixels:
+                raise EncodingError(
+                    f"a picture of {_size(picture)} has more than {max_pixels} pixels; let the environment send a "
+                    "smaller one"
+                )
+            return picture.convert("RGB")
+    except (OSError, ValueError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
+        if isinstance(error, EncodingError):
+            raise
+        raise EncodingError(f"a picture given as {type(image).__name__} cannot be read: {error}") from error
+
+
+def _open(image: Any) -> Image.Image:
+    if isinstance(image, Image.Image):
+        return image
+    if isinstance(image, np.ndarray):
+        return Image.fromarray(image)
+    if isinstance(image, str) and image.startswith("data:"):
+        image = base64.b64decode(image.partition(",")[2], validate=True)
+    if isinstance(image, bytes):
+        return Image.open(io.BytesIO(image))
+    raise TypeError("expected a PIL image, a uint8 array, the bytes of an image file or a data URI")
+
+
+def data_uri(picture: Image.Image) -> str:
+    """The picture as SGLang takes it in `image_data`."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def _image_token_id(processor: Any, text: PlainText) -> int:
+    token_id = getattr(processor, "image_token_id", None)
+    token = getattr(processor, "image_token", None)
+    if token_id is None and token in text.control:
+        token_id = text.control[token]
+    if token_id is None:
+        raise EncodingError(f"{type(processor).__name__} does not say which token stands for a picture")
+    return int(token_id)
+
+
+def _size(picture: Image.Image) -> str:
+    return f"{picture.width} x {picture.height}"

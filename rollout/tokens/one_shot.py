@@ -1,0 +1,145 @@
+"""The reference: a whole conversation rendered at once by its chat template, as the chosen mode promises it.
+
+Also the way to encode whatever cannot be put together from learnt frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from rollout.errors import EncodingError
+from rollout.tokens.chat_template import ASSISTANT, LEFT, USER, ChatTemplate, Message, before
+from rollout.tokens.images import EncodedImage, ImageEncoder
+from rollout.tokens.plain_text import Frame, PlainText
+
+ANSWERS = 0xF0000
+"""First of the private-use characters that stand for answers while a template is rendered."""
+
+
+class OneShot:
+    """Renders conversations; with `keep_reasoning`, earlier answers keep the reasoning that the template drops."""
+
+    def __init__(
+        self, template: ChatTemplate, text: PlainText, images: ImageEncoder | None, *, keep_reasoning: bool
+    ) -> None:
+        self._template = template
+        self._text = text
+        self._images = images
+        self._keep_reasoning = keep_reasoning and template.drops_reasoning
+
+    def parts(
+        self, messages: Sequence[Message], *, tools: bool = True, as_generated: bool = False
+    ) -> list[Frame | EncodedImage]:
+        """Text and pictures of the conversation with the header that asks for an answer.
+
+        `as_generated`: answers stand as the model wrote them, its control tokens included, after what stood in the
+        prompt when it did; else as the template shows earlier answers.
+        """
+        shown, plain = self._escaped(messages)
+        bodies = {}
+        if self._keep_reasoning or as_generated:
+            shown, bodies = _masked(shown, messages if as_generated else shown)
+        text = self._template.render(shown, generation=True, tools=tools)
+        lead = self._template.generation_lead() if as_generated else ""
+        for mark, body in bodies.items():
+            text = text.replace(self._template.reasoning_lead + mark, mark).replace(mark, lead + body)
+        return self._split(text, plain, messages)
+
+    def continuation(self, messages: Sequence[Message], seen_tool: bool) -> list[Frame | EncodedImage]:
+        """What follows an answer's text: these messages, and the header that asks for the next answer."""
+        shown, plain = self._escaped(messages)
+        base = [*before("assistant", seen_tool), {**ASSISTANT, "content": LEFT}]
+        text = self._template.render([*base, *shown], generation=True, tools=False)
+        return self._split(text[text.index(LEFT) + 1 :], plain, messages)
+
+    def references(self, messages: Sequence[Message]) -> list[list[int]]:
+        """Every id sequence that keeps the mode's promise for this conversation, the likeliest first.
+
+        They differ in whether answers stand as the template shows them or as they were generated; and, where a
+        template moves the system message to the last user message, in whether it stays where it was first shown.
+        """
+        answered = messages[-1]["role"] == "assistant"
+        whole = [*messages, USER] if answered else list(messages)
+        found = [self._ids(whole, answered, as_generated=as_generated) for as_generated in (False, True)]
+        stationary = self._stationary(whole, answered)
+        return found if stationary is None else [*found, stationary]
+
+    def _ids(self, messages: Sequence[Message], answered: bool, **options: Any) -> list[int]:
+        """Ids of the conversation, up to the last answer's end-of-turn token where that is where it ends."""
+        parts = self.parts(messages, **options)
+        ids = self._text.join([part.expanded if isinstance(part, EncodedImage) else part for part in parts])
+        if not answered:
+            return ids
+        tail = self._text.join(self.continuation([USER], seen_tool=False))  # type: ignore[arg-type]
+        return ids[: len(ids) - len(tail) + 1]
+
+    def _stationary(self, messages: Sequence[Message], answered: bool) -> list[int] | None:
+        """Ids with the system message and the tools left where the first prompt showed them."""
+        first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+        rest = [m for m in messages if m["role"] != "system"]
+        skipped = len(messages) - len(rest)
+        try:
+            bare = self._ids(rest[: first - skipped], False, tools=False)
+            whole = self._ids(rest, answered, tools=False, as_generated=True)
+            shown = self._ids(messages[:first], False)
+        except EncodingError:
+            return None
+        return shown + whole[len(bare) :] if whole[: len(bare)] == bare else None
+
+    def _split(
+        self, text: str, plain: Mapping[int, str], messages: Sequence[Message]
+    ) -> list[Frame | EncodedImage]:
+        images = [
+            self.picture(part["image"])
+            for message in messages
+            if isinstance(message.get("content"), list)
+            for part in message["content"]
+            if part.get("type") == "image"
+        ]
+        texts = text.split(self._images.placeholder_text) if images and self._images else [text]
+        if len(texts) != len(images) + 1:
+            raise EncodingError(
+                f"the messages have {len(images)} pictures but the chat template shows {len(texts) - 1}; give "
+                "pictures as content parts of type 'image', in roles whose pictures the template shows"
+            )
+        frames = [self._text.frame(piece, plain) for piece in texts]
+        return [part for pair in zip_longest(frames, images) for part in pair if part is not None]
+
+    def picture(self, image: Any) -> EncodedImage:
+        """The picture's tokens and payloads.
+
+        Raises:
+            EncodingError: it cannot be used, or the checkpoint takes no pictures.
+        """
+        if self._images is None:
+            raise EncodingError("a message has a picture, but the checkpoint has no image processor; use a VLM")
+        return self._images.encode(image)
+
+    def _escaped(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, str]]:
+        """Messages with stand-ins for control strings in their texts, and what each stands for; pictures left out."""
+        marks: dict[str, str] = {}
+
+        def escape(value: Any) -> Any:
+            if isinstance(value, str):
+                return self._text.stand_ins(value, marks)
+            if isinstance(value, Mapping):
+                return {"type": "image"} if value.get("type") == "image" else {k: escape(v) for k, v in value.items()}
+            return [escape(v) for v in value] if isinstance(value, list) else value
+
+        shown = [{k: v if k == "role" else escape(v) for k, v in m.items()} for m in messages]
+        return shown, {ord(mark): string for string, mark in marks.items()}
+
+
+def _masked(messages: Sequence[Message], answers: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
+    """The messages with stand-ins for answers, so that the template cannot cut them, and the answers' texts."""
+    bodies: dict[str, str] = {}
+    shown = []
+    for index, (message, answer) in enumerate(zip(messages, answers, strict=True)):
+        if message["role"] == "assistant" and isinstance(message.get("content"), str) and len(message) == 2:
+            mark = chr(ANSWERS + index)
+            bodies[mark] = answer["content"]
+            message = {**message, "content": mark}
+        shown.append(message)
+    return shown, bodies

@@ -1,0 +1,1 @@
+"""Environments in threads, processes or Ray actors, replaced when they fail."""
