@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from slime_verlog import ConfigError, SlimeVerlogError
 
-class TurnTableError(ValueError):
+
+class TurnTableError(SlimeVerlogError, ValueError):
     """The turn table is missing, foreign, damaged, or does not fit the batch that it came with."""
 
 
-class UnsupportedFrameworkError(RuntimeError):
+class UnsupportedFrameworkError(SlimeVerlogError, RuntimeError):
     """The framework, its version or its flags are not ones that the patch can stand behind."""
 
 
-class FlagError(ValueError):
+class FlagError(ConfigError):
     """A combination of the framework's flags under which the advantages would be wrong; names the flag to change."""

@@ -1,16 +1,18 @@
 """Errors that an environment raises, named by what went wrong; `rollout.errors` holds the whole model."""
 
+from __future__ import annotations
 
-class SlimeVerlogError(Exception):
-    """Base of every error that this project raises on purpose; its text says what to do."""
+from slime_verlog import ConfigError, MissingDependencyError, SlimeVerlogError
 
-
-class ConfigError(SlimeVerlogError, ValueError):
-    """A setting is unknown, mistyped or impossible. The text names the key, the value and the fix."""
-
-
-class MissingDependencyError(SlimeVerlogError, ImportError):
-    """An optional package is needed and absent. The text names the command that installs it."""
+__all__ = [
+    "ConfigError",
+    "EnvironmentFault",
+    "EpisodeOverError",
+    "JudgeError",
+    "MissingDependencyError",
+    "SlimeVerlogError",
+    "ToolError",
+]
 
 
 class EnvironmentFault(SlimeVerlogError, RuntimeError):

@@ -1,0 +1,97 @@
+"""What the advantages need to know: the YAML's keys as one model, slime's flags as another; both read from `args` here.
+
+slime sets the YAML's top-level keys on `args`, so a training process finds both there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from advantage.maths.dual_gae import Discounts
+from slime_verlog import ConfigError, Field, Settings, read_settings
+
+
+class WarmupSettings(Settings):
+    """Critic warm-up: `w_epoch` batches are played and kept, then `w_iter` batches are drawn from them."""
+
+    w_epoch: int = Field(0, ge=0)
+    """Batches that are played while the actor is frozen."""
+    w_iter: int = Field(0, ge=0)
+    """Batches that are drawn from the kept turns afterwards, without generating anything."""
+    fraction: float = Field(0.1, gt=0, le=1)
+    """Share of the kept turns that one drawn batch holds."""
+    tolerance: float = Field(0.25, gt=0)
+    """Relative change of the critic's loss at the end of the warm-up above which it counts as not converged."""
+
+    @model_validator(mode="after")
+    def _something_to_draw_from(self) -> Self:
+        if self.w_iter and not self.w_epoch:
+            raise ConfigError(f"critic_warmup.w_iter is {self.w_iter} but w_epoch is 0: there is nothing to draw from")
+        return self
+
+
+class AdvantageSettings(Settings):
+    """The YAML's keys that decide how turns become advantages."""
+
+    gamma_step: float = Field(0.99, ge=0, le=1)
+    """Discount from one turn to the next."""
+    lambda_step: float = Field(0.95, ge=0, le=1)
+    """GAE's lambda from one turn to the next."""
+    gamma_token: float = Field(1.0, ge=0, le=1)
+    """Discount from one token to the next inside a turn."""
+    lambda_token: float = Field(1.0, ge=0, le=1)
+    """GAE's lambda from one token to the next inside a turn."""
+    gae_form: Literal["dual", "token", "turn", "bi_level"] = "dual"
+    """Which GAE `advantage.hook.compute_advantages` computes; `advantage/maths/forms.py` defines each."""
+    group_estimator: Literal["grpo", "rloo", "gigpo"] = "grpo"
+    """Which estimator `advantage.group.compute_advantages` computes, without a critic."""
+    gigpo_step_weight: float = Field(1.0, ge=0)
+    """GiGPO: weight of the comparison between turns in the same state."""
+    value_first_token_weight: float = Field(3.0, gt=0)
+    """Weight of each turn's first token in the value loss. The turn before bootstraps from that token's value."""
+    action_hacking_patience: int = Field(5, ge=1)
+    """Updates in a row in which the KL of action tokens must outgrow that of reasoning tokens before a warning."""
+    critic_warmup: WarmupSettings = WarmupSettings()
+    """Not called `warmup`, which is one of Megatron's own arguments."""
+
+    @property
+    def discounts(self) -> Discounts:
+        return Discounts(self.gamma_step, self.lambda_step, self.gamma_token, self.lambda_token)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageFlags:
+    """The flags of slime that the advantages heed; defaults stand for frameworks that lack the flag."""
+
+    kl_coef: float = 0.0
+    kl_loss_type: str = "k1"
+    use_rollout_logprobs: bool = False
+    normalize_advantages: bool = False
+    use_opd: bool = False
+    grpo_std_normalization: bool = True
+    n_samples_per_prompt: int | None = None
+    num_critic_only_steps: int | None = 0
+    start_rollout_id: int | None = None
+    rollout_data_postprocess_path: str | None = None
+
+
+def advantage_settings(args: Any) -> AdvantageSettings:
+    """The YAML's keys from slime's `args`.
+
+    Raises:
+        ConfigError: names the key and the value.
+    """
+    return read_settings(AdvantageSettings, _present(args, AdvantageSettings.model_fields))
+
+
+def advantage_flags(args: Any) -> AdvantageFlags:
+    """slime's own flags from its `args`."""
+    return AdvantageFlags(**_present(args, {field.name: field for field in fields(AdvantageFlags)}))
+
+
+def _present(args: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}

@@ -1,0 +1,93 @@
+"""slime's flags that the rollout heeds, read once from `args` into a frozen record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFlags:
+    """Fields have slime's names; a default is what holds where the framework lacks the flag."""
+
+    hf_checkpoint: str
+    rollout_batch_size: int = 1
+    n_samples_per_prompt: int = 1
+    global_batch_size: int = 1
+    rollout_seed: int = 42
+    rollout_max_response_len: int
+    rollout_max_context_len: int | None = None
+    rollout_max_prompt_len: int | None = None
+    rollout_temperature: float = 1.0
+    rollout_top_p: float = 1.0
+    rollout_top_k: int = -1
+    rollout_stop: Any = None
+    rollout_stop_token_ids: Any = None
+    eval_temperature: float | None = None
+    eval_top_p: float | None = None
+    eval_top_k: int | None = None
+    eval_max_response_len: int | None = None
+    sglang_router_ip: str | None = None
+    sglang_router_port: int | None = None
+    sglang_enable_deterministic_inference: bool = False
+    router_policy: str | None = None
+    use_rollout_routing_replay: bool = False
+    partial_rollout: bool = False
+    mask_offpolicy_in_partial_rollout: bool = False
+    rollout_function_path: str | None = None
+    save: str | None = None
+    load: str | None = None
+
+    @classmethod
+    def read(cls, args: Any) -> RolloutFlags:
+        """The flags as slime parsed them."""
+        return cls(**{f.name: getattr(args, f.name) for f in fields(cls) if hasattr(args, f.name)})
+
+    @property
+    def turns_per_batch(self) -> int:
+        """Turns in one fixed-turn batch."""
+        return self.rollout_batch_size * self.n_samples_per_prompt
+
+    @property
+    def engine_url(self) -> str:
+        """The router in front of the engines."""
+        return f"http://{self.sglang_router_ip}:{self.sglang_router_port}"
+
+    @property
+    def aborted_samples_return(self) -> bool:
+        """Whether slime's outer loop hands aborted samples out again; otherwise their environments are closed."""
+        return self.partial_rollout or "fully_async" in (self.rollout_function_path or "")
+
+    def fits(self, prompt_tokens: int) -> bool:
+        """Whether a prompt of this length leaves room for a whole answer; the context never cuts an answer short."""
+        if self.rollout_max_prompt_len is not None and prompt_tokens > self.rollout_max_prompt_len:
+            return False
+        context = self.rollout_max_context_len
+        return context is None or prompt_tokens + self.rollout_max_response_len <= context
+
+    def sampling_params(self, *, evaluation: bool = False) -> dict[str, Any]:
+        """SGLang's sampling parameters, as slime's own rollout sets them; `eval_*` flags win in an evaluation."""
+
+        def flag(name: str) -> Any:
+            given = getattr(self, f"eval_{name}") if evaluation else None
+            return getattr(self, f"rollout_{name}") if given is None else given
+
+        params = {
+            "temperature": flag("temperature"),
+            "top_p": flag("top_p"),
+            "top_k": flag("top_k"),
+            "max_new_tokens": flag("max_response_len"),
+            "stop": self.rollout_stop,
+            "stop_token_ids": self.rollout_stop_token_ids,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+            "spaces_between_special_tokens": False,
+        }
+        if not evaluation and params["top_p"] != 1.0:
+            params["custom_params"] = {"return_top_p_token_ids": True}
+        return params
+
+    @property
+    def request_extra(self) -> dict[str, Any]:
+        """What slime asks the engine for beside tokens and log-probs."""
+        return {"return_routed_experts": True} if self.use_rollout_routing_replay else {}

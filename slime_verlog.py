@@ -1,0 +1,167 @@
+"""What every package shares: the root of the error family, and the base of every settings model.
+
+A setting is read once, where it enters: from the YAML, from slime's `args`, or from a study. It becomes a frozen
+pydantic model, and whatever cannot work is refused there with a `ConfigError` that names the key, the value and the fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+
+class SlimeVerlogError(Exception):
+    """Base of every error that a user can meet; its text says what went wrong and what to do."""
+
+
+class ConfigError(SlimeVerlogError, ValueError):
+    """A setting is unknown, mistyped or impossible. The text names the key, the value and the fix."""
+
+
+class MissingDependencyError(SlimeVerlogError, ImportError):
+    """An optional package is needed and absent. The text names the command that installs it."""
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, no unknown keys, no silent conversion except int to float and list to tuple."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        arbitrary_types_allowed=True,
+        use_attribute_docstrings=True,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_to_tuples(cls, data: Any) -> Any:
+        """YAML has lists only, and a frozen model holds tuples. A section without keys is an empty one."""
+        if not isinstance(data, Mapping):
+            return data
+        hints = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {key: _from_yaml(hints.get(key), value) for key, value in data.items()}
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str = "") -> S:
+    """Check a mapping, as a YAML file or `args` gives it, and return it as `model`.
+
+    Args:
+        where: prefix of every key in error texts, such as `env.`.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest known one), a wrong type, a number out of range, a missing value,
+            or a combination that the model refuses. One sentence, about the first mistake.
+    """
+    if mapping is None:
+        mapping = {}
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"{where.rstrip('.') or 'the configuration'} must be a mapping, got {mapping!r}")
+    try:
+        return model.model_validate(dict(mapping))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(_explain(model, first, where)) from error
+
+
+def _explain(model: type[Settings], error: Any, where: str) -> str:
+    """pydantic's error as one sentence in the words of the YAML."""
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    path, hint, holder = _locate(model, error["loc"])
+    key = where + path
+    match kind:
+        case "value_error":
+            return str(context["error"])
+        case "extra_forbidden":
+            return unknown_key(key, holder.model_fields, where + path.rpartition(".")[0] + "." * ("." in path))
+        case "missing":
+            return f"{key} is missing; it has no default"
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            return f"{key} must be {_RANGES[kind]} {next(iter(context.values()))}, got {value!r}"
+        case "finite_number":
+            return f"{key} must be a finite number, got {value!r}"
+    note = " (YAML wants a dot: write 1.0e-6)" if kind == "float_type" and isinstance(value, str) else ""
+    return f"{key} must be {_words(hint)}, got {value!r}{note}"
+
+
+_RANGES = {
+    "greater_than": "greater than",
+    "greater_than_equal": "at least",
+    "less_than": "less than",
+    "less_than_equal": "at most",
+}
+
+
+def unknown_key(key: str, known: typing.Iterable[str], where: str = "") -> str:
+    """The sentence about an unknown key: the nearest known one, or all of them. `key` includes `where`."""
+    near = difflib.get_close_matches(key.removeprefix(where), list(known), n=1)
+    hint = f"did you mean '{where}{near[0]}'?" if near else f"known keys: {', '.join(sorted(known))}"
+    return f"unknown key '{key}'; {hint}"
+
+
+def _locate(model: type[Settings], location: Sequence[int | str]) -> tuple[str, Any, type[Settings]]:
+    """The key that pydantic's location names, the type expected there, and the innermost model on the way."""
+    path, hint, holder = "", typing.cast(Any, model), model
+    for part in location:
+        inner = _inner(hint)
+        if isinstance(part, int):
+            path, hint = f"{path}[{part}]", (typing.get_args(inner) or (Any,))[0]
+        elif isinstance(inner, type) and issubclass(inner, Settings):
+            holder = inner
+            path = f"{path}.{part}" if path else part
+            hint = inner.model_fields[part].annotation if part in inner.model_fields else Any
+        elif _is_mapping(inner):
+            path, hint = f"{path}.{part}", (*typing.get_args(inner), Any, Any)[1]
+        else:
+            break  # the name of one alternative of a union
+    return path, hint, holder
+
+
+def _inner(hint: Any) -> Any:
+    """The type without `Annotated` and `| None`."""
+    if typing.get_origin(hint) is Annotated:
+        return _inner(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        return _inner(options[0]) if len(options) == 1 else hint
+    return hint
+
+
+def _from_yaml(hint: Any, value: Any) -> Any:
+    if isinstance(value, list) and typing.get_origin(_inner(hint)) is tuple:
+        return tuple(value)
+    return {} if value is None and isinstance(hint, type) and issubclass(hint, Settings) else value
+
+
+def _is_mapping(hint: Any) -> bool:
+    origin = typing.get_origin(hint) or hint
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _words(hint: Any) -> str:
+    """What a value must be, in words."""
+    hint = _inner(hint)
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_words(option) for option in typing.get_args(hint) if option is not type(None))
+    if origin is Literal:
+        options = typing.get_args(hint)
+        return f"{'one of ' if len(options) > 1 else ''}{', '.join(map(repr, options))}"
+    if origin is tuple:
+        return "a list"
+    if _is_mapping(hint) or (isinstance(hint, type) and issubclass(hint, BaseModel)):
+        return "a mapping"
+    return {int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(hint, f"a {hint}")
+
+
+Field = pydantic.Field

@@ -1,0 +1,81 @@
+"""Every mistake in a settings mapping gives one sentence that names the key, the value and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pytest
+
+from slime_verlog import ConfigError, Field, Settings, read_settings
+
+
+class Inner(Settings):
+    period: int = Field(1, ge=1)
+
+
+class Outer(Settings):
+    rate: float = Field(1.0, gt=0, le=1)
+    tasks: tuple[Any, ...] = ()
+    names: tuple[str, ...] = ()
+    inner: Inner = Inner()
+    kind: Literal["window", "full"] = "window"
+    weights: Mapping[str, float] = {}
+    limit: int | None = None
+    vlm: bool | Literal["only"] = False
+    several: tuple[Inner, ...] = ()
+
+
+def test_lists_become_tuples_and_integers_floats() -> None:
+    found = read_settings(Outer, {"rate": 1, "tasks": ["a", {"task": "b"}], "several": [{"period": 2}]})
+    assert (found.rate, found.tasks, found.several) == (1.0, ("a", {"task": "b"}), (Inner(period=2),))
+
+
+def test_a_section_without_keys_keeps_its_defaults() -> None:
+    assert read_settings(Outer, {"inner": None}).inner == Inner()
+    assert read_settings(Outer, None) == Outer()
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Outer().rate = 0.5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "sentence"),
+    [
+        ({"rat": 1}, "unknown key 'env.rat'; did you mean 'env.rate'?"),
+        ({"inner": {"perod": 1}}, "unknown key 'env.inner.perod'; did you mean 'env.inner.period'?"),
+        ({"several": [{"x": 1}]}, "unknown key 'env.several[0].x'; known keys: period"),
+        ({"inner": {"period": 0}}, "env.inner.period must be at least 1, got 0"),
+        ({"rate": 2}, "env.rate must be at most 1.0, got 2"),
+        ({"rate": 0}, "env.rate must be greater than 0, got 0"),
+        ({"rate": float("nan")}, "env.rate must be a finite number, got nan"),
+        ({"rate": "1e-6"}, "env.rate must be a number, got '1e-6' (YAML wants a dot: write 1.0e-6)"),
+        ({"limit": True}, "env.limit must be an integer, got True"),
+        ({"kind": "windw"}, "env.kind must be one of 'window', 'full', got 'windw'"),
+        ({"vlm": "yes"}, "env.vlm must be true or false or 'only', got 'yes'"),
+        ({"weights": [1]}, "env.weights must be a mapping, got [1]"),
+        ({"weights": {"goto": "x"}}, "env.weights.goto must be a number, got 'x' (YAML wants a dot: write 1.0e-6)"),
+        ({"names": "goto"}, "env.names must be a list, got 'goto'"),
+        ({"names": ["goto", 3]}, "env.names[1] must be text, got 3"),
+        ({"inner": 3}, "env.inner must be a mapping, got 3"),
+    ],
+)
+def test_a_mistake_is_one_sentence(mapping: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_settings(Outer, mapping, "env.")
+    assert str(caught.value) == sentence
+
+
+def test_a_missing_value_is_named() -> None:
+    class Needy(Settings):
+        path: str
+
+    with pytest.raises(ConfigError, match="^path is missing; it has no default$"):
+        read_settings(Needy, {})
+
+
+def test_the_configuration_itself_must_be_a_mapping() -> None:
+    with pytest.raises(ConfigError, match=r"^env must be a mapping, got \[1\]$"):
+        read_settings(Outer, [1], "env.")  # type: ignore[arg-type]
