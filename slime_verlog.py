@@ -1,7 +1,7 @@
 """What every package shares: the root of the error family, and the base of every settings model.
 
 A setting is read once, where it enters: from the YAML, from slime's `args`, or from a study. It becomes a frozen
-pydantic model, and whatever cannot work is refused there with a `ConfigError` that names the key, the value and the fix.
+pydantic model. Whatever cannot work is refused there with a `ConfigError` that names the key, the value and the fix.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _explain(model: type[Settings], error: Any, where: str) -> str:
         case "missing":
             return f"{key} is missing; it has no default"
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
-            return f"{key} must be {_RANGES[kind]} {next(iter(context.values()))}, got {value!r}"
+            return f"{key} must be {_RANGES[kind]} {next(iter(context.values())):g}, got {value!r}"
         case "finite_number":
             return f"{key} must be a finite number, got {value!r}"
     note = " (YAML wants a dot: write 1.0e-6)" if kind == "float_type" and isinstance(value, str) else ""

@@ -48,7 +48,7 @@ def test_settings_cannot_be_changed() -> None:
         ({"inner": {"perod": 1}}, "unknown key 'env.inner.perod'; did you mean 'env.inner.period'?"),
         ({"several": [{"x": 1}]}, "unknown key 'env.several[0].x'; known keys: period"),
         ({"inner": {"period": 0}}, "env.inner.period must be at least 1, got 0"),
-        ({"rate": 2}, "env.rate must be at most 1.0, got 2"),
+        ({"rate": 2}, "env.rate must be at most 1, got 2"),
         ({"rate": 0}, "env.rate must be greater than 0, got 0"),
         ({"rate": float("nan")}, "env.rate must be a finite number, got nan"),
         ({"rate": "1e-6"}, "env.rate must be a number, got '1e-6' (YAML wants a dot: write 1.0e-6)"),
