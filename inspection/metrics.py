@@ -19,7 +19,7 @@ def log_rollout(
     rollout_id: int,
     args: Any,
     samples: Sequence[Sample],
-    extra_metrics: dict[str, Any] | None,
+    rollout_extra_metrics: dict[str, Any] | None,
     rollout_time: float,
 ) -> bool:
     """slime's `--custom-rollout-log-function-path`: logs the turns only, and the rollout's own metrics.
@@ -28,7 +28,7 @@ def log_rollout(
     """
     turns = [sample for sample in samples if (sample.metadata or {}).get("kind") not in ("bootstrap", "padding")]
     _framework_logger("log_rollout_data", "_log_rollout_data")(
-        rollout_id, _without(args, "custom_rollout_log_function_path"), turns, extra_metrics, rollout_time
+        rollout_id, _without(args, "custom_rollout_log_function_path"), turns, rollout_extra_metrics, rollout_time
     )
     return True
 
