@@ -27,7 +27,7 @@ from torch import Tensor
 from advantage.errors import FlagError, TurnTableError
 from advantage.maths.dual_gae import Discounts, solve_chain
 from advantage.megatron.context_parallel import response_spans, slice_rows
-from advantage.megatron.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, all_turns, flags_of, report_failure
+from advantage.megatron.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, all_turns, flags_of, relayed, report_failure
 from advantage.megatron.layout import Layout, current_layout
 from advantage.turn_table import TurnRow, pop_turn_table
 
@@ -87,26 +87,35 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     Raises:
         FlagError: KL in reward, which these estimators do not discount; or an unknown estimator.
         TurnTableError: the table is missing or foreign, or turns are missing inside an episode.
+        OtherRankError: another rank of this pipeline stage failed, for whatever reason; no rank is left waiting.
     """
     layout = current_layout()
     if not layout.last_stage:
         return
+    with relayed(layout.stage):
+        options, rows, own = _read(args, rollout_data, layout)
+        table, start, _ = all_turns(own.stacked(), layout.data)
+        columns = table.cpu().unbind(1)
+        turns = GroupTurns(*columns[:2], columns[2].long(), *columns[3:])
+        advantages = group_advantages(turns, options)[start : start + len(own.segment)]
+        rollout_data["advantages"] = _spread(rows, advantages, rollout_data, layout)
+        rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
+
+
+def _read(
+    args: Any, rollout_data: MutableMapping[str, Any], layout: Layout
+) -> tuple[GroupOptions, list[TurnRow], GroupTurns]:
+    """What this rank brings to the exchange; a failure is reported to the ranks that wait for it."""
     try:
         if getattr(args, "kl_coef", 0.0):
             raise FlagError(f"--kl-coef is {args.kl_coef}; without a critic, charge KL with --use-kl-loss instead")
         options = GroupOptions.from_args(args)
         rows = pop_turn_table(rollout_data)
         alone = getattr(args, "n_samples_per_prompt", None) == 1
-        own = _group_turns(rows, rollout_data["loss_masks"], alone)
-    except ValueError:
+        return options, rows, _group_turns(rows, rollout_data["loss_masks"], alone)
+    except Exception:
         report_failure(layout.data)
         raise
-    table, start, _ = all_turns(own.stacked(), layout.data)
-    columns = table.cpu().unbind(1)
-    turns = GroupTurns(*columns[:2], columns[2].long(), *columns[3:])
-    advantages = group_advantages(turns, options)[start : start + len(own.segment)]
-    rollout_data["advantages"] = _spread(rows, advantages, rollout_data, layout)
-    rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
 
 
 def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from advantage.convergence import watch_warmup
-from advantage.local import finish, prepare, turn_facts
+from advantage.local import LocalTurns, finish, prepare, read_rows, turn_facts
 from advantage.maths.dual_gae import Discounts
 from advantage.megatron.context_parallel import response_spans, slice_rows
-from advantage.megatron.exchange import ExchangeReport, exchange_turns, report_failure
+from advantage.megatron.exchange import ExchangeReport, exchange_turns, relayed, report_failure
 from advantage.megatron.layout import Layout, current_layout
 from advantage.turn_table import TABLE_KEY, TurnRow, decode_rows, pop_turn_table
 
@@ -46,32 +46,46 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
         TurnTableError: the table is missing or foreign, or the turns of all ranks make no proper episodes, or their
             first tokens cannot be weighed.
         ValueError: a value, reward or KL is not finite, or a row has the wrong length.
+        OtherRankError: another rank of this pipeline stage failed, for whatever reason; no rank is left waiting.
     """
     layout = current_layout()
     if not layout.last_stage:
         rollout_data.pop(TABLE_KEY, None)
         return None
     began = time.perf_counter()
-    discounts = Discounts.from_args(args)
-    try:
-        rows = _read_table(args, rollout_data)
-        local = prepare(args, rollout_data, rows, layout, discounts)
-    except ValueError:
-        report_failure(layout.data)
-        raise
-    v_next, a_next, report = exchange_turns(turn_facts(local, rows, discounts), layout.data)
-    carry = (discounts.gamma_step * v_next + discounts.step_decay * a_next).to(local.values.device)
-    masks = [*rollout_data["loss_masks"], carry.new_zeros(0)]
-    mask = torch.cat(masks).bool()
-    advantages, returns = finish(local, mask, carry)
+    with relayed(layout.stage):
+        local, carry, report = _exchange(args, rollout_data, layout)
+        masks = [*rollout_data["loss_masks"], carry.new_zeros(0)]
+        mask = torch.cat(masks).bool()
+        advantages, returns = finish(local, mask, carry)
+        rollout_data["advantages"] = _rows_like_values(advantages, rollout_data, layout)
+        rollout_data["returns"] = _rows_like_values(returns, rollout_data, layout)
     watch_warmup(args, rollout_data, local.values, returns, mask, layout.data)
-    rollout_data["advantages"] = _rows_like_values(advantages, rollout_data, layout)
-    rollout_data["returns"] = _rows_like_values(returns, rollout_data, layout)
     logger.info(
         "advantages of %d turns over %d data-parallel ranks in %.1f ms, %d bytes sent, %d received",
         *(report.turns, report.ranks, 1e3 * (time.perf_counter() - began), report.bytes_sent, report.bytes_received),
     )
     return report
+
+
+def _exchange(
+    args: Any, rollout_data: MutableMapping[str, Any], layout: Layout
+) -> tuple[LocalTurns, Tensor, ExchangeReport]:
+    """This rank's turns, and what reaches each turn's last token from the turns that follow it, [T]."""
+    try:
+        with relayed(layout.context):
+            discounts = Discounts.from_args(args)
+            rows = _read_table(args, rollout_data)
+            own = read_rows(args, rollout_data, rows, layout)
+        own.gather(layout.context)
+        local = prepare(args, own, discounts)
+        facts = turn_facts(local, rows, discounts)
+    except Exception:
+        report_failure(layout.data)
+        raise
+    v_next, a_next, report = exchange_turns(facts, layout.data)
+    carry = (discounts.gamma_step * v_next + discounts.step_decay * a_next).to(local.values.device)
+    return local, carry, report
 
 
 def _read_table(args: Any, rollout_data: MutableMapping[str, Any]) -> list[TurnRow]:

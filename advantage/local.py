@@ -13,9 +13,9 @@ from advantage.errors import TurnTableError
 from advantage.maths.dual_gae import Discounts
 from advantage.maths.forms import FORMS, TurnScan, token_turns
 from advantage.maths.packing import PackedTurns, pack_turns
-from advantage.megatron.context_parallel import gather_rows, response_spans
+from advantage.megatron.context_parallel import add_up, place_rows, response_spans
 from advantage.megatron.exchange import TurnFacts, flags_of
-from advantage.megatron.layout import Layout
+from advantage.megatron.layout import Group, Layout
 from advantage.turn_table import TurnRow
 from advantage.value_weight import check_first_tokens
 
@@ -30,14 +30,29 @@ class LocalTurns:
     scan: TurnScan
 
 
-def prepare(
-    args: Any, rollout_data: Mapping[str, Any], rows: Sequence[TurnRow], layout: Layout, d: Discounts
-) -> LocalTurns:
-    """Gather this rank's rows over context parallelism and run the recursion inside every turn.
+@dataclass(frozen=True)
+class OwnRows:
+    """This rank's samples, as far as they are known without other ranks."""
+
+    packed: PackedTurns
+    values: Tensor
+    """[R]; this rank's slices in their places, 0 where another context-parallel rank has the entry."""
+    kl: Tensor | None
+    """The same of the KL; None where it is not charged."""
+
+    def gather(self, context: Group) -> None:
+        """Fill in the other ranks' entries: collectives and nothing else, so that nothing else can fail between."""
+        for full in (self.values, self.kl):
+            if full is not None:
+                add_up(full, context)
+
+
+def read_rows(args: Any, rollout_data: Mapping[str, Any], rows: Sequence[TurnRow], layout: Layout) -> OwnRows:
+    """Check and lay out what this rank has; nothing crosses ranks.
 
     Raises:
         TurnTableError: the table does not fit the samples, first tokens cannot be told apart, or there are no values.
-        ValueError: a value, reward or KL is not finite, a row has the wrong length, or `gae_form` is unknown.
+        ValueError: a row has the wrong length, or `gae_form` is unknown.
     """
     form = getattr(args, "gae_form", "dual")
     if form not in FORMS:
@@ -46,16 +61,27 @@ def prepare(
         raise TurnTableError("rollout_data has no values; GAE needs a critic: give --advantage-estimator ppo")
     lengths = rollout_data["response_lengths"]
     spans = response_spans(rollout_data, layout)
-    gather = lambda key: gather_rows(rollout_data[key], spans, lengths, layout.context).double()
-    values = gather("values")
+    place = lambda key: place_rows(rollout_data[key], spans, lengths, layout.context)
+    values, kl = place("values"), place("kl") if getattr(args, "kl_coef", 0.0) else None
     packed = pack_turns(rows, rollout_data["loss_masks"], lengths)
     if getattr(args, "value_first_token_weight", 1.0) != 1.0:
         check_first_tokens(packed, rollout_data["loss_masks"])
+    return OwnRows(packed, values, kl)
+
+
+def prepare(args: Any, own: OwnRows, d: Discounts) -> LocalTurns:
+    """Run the recursion inside every turn; `own` has been gathered.
+
+    Raises:
+        ValueError: a value, reward or KL is not finite.
+    """
+    packed, values = own.packed, own.values.double()
     token_values = values[packed.places]
     rewards = torch.zeros_like(token_values)
-    if kl_coef := getattr(args, "kl_coef", 0.0):
-        rewards -= kl_coef * gather("kl")[packed.places] * packed.trained
-    return LocalTurns(packed, values, FORMS[form](token_values, rewards, packed, d))
+    if own.kl is not None:
+        rewards -= args.kl_coef * own.kl.double()[packed.places] * packed.trained
+    scan = FORMS[getattr(args, "gae_form", "dual")]
+    return LocalTurns(packed, values, scan(token_values, rewards, packed, d))
 
 
 def turn_facts(local: LocalTurns, rows: Sequence[TurnRow], d: Discounts) -> TurnFacts:

@@ -54,10 +54,10 @@ def slice_rows(rows: Sequence[Tensor], spans: Sequence[tuple[Span, Span]]) -> li
     ]
 
 
-def gather_rows(
+def place_rows(
     rows: Sequence[Tensor], spans: Sequence[tuple[Span, Span]], lengths: Sequence[int], group: Group
 ) -> Tensor:
-    """All full response rows, end to end, from every rank's slices; one all-reduce for the whole batch.
+    """All response rows end to end, 0 where another context-parallel rank has the entry; see `add_up`.
 
     Args:
         rows: this rank's slice of each sample.
@@ -78,8 +78,13 @@ def gather_rows(
         return local
     full = local.new_zeros(sum(lengths))
     full[_places(spans, lengths).to(full.device)] = local
-    dist.all_reduce(full, group=group.handle)
     return full
+
+
+def add_up(full: Tensor, group: Group) -> None:
+    """Complete the placed rows of every context-parallel rank, in place; one all-reduce for the whole batch."""
+    if group.size > 1 and full.numel():
+        dist.all_reduce(full, group=group.handle)
 
 
 def _places(spans: Sequence[tuple[Span, Span]], lengths: Sequence[int]) -> Tensor:

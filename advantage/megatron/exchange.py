@@ -3,17 +3,22 @@
 What a turn does to those before it is affine in what follows it: V = v + w V', A = a + p V' + q A', where V' and A'
 belong to the next turn's first token. So eight numbers a turn cross the data-parallel group, in two collectives (how
 many turns, then the turns), whatever the number of tokens; every rank then solves the whole chain for itself.
+
+A rank that fails must not leave the others waiting in a collective: `relayed` makes a failure on one rank a failure on
+every rank of a group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from advantage.errors import TurnTableError
+from advantage.errors import OtherRankError, TurnTableError
 from advantage.maths.dual_gae import gather_next, solve_chain
 from advantage.megatron.layout import Group
 from advantage.turn_table import TurnKind
@@ -62,8 +67,9 @@ def exchange_turns(facts: TurnFacts, group: Group) -> tuple[Tensor, Tensor, Exch
     """V and A of what follows each of this rank's turns (0 where nothing does), both [T] float64 on the CPU.
 
     Raises:
-        TurnTableError: the turns of all ranks together make no proper episodes (names segment and turn), or another
-            rank could not prepare its turns. Every rank raises, so none is left waiting.
+        TurnTableError: the turns of all ranks together make no proper episodes (names segment and turn); every rank
+            raises.
+        OtherRankError: another rank called `report_failure`.
     """
     own = facts.stacked()
     table, start, report = all_turns(own, group)
@@ -81,6 +87,24 @@ def report_failure(group: Group) -> None:
     """Tell the other ranks, waiting in `all_turns`, that this one has nothing to give them."""
     if group.size > 1:
         _gather_counts(-1, group, group.device_like(None))
+
+
+@contextmanager
+def relayed(group: Group) -> Iterator[None]:
+    """Run this rank's share of work that every rank of the group does; if it fails on one, it fails on all.
+
+    One collective, at the end. The work itself may contain collectives only where a failure before them is relayed too.
+
+    Raises:
+        OtherRankError: the share of another rank failed. This rank's own failure is raised unchanged.
+    """
+    try:
+        yield
+    except Exception:
+        report_failure(group)
+        raise
+    if group.size > 1:
+        _check_counts(_gather_counts(0, group, group.device_like(None)))
 
 
 def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
@@ -122,7 +146,7 @@ def all_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport]:
     """The rows [T, k] of all ranks, rank after rank, and where this rank's start; two collectives.
 
     Raises:
-        TurnTableError: another rank called `report_failure`.
+        OtherRankError: another rank called `report_failure`.
     """
     if group.size == 1:
         return own, 0, ExchangeReport(len(own), 1, 0, 0)
@@ -133,8 +157,7 @@ def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport
     """What `all_turns` does among several ranks; with a group of one the collectives run all the same."""
     device = group.device_like(own)
     counts = _gather_counts(len(own), group, device)
-    if min(counts) < 0:
-        raise TurnTableError(f"data-parallel rank {counts.index(-1)} could not prepare its turns; its log says why")
+    _check_counts(counts)
     widest = max(counts)
     padded = torch.zeros(widest, own.shape[1], dtype=torch.float64, device=device)
     padded[: len(own)] = own
@@ -152,3 +175,10 @@ def _gather_counts(count: int, group: Group, device: torch.device) -> list[int]:
     counts = [torch.empty_like(mine) for _ in range(group.size)]
     dist.all_gather(counts, mine, group=group.handle)
     return torch.cat(counts).tolist()
+
+
+def _check_counts(counts: list[int]) -> None:
+    if min(counts) < 0:
+        raise OtherRankError(
+            f"rank {counts.index(-1)} of {len(counts)} failed while it computed advantages; its log has the cause"
+        )

@@ -42,6 +42,8 @@ class Layout:
     """Ranks with other slices of the same samples."""
     data_context: Group = Group()
     """Both, for statistics over all tokens."""
+    stage: Group = Group()
+    """All ranks of this pipeline stage: data, context and tensor parallelism."""
     last_stage: bool = True
     """Whether this pipeline stage has values and log-probs."""
 
@@ -67,5 +69,6 @@ def current_layout() -> Layout:
         data=group(mpu.get_data_parallel_group(with_context_parallel=False)),
         context=group(mpu.get_context_parallel_group()),
         data_context=group(mpu.get_data_parallel_group(with_context_parallel=True)),
+        stage=group(mpu.get_tensor_and_data_parallel_group(with_context_parallel=True)),
         last_stage=mpu.get_pipeline_model_parallel_rank() == mpu.get_pipeline_model_parallel_world_size() - 1,
     )

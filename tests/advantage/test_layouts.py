@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import random
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from advantage.errors import TurnTableError
+from advantage import hook
+from advantage.errors import OtherRankError, TurnTableError
 from advantage.hook import KL_SPLIT, compute_advantages
 from advantage.kl_split import log_kl_split, split_kl
 from advantage.megatron.context_parallel import response_spans, slice_rows
@@ -33,6 +36,8 @@ LAYOUTS = {
     "dp1 pp2 cp2": {"pipeline_model_parallel_size": 2, "context_parallel_size": 2},
 }
 CASES = 12
+STEPS = {"read": "_read_table", "prepare": "prepare", "finish": "finish"}
+"""What the hook does before anything crosses ranks, between the exchanges, and after them; and its function's name."""
 
 
 def test_a_lone_process_needs_no_process_groups() -> None:
@@ -62,6 +67,15 @@ def test_a_broken_table_on_one_rank_stops_all_ranks_instead_of_hanging(
         assert outcome[layout, "broken"] is None, f"rank {rank}: {outcome[layout, 'broken']}"
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("where", STEPS)
+def test_any_error_on_any_one_rank_stops_every_rank_of_its_stage(
+    outcomes: list[dict[str, Any]], layout: str, where: str
+) -> None:
+    for rank, outcome in enumerate(outcomes):
+        assert outcome[layout, where] is None, f"rank {rank}: {outcome[layout, where]}"
+
+
 def test_what_crosses_the_network_is_counted_and_does_not_grow_with_the_tokens(
     outcomes: list[dict[str, Any]],
 ) -> None:
@@ -81,6 +95,8 @@ def _worker(rank: int, folder: str) -> None:
         parallel_state.initialize_model_parallel(**sizes)
         outcome[name] = _text_of(lambda: [_check_case(seed) for seed in range(CASES)])
         outcome[name, "broken"] = _text_of(_check_broken)
+        for where in STEPS:
+            outcome[name, where] = _text_of(lambda where=where: _check_any_error(where))
         if name == "dp4":
             outcome["bytes"] = [_bytes_of(tokens) for tokens in (2, 200)]
         parallel_state.destroy_model_parallel()
@@ -158,12 +174,30 @@ def _check_broken() -> None:
         data["prompt"] = ["no table"] * max(1, len(data["prompt"]))
     try:
         compute_advantages(make_args(), data)
-    except TurnTableError as error:
+    except (TurnTableError, OtherRankError) as error:
         said = str(error)
-        known = ("--custom-convert-samples-to-train-data-path", "data-parallel rank 0", "rows for")
+        known = ("--custom-convert-samples-to-train-data-path", "rank 0 of", "rows for")
         assert any(text in said for text in known), said
         return
     raise AssertionError("a broken table went unnoticed")
+
+
+def _check_any_error(where: str) -> None:
+    """Each rank in turn meets an error that no check foresaw, as running out of memory would be."""
+    layout = current_layout()
+    _, data = _shard(make_samples(random.Random(1), 6), layout, 0)
+    if not layout.last_stage:
+        return
+    for rank in range(layout.stage.size):
+        fails = rank == layout.stage.rank
+        broken = patch.object(hook, STEPS[where], side_effect=MemoryError(f"{where} failed here"))
+        try:
+            with broken if fails else nullcontext():
+                compute_advantages(make_args(), dict(data))
+        except (MemoryError, OtherRankError) as error:
+            assert isinstance(error, MemoryError) == fails, f"rank {layout.stage.rank} raised {error!r}"
+        else:
+            raise AssertionError(f"rank {layout.stage.rank} went on")
 
 
 def _bytes_of(tokens: int) -> tuple[int, int]:
