@@ -34,6 +34,7 @@ from advantage.turn_table import TurnRow, pop_turn_table
 logger = logging.getLogger(__name__)
 
 ESTIMATORS = ("grpo", "rloo", "gigpo")
+GIGPO_DISCOUNTS = ("step", "both")
 _TINY = 1e-6
 
 
@@ -43,15 +44,20 @@ class GroupOptions:
 
     estimator: str = "grpo"
     gamma: float = 1.0
-    """Discount from turn to turn, in returns and returns-to-go."""
+    """Discount from turn to turn."""
     normalize: bool = True
     """Divide by the group's standard deviation (GRPO, GiGPO)."""
     step_weight: float = 1.0
     """GiGPO: weight of the comparison between turns in the same state."""
+    gigpo_discount: str = "step"
+    """GiGPO: which returns `gamma` discounts. `step`: only those from a turn on, as in the paper (Feng et al. 2025,
+    equations 3 and 5) and in the authors' verl-agent; an episode's return is its plain sum. `both`: that one too."""
 
     def __post_init__(self) -> None:
         if self.estimator not in ESTIMATORS:
             raise FlagError(f"group_estimator must be one of {', '.join(ESTIMATORS)}, got {self.estimator!r}")
+        if self.gigpo_discount not in GIGPO_DISCOUNTS:
+            raise FlagError(f"gigpo_discount must be one of {', '.join(GIGPO_DISCOUNTS)}, got {self.gigpo_discount!r}")
 
     @classmethod
     def from_args(cls, args: Any) -> GroupOptions:
@@ -60,6 +66,7 @@ class GroupOptions:
             gamma=Discounts.from_args(args).gamma_step,
             normalize=getattr(args, "grpo_std_normalization", True),
             step_weight=getattr(args, "gigpo_step_weight", 1.0),
+            gigpo_discount=getattr(args, "gigpo_discount", "step"),
         )
 
 
@@ -147,7 +154,9 @@ def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:
         missing = int((~whole).sum())
         logger.info("%d of %d episodes have no return in this batch and are not trained on", missing, len(whole))
     group = turns.group[order][heads]
-    scores = _compare(to_go[heads], group, whole, options)
+    undiscounted = options.estimator == "gigpo" and options.gigpo_discount == "step"
+    returns = torch.zeros(len(segments)).double().index_add_(0, episode, reward) if undiscounted else to_go[heads]
+    scores = _compare(returns, group, whole, options)
     advantages = scores[episode]
     if options.estimator == "gigpo":
         anchor = turns.anchor[order]

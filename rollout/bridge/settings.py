@@ -122,6 +122,8 @@ class RolloutConfig:
     group_estimator: Literal["grpo", "rloo", "gigpo"] = "grpo"
     """Which estimator `advantage.group.compute_advantages` computes, without a critic; see there."""
     gigpo_step_weight: float = 1.0
+    gigpo_discount: Literal["step", "both"] = "step"
+    """Which returns of GiGPO `gamma_step` discounts: those from a turn on (the paper's), or the episode's as well."""
     value_first_token_weight: float = 3.0
     action_hacking_patience: int = 5
     """Updates in a row in which the action tokens' KL outgrows the reasoning's before a warning."""

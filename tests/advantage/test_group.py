@@ -57,6 +57,14 @@ def test_gigpo_adds_what_turns_in_the_same_state_say() -> None:
     assert got == pytest.approx([0.5 + 2 * 0.5, 0.5, -0.5 - 2 * 0.5, -0.5])
 
 
+def test_gigpo_counts_an_early_and_a_late_win_alike_as_episodes_unless_both_returns_are_discounted() -> None:
+    turns = episode(0, [1.0], 1) + episode(1, [0.0, 0.0, 1.0], 1) + episode(2, [0.0], 1)
+    papers = scores(turns, estimator="gigpo", gamma=0.5)
+    both = scores(turns, estimator="gigpo", gamma=0.5, gigpo_discount="both")
+    assert papers[0] == papers[1]
+    assert both[0] > both[1]
+
+
 def test_anchors_of_different_groups_are_never_compared() -> None:
     turns = episode(0, [1.0], 1, anchors=[4]) + episode(1, [0.0], 2, anchors=[4])
     assert scores(turns, estimator="gigpo") == [0.0, 0.0]
@@ -117,6 +125,8 @@ def test_an_empty_batch_gives_nothing() -> None:
 
 
 def test_an_unknown_estimator_is_refused() -> None:
+    with pytest.raises(FlagError, match="gigpo_discount must be one of step, both, got 'none'"):
+        GroupOptions(estimator="gigpo", gigpo_discount="none")
     with pytest.raises(FlagError, match="group_estimator must be one of grpo, rloo, gigpo, got 'ppo'"):
         GroupOptions("ppo")
 

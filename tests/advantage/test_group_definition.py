@@ -45,7 +45,9 @@ def episodes_of(rng: random.Random, count: int) -> list[list[FakeSample]]:
     return found
 
 
-def by_definition(episodes: list[list[FakeSample]], estimator: str) -> dict[tuple[int, int], float]:
+def by_definition(
+    episodes: list[list[FakeSample]], estimator: str, discount: str = "step"
+) -> dict[tuple[int, int], float]:
     """Advantage of every turn, by (segment, turn): loops over groups, exactly as the papers write it."""
     whole: dict[int, list[list[TurnRow]]] = defaultdict(list)
     scores = {}
@@ -54,10 +56,11 @@ def by_definition(episodes: list[list[FakeSample]], estimator: str) -> dict[tupl
         scores |= {(row.segment, row.first_turn): 0.0 for row in rows}
         if rows[0].first_turn == 0 and (rows[-1].terminated or rows[-1].truncated):
             whole[rows[0].group].append(rows)
-    to_go = lambda rows: sum(GAMMA**k * row.turns[0].reward for k, row in enumerate(rows))
+    to_go = lambda rows, gamma=GAMMA: sum(gamma**k * row.turns[0].reward for k, row in enumerate(rows))
+    episode_gamma = 1.0 if estimator == "gigpo" and discount == "step" else GAMMA
     relative = lambda x, others: (x - mean(others)) / (stdev(others) + 1e-6) if len(others) > 1 else 0.0
     for members in whole.values():
-        returns = [to_go(rows) for rows in members]
+        returns = [to_go(rows, episode_gamma) for rows in members]
         states: dict[int, list[float]] = defaultdict(list)
         for rows in members:
             for k, row in enumerate(rows):
@@ -74,9 +77,9 @@ def by_definition(episodes: list[list[FakeSample]], estimator: str) -> dict[tupl
     return scores
 
 
-def computed(samples: list[FakeSample], estimator: str) -> dict[tuple[int, int], list[float]]:
+def computed(samples: list[FakeSample], estimator: str, **more: Any) -> dict[tuple[int, int], list[float]]:
     data = rollout_data(samples)
-    args = make_args(kl_coef=0.0, gamma_step=GAMMA, group_estimator=estimator, n_samples_per_prompt=4)
+    args = make_args(kl_coef=0.0, gamma_step=GAMMA, group_estimator=estimator, n_samples_per_prompt=4, **more)
     compute_advantages(args, data)
     rows = zip(samples, data["advantages"], strict=True)
     return {(s.row.segment, s.row.first_turn): row.tolist() for s, row in rows if s.row.kind is TurnKind.TURN}
@@ -95,6 +98,13 @@ def test_every_batch_agrees_with_the_definition_in_any_order(estimator: str, see
     samples = [s for episode in episodes for s in episode]
     rng.shuffle(samples)
     check(computed(samples, estimator), by_definition(episodes, estimator))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_gigpo_may_discount_the_episodes_return_as_well(seed: int) -> None:
+    episodes = episodes_of(random.Random(seed), 12)
+    samples = [s for episode in episodes for s in episode]
+    check(computed(samples, "gigpo", gigpo_discount="both"), by_definition(episodes, "gigpo", "both"))
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
