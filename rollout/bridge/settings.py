@@ -47,7 +47,7 @@ class WarmupConfig:
     w_iter: int = 0
     fraction: float = 0.1
     tolerance: float = 0.25
-    """Relative change of the critic's loss at the warm-up's end above which it counts as not converged."""
+    """Relative change of the critic's loss over the warm-up's second half above which a clear trend is warned about."""
 
     def __post_init__(self) -> None:
         if self.tolerance <= 0:
