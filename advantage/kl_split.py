@@ -1,9 +1,9 @@
 """slime's `--rollout-data-postprocess-path`: KL to the reference policy, of reasoning and of action tokens apart.
 
-A policy that learns to game its reward often moves its actions first and lets the reasoning stand as decoration; then
-the action tokens' KL outgrows the reasoning's, update after update. slime calls this in the actor after the
-advantages and before its logger, so the two means appear beside `rollout/kl`. miles hands its hook no data, so there
-it says once that it can do nothing.
+A policy that learns to game its reward often moves its actions first and lets the reasoning stand as decoration. Then
+the action tokens' KL grows several times as fast as the reasoning's, and the watch below warns. slime calls this in the
+actor after the advantages and before its logger, so the two means appear beside `rollout/kl`. miles hands its hook no
+data, so there it says once that it can do nothing.
 """
 
 from __future__ import annotations
@@ -23,40 +23,98 @@ from advantage.turn_table import TurnRow, pop_turn_table
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PATIENCE = 5
+DEFAULT_PATIENCE = 3
+OUTGROWTH = 2.0
+"""How many times as fast as the reasoning's the action's KL may grow."""
+FALSE_ALARMS = 0.05
+"""Share of runs, of any length, that are warned about by chance."""
+_STAKES = (0.1, 0.2, 0.4, 0.8)
 
 
 @dataclass(frozen=True)
 class KlSplit:
-    """Mean KL a token over all ranks, in nats; 0 where there is no such token."""
+    """Mean KL per token over all ranks, in nats; None where there is no such token."""
 
-    reasoning: float
-    action: float
+    reasoning: float | None
+    action: float | None
     reasoning_tokens: int
     action_tokens: int
 
 
-class ActionHackingWatch:
-    """Counts updates in a row in which the action's KL grew, and grew faster than the reasoning's."""
+class GrowthEvidence:
+    """Evidence that a series grows: the wealth of bets on its next step being positive, 0 at first.
+
+    Each bet stakes a fixed share of the wealth on the step's size relative to earlier steps, capped at 1. If steps are
+    as likely down as up, whatever their size, no bet gains on average, so the chance that the wealth ever reaches w is
+    at most 1/w, however long the run (Ville's inequality). Part of the capital enters at every step, so that growth
+    that begins late is found too. See Waudby-Smith and Ramdas (2023), "Estimating means of bounded random variables by
+    betting".
+    """
 
     def __init__(self) -> None:
-        self.streak = 0
-        self._last: KlSplit | None = None
+        self._wealth = [0.0] * len(_STAKES)
+        self._steps, self._travelled = 0, 0.0
 
-    def update(self, split: KlSplit, patience: int) -> int:
-        """Take one update's split in, warn each time the streak is a multiple of `patience`; returns the streak."""
-        last, self._last = self._last, split
-        if last is None or not split.action_tokens:
-            return self.streak
-        grown, reasoning_grown = split.action - last.action, split.reasoning - last.reasoning
-        self.streak = self.streak + 1 if grown > max(reasoning_grown, 0.0) else 0
-        if self.streak and self.streak % patience == 0:
+    @property
+    def wealth(self) -> float:
+        return sum(self._wealth)
+
+    def add(self, step: float) -> None:
+        """Settle the bets on the series' next step."""
+        usual = self._travelled / self._steps if self._steps else 0.0
+        outcome = max(-1.0, min(1.0, step / usual)) if usual else 0.0
+        self._steps, self._travelled = self._steps + 1, self._travelled + abs(step)
+        fresh = 1.0 / (self._steps * (self._steps + 1) * len(_STAKES))
+        self._wealth = [(old + fresh) * (1 + stake * outcome) for old, stake in zip(self._wealth, _STAKES, strict=True)]
+
+
+class ActionHackingWatch:
+    """Warns when the action's KL grows, and does so more than `OUTGROWTH` times as fast as the reasoning's.
+
+    `patience` updates are averaged into one point: with more, noise matters less and a warning comes later. Of runs
+    whose KL wanders without a trend, or whose two KLs grow at rates less than `OUTGROWTH` apart, at most `FALSE_ALARMS`
+    are ever warned about.
+    """
+
+    def __init__(self) -> None:
+        self._block: list[KlSplit] = []
+        self._point: tuple[float, float] | None = None
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._growth, self._outgrowth = GrowthEvidence(), GrowthEvidence()
+
+    @property
+    def evidence(self) -> float:
+        """Where `FALSE_ALARMS` is 0.05 a warning is due at 20."""
+        return min(self._growth.wealth, self._outgrowth.wealth)
+
+    def update(self, split: KlSplit, patience: int) -> float:
+        """Take in the split of one update, warn if that is due, and return the evidence before any reset.
+
+        Updates that lack action or reasoning tokens say nothing about either and are skipped.
+        """
+        if split.action is None or split.reasoning is None:
+            return self.evidence
+        self._block.append(split)
+        if len(self._block) < patience:
+            return self.evidence
+        point = tuple(sum(kl) / patience for kl in zip(*((s.reasoning, s.action) for s in self._block), strict=True))
+        last, self._point, self._block = self._point, point, []
+        if last is None:
+            return self.evidence
+        reasoning_step, action_step = point[0] - last[0], point[1] - last[1]
+        self._growth.add(action_step)
+        self._outgrowth.add(action_step - OUTGROWTH * reasoning_step)
+        evidence = self.evidence
+        if evidence >= 1 / FALSE_ALARMS:
             logger.warning(
-                "action hacking? for %d updates in a row the KL of action tokens (now %.4g nats a token) has outgrown "
+                "action hacking? the KL of action tokens (now %.4g nats per token) grows more than %g times as fast as "
                 "that of reasoning tokens (%.4g): look at recent episodes, raise --kl-coef or lower --lr",
-                *(self.streak, split.action, split.reasoning),
+                *(split.action, OUTGROWTH, split.reasoning),
             )
-        return self.streak
+            self._start_over()
+        return evidence
 
 
 _watch = ActionHackingWatch()
@@ -72,10 +130,12 @@ def reset() -> None:
 def log_kl_split(
     args: Any, rollout_id: int | None = None, rollout_data: MutableMapping[str, Any] | None = None
 ) -> KlSplit | None:
-    """Add `kl_reasoning`, `kl_action` and `kl_action_streak` to what slime logs, and take the turn table out.
+    """Add `kl_reasoning`, `kl_action` and `kl_action_evidence` to what slime logs, and take the turn table out.
+
+    A mean over no tokens is left out, not logged as 0.
 
     Args:
-        args: slime's; `action_hacking_patience` is the number of updates before a warning.
+        args: slime's; `action_hacking_patience` is the number of updates that the watch averages into one point.
         rollout_id: unused; slime passes it.
         rollout_data: the actor's, after `compute_advantages`.
 
@@ -96,9 +156,9 @@ def log_kl_split(
     if kl is None:
         return None
     split = split_kl(rows, rollout_data, kl, layout)
-    streak = _watch.update(split, getattr(args, "action_hacking_patience", DEFAULT_PATIENCE))
-    metrics = {"kl_reasoning": split.reasoning, "kl_action": split.action, "kl_action_streak": float(streak)}
-    rollout_data.update({name: torch.tensor(value) for name, value in metrics.items()})
+    evidence = _watch.update(split, getattr(args, "action_hacking_patience", DEFAULT_PATIENCE))
+    metrics = {"kl_reasoning": split.reasoning, "kl_action": split.action, "kl_action_evidence": evidence}
+    rollout_data.update({name: torch.tensor(value) for name, value in metrics.items() if value is not None})
     return split
 
 
@@ -119,7 +179,9 @@ def split_kl(
         sums = sums.to(layout.data_context.device_like(flat))
         dist.all_reduce(sums, group=layout.data_context.handle)
     thought, acted, thinking, acting = sums.tolist()
-    return KlSplit(thought / max(thinking, 1), acted / max(acting, 1), int(thinking), int(acting))
+    return KlSplit(
+        thought / thinking if thinking else None, acted / acting if acting else None, int(thinking), int(acting)
+    )
 
 
 def action_tokens(row: TurnRow, mask: Tensor) -> Tensor:

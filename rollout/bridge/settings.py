@@ -125,14 +125,17 @@ class RolloutConfig:
     gigpo_discount: Literal["step", "both"] = "step"
     """Which returns of GiGPO `gamma_step` discounts: those from a turn on (the paper's), or the episode's as well."""
     value_first_token_weight: float = 3.0
-    action_hacking_patience: int = 5
-    """Updates in a row in which the action tokens' KL outgrows the reasoning's before a warning."""
+    action_hacking_patience: int = 3
+    """Updates that the action-hacking watch averages into one point; more means less noise and a later warning."""
 
     def __post_init__(self) -> None:
         for name in ("gamma_step", "lambda_step", "gamma_token", "lambda_token"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        for name in ("n_env", "env_step_timeout_s", "env_reset_timeout_s", "value_first_token_weight"):
+        for name in (
+            *("n_env", "env_step_timeout_s", "env_reset_timeout_s", "value_first_token_weight"),
+            "action_hacking_patience",
+        ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be greater than 0, got {getattr(self, name)}")
         if self.max_turns is not None and self.max_turns < 1:
