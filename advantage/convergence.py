@@ -24,10 +24,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from advantage.megatron.layout import Group
+from advantage.settings import PerRun, advantage_flags, advantage_settings
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_TOLERANCE = 0.25
+warmup_losses: PerRun[list[float]] = PerRun(list)
+"""The critic's loss before each update of its warm-up."""
 SIGNIFICANCE = 0.05
 """Share of settled critics that are warned about by chance."""
 FEWEST_UPDATES = 16
@@ -62,26 +64,27 @@ def watch_warmup(
 ) -> Trend | None:
     """Take in one batch of the critic's warm-up; at the warm-up's last one, judge.
 
-    The losses so far are kept on `args` as `critic_warmup_losses`, so they belong to one run in one process. Batches
-    after `num_critic_only_steps`, and the actor's (which carry log-probs), are not looked at.
+    Batches after `num_critic_only_steps`, and the actor's (which carry log-probs), are not looked at.
 
     Args:
-        values, returns, mask: flat, one entry a response token of this rank's samples.
+        values, returns, mask: flat, one entry per response token of this rank's samples.
         group: data parallelism; every rank of it calls this.
 
     Returns:
         The trend at the last batch of the warm-up, if there were enough of them; else None.
     """
-    updates, start = getattr(args, "num_critic_only_steps", 0) or 0, getattr(args, "start_rollout_id", None)
-    if not updates or start is None or _is_actors(args, rollout_data):
+    flags = advantage_flags(args)
+    updates, start = flags.num_critic_only_steps or 0, flags.start_rollout_id
+    is_actors = "log_probs" in rollout_data or flags.use_rollout_logprobs
+    if not updates or start is None or is_actors:
         return None
-    losses: list[float] = vars(args).setdefault("critic_warmup_losses", [])
+    losses = warmup_losses.of(args)
     if start + len(losses) >= updates:
         return None
     losses.append(_mean_squared_error(values, returns, mask, group))
     if start + len(losses) < updates:
         return None
-    return _judge(losses, _tolerance(args))
+    return _judge(losses, advantage_settings(args).critic_warmup.tolerance)
 
 
 def _judge(losses: Sequence[float], tolerance: float) -> Trend | None:
@@ -106,16 +109,6 @@ def _judge(losses: Sequence[float], tolerance: float) -> Trend | None:
             *(100 * trend.change, trend.chance),
         )
     return trend
-
-
-def _is_actors(args: Any, rollout_data: Mapping[str, Any]) -> bool:
-    return "log_probs" in rollout_data or bool(getattr(args, "use_rollout_logprobs", False))
-
-
-def _tolerance(args: Any) -> float:
-    given = getattr(args, "critic_warmup", None) or {}
-    found = given.get("tolerance") if isinstance(given, Mapping) else getattr(given, "tolerance", None)
-    return DEFAULT_TOLERANCE if found is None else float(found)
 
 
 def _mean_squared_error(values: Tensor, returns: Tensor, mask: Tensor, group: Group) -> float:

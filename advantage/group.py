@@ -19,54 +19,52 @@ from __future__ import annotations
 import logging
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from advantage.errors import FlagError, TurnTableError
-from advantage.maths.dual_gae import Discounts, solve_chain
+from advantage.maths.dual_gae import solve_chain
 from advantage.megatron.context_parallel import response_spans, slice_rows
-from advantage.megatron.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, all_turns, flags_of, relayed, report_failure
+from advantage.megatron.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, all_turns, relayed, report_failure, turn_flags
 from advantage.megatron.layout import Layout, current_layout
-from advantage.turn_table import TurnRow, pop_turn_table
+from advantage.settings import advantage_flags, advantage_settings
+from advantage.turn_table import TurnRow, read_turn_table
 
 logger = logging.getLogger(__name__)
 
-ESTIMATORS = ("grpo", "rloo", "gigpo")
-GIGPO_DISCOUNTS = ("step", "both")
 _TINY = 1e-6
 
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """How returns become advantages."""
+    """How returns become advantages; see `AdvantageSettings` for the YAML's keys."""
 
-    estimator: str = "grpo"
-    gamma: float = 1.0
+    estimator: Literal["grpo", "rloo", "gigpo"]
+    gamma: float
     """Discount from turn to turn."""
-    normalize: bool = True
+    normalize: bool
     """Divide by the group's standard deviation (GRPO, GiGPO)."""
-    step_weight: float = 1.0
-    """GiGPO: weight of the comparison between turns in the same state."""
-    gigpo_discount: str = "step"
-    """GiGPO: which returns `gamma` discounts. `step`: only those from a turn on, as in the paper (Feng et al. 2025,
-    equations 3 and 5) and in the authors' verl-agent; an episode's return is its plain sum. `both`: that one too."""
-
-    def __post_init__(self) -> None:
-        if self.estimator not in ESTIMATORS:
-            raise FlagError(f"group_estimator must be one of {', '.join(ESTIMATORS)}, got {self.estimator!r}")
-        if self.gigpo_discount not in GIGPO_DISCOUNTS:
-            raise FlagError(f"gigpo_discount must be one of {', '.join(GIGPO_DISCOUNTS)}, got {self.gigpo_discount!r}")
+    step_weight: float
+    gigpo_discount: Literal["step", "both"]
 
     @classmethod
-    def from_args(cls, args: Any) -> GroupOptions:
+    def read(cls, args: Any) -> GroupOptions:
+        """The options from slime's `args`.
+
+        Raises:
+            ConfigError: an unknown estimator, a number out of range, or KL in the reward, which is not discounted here.
+        """
+        settings, flags = advantage_settings(args), advantage_flags(args)
+        if flags.kl_coef:
+            raise FlagError(f"--kl-coef is {flags.kl_coef}; without a critic, charge KL with --use-kl-loss instead")
         return cls(
-            estimator=getattr(args, "group_estimator", "grpo"),
-            gamma=Discounts.from_args(args).gamma_step,
-            normalize=getattr(args, "grpo_std_normalization", True),
-            step_weight=getattr(args, "gigpo_step_weight", 1.0),
-            gigpo_discount=getattr(args, "gigpo_discount", "step"),
+            estimator=settings.group_estimator,
+            gamma=settings.gamma_step,
+            normalize=flags.grpo_std_normalization,
+            step_weight=settings.gigpo_step_weight,
+            gigpo_discount=settings.gigpo_discount,
         )
 
 
@@ -114,11 +112,9 @@ def _read(
 ) -> tuple[GroupOptions, list[TurnRow], GroupTurns]:
     """What this rank brings to the exchange; a failure is reported to the ranks that wait for it."""
     try:
-        if getattr(args, "kl_coef", 0.0):
-            raise FlagError(f"--kl-coef is {args.kl_coef}; without a critic, charge KL with --use-kl-loss instead")
-        options = GroupOptions.from_args(args)
-        rows = pop_turn_table(rollout_data)
-        alone = getattr(args, "n_samples_per_prompt", None) == 1
+        options, flags = GroupOptions.read(args), advantage_flags(args)
+        rows = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
+        alone = flags.n_samples_per_prompt == 1
         return options, rows, _group_turns(rows, rollout_data["loss_masks"], alone)
     except Exception:
         report_failure(layout.data)
@@ -213,11 +209,9 @@ def _group_turns(rows: Sequence[TurnRow], masks: Sequence[Tensor], alone: bool) 
     for row, mask in zip(rows, masks, strict=True):
         kept = mask.bool().tolist()
         for k, turn in enumerate(row.turns or (None,)):
-            last = k == len(row.turns) - 1
-            flags = flags_of(row.kind, row.terminated and last, row.truncated and last)
             group = -1 if alone else row.group
             facts = (turn.reward, group, turn.anchor, any(kept[turn.start : turn.end])) if turn else (0, -1, -1, 0)
-            entries.append((row.segment, row.first_turn + k, flags, *facts))
+            entries.append((row.segment, row.first_turn + k, turn_flags(row, k), *facts))
     return GroupTurns(*torch.tensor(entries, dtype=torch.float64).reshape(-1, 7).unbind(1))
 
 

@@ -8,6 +8,7 @@ data, so there it says once that it can do nothing.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from advantage.megatron.context_parallel import response_spans, slice_rows
 from advantage.megatron.layout import Layout, current_layout
-from advantage.turn_table import TurnRow, pop_turn_table
+from advantage.settings import AdvantageFlags, PerRun, advantage_flags, advantage_settings
+from advantage.turn_table import TurnRow, read_turn_table
 
 logger = logging.getLogger(__name__)
 
@@ -117,14 +119,12 @@ class ActionHackingWatch:
         return evidence
 
 
-_watch = ActionHackingWatch()
-_told = False
+_watch = PerRun(ActionHackingWatch)
 
 
-def reset() -> None:
-    """Forget earlier updates."""
-    global _watch, _told
-    _watch, _told = ActionHackingWatch(), False
+@functools.cache
+def _warn_once() -> None:
+    logger.warning("this framework gives --rollout-data-postprocess-path no data, so KL is not split")
 
 
 def log_kl_split(
@@ -145,18 +145,15 @@ def log_kl_split(
     Raises:
         TurnTableError: the table is missing or foreign.
     """
-    global _told
     if rollout_data is None:
-        if not _told:
-            logger.warning("this framework gives --rollout-data-postprocess-path no data, so KL is not split")
-        _told = True
+        _warn_once()
         return None
-    rows, layout = pop_turn_table(rollout_data), current_layout()
-    kl = _token_kl(args, rollout_data) if layout.last_stage else None
+    rows, layout = read_turn_table(rollout_data, keep=False), current_layout()
+    kl = _token_kl(advantage_flags(args), rollout_data) if layout.last_stage else None
     if kl is None:
         return None
     split = split_kl(rows, rollout_data, kl, layout)
-    evidence = _watch.update(split, getattr(args, "action_hacking_patience", DEFAULT_PATIENCE))
+    evidence = _watch.of(args).update(split, advantage_settings(args).action_hacking_patience)
     metrics = {"kl_reasoning": split.reasoning, "kl_action": split.action, "kl_action_evidence": evidence}
     rollout_data.update({name: torch.tensor(value) for name, value in metrics.items() if value is not None})
     return split
@@ -193,9 +190,9 @@ def action_tokens(row: TurnRow, mask: Tensor) -> Tensor:
     return inside & mask.bool()
 
 
-def _token_kl(args: Any, rollout_data: MutableMapping[str, Any]) -> Sequence[Tensor] | None:
+def _token_kl(flags: AdvantageFlags, rollout_data: MutableMapping[str, Any]) -> Sequence[Tensor] | None:
     """The KL that slime charged; where it charged none, the log-ratio to the reference, if it has one."""
-    if getattr(args, "kl_coef", 0.0) and rollout_data.get("kl") is not None:
+    if flags.kl_coef and rollout_data.get("kl") is not None:
         return rollout_data["kl"]
     new, old = rollout_data.get("log_probs"), rollout_data.get("ref_log_probs")
     if new is None or old is None:

@@ -17,11 +17,11 @@ from typing import Any
 import yaml
 
 from advantage.errors import FlagError, UnsupportedFrameworkError
-from advantage.maths.dual_gae import Discounts
 from advantage.megatron.ppo import make_compute_advantages
 from advantage.megatron.versions import Framework, find_framework, original
+from advantage.settings import advantage_settings
 from advantage.turn_table import CONVERTER
-from advantage.value_weight import DEFAULT_WEIGHT, weigh_first_tokens
+from advantage.value_weight import weigh_first_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ def install(args: Any) -> None:
     """
     framework = find_framework()
     check_flags(args, framework)
-    _set(args, "value_first_token_weight", getattr(args, "value_first_token_weight", DEFAULT_WEIGHT))
     _replace(framework.loss, "value_loss_function", weigh_first_tokens)
     replaces = not framework.has_flag or (_whitens_slices(args) and not framework.whitens_all_ranks)
     if replaces:
@@ -51,13 +50,14 @@ def install(args: Any) -> None:
                 _replace(module, "compute_advantages_and_returns", lambda _: ours)
     if framework.has_flag:
         _set(args, "custom_advantage_function_path", HOOK)
-    prove(args, framework)
+    verify_installed(args, framework)
+    settings = advantage_settings(args)
     logger.info(
         "dual-discount GAE is installed in %s through %s: %s, first-token value weight %g",
         framework.name,
         "compute_advantages_and_returns" if replaces else "--custom-advantage-function-path",
-        Discounts.from_args(args),
-        args.value_first_token_weight,
+        settings.discounts,
+        settings.value_first_token_weight,
     )
 
 
@@ -67,7 +67,7 @@ def uninstall() -> None:
         _undo.pop()()
 
 
-def prove(args: Any, framework: Framework) -> None:
+def verify_installed(args: Any, framework: Framework) -> None:
     """Make sure that what this process will call is ours.
 
     Raises:
@@ -101,10 +101,7 @@ def check_flags(args: Any, framework: Framework) -> None:
     foreign = getattr(args, "custom_advantage_function_path", None)
     if foreign not in (None, HOOK):
         raise FlagError(f"--custom-advantage-function-path is {foreign}; {INSTALL} would replace it, drop one of them")
-    weight = getattr(args, "value_first_token_weight", DEFAULT_WEIGHT)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
-        raise FlagError(f"value_first_token_weight must be a number greater than 0, got {weight!r}")
-    Discounts.from_args(args)
+    advantage_settings(args)
     _check_roles(args)
 
 

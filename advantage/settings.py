@@ -5,14 +5,34 @@ slime sets the YAML's top-level keys on `args`, so a training process finds both
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import model_validator
 
 from advantage.maths.dual_gae import Discounts
 from slime_verlog import ConfigError, Field, Settings, read_settings
+
+KL_SPLIT = "advantage.kl_split.log_kl_split"
+"""The `--rollout-data-postprocess-path` hook that reads the turn table after the advantages."""
+
+T = TypeVar("T")
+
+
+class PerRun(Generic[T]):
+    """Something that lives as long as one run, which is one `args` object; another `args` gets a new one."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._args: weakref.ref[Any] | None = None
+        self._value: T | None = None
+
+    def of(self, args: Any) -> T:
+        if self._value is None or self._args is None or self._args() is not args:
+            self._args, self._value = weakref.ref(args), self._make()
+        return self._value
 
 
 class WarmupSettings(Settings):
@@ -51,10 +71,13 @@ class AdvantageSettings(Settings):
     """Which estimator `advantage.group.compute_advantages` computes, without a critic."""
     gigpo_step_weight: float = Field(1.0, ge=0)
     """GiGPO: weight of the comparison between turns in the same state."""
+    gigpo_discount: Literal["step", "both"] = "step"
+    """GiGPO: which returns `gamma_step` discounts. `step`: those from a turn on, as in the paper (Feng et al. 2025,
+    equations 3 and 5) and in verl-agent. `both`: the episode's return too."""
     value_first_token_weight: float = Field(3.0, gt=0)
     """Weight of each turn's first token in the value loss. The turn before bootstraps from that token's value."""
-    action_hacking_patience: int = Field(5, ge=1)
-    """Updates in a row in which the KL of action tokens must outgrow that of reasoning tokens before a warning."""
+    action_hacking_patience: int = Field(3, ge=1)
+    """Updates that the action-hacking watch averages into one point; more is slower and less noisy."""
     critic_warmup: WarmupSettings = WarmupSettings()
     """Not called `warmup`, which is one of Megatron's own arguments."""
 
@@ -74,9 +97,14 @@ class AdvantageFlags:
     use_opd: bool = False
     grpo_std_normalization: bool = True
     n_samples_per_prompt: int | None = None
-    num_critic_only_steps: int | None = 0
+    num_critic_only_steps: int | None = None
     start_rollout_id: int | None = None
     rollout_data_postprocess_path: str | None = None
+
+    @property
+    def turn_table_is_read_again(self) -> bool:
+        """Whether the KL split reads the turn table after the advantages; it then removes the table itself."""
+        return self.rollout_data_postprocess_path == KL_SPLIT
 
 
 def advantage_settings(args: Any) -> AdvantageSettings:

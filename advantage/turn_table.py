@@ -175,15 +175,20 @@ def decode_rows(vectors: Sequence[torch.Tensor], response_lengths: Sequence[int]
     return rows
 
 
-def pop_turn_table(rollout_data: MutableMapping[str, Any]) -> list[TurnRow]:
-    """Take the table out of slime's `rollout_data`, so that the logger never sums it.
+def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> list[TurnRow]:
+    """Decode the table, and remove it from slime's `rollout_data` unless a later hook needs it.
+
+    Whichever hook reads it last must remove it, because slime's logger sums every list that it finds.
 
     Raises:
-        TurnTableError: there is none, or it is foreign.
+        TurnTableError: there is no table, or another converter wrote it.
     """
     if TABLE_KEY not in rollout_data:
         raise TurnTableError(f"rollout_data has no turn table under {TABLE_KEY!r}; configure {CONVERTER}")
-    return decode_rows(rollout_data.pop(TABLE_KEY), rollout_data["response_lengths"])
+    rows = decode_rows(rollout_data[TABLE_KEY], rollout_data["response_lengths"])
+    if not keep:
+        del rollout_data[TABLE_KEY]
+    return rows
 
 
 def _int(name: str, value: Any) -> int:

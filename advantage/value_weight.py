@@ -20,8 +20,7 @@ from advantage.errors import TurnTableError
 from advantage.maths.packing import PackedTurns
 from advantage.megatron.context_parallel import response_spans, slice_rows
 from advantage.megatron.layout import current_layout
-
-DEFAULT_WEIGHT = 3.0
+from advantage.settings import advantage_settings
 
 Reducer = Callable[[Tensor], Tensor]
 ValueLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
@@ -71,7 +70,7 @@ def weigh_first_tokens(value_loss: ValueLoss) -> ValueLoss:
     def weighted(
         args: Any, batch: Mapping[str, Any], logits: Tensor, sum_of_sample_mean: Reducer
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        weight = getattr(args, "value_first_token_weight", DEFAULT_WEIGHT)
+        weight = advantage_settings(args).value_first_token_weight
         rows = first_token_weights(batch["loss_masks"], weight)
         local = slice_rows(rows, response_spans(batch, current_layout()))
         return value_loss(args, batch, logits, weigh_reducer(sum_of_sample_mean, torch.cat(local)))

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from advantage.maths.dual_gae import Discounts, dual_discount_gae
+from advantage.settings import AdvantageSettings
 
 TURNS_PER_EPISODE = 16
 
@@ -140,7 +141,7 @@ def main() -> None:
     if options.turns % TURNS_PER_EPISODE:
         parser.error(f"--turns must be a multiple of {TURNS_PER_EPISODE}, got {options.turns}")
     torch.set_num_threads(1)
-    d = Discounts()
+    d = AdvantageSettings().discounts
     work = make_work(options.turns, options.longest, seed=0)
     work |= {"padded_values": pad(work, "values"), "padded_rewards": pad(work, "token_rewards")}
     tokens = work["values"].numel()

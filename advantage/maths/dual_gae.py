@@ -15,8 +15,7 @@ too long. (Verlog's paper, appendix B.3; GAE: Schulman et al. 2016.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,24 +28,18 @@ CHUNK = 32
 
 @dataclass(frozen=True)
 class Discounts:
-    """The four discounts, each in [0, 1]; the defaults are those of Verlog's runs."""
+    """The four discounts, each in [0, 1]."""
 
-    gamma_step: float = 0.99
-    lambda_step: float = 0.95
-    gamma_token: float = 1.0
-    lambda_token: float = 1.0
+    gamma_step: float
+    lambda_step: float
+    gamma_token: float
+    lambda_token: float
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not 0.0 <= value <= 1.0:
-                raise ValueError(f"{field.name} must be a number between 0 and 1, got {value!r}")
-
-    @classmethod
-    def from_args(cls, args: Any) -> Discounts:
-        """Read `args.gamma_step` and so on; what `args` does not have keeps its default."""
-        return cls(**{f.name: getattr(args, f.name) for f in fields(cls) if hasattr(args, f.name)})
+                raise ValueError(f"{name} must be a number between 0 and 1, got {value!r}")
 
     @property
     def token_decay(self) -> float:

@@ -21,7 +21,7 @@ from torch import Tensor
 from advantage.errors import OtherRankError, TurnTableError
 from advantage.maths.dual_gae import gather_next, solve_chain
 from advantage.megatron.layout import Group
-from advantage.turn_table import TurnKind
+from advantage.turn_table import TurnKind, TurnRow
 
 TERMINATED, TRUNCATED, BOOTSTRAP = 1, 2, 4
 
@@ -58,9 +58,11 @@ class ExchangeReport:
     """By this rank, from the others."""
 
 
-def flags_of(kind: TurnKind, terminated: bool, truncated: bool) -> int:
-    """How a turn ends, as one number."""
-    return TERMINATED * terminated + TRUNCATED * truncated + BOOTSTRAP * (kind is TurnKind.BOOTSTRAP)
+def turn_flags(row: TurnRow, k: int) -> int:
+    """How turn k of a sample ends, as one number; terminated and truncated describe the sample's last turn."""
+    last = k == len(row.turns) - 1
+    bootstrap = row.kind is TurnKind.BOOTSTRAP
+    return TERMINATED * (row.terminated and last) + TRUNCATED * (row.truncated and last) + BOOTSTRAP * bootstrap
 
 
 def exchange_turns(facts: TurnFacts, group: Group) -> tuple[Tensor, Tensor, ExchangeReport]:

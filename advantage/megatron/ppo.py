@@ -13,6 +13,7 @@ from advantage.hook import compute_advantages
 from advantage.megatron.context_parallel import response_spans, slice_rows
 from advantage.megatron.layout import current_layout
 from advantage.megatron.whitening import whiten
+from advantage.settings import AdvantageFlags, advantage_flags
 
 
 def make_compute_advantages(loss: ModuleType) -> Callable[[Any, MutableMapping[str, Any]], None]:
@@ -27,29 +28,32 @@ def make_compute_advantages(loss: ModuleType) -> Callable[[Any, MutableMapping[s
         layout = current_layout()
         if not layout.last_stage:
             return
-        log_probs = rollout_data.get("rollout_log_probs" if args.use_rollout_logprobs else "log_probs")
-        rollout_data["kl"] = _kl(args, rollout_data, log_probs, loss)
+        flags = advantage_flags(args)
+        log_probs = rollout_data.get("rollout_log_probs" if flags.use_rollout_logprobs else "log_probs")
+        rollout_data["kl"] = _kl(flags, rollout_data, log_probs, loss)
         compute_advantages(args, rollout_data)
-        if getattr(args, "use_opd", False):
+        if flags.use_opd:
             loss.apply_opd_kl_to_advantages(
                 args=args,
                 rollout_data=rollout_data,
                 advantages=rollout_data["advantages"],
                 student_log_probs=log_probs,
             )
-        if args.normalize_advantages:
+        if flags.normalize_advantages:
             masks = slice_rows(rollout_data["loss_masks"], response_spans(rollout_data, layout))
             rollout_data["advantages"] = whiten(rollout_data["advantages"], masks, layout.data_context)
 
     return compute_advantages_and_returns
 
 
-def _kl(args: Any, rollout_data: MutableMapping[str, Any], log_probs: Any, loss: ModuleType) -> list[Tensor]:
-    """KL to the reference policy, a row a sample; 0 where there is no reference (slime's critic, critic-only steps)."""
+def _kl(
+    flags: AdvantageFlags, rollout_data: MutableMapping[str, Any], log_probs: Any, loss: ModuleType
+) -> list[Tensor]:
+    """KL to the reference policy, one row per sample; 0 without a reference (slime's critic, critic-only steps)."""
     reference = rollout_data.get("ref_log_probs")
-    if args.kl_coef == 0 or not log_probs or not reference:
+    if flags.kl_coef == 0 or not log_probs or not reference:
         return [torch.zeros_like(values, dtype=torch.float32) for values in rollout_data.get("values") or []]
     return [
-        loss.compute_approx_kl(new, old, kl_loss_type=args.kl_loss_type)
+        loss.compute_approx_kl(new, old, kl_loss_type=flags.kl_loss_type)
         for new, old in zip(log_probs, reference, strict=True)
     ]

@@ -12,7 +12,9 @@ import torch
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, encode_row
 from tests.advantage.reference import brute_force
 
-ARGS = dict(gamma_step=0.99, lambda_step=0.95, gamma_token=1.0, lambda_token=1.0, kl_coef=0.1)
+ARGS = dict(
+    gamma_step=0.99, lambda_step=0.95, gamma_token=1.0, lambda_token=1.0, kl_coef=0.1, value_first_token_weight=1.0
+)
 
 
 @dataclass(frozen=True)

@@ -221,8 +221,9 @@ def whitening_reaches_over_context_parallelism_or_is_replaced() -> None:
 
 @check
 def the_table_crosses_the_data_path_and_is_gone_before_the_logger_sums_it() -> None:
-    from advantage.hook import KL_SPLIT, compute_advantages
+    from advantage.hook import compute_advantages
     from advantage.kl_split import log_kl_split
+    from advantage.settings import KL_SPLIT
     from advantage.turn_table import decode_row
     from tests.advantage.batches import expected, make_samples, rollout_data
 

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from advantage.convergence import DEFAULT_TOLERANCE, SIGNIFICANCE, find_trend, watch_warmup
+from advantage.convergence import SIGNIFICANCE, find_trend, warmup_losses, watch_warmup
 from advantage.megatron.layout import Group
+from advantage.settings import AdvantageSettings
 
 
 def run(losses: list[float], args: Namespace, data: dict[str, Any] | None = None, group: Group | None = None) -> list:
@@ -42,7 +43,8 @@ def simulate(rng: random.Random, updates: int, change: float, noise: str) -> lis
 
 def warned(losses: list[float]) -> bool:
     trend = find_trend(losses)
-    return trend is not None and trend.chance <= SIGNIFICANCE and abs(trend.change) > DEFAULT_TOLERANCE
+    tolerance = AdvantageSettings().critic_warmup.tolerance
+    return trend is not None and trend.chance <= SIGNIFICANCE and abs(trend.change) > tolerance
 
 
 def share_warned(updates: int, change: float, noise: str, runs: int = 2000) -> float:
@@ -99,9 +101,8 @@ def test_a_settled_loss_gives_no_warning_and_no_warm_up_no_judgement(caplog: pyt
     assert not caplog.records
 
 
-@pytest.mark.parametrize("given", [{"tolerance": 0.7}, Namespace(tolerance=0.7)], ids=["mapping", "dataclass"])
-def test_the_yaml_sets_how_much_may_still_move(given: Any, caplog: pytest.LogCaptureFixture) -> None:
-    run([8 * 0.9**t for t in range(20)], make(20, critic_warmup=given))
+def test_the_yaml_sets_how_much_may_still_move(caplog: pytest.LogCaptureFixture) -> None:
+    run([8 * 0.9**t for t in range(20)], make(20, critic_warmup={"tolerance": 0.7}))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -112,7 +113,7 @@ def test_the_yaml_sets_how_much_may_still_move(given: Any, caplog: pytest.LogCap
 )
 def test_the_actors_batches_are_not_looked_at(args: Namespace, data: dict[str, Any]) -> None:
     assert run([8, 7, 6, 5, 4, 3, 2, 1], args, data) == [None] * 8
-    assert not hasattr(args, "critic_warmup_losses")
+    assert not warmup_losses.of(args)
 
 
 def test_a_run_resumed_in_its_warm_up_judges_what_is_left_of_it() -> None:
@@ -131,5 +132,5 @@ def _worker(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     args = make(4)
     run([2.0 + 6.0 * rank] * 4, args, group=Group(rank, 2, dist.group.WORLD))
-    torch.save([round(loss, 9) for loss in args.critic_warmup_losses], f"{folder}/{rank}.pt")
+    torch.save([round(loss, 9) for loss in warmup_losses.of(args)], f"{folder}/{rank}.pt")
     dist.destroy_process_group()

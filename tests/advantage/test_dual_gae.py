@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advantage.maths.dual_gae import Discounts, dual_discount_gae
+from advantage.settings import advantage_settings
 from tests.advantage.reference import brute_force
 
 ONES = dict(gamma_step=1.0, lambda_step=1.0, gamma_token=1.0, lambda_token=1.0)
@@ -210,12 +211,12 @@ def test_what_is_no_tensor_is_named() -> None:
 @pytest.mark.parametrize("name", list(ONES))
 def test_a_discount_outside_zero_and_one_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
-        Discounts(**{name: value})
+        Discounts(**{**ONES, name: value})  # type: ignore[arg-type]
 
 
 def test_discounts_are_read_from_args_and_default_to_verlogs() -> None:
     args = type("Args", (), {"gamma_step": 0.5, "lambda_token": 0.25})()
-    assert Discounts.from_args(args) == Discounts(0.5, 0.95, 1.0, 0.25)
+    assert advantage_settings(args).discounts == Discounts(0.5, 0.95, 1.0, 0.25)
 
 
 @pytest.mark.parametrize("case", [0, 1])

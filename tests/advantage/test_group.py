@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from argparse import Namespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from advantage.errors import FlagError, TurnTableError
 from advantage.group import GroupOptions, GroupTurns, compute_advantages, group_advantages
 from advantage.megatron.exchange import BOOTSTRAP, TERMINATED, TRUNCATED
 from advantage.turn_table import TurnRow, TurnSpan, anchor_of, encode_row, with_group
+from slime_verlog import ConfigError
 from tests.advantage.batches import FakeSample, make_args, rollout_data
 
 Turn = tuple[int, int, int, float, int, int, int]
@@ -34,8 +37,12 @@ def episode(segment: int, rewards: list[float], group: int = -1, end: int = TERM
     ]
 
 
+def options_of(**given: Any) -> GroupOptions:
+    return replace(GroupOptions.read(Namespace(gamma_step=1.0)), **given)
+
+
 def scores(turns: list[Turn], **options: Any) -> list[float]:
-    return group_advantages(table(turns), GroupOptions(**options)).tolist()
+    return group_advantages(table(turns), options_of(**options)).tolist()
 
 
 def test_grpo_compares_episode_returns_inside_their_group() -> None:
@@ -125,10 +132,10 @@ def test_an_empty_batch_gives_nothing() -> None:
 
 
 def test_an_unknown_estimator_is_refused() -> None:
-    with pytest.raises(FlagError, match="gigpo_discount must be one of step, both, got 'none'"):
-        GroupOptions(estimator="gigpo", gigpo_discount="none")
-    with pytest.raises(FlagError, match="group_estimator must be one of grpo, rloo, gigpo, got 'ppo'"):
-        GroupOptions("ppo")
+    with pytest.raises(ConfigError, match="gigpo_discount must be one of 'step', 'both', got 'none'"):
+        GroupOptions.read(Namespace(gigpo_discount="none"))
+    with pytest.raises(ConfigError, match="group_estimator must be one of 'grpo', 'rloo', 'gigpo', got 'ppo'"):
+        GroupOptions.read(Namespace(group_estimator="ppo"))
 
 
 STOP = 0.4

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from advantage.errors import TurnTableError
-from advantage.hook import KL_SPLIT, compute_advantages
+from advantage.hook import compute_advantages
+from advantage.settings import KL_SPLIT
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, encode_row
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 

@@ -10,19 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from advantage import kl_split
 from advantage.errors import TurnTableError
-from advantage.hook import KL_SPLIT, compute_advantages
-from advantage.kl_split import DEFAULT_PATIENCE, FALSE_ALARMS, ActionHackingWatch, KlSplit, log_kl_split
+from advantage.hook import compute_advantages
+from advantage.kl_split import FALSE_ALARMS, ActionHackingWatch, KlSplit, log_kl_split
+from advantage.settings import KL_SPLIT, AdvantageSettings
 from advantage.turn_table import TurnRow, TurnSpan, encode_row
 from tests.advantage.batches import make_args, make_samples, rollout_data
 
-
-@pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
-    kl_split.reset()
-    yield
-    kl_split.reset()
+PATIENCE = AdvantageSettings().action_hacking_patience
 
 
 def data_of(kl: list[float], mask: list[int], *spans: tuple[int, int, int]) -> dict[str, Any]:
@@ -91,7 +86,7 @@ def test_a_mean_over_no_tokens_is_left_out_and_not_logged_as_zero() -> None:
     assert data["kl_reasoning"].item() == 2.0 and "kl_action" not in data
 
 
-def watched(levels: Iterable[tuple[float, float]], patience: int = DEFAULT_PATIENCE) -> int | None:
+def watched(levels: Iterable[tuple[float, float]], patience: int = PATIENCE) -> int | None:
     """Feed (reasoning, action) KLs of successive updates; return the first update with a warning."""
     watch = ActionHackingWatch()
     for update, (reasoning, action) in enumerate(levels):
@@ -155,7 +150,7 @@ def test_actions_that_outgrow_reasoning_are_reported_within_30_updates_and_again
     watch = ActionHackingWatch()
     with caplog.at_level(logging.WARNING):
         for t in range(60):
-            watch.update(KlSplit(0.01 * t, 0.1 * t, 10, 10), DEFAULT_PATIENCE)
+            watch.update(KlSplit(0.01 * t, 0.1 * t, 10, 10), PATIENCE)
     assert [record.message[:15] for record in caplog.records] == ["action hacking?"] * 2
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advantage.errors import TurnTableError
-from advantage.turn_table import TurnKind, TurnRow, TurnSpan, decode_row, decode_rows, encode_row, pop_turn_table
+from advantage.turn_table import TurnKind, TurnRow, TurnSpan, decode_row, decode_rows, encode_row, read_turn_table
 
 IDS = st.integers(0, 2**53 - 1)
 
@@ -64,18 +64,18 @@ def test_a_foreign_vector_is_refused(numbers: list[float]) -> None:
 @pytest.mark.parametrize("foreign", ["a text prompt", [{"role": "user"}], None, torch.arange(9)])
 def test_a_foreign_prompt_names_the_converter_that_is_not_configured(foreign: object) -> None:
     with pytest.raises(TurnTableError, match=r"sample 0: .*--custom-convert-samples-to-train-data-path"):
-        pop_turn_table({"prompt": [foreign], "response_lengths": [3]})
+        read_turn_table({"prompt": [foreign], "response_lengths": [3]}, keep=False)
 
 
 def test_a_missing_table_names_the_converter_that_is_not_configured() -> None:
     with pytest.raises(TurnTableError, match="--custom-convert-samples-to-train-data-path"):
-        pop_turn_table({"response_lengths": [3]})
+        read_turn_table({"response_lengths": [3]}, keep=False)
 
 
 def test_popping_the_table_takes_it_out_of_the_batch() -> None:
     row = TurnRow(4, 0, turns=(TurnSpan(0, 3, 1.0),))
     batch = {"prompt": [encode_row(row)], "response_lengths": [3]}
-    assert pop_turn_table(batch) == [row]
+    assert read_turn_table(batch, keep=False) == [row]
     assert "prompt" not in batch
 
 
