@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 
 from envs.base import describe_task
-from envs.command_game import clean_command
+from envs.command_game import MOST_CHARACTERS, clean_command
 from envs.errors import ConfigError, MissingDependencyError
 from envs.text_game import Frame, GameOptions, TextGame, read_game_options
 
@@ -37,6 +37,10 @@ _NOT_REPEATABLE = frozenset({"crafter"})
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # Where anything is a command, these would write files or ask the player back.
 _REFUSED = frozenset({"save", "restore", "restart", "quit", "q", "script", "transcript", "unscript"})
+
+
+# What joins two commands, or addresses one to somebody, in a parser of text adventures.
+_JOINED = re.compile(r"[.,;]|\b(?:and|then)\b", re.IGNORECASE)
 
 
 class _UnsupportedActionError(Exception):
@@ -126,8 +130,7 @@ class Balrog(TextGame):
 
     def translate(self, candidate: str) -> str | None:
         if not self.actions:
-            command = clean_command(candidate)
-            return None if command is None or command.split()[0].lower() in _REFUSED else command
+            return _free_command(candidate)
         if candidate in self.actions:
             return candidate
         folded = [action for action in self.actions if action.lower() == candidate.lower()]
@@ -157,15 +160,34 @@ class Balrog(TextGame):
     def _make(self) -> Any:
         try:
             return self._make_env(self.family, self._name, self._config)
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(
+        except Exception as error:
+            explained = self._explain(error)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def _explain(self, error: Exception) -> ConfigError | MissingDependencyError | None:
+        """Return what to tell the user about an environment that could not be made; None for anything unforeseen."""
+        task = f"{self.family}/{self._name}"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return MissingDependencyError(
                 f"BALROG's {self.family} needs the package {error.name}, which BALROG's own install brings; {INSTALL}"
-            ) from error
-        except (KeyError, ValueError, LookupError, UnboundLocalError) as error:
+            )
+        if isinstance(error, ModuleNotFoundError):
+            # MiniHack says so of Boxoban's maps, which are no module.
+            return MissingDependencyError(f"BALROG cannot make {task}: {error}")
+        if "raqm" in str(error):
+            return MissingDependencyError(
+                f"BALROG's {self.family} draws text in a way that the installed Pillow refuses ({error}); "
+                "get an older one with: pip install 'pillow<13'"
+            )
+        if any(cls.__module__ == "gym.error" for cls in type(error).__mro__):
+            listed = ", ".join(self._config["tasks"].get(f"{self.family}_tasks", ()))
+            return ConfigError(f"BALROG cannot make {task}: {error}; BALROG's own list has {listed}")
+        if isinstance(error, (ValueError, LookupError, UnboundLocalError)):
             hint = "; its games are a download: balrog-post-install" if self.family == "textworld" else ""
-            raise ConfigError(
-                f"BALROG cannot make {self.family}/{self._name}: {type(error).__name__}: {error}{hint}"
-            ) from error
+            return ConfigError(f"BALROG cannot make {task}: {type(error).__name__}: {error}{hint}")
+        return None
 
     def close(self) -> None:
         self._close_env()
@@ -175,6 +197,22 @@ class Balrog(TextGame):
         if self._env is not None:
             env, self._env = self._env, None
             env.close()
+
+
+def _free_command(candidate: str) -> str | None:
+    """Return the text as the one command that BALROG would pass on, whether or not the game understands it.
+
+    None for what this adapter keeps from the interpreter: nothing at all, control characters, too many characters,
+    several commands in one, and words that write files or ask the player back.
+    """
+    command = clean_command(candidate)
+    if command is not None:
+        return None if command.split()[0].lower() in _REFUSED else command
+    line = " ".join(candidate.strip().splitlines()[:1])
+    if not line or len(line) > MOST_CHARACTERS or not (line.isascii() and line.isprintable()):
+        return None
+    words = re.findall(r"[a-z0-9]+", line.lower())
+    return None if words and (_JOINED.search(line) or _REFUSED & set(words)) else line
 
 
 def find_task(task: str, listed: Mapping[str, Any]) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-import minigrid  # noqa: F401 - registers its levels with gymnasium
+import minigrid  # registers its levels with gymnasium
 from minigrid.core.world_object import WorldObj
 from minigrid.envs.babyai.core import roomgrid_level
 from minigrid.envs.babyai.core.levelgen import LevelGen
@@ -74,6 +74,12 @@ def level_names() -> dict[str, str]:
 
 
 def _unknown_task(task: str, names: dict[str, str]) -> str:
+    if not names:
+        return (
+            f"BabyAI task {task!r} is not one of {', '.join(MIXED_GOALS)}, and the installed minigrid "
+            f"{minigrid.__version__} registers no levels with gymnasium, like the fork that BALROG installs; in an "
+            "environment without BALROG: pip install 'slime-verlog[envs]'"
+        )
     known = [*MIXED_GOALS, *(MIXED_PREFIX + goal for goal in MIXED_GOALS), *names]
     near = difflib.get_close_matches(task, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"for example {', '.join(MIXED_GOALS)}, GoToObj"

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("minigrid", reason="BabyAI needs minigrid; pip install 'slime-verlog[envs]' enables this test")
 
 from envs import babyai
+from envs.babyai_world import levels
 from envs.babyai_world.levels import HELD_OUT, MIXED_GOALS, level_names
 from envs.babyai_world.view import describe_view
 from envs.errors import ConfigError, MissingDependencyError
@@ -111,6 +112,13 @@ def test_short_and_full_names_are_one_task(short: str) -> None:
 def test_an_unknown_task_is_refused_with_the_nearest_names(task: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         build(task)
+
+
+def test_a_minigrid_without_levels_is_named_and_its_mixed_tasks_still_play(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "level_names", dict)
+    with pytest.raises(ConfigError, match=r"'GoToObj' is not one of goto, .* minigrid \S+ registers no levels .* fork"):
+        build("GoToObj")
+    build("goto").reset()
 
 
 @pytest.mark.parametrize(

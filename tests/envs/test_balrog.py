@@ -72,6 +72,41 @@ def test_a_task_that_the_package_cannot_make_is_refused_with_its_reason() -> Non
         build("textworld/lost").reset()
 
 
+@pytest.mark.parametrize(
+    ("task", "error", "message"),
+    [
+        (
+            "MiniHack-Boxoban-Hard-v0",
+            MissingDependencyError,
+            "BALROG cannot make minihack/MiniHack-Boxoban-Hard-v0: To use Boxoban environments, please download maps.",
+        ),
+        (
+            "MiniHack-Quest-Hard-v0",
+            MissingDependencyError,
+            "BALROG's minihack draws text in a way that the installed Pillow refuses (raqm_layout() failed.); "
+            "get an older one with: pip install 'pillow<13'",
+        ),
+        (
+            "minihack/MiniHack-Castle-v0",
+            ConfigError,
+            "BALROG cannot make minihack/MiniHack-Castle-v0: Environment `MiniHack-Castle-v0` doesn't exist.; BALROG's "
+            "own list has MiniHack-Corridor-R3-v0, MiniHack-Boxoban-Hard-v0, MiniHack-Quest-Hard-v0",
+        ),
+    ],
+)
+def test_what_keeps_a_family_from_starting_is_said_in_a_sentence(
+    task: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        build(task).reset()
+    assert str(caught.value) == message
+
+
+def test_an_unforeseen_error_keeps_its_own_traceback() -> None:
+    with pytest.raises(RuntimeError, match="something else"):
+        build("MiniHack-Corridor-R3-v0").reset()
+
+
 @pytest.mark.parametrize("task", ["BabyAI-MixedTrainLocal-v0/goto", "env/goto_win", "crafter", "treasure_hunter"])
 def test_the_seed_decides_the_episode_however_the_family_takes_it(task: str) -> None:
     def play(seed: int) -> list[Any]:
@@ -136,7 +171,17 @@ def test_actions_are_matched_whole_and_capitals_forgiven() -> None:
     assert env.step("go right")[2]["valid_action"] is False
 
 
-@pytest.mark.parametrize("command", ["save", "script x", "quit", "\x00", "a. b", ""])
+@pytest.mark.parametrize("command", ["??", "!", "...", "take (lamp)", "open door?", "x" * 100])
+def test_any_other_line_is_a_command_in_textworld_as_in_balrog(command: str) -> None:
+    env = build("treasure_hunter")
+    env.reset()
+    info = env.step(f"ACTION: {command}")[2]
+    assert (info["executed_action"], info["valid_action"]) == (command, True)
+
+
+@pytest.mark.parametrize(
+    "command", ["save", "script x", "quit", "?quit", "(save)", "look! then save?", "\x00", "a. b", "?" * 101, ""]
+)
 def test_where_anything_is_a_command_the_interpreter_is_still_out_of_reach(command: str) -> None:
     env = build("treasure_hunter")
     env.reset()

@@ -85,9 +85,25 @@ class EnvWrapper:
         self.env.close()
 
 
+class NameNotFound(Exception):
+    """What the old gym raises for an id that is not registered."""
+
+    __module__ = "gym.error"
+
+
+MINIHACK_ERRORS = {
+    "MiniHack-Boxoban-Hard-v0": ModuleNotFoundError("To use Boxoban environments, please download maps."),
+    "MiniHack-Quest-Hard-v0": RuntimeError("raqm_layout() failed."),
+    "MiniHack-Corridor-R3-v0": RuntimeError("something else"),
+}
+"""As minihack raises them without Boxoban's maps and with Pillow 13."""
+
+
 def make_env(env_name, task, config, render_mode=None):
     if env_name == "nle":
         raise ModuleNotFoundError("No module named 'nle'", name="nle")
+    if env_name == "minihack":
+        raise MINIHACK_ERRORS.get(task) or NameNotFound(f"Environment `{task}` doesn't exist.")
     if task not in config.tasks[f"{env_name}_tasks"]:
         raise KeyError(f"Task '{task}' not found")
     assert dict(**config.envs.textworld_kwargs)["max_episode_steps"] == 20
