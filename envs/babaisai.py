@@ -19,6 +19,7 @@ from envs.babaisai_world.picture import draw_world
 from envs.babaisai_world.planner import find_plan
 from envs.babaisai_world.rules import Cell
 from envs.babaisai_world.tasks import find_task
+from envs.babaisai_world.thoughts import explain_plan
 from envs.babaisai_world.world import DIRECTIONS
 from envs.base import describe_task
 from envs.text_game import ANSWER_FORMAT, Frame, GameOptions, TextGame, read_game_options
@@ -60,6 +61,11 @@ def expert_action(env: BabaIsAI) -> str:
     It plans from the world as it is, so its advice may be taken or not; where it finds no way to win it idles.
     """
     return env.advice()
+
+
+def explain_action(env: BabaIsAI) -> str:
+    """Return the thought behind `expert_action(env)`."""
+    return env.explain()
 
 
 class BabaIsAI(TextGame):
@@ -115,6 +121,10 @@ class BabaIsAI(TextGame):
         """Return the action that a search for a winning plan recommends now; the default where it finds none."""
         plan = self._plan()
         return plan[0] if plan else self.default_action
+
+    def explain(self) -> str:
+        """Return the thought behind `advice`: what wins, where it is seen, and what the next push is for."""
+        return explain_plan(self.level.world, self._text, self._plan())
 
     def distance_left(self) -> float:
         """Moves of the plan from here, of those from the level's start; 1 where the search finds no way."""

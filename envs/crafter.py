@@ -15,6 +15,7 @@ from envs.base import describe_task, make_image
 from envs.crafter_world.expert import advise
 from envs.crafter_world.observation import describe
 from envs.crafter_world.rules import ACHIEVEMENTS, LENGTH
+from envs.crafter_world.thoughts import explain
 from envs.crafter_world.vocabulary import ACTIONS, TOOLS, translate
 from envs.crafter_world.world import World
 from envs.errors import ConfigError
@@ -62,6 +63,11 @@ def expert_action(env: Crafter) -> str:
     It decides from the world as it is, so its advice may be taken or not.
     """
     return advise(env.world)
+
+
+def explain_action(env: Crafter) -> str:
+    """Return the thought behind `expert_action(env)`."""
+    return explain(env.world)
 
 
 class Crafter(TextGame):

@@ -19,6 +19,7 @@ from envs.text_game import Frame, GameOptions, read_game_options
 from envs.textworld_games.cache import GameCache, default_root
 from envs.textworld_games.recipes import THEMES, GameRecipe, find_theme, make_recipe
 from envs.textworld_games.source import build_game, find_game
+from envs.textworld_games.thoughts import explain_plan
 
 PRESETS = {
     "verlog": {"binary_reward": False, "format_penalty": 0.1},
@@ -90,6 +91,11 @@ def expert_action(env: TextWorld) -> str:
     return env.advice()
 
 
+def explain_action(env: TextWorld) -> str:
+    """Return the thought behind `expert_action(env)`."""
+    return env.explain()
+
+
 class TextWorld(CommandGame):
     """One TextWorld episode."""
 
@@ -153,8 +159,17 @@ class TextWorld(CommandGame):
 
     def advice(self) -> str:
         """Return the next command of a plan that wins from here; `look` where none is known."""
+        plan = self._plan()
+        return plan[0] if plan else self.default_action
+
+    def explain(self) -> str:
+        """Return the thought behind `advice`: the goal, whether the next thing is in sight, and why this command."""
+        return explain_plan(self._now.text, self._plan())
+
+    def _plan(self) -> tuple[str, ...]:
+        """Commands that win from here, as far as the game knows; none where it knows no way."""
         if self._now.plan:
-            return self._now.plan[0]
+            return self._now.plan
         if self._guide is None:
             # A second game that tracks the state catches up with this one; most episodes never need it.
             self._guide, self._guided = self._engine.Player(self._game_file(), track=True), 0
@@ -163,10 +178,10 @@ class TextWorld(CommandGame):
             self._advised = self._guide.send(command)
         self._guided = len(self._history)
         if self._advised.plan:
-            return self._advised.plan[0]
+            return self._advised.plan
         known = self._player.walkthrough
         on_the_way = tuple(self._history) == known[: len(self._history)]
-        return known[len(self._history)] if on_the_way and len(self._history) < len(known) else self.default_action
+        return known[len(self._history) :] if on_the_way else ()
 
     def prompt_variables(self) -> dict[str, Any]:
         theme = THEMES[self.theme]

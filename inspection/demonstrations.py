@@ -2,8 +2,9 @@
 
     python -m inspection.demonstrations --config custom_configs/babyai.yaml --episodes 60 --out demonstrations.jsonl
 
-Any environment whose module offers `expert_action(env)` can be demonstrated. A row's `messages` are what a rollout
-would show at that turn, then the expert's answer. Only that answer is trained on: `step_loss_mask` is 0 on the
+Any environment whose module offers `expert_action(env)` can be demonstrated; `explain_action(env)` beside it writes the
+thoughts. A row's `messages` are what a rollout would show at that turn, then the expert's answer, also where
+`--random-share` had something else played. Only that answer is trained on: `step_loss_mask` is 0 on the
 answers shown as memory (they have rows of their own), and stands on every message, because parquet would fill a
 missing one with null, which slime reads as 0.
 """
@@ -25,7 +26,14 @@ from rollout.errors import ConfigError, SlimeVerlogError
 
 
 def explain(env: Any, observation: str, action: str) -> str:
-    """A plain thought: where the mission's object is, if it is in sight, and what the action does, if that is known."""
+    """The thought before the expert's action: what is seen of the goal, and why this action.
+
+    The environment's own `explain_action`, if it has one; else where the mission's object is, if it is in sight, and
+    what the action does, if that is known.
+    """
+    own = getattr(sys.modules.get(type(env).__module__), "explain_action", None)
+    if own is not None:
+        return own(env)
     mission = env.mission.strip().rstrip(".")
     seen = think(mission, observation) if mission else ""
     effect = env.actions.get(action) if isinstance(env.actions, Mapping) else None
@@ -80,11 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--episodes", type=int, default=60)
     parser.add_argument("--out", type=Path, required=True, help="a .jsonl or .parquet file")
     parser.add_argument("--seed", type=int, default=0, help="which episodes; none of them is a training or eval seed")
-    parser.add_argument("--random-share", type=float, default=0.0, help="actions that are random, to show recovery")
+    parser.add_argument(
+        "--random-share", type=float, default=0.0, help="share of random moves, never trained on themselves"
+    )
     parser.add_argument("--min-progression", type=float, default=0.0, help="leave out episodes that came less far")
     given = parser.parse_args(arguments)
     config = load_config(SimpleNamespace(custom_config_path=given.config))
-    turns = demonstrate(config, given.episodes, given.random_share, given.seed, explain)
+    turns = demonstrate(config, given.episodes, given.random_share, given.seed, explain, expert_answers=True)
     kept = [turn for turn in turns if turn.progression >= given.min_progression]
     write_rows([to_row(turn) for turn in kept], given.out)
     episodes = {(turn.task, turn.seed): turn.progression for turn in turns}

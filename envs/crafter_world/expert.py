@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from envs.crafter_world.paths import FOES, STEPS, front, reach, reach_kind, stand_before
 from envs.crafter_world.plant import Plant
@@ -17,7 +18,8 @@ _Wish = Callable[[World], str | None]
 
 _GRASS, _WATER, _TABLE, _FURNACE = (MATERIAL_ID[name] for name in ("grass", "water", "table", "furnace"))
 _TABLE_ONLY = frozenset({_TABLE})
-_SOURCE = {"wood": MATERIAL_ID["tree"]} | {name: MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond")}
+SOURCE = {"wood": MATERIAL_ID["tree"]} | {name: MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond")}
+"""What each material is collected from, by its number on the map."""
 _AROUND = tuple(dx * STRIDE + dy for dx in (-1, 0, 1) for dy in (-1, 0, 1))
 _SOLID = frozenset(MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond", "table", "furnace", "tree"))
 _NEAR = 25
@@ -26,7 +28,13 @@ _NEAR = 25
 
 def advise(world: World) -> str:
     """Return the action to take now; `Noop` where nothing is left to do."""
-    return next((action for wish in _WISHES if (action := wish(world)) is not None), "Noop")
+    return decide(world)[1]
+
+
+def decide(world: World) -> tuple[str | None, str]:
+    """Return the name of the most urgent wish that has something to do, and the action it takes; (None, "Noop")."""
+    wishes = ((name, wish(world)) for name, wish in _WISHES.items())
+    return next(((name, action) for name, action in wishes if action is not None), (None, "Noop"))
 
 
 def _sleep_on(world: World) -> str | None:
@@ -140,17 +148,33 @@ def _meet(kind: int, achievement: str) -> _Wish:
 
 def _craft(*levels: str) -> _Wish:
     """Make the wish for pickaxe and sword of each level: collect what they take, and work at table and furnace."""
-    plans = [MAKE[f"Make {level} {tool}"] for level in levels for tool in ("Pickaxe", "Sword")]
 
     def wish(world: World) -> str | None:
-        missing = (making for making in plans if not world.player.inventory[making.name])
-        return next((action for making in missing if (action := _work_on(world, making)) is not None), None)
+        job = find_job(world, *levels)
+        return None if job is None else job.action
 
     return wish
 
 
-def _work_on(world: World, making: Making) -> str | None:
-    """Take the next step towards one tool; None if nothing can be done for it now."""
+@dataclass(frozen=True)
+class Job:
+    """The next step towards a tool: `lacking` is the material to fetch first, `to_build` the stations to put up."""
+
+    making: Making
+    action: str
+    lacking: str | None
+    to_build: tuple[Placing, ...]
+
+
+def find_job(world: World, *levels: str) -> Job | None:
+    """Return what to do for the first pickaxe or sword of these levels that is missing; None if there is nothing."""
+    plans = (MAKE[f"Make {level} {tool}"] for level in levels for tool in ("Pickaxe", "Sword"))
+    missing = (making for making in plans if not world.player.inventory[making.name])
+    return next((job for making in missing if (job := _work_on(world, making)) is not None), None)
+
+
+def _work_on(world: World, making: Making) -> Job | None:
+    """Find the next step towards one tool; None if nothing can be done for it now."""
     player = world.player
     ready = making.nearby <= world.materials_around(player.x, player.y)
     way = None if ready else _go_beside(world, making.nearby)
@@ -158,12 +182,14 @@ def _work_on(world: World, making: Making) -> str | None:
     needed = Counter(dict(making.uses))
     for placing in to_build:
         needed.update(dict(placing.uses))
-    for item, amount in needed.items():
-        if player.inventory[item] < amount:
-            return reach_kind(world, _SOURCE[item])
-    if ready:
-        return "Make " + making.name.replace("_", " ").title()
-    return way or _build(world, to_build[0])
+    lacking = next((item for item, amount in needed.items() if player.inventory[item] < amount), None)
+    if lacking is not None:
+        action = reach_kind(world, SOURCE[lacking])
+    elif ready:
+        action = "Make " + making.name.replace("_", " ").title()
+    else:
+        action = way or _build(world, to_build[0])
+    return None if action is None else Job(making, action, lacking, to_build)
 
 
 def _is_beside(world: World, cell: int, stations: frozenset[int]) -> bool:
@@ -187,7 +213,7 @@ def _build(world: World, placing: Placing) -> str | None:
     beside = _TABLE_ONLY if placing.name == "furnace" else frozenset()
     move = stand_before(world, lambda stand, _: _is_beside(world, stand, beside))
     if move is None:
-        return reach_kind(world, _SOURCE["stone"])
+        return reach_kind(world, SOURCE["stone"])
     return f"Place {placing.name.title()}" if move == "Noop" else move
 
 
@@ -197,7 +223,7 @@ def _stock(item: str, count: int, achievement: str) -> _Wish:
     def wish(world: World) -> str | None:
         if world.player.inventory[item] >= count or not world.player.achievements[achievement]:
             return None
-        return reach_kind(world, _SOURCE[item], farthest=12)
+        return reach_kind(world, SOURCE[item], farthest=12)
 
     return wish
 
@@ -213,26 +239,26 @@ def _place_a_stone(world: World) -> str | None:
 def _dig_diamond(world: World) -> str | None:
     if world.player.achievements["collect_diamond"] or not world.player.inventory["iron_pickaxe"]:
         return None
-    return reach_kind(world, _SOURCE["diamond"])
+    return reach_kind(world, SOURCE["diamond"])
 
 
-_WISHES: tuple[_Wish, ...] = (
-    _sleep_on,
-    _fight,
-    _drink,
-    _eat,
-    _rest,
-    _guard,
-    _meet(COW, "eat_cow"),
-    _craft("Wood"),
-    _stock("wood", 6, "make_wood_sword"),
-    _craft("Stone"),
-    _place_a_stone,
-    _stock("stone", 6, "make_stone_sword"),
-    _grow,
-    _craft("Iron"),
-    _dig_diamond,
-    _meet(ZOMBIE, "defeat_zombie"),
-    _meet(SKELETON, "defeat_skeleton"),
-)
+_WISHES: dict[str, _Wish] = {
+    "sleep on": _sleep_on,
+    "fight": _fight,
+    "drink": _drink,
+    "eat": _eat,
+    "rest": _rest,
+    "guard": _guard,
+    "cow": _meet(COW, "eat_cow"),
+    "Wood": _craft("Wood"),
+    "wood": _stock("wood", 6, "make_wood_sword"),
+    "Stone": _craft("Stone"),
+    "place stone": _place_a_stone,
+    "stone": _stock("stone", 6, "make_stone_sword"),
+    "grow": _grow,
+    "Iron": _craft("Iron"),
+    "diamond": _dig_diamond,
+    "zombie": _meet(ZOMBIE, "defeat_zombie"),
+    "skeleton": _meet(SKELETON, "defeat_skeleton"),
+}
 """In order of urgency; the first that has something to do decides."""

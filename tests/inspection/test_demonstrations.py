@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from embedded.warmstart.demonstrations import Demonstration
+from embedded.warmstart.demonstrations import DEMONSTRATION_SEEDS, Demonstration
+from envs.loading import load_env_module
 from envs.text_game import find_action
 from inspection.demonstrations import explain, main, to_row, write_rows
+from rollout.bridge.settings import load_config
+from rollout.data_source import make_episode, read_tasks
 from rollout.errors import ConfigError
 from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import chatml_tokenizer
@@ -57,6 +61,73 @@ def test_only_the_experts_answer_is_trained_on(tmp_path: Path) -> None:
         *shown, answer = row["messages"]
         assert [m["step_loss_mask"] for m in shown] == [int(m["role"] != "assistant") for m in shown]
         assert answer["step_loss_mask"] == 1
+
+
+@pytest.mark.parametrize(("name", "package"), [("babyai", "minigrid"), ("babaisai", "numpy"), ("crafter", "numpy")])
+def test_where_random_moves_lead_the_expert_answers_and_the_moves_themselves_are_never_trained_on(
+    name: str, package: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(package, reason=f"{name} needs pip install 'slime-verlog[envs]'")
+    path = tmp_path / f"{name}.yaml"
+    path.write_text((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8") + "\nmax_turns: 30\n")
+    out = tmp_path / "rows.jsonl"
+    main(["--config", str(path), "--episodes", "8", "--out", str(out), "--random-share", "0.5"])
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    strays = 0
+    config = load_config(SimpleNamespace(custom_config_path=str(path)))
+    for seed in sorted({row["metadata"]["seed"] for row in rows}):
+        episode = [row for row in rows if row["metadata"]["seed"] == seed]
+        assert [row["metadata"]["turn"] for row in episode] == list(range(len(episode)))
+        env = make_episode(config, read_tasks(config)[0], 0, seed).env
+        module = load_env_module(env.env_path)
+        task = SimpleNamespace(metadata=episode[0]["metadata"])
+        game = module.build_env(task, SimpleNamespace(env=env.options))
+        game.reset()
+        for row, following in itertools.pairwise(episode):
+            taught = find_action(row["messages"][-1]["content"])[0]
+            assert taught == module.expert_action(game)
+            shown = [m for m in following["messages"][:-1] if m["role"] == "assistant"][-1]
+            played = find_action(shown["content"])[0]
+            strays += played != taught
+            assert shown["step_loss_mask"] == 0
+            game.step(played)
+    assert strays > 5
+
+
+def test_demonstrated_seeds_are_neither_training_nor_evaluation_seeds(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
+    config = load_config(SimpleNamespace(custom_config_path=str(CONFIGS / "babyai.yaml")))
+    held_out = range(config.eval.seed_start, config.eval.seed_start + config.eval.episodes)
+    drawn = []
+    for seed in ("0", "1", "5000", "9999", "123456789", "-1"):
+        seeds = {row["metadata"]["seed"] for row in export(tmp_path, "babyai", "--seed", seed)}
+        assert len(seeds) == 2 and all(found in DEMONSTRATION_SEEDS and found not in held_out for found in seeds)
+        drawn += sorted(seeds)
+    assert len(set(drawn[:8])) == 8
+
+
+@pytest.mark.parametrize(
+    "line", ["seed_start: 2000000000", "eval: {seed_start: 2500000000}", "eval: {seed_start: 1999999999}"]
+)
+def test_a_yaml_that_trains_or_evaluates_on_demonstrated_seeds_is_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"rollout_interaction_env_path: envs.babyai\ntasks: [goto]\n{line}\n")
+    with pytest.raises(
+        ConfigError, match="demonstrations are played with seeds 2000000000 to 2999999999; choose others"
+    ):
+        main(["--config", str(path), "--episodes", "1", "--out", str(tmp_path / "rows.jsonl")])
+
+
+def test_where_seeds_fold_into_few_textworld_games_demonstrations_still_play_games_of_their_own() -> None:
+    from envs.textworld import TextWorldOptions, _read_recipe
+
+    options = TextWorldOptions(games=512)
+    games = [
+        {_read_recipe("coin_collector", start + k, options).key("1") for k in range(2000)}
+        for start in (0, 1_000_000_000, DEMONSTRATION_SEEDS.start)
+    ]
+    assert [len(found) for found in games] == [512] * 3
+    assert not games[2] & (games[0] | games[1])
 
 
 def test_slimes_own_loss_mask_covers_exactly_the_answer_and_its_prompt_is_the_rollouts(tmp_path: Path) -> None:
