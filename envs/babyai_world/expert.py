@@ -19,7 +19,8 @@ NOT_COVERED = ("BabyAI-OpenDoorsOrderN2Debug-v0", "BabyAI-OpenDoorsOrderN4Debug-
 
 minigrid checks that very action against the second door too, and in these levels any other door opened is a failure.
 """
-_MOST_SUBGOALS = 500
+_MOST_SUBGOALS = 100
+"""Subgoals added within one turn beyond which a plan goes in circles; sound ones stay far below."""
 _BROKEN_PLAN = (AssertionError, AttributeError, DisappearedBoxError, IndexError, TypeError)
 """What BabyAIBot raises when the world is not as its plan supposes; it has no error class of its own for that."""
 
@@ -31,6 +32,8 @@ class Expert:
         self._game = game
         self._planner: _Planner | None = None
         self._advice: int | None = None
+        self._seen: np.ndarray | None = None
+        self._failures = self._pause = 0
         self._plan(game.actions.done)
 
     def advice(self) -> int:
@@ -43,14 +46,23 @@ class Expert:
 
     def _plan(self, action: Any) -> None:
         self._advice = self._continue(action) if self._planner is not None else None
-        if self._advice is None:
-            seen = None if self._planner is None else self._planner.vis_mask
+        if self._advice is not None:
+            return
+        if self._pause:
+            self._pause -= 1
+            return
+        if self._planner is not None:
+            self._seen = self._planner.vis_mask
+        try:
+            self._planner = _Planner(self._game, self._seen)
+        except _BROKEN_PLAN:
             self._planner = None
-            try:
-                self._planner = _Planner(self._game, seen)
-            except _BROKEN_PLAN:
-                return
+        else:
             self._advice = self._continue(self._game.actions.done)
+        if self._advice is None:
+            # Some worlds cannot be won (a key behind its own door), and each attempt at a plan for them is dear.
+            self._planner, self._failures = None, self._failures + 1
+            self._pause = 2**self._failures
 
     def _continue(self, action: Any) -> int | None:
         """Return what the present plan says after `action`, or None if the plan has broken or ended."""
