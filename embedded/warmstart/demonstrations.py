@@ -1,8 +1,8 @@
 """Scripted play written out as THINK/ACTION text, for the policy to start from.
 
 An environment module that offers `expert_action(env)` can be demonstrated; some actions are random instead, so that
-unusual states are seen. `embedded/warmstart/imitation.py` imitates these too, on purpose, to leave something to learn; as a
-supervised data set (`inspection/demonstrations.py`) every answer is the expert's.
+unusual states are seen. `imitation.py` imitates these too, on purpose, to leave something to learn; as a supervised
+data set (`inspection/demonstrations.py`) every answer is the expert's.
 """
 
 from __future__ import annotations
