@@ -15,6 +15,7 @@ from rollout.bridge.episode_samples import EpisodeSamples
 from rollout.bridge.framework import Sample, group_of, outer_loop_is_full
 from rollout.errors import EnvironmentFault
 from rollout.play.episode import Episode, EpisodeSpec, open_episode
+from rollout.play.parked import Parked
 from rollout.play.runtime import Runtime, get_runtime
 from rollout.samples import (
     ROW_KEY,
@@ -29,54 +30,91 @@ from rollout.samples import (
 from rollout.turn import Turn
 from rollout.workers.worker import EnvSpec
 
-_parked: dict[tuple[int, int], tuple[Episode, list[Turn]]] = {}
-"""Episodes of aborted samples that will be handed out again, by runtime and sample index."""
-
 
 async def generate(
     args: Any, sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool = False
 ) -> Sample | list[Sample]:
     """Play the episode that `sample.metadata` names (`task`, `seed`) to its end.
 
-    Returns one sample (`history: full`) or one a turn (`history: window`); all carry the episode's return as
-    reward. Status is COMPLETED, TRUNCATED when a limit ended the episode, ABORTED when the engine or slime's loop
-    aborted (the episode then continues at the next call), FAILED with everything masked when the environment was lost.
+    Returns one sample (`history: full`) or a list: one sample per turn (`history: window`), or the whole episode and
+    the state after it (`history: full` with `bootstrap_on_time_limit`). Every episode of a run that reaches a batch
+    comes in the same form, because slime looks at the first one only. All carry the episode's return as reward. Status
+    is COMPLETED, TRUNCATED when a limit ended the episode, FAILED with everything masked when the environment was
+    lost. A bare sample with status ABORTED: slime's loop aborted it and trains on it in no case; the episode continues
+    when that sample is handed out again.
 
     Raises:
         EngineError: the engine did not answer within the retries allowed.
         ConfigError: the sample names no task and seed, or the first prompt does not fit.
     """
     runtime = await get_runtime(args)
-    key = (id(runtime), sample.index if sample.index is not None else id(sample))
-    episode, turns = _parked.pop(key, (None, []))
+    parked = runtime.parked.take(sample)
+    episode, turns = (parked.episode, parked.turns) if parked else (None, [])
     stale = len(turns) if getattr(args, "mask_offpolicy_in_partial_rollout", False) else 0
     try:
         if episode is None:
             episode = await open_episode(runtime, _spec(runtime, sample))
-        while episode.stop is None and (evaluation or not outer_loop_is_full()):
-            generation = await episode.ask(sampling_params)
-            if generation.finish_reason == "abort":
-                break
-            turns.append(await episode.take(generation))
-        if episode.stop is None:
-            if _comes_back(args):
-                _parked[key] = (episode, turns)
+        if not await _play(episode, turns, sampling_params, evaluation):
             sample.status = Sample.Status.ABORTED
+            if _comes_back(args):
+                going_on, episode = episode, None
+                await runtime.parked.park(Parked(sample, going_on, turns), _most_parked(args))
             return sample
     except EnvironmentFault as fault:
         runtime.counters["episodes_failed"] += 1
-        return _failed(runtime, sample, str(fault))
+        return _returned(runtime, [_failed(runtime, sample, str(fault))])
     finally:
-        if episode is not None and key not in _parked:
+        if episode is not None:
             await episode.close()
-    return _finished(runtime, sample, episode, turns, stale)
+    return _returned(runtime, _finished(runtime, sample, episode, turns, stale, evaluation))
+
+
+async def _play(episode: Episode, turns: list[Turn], params: Mapping[str, Any], evaluation: bool) -> bool:
+    """Play on to the episode's end; False if the outer loop aborted it before."""
+    retries = 0
+    while episode.stop is None and (evaluation or not outer_loop_is_full()):
+        generation = await episode.ask(params)
+        if generation.finish_reason != "abort":
+            turns.append(await episode.take(generation))
+            retries = 0
+        elif not evaluation and _is_the_loops(episode.runtime.args):
+            return False
+        else:
+            retries += 1
+            await episode.after_abort(retries)
+    return episode.stop is not None
+
+
+def _is_the_loops(args: Any) -> bool:
+    """Whether an abort comes from the outer loop, which does not train on what it aborts.
+
+    slime's own loop says when it aborts; any other abort is the engine's, and the turn is asked again. slime's fully
+    asynchronous loop, and loops of other projects, take every aborted sample back.
+    """
+    return outer_loop_is_full() is not False or _is_asynchronous(args)
 
 
 def _comes_back(args: Any) -> bool:
     """Whether the outer loop hands aborted samples out again; otherwise their environments are let go."""
-    return bool(getattr(args, "partial_rollout", False)) or "fully_async" in str(
-        getattr(args, "rollout_function_path", "")
-    )
+    return bool(getattr(args, "partial_rollout", False)) or _is_asynchronous(args)
+
+
+def _is_asynchronous(args: Any) -> bool:
+    return "fully_async" in str(getattr(args, "rollout_function_path", ""))
+
+
+def _most_parked(args: Any) -> int:
+    """As many samples as the outer loop can have begun and not finished."""
+    groups = args.rollout_batch_size + (getattr(args, "over_sampling_batch_size", None) or args.rollout_batch_size)
+    engines = max(getattr(args, "rollout_num_engines", None) or getattr(args, "rollout_num_gpus", None) or 1, 1)
+    at_once = (getattr(args, "sglang_server_concurrency", None) or 0) * engines
+    return max(groups * args.n_samples_per_prompt, at_once)
+
+
+def _returned(runtime: Runtime, samples: list[Sample]) -> Sample | list[Sample]:
+    """The samples in the form that every episode of this run has."""
+    config = runtime.config
+    return samples[0] if config.history == "full" and not config.bootstrap_on_time_limit else EpisodeSamples(samples)
 
 
 def _spec(runtime: Runtime, sample: Sample) -> EpisodeSpec:
@@ -96,12 +134,12 @@ def _spec(runtime: Runtime, sample: Sample) -> EpisodeSpec:
 
 
 def _finished(
-    runtime: Runtime, sample: Sample, episode: Episode, turns: list[Turn], stale: int
-) -> Sample | list[Sample]:
-    """The episode's samples; its first `stale` turns are not trained on."""
+    runtime: Runtime, sample: Sample, episode: Episode, turns: list[Turn], stale: int, evaluation: bool
+) -> list[Sample]:
+    """The episode's samples; its first `stale` turns are not trained on. Evaluation takes no bootstrap sample."""
     group = group_of(sample)
     group = group if group is not None else 0
-    wanted = runtime.config.bootstrap_on_time_limit and turns[-1].truncated
+    wanted = runtime.config.bootstrap_on_time_limit and turns[-1].truncated and not evaluation
     bootstrap = episode.final_prompt if wanted else None
     segment = Segment(
         episode.spec.name, tuple(turns), bootstrap, episode.stop or "", episode.total_reward, len(turns)
@@ -116,14 +154,14 @@ def _finished(
                 part.loss_mask = [0] * part.response_length
     if bootstrap is not None:
         samples.append(bootstrap_sample(segment, group, samples[-1], runtime.args, runtime.dummy_token))
-    return samples[0] if runtime.config.history == "full" and bootstrap is None else EpisodeSamples(samples)
+    return samples
 
 
 def _whole_episode(runtime: Runtime, sample: Sample, segment: Segment, group: int, stale: int) -> Sample:
     """All turns in one sample: the model's tokens as they came, what lies between them masked."""
     args, turns = runtime.args, segment.turns
     sample.tokens = list(turns[0].prompt.token_ids)
-    sample.response, sample.response_length = "", 0
+    sample.response, sample.response_length, sample.remove_sample = "", 0, False
     sample.loss_mask, sample.rollout_log_probs, sample.weight_versions = [], [], []
     spans = []
     for number, turn in enumerate(turns):
@@ -165,9 +203,14 @@ def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
 
 
 def _failed(runtime: Runtime, sample: Sample, fault: str) -> Sample:
-    """A sample that trains nothing: one masked token, so that the batch keeps its shape."""
+    """A sample that trains nothing: one masked token, so that the batch keeps its shape, and every key of a turn's."""
     group = group_of(sample)
     make_inert(sample, group if group is not None else 0, runtime.args, runtime.dummy_token)
     sample.status, sample.remove_sample = Sample.Status.FAILED, True
-    sample.metadata = {**(sample.metadata or {}), "stop": "failed", "fault": fault, "success": False}
+    spec = _spec(runtime, sample)
+    sample.metadata = {
+        **(sample.metadata or {}),
+        **{"task_name": spec.name, "episode_id": spec.episode_id, "kind": "failed", "round_number": 0, "turns": 0},
+        **{"stop": "failed", "fault": fault, "success": False, "episode_return": 0.0, "episode_turns": 0},
+    }
     return sample

@@ -169,7 +169,7 @@ def inert_sample(index: int, segment: int, args: Any, dummy_token: int) -> Sampl
     sample.index, sample.group_index = index, segment
     set_group(sample, index)
     make_inert(sample, segment, args, dummy_token)
-    sample.status, sample.metadata = Sample.Status.COMPLETED, {"kind": "padding"}
+    sample.status, sample.metadata = Sample.Status.COMPLETED, {"kind": "padding", "round_number": 0}
     return sample
 
 

@@ -50,6 +50,16 @@ class EpisodeSamples(list[Sample]):
         return self[0].group_index
 
     @property
+    def remove_sample(self) -> bool:
+        return all(sample.remove_sample for sample in self)
+
+    @remove_sample.setter
+    def remove_sample(self, removed: bool) -> None:
+        """slime's sample filters take a whole sample out of the loss; here that is every turn."""
+        for sample in self:
+            sample.remove_sample = removed
+
+    @property
     def response_length(self) -> int:
         return sum(sample.response_length for sample in self)
 

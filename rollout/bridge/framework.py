@@ -138,8 +138,8 @@ __all__ = [
 ]
 
 
-def outer_loop_is_full() -> bool:
-    """Whether slime's own loop has the batch it wanted and aborts what is still played.
+def outer_loop_is_full() -> bool | None:
+    """Whether slime's own loop has the batch it wanted and aborts what is still played; None where it does not run.
 
     It aborts the requests in flight; an episode whose environment is at work just then has none, and would go on to
     its end while everybody waits.
@@ -148,4 +148,4 @@ def outer_loop_is_full() -> bool:
     state = getattr(loop, "GenerateState", None)
     # Asked of the class's own registry, because making one loads a tokenizer.
     made = getattr(state, "_instances", {}).get(state)
-    return bool(getattr(made, "aborted", False))
+    return None if made is None else bool(made.aborted)

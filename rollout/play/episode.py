@@ -219,17 +219,26 @@ class Episode:
 
     async def generate(self, params: Mapping[str, Any]) -> Generation:
         """Ask the engine, again if it aborts, until there is a whole answer."""
+        retries = 0
+        while (generation := await self.ask(params)).finish_reason == "abort":
+            retries += 1
+            await self.after_abort(retries)
+        return generation
+
+    async def after_abort(self, retries: int) -> None:
+        """Count an aborted answer and pause; `retries` counts the aborts of the turn so far.
+
+        Raises:
+            EngineError: the turn was aborted more often than `max_turn_retries` allows.
+        """
         runtime = self.runtime
-        for _ in range(runtime.config.max_turn_retries + 1):
-            generation = await self.ask(params)
-            if generation.finish_reason != "abort":
-                return generation
-            runtime.counters["turns_aborted"] += 1
-            await asyncio.sleep(ABORT_PAUSE_S)
-        raise EngineError(
-            f"turn {self.index} of episode {self.spec.episode_id} was aborted "
-            f"{runtime.config.max_turn_retries + 1} times (max_turn_retries bounds this)"
-        )
+        runtime.counters["turns_aborted"] += 1
+        if retries > runtime.config.max_turn_retries:
+            raise EngineError(
+                f"turn {self.index} of episode {self.spec.episode_id} was aborted {retries} times (max_turn_retries "
+                "bounds this)"
+            )
+        await asyncio.sleep(ABORT_PAUSE_S)
 
     def _routing(self) -> dict[str, str] | None:
         """Keep an episode on the engine that holds its prefix, where the router hashes by key."""

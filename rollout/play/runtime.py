@@ -14,6 +14,7 @@ from typing import Any
 from rollout.bridge.settings import RolloutConfig, load_config
 from rollout.engine import EngineClient
 from rollout.play.memory import Memory, build_memory
+from rollout.play.parked import ParkedEpisodes
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Prompt
 from rollout.workers.pool import EnvPool
@@ -34,6 +35,8 @@ class Runtime:
     memory: Memory
     make_encoder: Callable[[Tools], DeltaEncoder]
     counters: Counter[str] = field(default_factory=Counter)
+    parked: ParkedEpisodes = field(default_factory=ParkedEpisodes)
+    """Aborted episodes of slime's outer loop; empty under the fixed-turn rollout."""
     _with_tools: dict[str, DeltaEncoder] = field(default_factory=dict)
 
     @property
@@ -66,7 +69,8 @@ class Runtime:
         return context is None or length + self.args.rollout_max_response_len <= context
 
     async def close(self) -> None:
-        """End the workers and the connections."""
+        """End the parked episodes, the workers and the connections."""
+        await self.parked.close()
         self.pool.close()
         await self.engine.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,9 @@ from rollout import generate as generate_module
 from rollout.bridge import framework
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
+from rollout.errors import EngineError
 from rollout.generate import generate
-from rollout.play.runtime import close_runtimes, sampling_params
+from rollout.play.runtime import close_runtimes, get_runtime, sampling_params
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
@@ -40,6 +42,7 @@ async def play(tmp_path: Path) -> Any:
             try:
                 for _ in range(calls):
                     result = await generate(args, sample, sampling_params(args))
+                run.parked = len((await get_runtime(args)).parked)
             finally:
                 await close_runtimes()
             return result, engine
@@ -103,7 +106,7 @@ async def test_an_episode_that_is_between_two_requests_when_slime_aborts_stops_t
     monkeypatch.setattr(generate_module, "outer_loop_is_full", lambda: next(asked, False))
     sample, engine = await play(**GOES_ON)
     assert sample.status == Sample.Status.ABORTED and len(engine.requests) == 3
-    generate_module._parked.clear()
+    assert play.parked == 1
 
 
 def test_slimes_loop_is_asked_whether_it_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +140,7 @@ async def test_turns_from_before_an_abort_are_masked_where_slime_says_so(play: A
 async def test_an_aborted_episode_that_nobody_will_ask_for_lets_its_environment_go(play: Any) -> None:
     sample, engine = await play(aborts_at(3), env={"max_length": 30}, seed_start=7)
     assert sample.status == Sample.Status.ABORTED and len(engine.requests) == 4
-    assert not generate_module._parked
+    assert play.parked == 0
 
 
 async def test_an_episodes_samples_answer_for_the_episode_where_slime_expects_one_sample(play: Any) -> None:
@@ -169,9 +172,77 @@ async def test_requests_carry_the_samples_session_where_the_router_hashes_by_it(
 
 
 async def test_a_lost_environment_gives_a_failed_sample_that_trains_nothing(play: Any) -> None:
-    sample, _ = await play(env={"max_length": 30, "raise_at": 2}, seed_start=7)
+    (sample,), _ = await play(env={"max_length": 30, "raise_at": 2}, seed_start=7)
     assert sample.status == Sample.Status.FAILED
     assert sample.loss_mask == [0] and "the game broke" in sample.metadata["fault"]
+
+
+@pytest.mark.parametrize(("settings", "listed"), [
+    ({"history": "window"}, True),
+    ({"history": "full"}, False),
+    ({"history": "full", "bootstrap_on_time_limit": True}, True),
+])  # fmt: skip
+async def test_every_episode_of_a_run_comes_as_a_list_or_none_does(
+    play: Any, settings: dict[str, Any], listed: bool
+) -> None:
+    ends = {"finished": {}, "truncated": {"time_limit": 2}, "failed": {"raise_at": 2}}
+    for env in ends.values():
+        result, _ = await play(env={"max_length": 30, **env}, seed_start=7, **settings)
+        assert isinstance(result, list) == listed
+
+
+async def test_an_abort_of_the_engines_own_is_asked_again_while_slimes_loop_goes_on(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate_module, "outer_loop_is_full", lambda: False)
+    samples, engine = await play(aborts_at(3), **GOES_ON)
+    assert engine.requests[3]["input_ids"] == engine.requests[4]["input_ids"]
+    assert [s.metadata["round_number"] for s in samples] == list(range(len(engine.requests) - 1))
+
+
+async def test_an_engine_that_only_aborts_ends_in_an_error(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate_module, "outer_loop_is_full", lambda: False)
+    abort = {"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}
+    with pytest.raises(EngineError, match="max_turn_retries"):
+        await play(lambda body, number: abort, max_turn_retries=1, **GOES_ON)
+
+
+async def test_evaluation_never_goes_on_with_an_episode_of_training(tmp_path: Path) -> None:
+    """slime numbers evaluation samples from 0, as training samples are."""
+    async with ScriptedEngine(chatml_tokenizer(), aborts_at(3)) as engine:
+        args = rollout_args(tmp_path, engine.port, **GOES_ON)
+        training, held_out = (EpisodeSource(args).get_samples(1)[0][0] for _ in range(2))
+        try:
+            await generate(args, training, sampling_params(args))
+            await generate(args, held_out, sampling_params(args), evaluation=True)
+            assert len((await get_runtime(args)).parked) == 1
+        finally:
+            await close_runtimes()
+
+
+async def test_parked_episodes_are_bounded_and_closed_with_their_runtime(tmp_path: Path) -> None:
+    abort = {"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: abort) as engine:
+        args = rollout_args(tmp_path, engine.port, rollout_batch_size=2, global_batch_size=2, **GOES_ON)
+        samples = [sample for (sample,) in EpisodeSource(args).get_samples(7)]
+        try:
+            for sample in samples:
+                await generate(args, sample, sampling_params(args))
+            runtime = await get_runtime(args)
+            assert len(runtime.parked) == 4 and runtime.parked.dropped == 3
+            kept = [runtime.parked.take(sample) for sample in samples]
+            assert [parked is not None for parked in kept] == [False] * 3 + [True] * 4
+            closed = []
+            for parked in kept[3:]:
+                parked.episode.close = partial(_note, closed, parked)
+                await runtime.parked.park(parked, 4)
+        finally:
+            await close_runtimes()
+        assert len(closed) == 4 and not runtime.parked
+
+
+async def _note(closed: list[Any], parked: Any) -> None:
+    closed.append(parked)
 
 
 async def test_a_limit_ends_the_episode_as_truncated(play: Any) -> None:

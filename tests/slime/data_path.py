@@ -37,7 +37,6 @@ class Played:
 
     def __init__(self, folder: Path, port: int, **changes: Any) -> None:
         from rollout.data_source import EpisodeSource
-        from rollout.fixed_turn import generate_rollout
         from rollout.samples import convert_samples_to_train_data
 
         self.folder, self.port = folder, port
@@ -56,12 +55,18 @@ class Played:
         self.manager = Namespace(
             args=self.args,
             data_source=self.source,
-            generate_rollout=generate_rollout,
+            generate_rollout=self.play,
             custom_convert_samples_to_train_data_func=convert_samples_to_train_data,
             use_experimental_refactor=False,
             train_parallel_config=dict(dp_size=1, cp_size=1, vpp_size=1, microbatch_group_size_per_vp_stage=1),
         )
         self.samples, self.metrics = self.call("_get_rollout_data", 0)
+
+    def play(self, args: Any, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
+        """The rollout function."""
+        from rollout.fixed_turn import generate_rollout
+
+        return generate_rollout(args, rollout_id, source, evaluation)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """A method of the framework's own RolloutManager, on this batch."""

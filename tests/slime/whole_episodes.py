@@ -1,0 +1,166 @@
+"""Batches of whole episodes through a real framework's data path (`python -m tests.slime.whole_episodes slime`).
+
+The framework is the one on PYTHONPATH. `rollout.generate.generate` plays the episodes as the framework's own loop would
+ask for them; its RolloutManager flattens, logs, converts and splits them, and its trainer's logger adds them up. Prints
+one JSON object: check to null, or to what went wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import traceback
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch as mock_patch
+
+from tests.advantage.in_framework import NAME, installed, log, loss_module, module, start
+from tests.fixtures.rollout_args import COUNTING
+from tests.fixtures.stand_ins import allow_absent_packages
+from tests.slime.data_path import Played, serve
+
+EPISODES = 8
+BROKEN = (0, 3)
+"""Seeds whose environment breaks; the first episode of the batch is among them."""
+LOGGING = {
+    **{"custom_rollout_log_function_path": "inspection.metrics.log_rollout", "log_reward_category": None},
+    **{"rollout_num_gpus": 1, "wandb_always_use_train_step": False, "use_wandb": False, "use_tensorboard": False},
+    **{"log_multi_turn": True, "use_mlflow": False, "dynamic_sampling_filter_path": None},
+}
+
+
+class Episodes(Played):
+    """A batch of whole episodes of the counting game."""
+
+    def __init__(self, port: int, history: str, env: dict[str, Any], **changes: Any) -> None:
+        settings = {"rollout_interaction_env_path": COUNTING, "history": history, **LOGGING, **changes}
+        memory = {"memory": {"kind": "full"}} if history == "full" else {}
+        env = {"max_length": 6, **env}
+        sizes = {"rollout_batch_size": EPISODES, "global_batch_size": EPISODES, "turn_quota": "global"}
+        super().__init__(Path(tempfile.mkdtemp()), port, env=env, **sizes, **memory, **settings)
+
+    def play(self, args: Any, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
+        from rollout.bridge.framework import RolloutFnTrainOutput, run
+        from rollout.generate import generate
+        from rollout.play.runtime import sampling_params
+
+        groups = source.get_samples(EPISODES)
+
+        async def play() -> list[Any]:
+            params = sampling_params(args)
+            return await asyncio.gather(*(generate(args, sample, params) for (sample,) in groups))
+
+        return RolloutFnTrainOutput(samples=[[episode] for episode in run(play())], metrics={})
+
+    def train_on_it(self) -> dict[str, Any]:
+        """What the trainer's logger says after this batch went all the way."""
+        rank = self.on_the_rank()
+        with installed(self.args):
+            loss_module().compute_advantages_and_returns(self.args, rank)
+        rank.setdefault("global_batch_sizes", [EPISODES])
+        return log(self.args, rank)
+
+    def log_rollout(self) -> dict[str, Any]:
+        """What the framework's rollout logger says of the samples."""
+        from inspection.metrics import log_rollout
+
+        caught: dict[str, Any] = {}
+        tracker = module("observability.logging_utils") if NAME == "slime" and _is_new() else None
+        with mock_patch.object(tracker or _old_tracker(), "log", lambda args, data, step_key: caught.update(data)):
+            assert log_rollout(0, self.args, self.samples, {}, 1.0)
+        return caught
+
+
+def _is_new() -> bool:
+    try:
+        module("observability.logging_utils")
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def _old_tracker() -> Any:
+    rollout = module("ray.rollout")
+    return getattr(rollout, "logging_utils", None) or getattr(rollout, "tracking_utils", rollout)
+
+
+def check_batch(batch: Episodes, failed: int) -> dict[str, Any]:
+    """The batch reaches the trainer's logger, and every key that it adds up is a number for every sample."""
+    statuses = [sample.status.value for sample in batch.samples]
+    assert statuses.count("failed") == failed, statuses
+    data = batch.call("_convert_samples_to_train_data", batch.samples)
+    for key in ("round_number", "rewards", "raw_reward", "truncated", "sample_indices", "response_lengths"):
+        assert all(isinstance(value, int | float) for value in data[key]), (key, data[key])
+    assert all(isinstance(name, str) for name in data["source_names"])
+    assert batch.log_rollout()
+    logged = batch.train_on_it()
+    assert "advantages" in logged and "round_number" in logged
+    return logged
+
+
+def failed_episodes_among_turns(port: int) -> None:
+    check_batch(Episodes(port, "window", {"raise_at": 0, "raise_seeds": list(BROKEN)}), len(BROKEN))
+
+
+def failed_episodes_among_whole_histories(port: int) -> None:
+    check_batch(Episodes(port, "full", {"raise_at": 0, "raise_seeds": list(BROKEN)}), len(BROKEN))
+
+
+def failed_episodes_under_the_frameworks_own_converter(port: int) -> None:
+    """Without our converter nothing computes from the turn table, as with a group estimator of slime's."""
+    batch = Episodes(port, "full", {"raise_at": 0, "raise_seeds": list(BROKEN)})
+    args = {"advantage_estimator": "grpo", "rewards_normalization": True, "grpo_std_normalization": True}
+    batch.manager.args = Namespace(**{**vars(batch.args), **args})
+    batch.manager.custom_convert_samples_to_train_data_func = None
+    batch.manager.custom_reward_post_process_func = None
+    batch.manager._post_process_rewards = lambda samples: batch.call("_post_process_rewards", samples)
+    assert len(batch.on_the_rank()["round_number"]) == EPISODES
+
+
+def full_histories_of_which_some_are_truncated_and_bootstrapped(port: int) -> None:
+    batch = Episodes(port, "full", {"time_limit": 3}, bootstrap_on_time_limit=True)
+    kinds = [sample.metadata["kind"] for sample in batch.samples]
+    assert 0 < kinds.count("bootstrap") < EPISODES == kinds.count("turn"), kinds
+    check_batch(batch, 0)
+
+
+def full_histories_with_bootstrap_of_which_some_failed(port: int) -> None:
+    env = {"time_limit": 3, "raise_at": 0, "raise_seeds": list(BROKEN)}
+    check_batch(Episodes(port, "full", env, bootstrap_on_time_limit=True), len(BROKEN))
+
+
+def a_batch_in_which_every_episode_failed(port: int) -> None:
+    check_batch(Episodes(port, "window", {"raise_at": 0}), EPISODES)
+
+
+CHECKS = [
+    failed_episodes_among_turns,
+    failed_episodes_among_whole_histories,
+    failed_episodes_under_the_frameworks_own_converter,
+    full_histories_of_which_some_are_truncated_and_bootstrapped,
+    full_histories_with_bootstrap_of_which_some_failed,
+    a_batch_in_which_every_episode_failed,
+]
+
+
+def main() -> None:
+    allow_absent_packages()
+    start()
+    module("backends.megatron_utils.actor")
+    port = serve()
+    results: dict[str, str | None] = {}
+    for check in CHECKS:
+        try:
+            check(port)
+            results[check.__name__] = None
+        except Exception:
+            results[check.__name__] = traceback.format_exc()
+    print("\n" + json.dumps(results))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
