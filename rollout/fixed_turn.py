@@ -108,16 +108,17 @@ class Batch:
 
 async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> tuple[list[Segment], dict[str, float]]:
     """Play one batch; return its segments in slot order, and the batch's metrics."""
-    state = await _state(args, source)
-    runtime = state.runtime
+    runtime = await get_runtime(args)
+    before = counters(runtime)  # ahead of the slots, so that what a resume loses counts in its first batch
+    state = await _state(runtime, source)
     turns = turns_per_batch(args)
     per_env = source.config.turn_quota == "per_env"
     quota = {slot.number: turns // len(state.slots) for slot in state.slots} if per_env else None
-    before, measured = counters(runtime), _measure(runtime)
+    measured = _measure(runtime)
     with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
         batch = Batch(turns, quota, progress)
         async with full_collections_afterwards():
-            await _gather([_play(slot, batch, runtime, source) for slot in state.slots])
+            await _gather([_play(slot, batch, runtime, source) for slot in _in_turn(state.slots, rollout_id * turns)])
     for slot in state.slots:
         batch.end_segment(slot.number, slot.episode, "cut", slot.episode and slot.episode.prompt)
     segments = [segment for slot in state.slots for segment in batch.segments.get(slot.number, [])]
@@ -134,15 +135,23 @@ def _measure(runtime: Runtime) -> Callable[[], BatchLoad]:
     return lambda: BatchLoad(engine.since(before[0]), env.since(before[1]), time.thread_time() - host_s)
 
 
-async def _state(args: Any, source: EpisodeSource) -> FixedTurnState:
+def _in_turn(slots: list[Slot], issued: int) -> list[Slot]:
+    """The slots in the order in which they ask for their first turn, given the turns of all earlier batches.
+
+    With more slots than turns only the first ones get any. So each batch begins where the one before it stopped.
+    """
+    first = issued % len(slots)
+    return slots[first:] + slots[:first]
+
+
+async def _state(runtime: Runtime, source: EpisodeSource) -> FixedTurnState:
     """The live slots; made at the first batch, or brought back from a checkpoint."""
     if isinstance(source.state, FixedTurnState):
         return source.state
-    runtime = await get_runtime(args)
     n_env = source.config.n_env
     saved, source.state = source.state, None
     if saved is not None:
-        slots = await restore_slots(saved, runtime, n_env)
+        slots = await restore_slots(saved, runtime, n_env, source.episode)
     else:
         slots = [Slot(number, number, n_env) for number in range(n_env)]
     source.state = FixedTurnState(runtime, slots)

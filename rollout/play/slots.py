@@ -1,12 +1,15 @@
 """The places in which episodes live from batch to batch, and how they come back after a restart.
 
-A live episode is stored as seed and answers; `restore_slots` plays it again and checks that every observation is the
-one that was seen.
+A live episode is stored as seed and answers; `restore_slots` plays it again, in the environment that the configuration
+names, and checks that every observation is the one that was seen.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +19,8 @@ from rollout.errors import EnvironmentFault
 from rollout.play.episode import Episode, EpisodeSpec, open_episode
 from rollout.play.runtime import Runtime
 from rollout.turn import Generation
-from rollout.workers.worker import EnvSpec
+
+logger = logging.getLogger(__name__)
 
 
 class Slot:
@@ -62,26 +66,58 @@ class FixedTurnState:
     slots: list[Slot]
 
 
-async def restore_slots(saved: list[Mapping[str, Any]], runtime: Runtime, n_env: int) -> list[Slot]:
+async def restore_slots(
+    saved: list[Mapping[str, Any]], runtime: Runtime, n_env: int, spec_of: Callable[[int], EpisodeSpec]
+) -> list[Slot]:
     """Slots with their episodes played again up to where they were saved.
 
-    An episode whose replay differs is abandoned and counted. With another `n_env` than saved, all episodes
-    start anew on ids that were never used.
+    `spec_of` an id says what the configuration plays; a checkpoint names environments only to compare. With another
+    `n_env` than saved, as many live episodes as there are slots go on, and later ones have ids that were never used.
+    An episode is given up and counted if there is no slot for it, if the configuration now plays something else under
+    its id, or if its replay differs. Its slot then begins the next episode.
     """
-    if len(saved) != n_env:
-        first = max((slot["next_episode"] for slot in saved), default=0) + n_env
-        return [Slot(number, first + number, n_env) for number in range(n_env)]
-    slots = [Slot(number, item["next_episode"], n_env) for number, item in enumerate(saved)]
-    await asyncio.gather(*(_restore(slot, item["episode"], runtime) for slot, item in zip(slots, saved, strict=True)))
+    if len(saved) == n_env:
+        slots = [Slot(number, item["next_episode"], n_env) for number, item in enumerate(saved)]
+        episodes = [item["episode"] for item in saved]
+    else:
+        first = max((item["next_episode"] for item in saved), default=0)
+        slots = [Slot(number, first + number, n_env) for number in range(n_env)]
+        episodes = [item["episode"] for item in saved if item["episode"] is not None]
+        surplus = max(len(episodes) - n_env, 0)
+        runtime.counters["episodes_lost_at_resume"] += surplus
+        what = "the checkpoint has %d slots, n_env is %d: %d live episodes are given up"
+        logger.warning(what, len(saved), n_env, surplus)
+    changes: Counter[str] = Counter()
+    restoring = []
+    for slot, item in zip(slots, episodes, strict=False):
+        if item is None:
+            continue
+        spec = spec_of(item["spec"]["episode_id"])
+        if change := _change(item["spec"], spec):
+            changes[change] += 1
+        else:
+            restoring.append(_restore(slot, item, spec, runtime))
+    for change, count in changes.items():
+        runtime.counters["episodes_lost_at_resume"] += count
+        logger.warning("%d live episodes of the checkpoint are given up and new ones begun: %s", count, change)
+    await asyncio.gather(*restoring)
     return slots
 
 
-async def _restore(slot: Slot, item: Mapping[str, Any] | None, runtime: Runtime) -> None:
-    if item is None:
-        return
+def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
+    """What the configuration plays otherwise than was saved under the episode's id; empty if nothing."""
+    configured = json.loads(json.dumps(_spec_state(spec)))  # as the checkpoint gives it back: tuples are lists
+    for key, name in (("env_path", "environment"), ("options", "environment's options")):
+        if configured[key] != saved[key]:
+            return f"their {name} was {saved[key]!r}, the configuration says {configured[key]!r}"
+    if configured["metadata"] != saved["metadata"]:
+        return "their tasks or seeds are not those of the configuration"
+    return ""
+
+
+async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runtime: Runtime) -> None:
     try:
-        episode = await open_episode(runtime, _read_spec(item["spec"]))
-        slot.episode = episode
+        slot.episode = episode = await open_episode(runtime, spec)
         for token_ids in item["answers"]:
             await episode.take(Generation(token_ids, [0.0] * len(token_ids), "", "stop"))
         if episode.session.digests != item["digests"] or episode.stop is not None:
@@ -118,18 +154,7 @@ def _spec_state(spec: EpisodeSpec) -> Mapping[str, Any]:
         "env_path": env.env_path,
         "metadata": dict(env.metadata),
         "options": dict(env.options),
-        "max_turns": env.max_turns,
     }
-
-
-def _read_spec(item: Mapping[str, Any]) -> EpisodeSpec:
-    env = EnvSpec(
-        env_path=item["env_path"],
-        metadata=item["metadata"],
-        options=item["options"],
-        max_turns=item["max_turns"],
-    )
-    return EpisodeSpec(item["episode_id"], item["name"], env)
 
 
 def check_slot(slot: Mapping[str, Any]) -> None:
@@ -138,7 +163,6 @@ def check_slot(slot: Mapping[str, Any]) -> None:
     if slot["episode"] is None:
         return
     spec, answers, digests = (slot["episode"][key] for key in ("spec", "answers", "digests"))
-    _read_spec(spec)
     read_whole(spec["episode_id"])
     if not all(isinstance(spec[key], kind) for key, kind in (("name", str), ("env_path", str), ("options", dict))):
         raise ValueError("an episode's name and environment must be text, its options a mapping")

@@ -22,6 +22,7 @@ from rollout.play.runtime import close_runtimes
 from rollout.samples import Segment
 from rollout.tokens.images import ImageChain
 from rollout.turn import Generation, Prompt, Turn
+from tests.fixtures import counting_env
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
@@ -40,6 +41,11 @@ def content(output: Any) -> list[Any]:
 
 
 async def run(args: Any, first: int, last: int, load: int | None = None) -> list[Any]:
+    """What batches first..last-1 hold; see `outputs`."""
+    return [content(output) for output in await outputs(args, first, last, load)]
+
+
+async def outputs(args: Any, first: int, last: int, load: int | None = None) -> list[Any]:
     """Batches first..last-1, saving after each; `load` restores a step into a new source first."""
     batches = []
     async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
@@ -51,7 +57,7 @@ async def run(args: Any, first: int, last: int, load: int | None = None) -> list
             source.load(load)
         try:
             for k in range(first, last):
-                batches.append(content(await collect_or_draw(args, k, source)))
+                batches.append(await collect_or_draw(args, k, source))
                 source.save(k)
         finally:
             await close_runtimes()
@@ -86,8 +92,77 @@ async def test_an_episode_whose_replay_differs_is_dropped_and_counted(tmp_path: 
     keys = {"turn_quota": "per_env", "env": {"max_length": 40, "lie": True}}
     await run(rollout_args(tmp_path, **keys), 0, 1)
     args = rollout_args(tmp_path, **keys, load=str(tmp_path / "save"))
-    (batch,) = await run(args, 1, 2, load=0)
-    assert sum(sum(mask) > 0 for _, mask, *_ in batch) == 24
+    (output,) = await outputs(args, 1, 2, load=0)
+    assert sum(sum(mask) > 0 for _, mask, *_ in content(output)) == 24
+    assert output.metrics["rollout/faults/episodes_lost_at_resume"] == live_episodes(tmp_path) > 0
+
+
+def live_episodes(folder: Path) -> int:
+    """Live episodes in the checkpoint of rollout 0."""
+    state, _ = read_checkpoint(checkpoint_path(str(folder / "save"), 0))
+    return sum(slot["episode"] is not None for slot in state["slots"])
+
+
+LONG = {"env": {"max_length": 40}, "seed_start": 3}
+
+
+@pytest.mark.parametrize(("n_env", "lost"), [(2, 2), (6, 0)])
+async def test_with_another_number_of_slots_as_many_episodes_as_fit_go_on_and_the_rest_is_counted(
+    tmp_path: Path, n_env: int, lost: int
+) -> None:
+    (before,) = await outputs(rollout_args(tmp_path, **LONG), 0, 1)
+    assert live_episodes(tmp_path) == 4
+    args = rollout_args(tmp_path, **LONG, n_env=n_env, load=str(tmp_path / "save"))
+    after = await outputs(args, 1, 3, load=0)
+    assert after[0].metrics["rollout/faults/episodes_lost_at_resume"] == lost
+    assert after[1].metrics["rollout/faults/episodes_lost_at_resume"] == 0
+    went_on = [key for output in after for key in played(output)]
+    assert len(set(went_on)) == len(went_on) and not set(played(before)) & set(went_on)
+    cut, first = dict(played(before)), dict(reversed(went_on))
+    assert sum(turn == cut.get(episode, -2) + 1 for episode, turn in first.items()) == 4 - lost
+    assert all(turn == 0 for episode, turn in first.items() if episode not in cut)
+
+
+def played(output: Any) -> list[tuple[int, int]]:
+    """Episode and index of every turn, in order."""
+    return sorted(
+        (s.metadata["episode_id"], s.metadata["round_number"])
+        for group in output.samples
+        for s in group
+        if s.metadata["kind"] == "turn"
+    )
+
+
+@pytest.mark.parametrize("change", [{"env": {"max_length": 41}}, {"seed_start": 4}, {"path": "a file of the user's"}])
+async def test_episodes_that_the_configuration_no_longer_plays_are_said_counted_and_begun_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, Any]
+) -> None:
+    await outputs(rollout_args(tmp_path, **LONG), 0, 1)
+    if change.pop("path", None):
+        copy = tmp_path / "counting.py"
+        source = Path(counting_env.__file__)
+        copy.write_text(source.read_text().replace("Path(__file__)", f"Path({str(source)!r})"))
+        change = {"rollout_interaction_env_path": str(copy)}
+    args = rollout_args(tmp_path, **{**LONG, **change}, load=str(tmp_path / "save"))
+    (output,) = await outputs(args, 1, 2, load=0)
+    assert output.metrics["rollout/faults/episodes_lost_at_resume"] == live_episodes(tmp_path) == 4
+    assert "given up" in caplog.text and "the configuration" in caplog.text
+    assert len(played(output)) == 24
+
+
+async def test_a_checkpoint_cannot_name_the_code_that_runs(tmp_path: Path) -> None:
+    """The episodes of a checkpoint that names another environment are given up; that environment is never imported."""
+    await outputs(rollout_args(tmp_path, **LONG), 0, 1)
+    trap, sprung = tmp_path / "trap.py", tmp_path / "sprung"
+    trap.write_text(f"open({str(sprung)!r}, 'w').close()\n")
+    args = rollout_args(tmp_path, **LONG, load=str(tmp_path / "save"))
+    source = EpisodeSource(args)
+    source.load(0)
+    for slot in source.state:
+        slot["episode"]["spec"]["env_path"] = str(trap)
+    source.save(0)
+    (output,) = await outputs(args, 1, 2, load=0)
+    assert output.metrics["rollout/faults/episodes_lost_at_resume"] == 4 and not sprung.exists()
 
 
 @pytest.fixture

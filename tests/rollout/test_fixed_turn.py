@@ -6,6 +6,7 @@ import gc
 import itertools
 import random
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,17 @@ async def test_every_batch_holds_exactly_its_turns_and_no_turn_is_lost_or_double
     for episode in {e for e, _ in played}:
         indices = [k for e, k in played if e == episode]
         assert indices == list(range(len(indices))), "turns of an episode come in order, without a gap"
+
+
+@pytest.mark.parametrize(("n_env", "turns"), [(9, 4), (12, 8), (10, 5)])
+async def test_with_more_slots_than_turns_every_slot_gets_its_share_over_the_batches(
+    collect: Collect, n_env: int, turns: int
+) -> None:
+    _, _, outputs = await collect(
+        batches=n_env, n_env=n_env, rollout_batch_size=turns, global_batch_size=turns, env={"max_length": 40}
+    )
+    per_slot = Counter(episode % n_env for episode, _ in turns_of(outputs))
+    assert per_slot == dict.fromkeys(range(n_env), turns)
 
 
 async def test_an_episode_cut_by_the_batch_gets_one_bootstrap_sample_with_its_next_prompt(collect: Collect) -> None:

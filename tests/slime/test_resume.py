@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -93,4 +94,5 @@ def test_the_actor_goes_on_with_the_same_weights(runs: tuple[Run, Run], rollout:
 
 
 def test_no_episode_was_lost_at_either_resume(runs: tuple[Run, Run]) -> None:
-    assert "episodes_lost_at_resume" not in runs[1].log.read_text(errors="replace")
+    said = re.findall(r"'rollout/faults/episodes_lost_at_resume': ([\d.]+)", runs[1].log.read_text(errors="replace"))
+    assert len(said) >= ROLLOUTS - WARMUP["w_iter"] and not any(map(float, said))
