@@ -17,5 +17,5 @@ class FlagError(ConfigError):
     """A combination of the framework's flags under which the advantages would be wrong; names the flag to change."""
 
 
-class OtherRankError(RuntimeError):
+class OtherRankError(SlimeVerlogError, RuntimeError):
     """Another rank failed, so this one stops too instead of waiting for it; the other rank's log has the cause."""
