@@ -82,7 +82,11 @@ class Played:
         (box,) = self.call("_split_train_data_by_dp", data, *ranks)
         rank = dict(box.inner)
         rank["total_lengths"] = [rank["total_lengths"][i] for i in rank["partition"]]
-        rank["loss_masks"] = [torch.as_tensor(mask) for mask in rank["loss_masks"]]
+        for name, dtype in (("loss_masks", None), ("rollout_log_probs", torch.float32)):
+            rank[name] = [torch.as_tensor(row, dtype=dtype) for row in rank[name]]
+        for name in ("rollout_mask_sums", "group_mask_sums"):
+            if name in rank:
+                rank[name] = torch.as_tensor(rank[name], dtype=torch.float32)
         for name in ("values", "ref_log_probs", "log_probs"):
             rank[name] = [torch.randn(n) for n in rank["response_lengths"]]
         return rank

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.frameworks import FRAMEWORKS, failure_inside
+from tests.fixtures.frameworks import FRAMEWORKS, SLIME, failure_inside
 
 
 def checks(program: str) -> list[str]:
@@ -25,7 +25,8 @@ def test_inside_the_framework(framework: str, check: str) -> None:
 
 
 @pytest.mark.parametrize("check", checks("whole_episodes"))
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_whole_episodes_inside_the_framework(framework: str, check: str) -> None:
+@pytest.mark.parametrize("framework", SLIME)
+def test_whole_episodes_inside_slime(framework: str, check: str) -> None:
+    """miles is left out: it cuts off every sample beyond a whole number of steps."""
     failure = failure_inside(framework, "tests.slime.whole_episodes", check)
     assert failure is None, failure

@@ -1,8 +1,8 @@
-"""Batches of whole episodes through a real framework's data path (`python -m tests.slime.whole_episodes slime`).
+"""Batches of whole episodes through slime's own data path (`python -m tests.slime.whole_episodes slime`).
 
-The framework is the one on PYTHONPATH. `rollout.generate.generate` plays the episodes as the framework's own loop would
-ask for them; its RolloutManager flattens, logs, converts and splits them, and its trainer's logger adds them up. Prints
-one JSON object: check to null, or to what went wrong.
+`rollout.generate.generate` plays the episodes as slime's own loop asks for them; slime's RolloutManager flattens, logs,
+converts and splits them, and its trainer's logger adds them up. slime is the one on PYTHONPATH. Prints one JSON object:
+check to null, or to what went wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch as mock_patch
 
-from tests.advantage.in_framework import NAME, installed, log, loss_module, module, start
+from tests.advantage.in_framework import installed, log, loss_module, module, start
 from tests.fixtures.rollout_args import COUNTING
 from tests.fixtures.stand_ins import allow_absent_packages
 from tests.slime.data_path import Played, serve
@@ -64,27 +64,21 @@ class Episodes(Played):
         return log(self.args, rank)
 
     def log_rollout(self) -> dict[str, Any]:
-        """What the framework's rollout logger says of the samples."""
+        """What slime's rollout logger says of the samples."""
         from inspection.metrics import log_rollout
 
         caught: dict[str, Any] = {}
-        tracker = module("observability.logging_utils") if NAME == "slime" and _is_new() else None
-        with mock_patch.object(tracker or _old_tracker(), "log", lambda args, data, step_key: caught.update(data)):
+        with mock_patch.object(trackers(), "log", lambda args, data, step_key: caught.update(data)):
             assert log_rollout(0, self.args, self.samples, {}, 1.0)
         return caught
 
 
-def _is_new() -> bool:
+def trackers() -> Any:
+    """The module to which slime's rollout logger hands its numbers."""
     try:
-        module("observability.logging_utils")
+        return module("observability.logging_utils")
     except ModuleNotFoundError:
-        return False
-    return True
-
-
-def _old_tracker() -> Any:
-    rollout = module("ray.rollout")
-    return getattr(rollout, "logging_utils", None) or getattr(rollout, "tracking_utils", rollout)
+        return module("ray.rollout").logging_utils
 
 
 def check_batch(batch: Episodes, failed: int) -> dict[str, Any]:
@@ -109,7 +103,7 @@ def failed_episodes_among_whole_histories(port: int) -> None:
     check_batch(Episodes(port, "full", {"raise_at": 0, "raise_seeds": list(BROKEN)}), len(BROKEN))
 
 
-def failed_episodes_under_the_frameworks_own_converter(port: int) -> None:
+def failed_episodes_under_slimes_own_converter(port: int) -> None:
     """Without our converter nothing computes from the turn table, as with a group estimator of slime's."""
     batch = Episodes(port, "full", {"raise_at": 0, "raise_seeds": list(BROKEN)})
     args = {"advantage_estimator": "grpo", "rewards_normalization": True, "grpo_std_normalization": True}
@@ -139,7 +133,7 @@ def a_batch_in_which_every_episode_failed(port: int) -> None:
 CHECKS = [
     failed_episodes_among_turns,
     failed_episodes_among_whole_histories,
-    failed_episodes_under_the_frameworks_own_converter,
+    failed_episodes_under_slimes_own_converter,
     full_histories_of_which_some_are_truncated_and_bootstrapped,
     full_histories_with_bootstrap_of_which_some_failed,
     a_batch_in_which_every_episode_failed,
