@@ -16,6 +16,8 @@ from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, anchor_
 from rollout.bridge.framework import Sample, group_of, set_group, train_data_keys
 from rollout.bridge.routing_replay import fill_replay, keep_routing
 from rollout.errors import ConfigError
+from rollout.bridge.framework import Sample, group_of, set_group, train_data_keys
+from rollout.bridge.routing_replay import fill_replay, fill_top_p, keep_routing
 from rollout.turn import Prompt, Turn
 
 ROW_KEY = "turn_row"
@@ -60,7 +62,7 @@ def build_samples(
 
 
 def turn_sample(turn: Turn, segment: int, group: int, args: Any, task_name: str) -> Sample:
-    """One turn as one sample: prompt tokens, then the model's own tokens, all trained on."""
+    """One turn as one sample: prompt tokens, then the model's own tokens, trained on unless they were altered."""
     sample = _empty_sample(group, segment, turn.prompt)
     sample.prompt = ""
     append_generation(sample, turn, args)
@@ -81,16 +83,18 @@ def append_generation(sample: Sample, turn: Turn, args: Any) -> None:
         append(
             args,
             tokens=generation.token_ids,
-            log_probs=generation.log_probs,
-            trainable=True,
+            log_probs=generation.log_probs if generation.trained else None,
+            trainable=generation.trained,
             meta_info=dict(generation.meta_info),
             text=generation.text,
         )
+        if not generation.trained:
+            fill_top_p(sample, args)
         return
     sample.tokens = sample.tokens + generation.token_ids
     sample.response += generation.text
     sample.response_length += len(generation.token_ids)
-    sample.loss_mask = (sample.loss_mask or []) + [1] * len(generation.token_ids)
+    sample.loss_mask = (sample.loss_mask or []) + [int(generation.trained)] * len(generation.token_ids)
     sample.rollout_log_probs = (sample.rollout_log_probs or []) + generation.log_probs
     update = getattr(sample, "update_from_meta_info", None)
     if update is not None:

@@ -22,6 +22,8 @@ class Generation:
     """Weight versions that produced the tokens, in order; two or more mark a turn of mixed weights."""
     meta_info: Mapping[str, Any] = field(default_factory=dict)
     """SGLang's meta_info without the per-token lists, for slime's own bookkeeping."""
+    trained: bool = True
+    """False masks every token: the answer was altered on arrival, so its log-probs are not those of its tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,21 @@ def keep_routing(sample: Sample, meta_info: Mapping[str, Any], args: Any) -> Non
     sample.rollout_routed_experts = flat.reshape(shape).numpy()
 
 
-def fill_replay(sample: Sample, args: Any) -> None:
-    """Stand-ins for a sample without a generation of its own, where `args` asks for replay."""
+def fill_top_p(sample: Sample, args: Any) -> None:
+    """An empty record of the kept tokens for a response that has none, where `args` asks for top-p replay."""
+    if getattr(sample, "rollout_top_p_token_offsets", None) is None:
+        _empty_top_p(sample, args)
+
+
+def _empty_top_p(sample: Sample, args: Any) -> None:
     if getattr(args, "rollout_top_p", 1.0) != 1.0:
         sample.rollout_top_p_token_ids = []
         sample.rollout_top_p_token_offsets = [0] * (sample.response_length + 1)
+
+
+def fill_replay(sample: Sample, args: Any) -> None:
+    """Stand-ins for a sample without a generation of its own, where `args` asks for replay."""
+    _empty_top_p(sample, args)
     if getattr(args, "use_rollout_routing_replay", False):
         experts = torch.arange(args.moe_router_topk, dtype=torch.int32)
         sample.rollout_routed_experts = experts.expand(len(sample.tokens) - 1, args.num_layers, -1).numpy().copy()

@@ -119,6 +119,8 @@ class Episode:
     async def take(self, generation: Generation, engine_s: float = 0.0) -> Turn:
         """Give a finished generation to the environment and record the turn."""
         encoder = self.encoder
+        generation = encoder.without_placeholders(generation)
+        self.runtime.counters["answers_with_placeholder"] += not generation.trained
         text = encoder.answer_text(generation.token_ids)
         shown = self.reply.observation
         reply = await self.session.step(text)

@@ -20,7 +20,7 @@ RETRIES = (
 FAULTS = (
     *RETRIES,
     *("env_replayed", "env_replay_mismatch", "env_close_failed"),
-    *("episodes_failed", "episodes_lost_at_resume", "sanity_check_failed"),
+    *("episodes_failed", "episodes_lost_at_resume", "sanity_check_failed", "answers_with_placeholder"),
 )
 
 

@@ -7,10 +7,11 @@ prompt keeps every earlier token as it came. Only the template writes control to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from rollout.errors import EncodingError
-from rollout.tokens.chat_template import GENERATION, START, USER, ChatTemplate, Message
+from rollout.tokens.chat_template import ChatTemplate, GENERATION, Message, START, USER
 from rollout.tokens.composition import Composer, Part, expanded, unexpanded, without_first
 from rollout.tokens.images import EncodedImage, ImageChain, ImageEncoder
 from rollout.tokens.one_shot import OneShot
@@ -18,7 +19,7 @@ from rollout.tokens.plain_text import Frame, PlainText
 from rollout.tokens.processor import load_processor
 from rollout.tokens.sanity import SanityCheck, compare
 from rollout.tokens.token_prefix import TokenPrefix
-from rollout.turn import Prompt
+from rollout.turn import Generation, Prompt
 
 
 class DeltaEncoder:
@@ -53,6 +54,8 @@ class DeltaEncoder:
         self.use_inference_chat_template = use_inference_chat_template
         self.end_of_turn_ids = self._end_of_turn_ids()
         self.placeholder_ids = self.images.placeholder_ids if self.images is not None else ()
+        self._forbidden = frozenset(self.placeholder_ids)
+        self._harmless = self.text.encode("?")[-1]
         if history == "full":
             self._continuation([USER], seen_tool=False)
         if tools:
@@ -102,7 +105,7 @@ class DeltaEncoder:
             if token in response_ids:
                 raise EncodingError(
                     f"the answer holds the placeholder {self.decode([token])} (token {token}) without a picture; "
-                    "forbid it with a logit_bias of -100"
+                    "forbid it with a logit_bias of -100, or pass the answer through without_placeholders first"
                 )
         messages = self._accepted(messages)
         parts = self._continuation(messages, prompt.seen_tool)
@@ -172,6 +175,20 @@ class DeltaEncoder:
     def _headers(self) -> list[Frame]:
         frames = (self._composer.frame(left, GENERATION) for left in ("user", "tool", "system"))
         return [frame for frame in frames if frame is not None and frame.ids]
+
+    def without_placeholders(self, generation: Generation) -> Generation:
+        """The answer, with a question mark in place of each picture placeholder that the model wrote.
+
+        A placeholder without a picture makes the model's forward pass fail. An altered answer is not trained on, and
+        keeps no record of which tokens top-p left in.
+        """
+        if not self._forbidden.intersection(generation.token_ids):
+            return generation
+        token_ids = [self._harmless if token in self._forbidden else token for token in generation.token_ids]
+        kept = {key: value for key, value in generation.meta_info.items() if "top_p" not in key}
+        return replace(
+            generation, token_ids=token_ids, text=self.decode(token_ids), meta_info=kept, trained=False
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, control tokens included."""

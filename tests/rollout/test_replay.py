@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from argparse import Namespace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,3 +55,11 @@ def test_nothing_is_filled_in_where_nothing_is_replayed() -> None:
     sample: Any = SimpleNamespace(tokens=[1, 2], response_length=1)
     fill_replay(sample, Namespace())
     assert vars(sample) == {"tokens": [1, 2], "response_length": 1}
+
+
+def test_an_altered_answer_has_an_empty_record_of_kept_tokens() -> None:
+    altered = replace(turn(), generation=replace(turn().generation, trained=False))
+    (samples,) = build_samples([Segment("t", (altered,), None, "terminated")], [0], MOE, 9)
+    assert samples[0].loss_mask == [0, 0]
+    if hasattr(samples[0], "append_response_tokens"):
+        assert list(samples[0].rollout_top_p_token_offsets) == [0, 0, 0]

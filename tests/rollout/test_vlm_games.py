@@ -14,13 +14,15 @@ import torch
 import yaml
 from PIL import Image
 
+from advantage.turn_table import decode_row
 from envs.loading import build_env_from
 from rollout.bridge.framework import Sample
 from rollout.bridge.settings import RolloutConfig
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect
 from rollout.generate import generate
-from rollout.play.runtime import close_runtimes, sampling_params
+from rollout.play.runtime import close_runtimes, get_runtime, sampling_params
+from rollout.samples import build_samples
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
@@ -145,6 +147,55 @@ async def test_a_fixed_turn_batch_of_pictures_carries_them_to_training(tmp_path:
     turns = [turn for segment in segments for turn in segment.turns]
     assert len(turns) == 8
     assert all(len(turn.prompt.train_inputs["image_grid_thw"]) == min(turn.index, 1) + 1 for turn in turns)
+
+
+def writes_a_placeholder(body: dict[str, Any], number: int) -> str:
+    return "turn <|image_pad|> left<|image_pad|>" if number == 1 else "turn left"
+
+
+def assert_no_stray_placeholder(sample: Sample) -> None:
+    placeholder = chatml_tokenizer().convert_tokens_to_ids("<|image_pad|>")
+    grids = sample.multimodal_train_inputs["image_grid_thw"]
+    assert sample.tokens.count(placeholder) == int(grids.prod(-1).sum()) // 4
+
+
+@pytest.mark.parametrize("history", ["window", "full"])
+async def test_an_answer_with_a_placeholder_is_masked_and_the_episode_goes_on(tmp_path: Path, history: str) -> None:
+    needs("envs.babyai")
+    async with ScriptedEngine(chatml_tokenizer(), writes_a_placeholder) as engine:
+        args = rollout_args(tmp_path, engine.port, **settings(tmp_path, "envs.babyai", True, history=history))
+        sample = EpisodeSource(args).get_samples(1)[0][0]
+        try:
+            result = await generate(args, sample, sampling_params(args))
+            runtime = await get_runtime(args)
+        finally:
+            await close_runtimes()
+    assert len(engine.requests) == TURNS and runtime.counters["answers_with_placeholder"] == 1
+    samples = result if history == "window" else [result]
+    for part in samples:
+        assert_no_stray_placeholder(part)
+    spans = [(part, turn) for part in samples for turn in turn_row(part).turns]
+    assert [set(part.loss_mask[turn.start : turn.end]) for part, turn in spans] == [{1}, {0}, {1}, {1}]
+
+
+async def test_a_fixed_turn_batch_counts_answers_with_a_placeholder(tmp_path: Path) -> None:
+    needs("envs.babyai")
+    more = {"n_env": 1, "rollout_batch_size": 3, "global_batch_size": 3}
+    async with ScriptedEngine(chatml_tokenizer(), writes_a_placeholder) as engine:
+        args = rollout_args(tmp_path, engine.port, **settings(tmp_path, "envs.babyai", True, **more))
+        try:
+            segments, metrics = await collect(args, 0, EpisodeSource(args))
+        finally:
+            await close_runtimes()
+    assert metrics["rollout/faults/answers_with_placeholder"] == 1.0
+    groups = build_samples(segments, list(range(3)), args, dummy_token=0)
+    for sample in (sample for group in groups for sample in group):
+        assert_no_stray_placeholder(sample)
+    assert [set(sample.loss_mask) for sample in groups[0][:3]] == [{1}, {0}, {1}]
+
+
+def turn_row(sample: Sample) -> Any:
+    return decode_row(torch.tensor(sample.train_metadata["turn_row"], dtype=torch.float64))
 
 
 def test_the_configuration_shows_pictures() -> None:
