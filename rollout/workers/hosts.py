@@ -7,13 +7,16 @@ nothing it says is believed any more.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import reprlib
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -23,6 +26,10 @@ from rollout.workers.worker import HEADER, EnvHost, check_reply, digest, write_f
 
 LARGEST_FRAME = 1 << 32
 """Bytes; no reply comes near it, so a worker that announces more is not one of ours."""
+
+
+GUARD_END_S = 10.0
+"""Seconds that a worker's guard has to end everything that the worker started."""
 
 
 class HostLostError(Exception):
@@ -63,19 +70,22 @@ class InlineHost:
 class ProcessHost:
     """A worker process on a private socket; it ends with this process, however that ends."""
 
-    program = "from rollout.workers.worker import main; main()"
+    module = "rollout.workers.worker"
+    """Its `main` serves the socket."""
 
     def __init__(self) -> None:
         self.lost = False
         self._number = 0
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        guard = "from rollout.workers.guard import main; main()"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", self.program, str(theirs.fileno())],
+            [sys.executable, "-c", guard, str(theirs.fileno()), self.module, str(os.getpid())],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
             cwd=os.getcwd(),
+            start_new_session=True,
         )
         theirs.close()
         self._socket = ours
@@ -113,9 +123,27 @@ class ProcessHost:
             self._streams[1].close()
         else:
             self._socket.close()
-        self.process.kill()
+        if self.process.returncode is None:
+            # Not `terminate`, which would wait for a guard that is dead, and so set its group's number free.
+            os.kill(self.process.pid, signal.SIGTERM)
         # A process in the kernel's hands (a dead network disk) ends later, and the loop must not wait for it.
-        threading.Thread(target=self.process.wait, name="env-reaper", daemon=True).start()
+        threading.Thread(target=_reap, args=[self.process], name="env-reaper", daemon=True).start()
+
+
+def _reap(guard: subprocess.Popen[bytes]) -> None:
+    """Wait until a guard has ended everything below it, at most `GUARD_END_S`; then kill what is left of its group.
+
+    Something is left only if the guard itself was killed, or a process cannot be killed.
+    """
+    deadline = time.monotonic() + GUARD_END_S
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+        while os.waitid(os.P_PID, guard.pid, flags) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        # The guard is not waited for yet, so its number cannot have been given to another group.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(guard.pid, signal.SIGKILL)
+    guard.wait()
 
 
 class RayHost:

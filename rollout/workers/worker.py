@@ -112,9 +112,17 @@ class EnvHost:
         """Run one command: (True, result) or (False, what broke, as text for people)."""
         try:
             return True, getattr(self, method)(*arguments)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # SystemExit, KeyboardInterrupt and the like must not reach the event loop
             where = traceback.format_exc(limit=-4)
-            return False, f"{type(error).__name__}: {error}\n{where}"
+            return False, f"{type(error).__name__}: {_words(error)}\n{where}"
+
+
+def _words(error: BaseException) -> str:
+    """The error's text, or a note where the error cannot be shown."""
+    try:
+        return str(error)
+    except BaseException as second:
+        return f"(its text cannot be shown: {type(second).__name__})"
 
 
 def _reply(

@@ -17,6 +17,10 @@ from typing import Any
 import pytest
 
 from rollout.bridge.settings import RolloutConfig
+from rollout import env_guard
+from rollout.workers.hosts import ProcessHost
+from rollout.workers.pool import EnvPool
+from rollout.workers.worker import EnvSpec
 from rollout.errors import EnvironmentFault
 from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
@@ -149,7 +153,7 @@ async def test_stepping_never_blocks_the_event_loop(backend: str, tmp_path: Path
 def liar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Worker processes that lie when this file tells them to."""
     monkeypatch.setenv("LIE", str(tmp_path / "lie"))
-    monkeypatch.setattr(ProcessHost, "program", "from tests.fixtures.lying_worker import main; main()")
+    monkeypatch.setattr(ProcessHost, "module", "tests.fixtures.lying_worker")
     return tmp_path / "lie"
 
 
@@ -197,6 +201,21 @@ async def test_an_environment_that_ends_the_program_does_not_end_the_run_from_a_
     try:
         with pytest.raises(EnvironmentFault, match="SystemExit"):
             await play(pool, spec(exit_at=1))
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    "error", ["KeyboardInterrupt", "GeneratorExit", "CancelledError", "Unspeakable", "StopIteration"]
+)
+@pytest.mark.parametrize("backend", BOTH)
+async def test_whatever_an_environment_raises_costs_one_episode(backend: str, error: str) -> None:
+    pool = EnvPool(config(backend, max_env_retries_per_turn=0))
+    try:
+        with pytest.raises(EnvironmentFault, match=error):
+            await play(pool, spec(raise_at=1, raise_as=error))
+        assert pool.faults == {"raised": 1}
+        assert await play(pool, spec()) == await expected(), "the worker goes on"
     finally:
         pool.close()
 
@@ -272,6 +291,81 @@ def test_no_worker_outlives_its_parent_however_that_ends(how: signal.Signals | s
     while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(_alive(pid) for pid in workers)
+
+
+async def _with_children(tmp_path: Path) -> tuple[EnvPool, ProcessHost, list[int]]:
+    pool = EnvPool(config("process"))
+    await pool.open(spec(children=str(tmp_path / "children")))
+    host = pool.workers[0].host
+    assert isinstance(host, ProcessHost)
+    children = [int(pid) for pid in (tmp_path / "children").read_text().split()]
+    assert len(children) == 3 and all(map(_alive, children))
+    return pool, host, children
+
+
+async def _gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + 60
+    while any(map(_alive, pids)) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return not any(map(_alive, pids))
+
+
+async def test_what_an_environment_starts_ends_when_its_worker_is_given_up(tmp_path: Path) -> None:
+    pool, host, children = await _with_children(tmp_path)
+    pool.close()
+    assert await _gone([*children, host.process.pid])
+
+
+async def test_what_an_environment_starts_ends_when_its_worker_dies(tmp_path: Path) -> None:
+    pool, host, children = await _with_children(tmp_path)
+    try:
+        (worker,) = (pid for pid in env_guard.descendants(host.process.pid) if set(children) & below(pid))
+        os.kill(worker, signal.SIGKILL)
+        assert await _gone([worker, *children, host.process.pid])
+    finally:
+        pool.close()
+
+
+async def test_a_worker_whose_guard_is_killed_ends_too(tmp_path: Path) -> None:
+    pool, host, children = await _with_children(tmp_path)
+    workers = [pid for pid in env_guard.descendants(host.process.pid) if set(children) & below(pid)]
+    os.kill(host.process.pid, signal.SIGKILL)
+    assert await _gone(workers)
+    pool.close()
+    assert await _gone(children[:1]), "what stayed in the worker's process group ends with it"
+    for pid in children[1:]:
+        os.kill(pid, signal.SIGKILL)
+
+
+def below(pid: int) -> set[int]:
+    return env_guard.descendants(pid)
+
+
+def test_what_an_environment_starts_ends_when_the_trainer_is_killed(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import asyncio, sys
+        from rollout.env_pool import EnvPool
+        from tests.rollout.test_env_pool import config, spec
+
+        async def main():
+            pool = EnvPool(config("process", env_step_timeout_s=600.0))
+            session = await pool.open(spec(children=sys.argv[1], hang_at=0))
+            await session.step("ACTION: left")
+
+        asyncio.run(main())
+        """
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "children")]
+    trainer = subprocess.Popen(command, cwd=Path(__file__).parents[2], env={**os.environ, "PYTHONPATH": "."})
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "children").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pids = [int(pid) for pid in (tmp_path / "children").read_text().split()]
+    assert len(pids) == 3 and all(map(_alive, pids))
+    trainer.kill()
+    trainer.wait(timeout=60)
+    assert asyncio.run(_gone(pids))
 
 
 def _alive(pid: int) -> bool:

@@ -1,0 +1,101 @@
+"""The guard of one environment worker: a process that leaves nothing alive of what the worker starts.
+
+It forks the worker and inherits every process that is orphaned below it. When the worker ends, when the trainer ends
+(SIGKILL included) or on SIGTERM, it kills them all, then itself. It runs no environment code that could hang it, and
+imports little, since there is one guard per worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+POLL_S = 0.1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""Numbers of <linux/prctl.h>."""
+
+
+class _AskedToEnd(BaseException):
+    """SIGTERM arrived."""
+
+
+def main() -> None:
+    """Entry of the guard: `sys.argv` holds the worker's socket, the module with its `main`, and the trainer's pid."""
+    connection, module, trainer = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    worker = os.fork()
+    if worker == 0:
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        importlib.import_module(module).main()
+        return
+    os.close(connection)  # otherwise the trainer would not see that the worker is gone
+    try:
+        signal.signal(signal.SIGTERM, _raise)
+        while os.getppid() == trainer and worker not in _reap():
+            time.sleep(POLL_S)
+    except _AskedToEnd:
+        pass
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_descendants()
+    os.killpg(0, signal.SIGKILL)  # this process leads the group, and ends with it
+
+
+def end_descendants() -> None:
+    """Kill everything below this process. All are stopped before the first is killed, so that none forks on."""
+    while True:
+        stopped: set[int] = set()
+        while new := descendants(os.getpid()) - stopped:
+            _send(new, signal.SIGSTOP)
+            stopped |= new
+        if not stopped:
+            return
+        _send(stopped, signal.SIGKILL)
+        time.sleep(0.01)
+        _reap()
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below `pid`, zombies included; none where the system has no /proc."""
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        children: list[int] = []
+        with contextlib.suppress(OSError):  # a process may end while its tasks are listed
+            for path in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+                with contextlib.suppress(OSError):
+                    children += map(int, path.read_text().split())
+        waiting += set(children) - found
+        found.update(children)
+    return found
+
+
+def _send(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _reap() -> set[int]:
+    """Collect the children that have ended."""
+    ended: set[int] = set()
+    with contextlib.suppress(ChildProcessError):
+        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+            ended.add(pid)
+    return ended
+
+
+def _raise(*_: object) -> None:
+    raise _AskedToEnd
+
+
+def _prctl(option: int, value: int) -> None:
+    """Linux's prctl; other systems have none, and there only the worker's process group is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
