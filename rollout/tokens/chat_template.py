@@ -36,6 +36,7 @@ TOOL = {"role": "tool", "content": "t"}
 PADDED = ("\n  a b\t\n", " ", "l1\n\n l2 ", 'say "x\\y" <b> é')
 REASON = "because"
 THOUGHTS = (f"<think>\n{REASON}\n</think>\n\nso", f"<think>{REASON}</think>so")
+THOUGHT_END = "</think>"
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -97,8 +98,11 @@ class ChatTemplate:
             return False
         return all(f"<{i}>" in text for i in range(len(messages)))
 
-    def check_tools(self) -> None:
+    def check_tools(self, appended: bool) -> None:
         """Make sure that the template shows the tools and takes their results.
+
+        `appended`: also that it takes a result after an answer that is text, which is all that the model's own
+        tokens are.
 
         Raises:
             EncodingError: it does not; says what to do instead.
@@ -113,11 +117,19 @@ class ChatTemplate:
         text = self.render([USER, {"role": "assistant", "content": "", "tool_calls": [call]}, result])
         if LEFT not in text:
             raise EncodingError("the chat template does not show tool results; set a chat template with tools")
+        if appended and not self.shows([USER, ASSISTANT, result, ASSISTANT, USER]):
+            raise EncodingError(
+                "the chat template takes tool results only after structured tool calls, but history: full appends them "
+                "to the model's own text; describe the tools in the prompt (tools_in: prompt), use history: window, "
+                "or set another chat template"
+            )
 
     # Messages in the form that the template takes.
 
-    def accepted(self, messages: Sequence[Message]) -> list[Message]:
+    def accepted(self, messages: Sequence[Message], *, as_text: bool = True) -> list[Message]:
         """The messages as the template can take them, with nothing that it would not show.
+
+        `as_text`: an answer's calls and reasoning become part of its text, as the model would have written them.
 
         A system message that the template refuses opens the first user message; where roles must alternate, user
         messages in a row become one, a blank line between them.
@@ -127,7 +139,7 @@ class ChatTemplate:
         """
         if not messages:
             raise EncodingError("a prompt needs at least one message")
-        shaped = [self._plain(message) for message in messages]
+        shaped = [self._plain(message, as_text) for message in messages]
         if self.refuses_system and shaped[0]["role"] == "system":
             system, *rest = shaped
             if rest and rest[0]["role"] == "user":
@@ -145,13 +157,15 @@ class ChatTemplate:
                 out.append(message)
         return out
 
-    def _plain(self, message: Message) -> Message:
-        """The message without empty keys or keys that the template never names; an answer's calls become text."""
+    def _plain(self, message: Message, as_text: bool) -> Message:
+        """The message without empty keys or keys that the template never names."""
         keys = {k for k, v in message.items() if v is not None and (k in ("role", "content") or self._names(k))}
         content = message.get("content")
         if isinstance(content, list) and all(part.get("type") == "text" for part in content):
             content = "".join(part["text"] for part in content)
         plain = {k: content if k == "content" else message[k] for k in message if k in keys}
+        if not as_text:
+            return {**plain, "content": ""} if content is None else plain
         if plain["role"] == "assistant" and (len(plain) > 2 or content is None):
             text = self._answer_text(json.dumps(plain, ensure_ascii=False))
             return plain if text is None else {"role": "assistant", "content": text}
@@ -162,21 +176,23 @@ class ChatTemplate:
 
     def _rendered_answer(self, message: str) -> str | None:
         """Text of an answer that is more than text (calls, reasoning); None where it does not stand in its frame."""
-        frame = self.between("user", "", "assistant", False), self.between("assistant", "", END, False)
-        if frame[0] is None or frame[1] is None:
-            return None
         given = json.loads(message)
+        reasons = any(given.get(k) for k in REASONING_KEYS) or THOUGHT_END in str(given.get("content"))
+        # Templates drop the reasoning of an earlier answer, and some strip the text of a last one.
+        text = self._between_users(given, END if reasons else "user")
+        return None if text is None or self._control.search(text) else text
+
+    def _between_users(self, answer: Message, right: str) -> str | None:
+        """Text of the answer with a user message before it and `right` after it; None where its frame differs."""
+        before, after = self.between("user", "", "assistant", False), self.between("assistant", "", right, False)
         try:
-            text = self.render([{**USER, "content": LEFT}, given], tools=False)
+            text = self.render([{**USER, "content": LEFT}, answer, *_marked(right, RIGHT)], tools=False)
         except EncodingError:
             return None
-        text = text[text.index(LEFT) + 1 :]
-        if not (text.startswith(frame[0]) and text.endswith(frame[1])):
+        text = text[text.index(LEFT) + 1 :].split(RIGHT)[0]
+        if before is None or after is None or not (text.startswith(before) and text.endswith(after)):
             return None
-        text = text.removeprefix(frame[0]).removesuffix(frame[1])
-        if self._control.search(text):
-            return None
-        return text if any(given.get(k) for k in REASONING_KEYS) else text.removeprefix(self.reasoning_lead)
+        return text.removeprefix(before).removesuffix(after)
 
     # Frames and rules, learnt from base conversations.
 

@@ -59,7 +59,7 @@ class DeltaEncoder:
         if history == "full":
             self._continuation([USER], seen_tool=False)
         if tools:
-            self.template.check_tools()
+            self.template.check_tools(appended=history == "full")
 
     def _end_of_turn_ids(self) -> tuple[int, ...]:
         """The token that ends an answer in the template, then the tokenizer's own end of sequence."""
@@ -135,10 +135,13 @@ class DeltaEncoder:
         With pictures SGLang turns the tokens it is sent into text and back, where a control string in a message
         would become a control token after all; so a VLM's messages get a space into each.
         """
-        accepted = self.template.accepted(messages)
+        accepted = self._given(messages)
         if self.images is None:
             return accepted
         return [{k: v if k == "role" else self.text.broken(v) for k, v in m.items()} for m in accepted]
+
+    def _given(self, messages: Sequence[Message]) -> list[Message]:
+        return self.template.accepted(messages, as_text=not self.use_inference_chat_template)
 
     def _continuation(self, messages: Sequence[Message], seen_tool: bool) -> Sequence[Part]:
         """Parts from the end of an answer's text to the start of the next answer."""
@@ -167,7 +170,7 @@ class DeltaEncoder:
         accepted = self._accepted(messages)
         references = self.one_shot.references(accepted)
         if self.images is not None:  # an appended answer keeps the control tokens that the model itself wrote
-            given = self.template.accepted(messages)
+            given = self._given(messages)
             kept = [g if g["role"] == "assistant" else a for g, a in zip(given, accepted, strict=True)]
             references += self.one_shot.references(kept) if kept != accepted else []
         compare(ids, references, self.text, self._headers(), self.sanity_check)

@@ -64,6 +64,31 @@ def answers(draw: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": f"<think>\n{thought}\n</think>\n\n{text}"}
 
 
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "door"}}}
+
+
+@st.composite
+def answers_with_calls(draw: Any) -> dict[str, Any]:
+    answer = draw(answers())
+    content = draw(st.sampled_from(["", "\n", "\n\n "])) + answer["content"]
+    return {**answer, "content": content, "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize("inference", [True, False])
+@property_test
+@given(data=st.data())
+def test_reasoning_and_line_breaks_beside_tool_calls_are_those_of_the_one_shot_encoding(
+    inference: bool, data: Any
+) -> None:
+    messages = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        messages += [{"role": "user", "content": data.draw(TEXT)}, data.draw(answers_with_calls())]
+        messages.append({"role": "tool", "content": data.draw(TEXT)})
+    messages.append({"role": "user", "content": data.draw(TEXT)})
+    expected = production(messages, True) if inference else kept_reasoning(messages, True)
+    assert encoder_of(inference=inference).prompt(messages).token_ids == expected
+
+
 @st.composite
 def conversations(draw: Any) -> list[dict[str, Any]]:
     messages = [{"role": "system", "content": "Play."}] if draw(st.booleans()) else []

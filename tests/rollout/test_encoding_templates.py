@@ -108,6 +108,30 @@ def test_tool_calls_and_their_results_equal_the_one_shot_encoding(family: str, r
     assert encoder_of(family, tools=True).prompt(messages).token_ids == one_shot(family, messages, tools=True)
 
 
+BREAKS = st.sampled_from(["", "hi", "\nhi", "\n\n x", "  padded \n", "\n"])
+
+
+@st.composite
+def tool_conversations(draw: Any) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for _ in range(draw(st.integers(1, 3))):
+        call = {"name": "weather", "arguments": {"city": draw(st.sampled_from(["Ulm", 'a"b', "é"]))}}
+        calls = [{"id": "abcdefghi", "type": "function", "function": call}]
+        messages.append({"role": "user", "content": draw(BREAKS)})
+        messages.append({"role": "assistant", "content": draw(BREAKS), "tool_calls": calls})
+        messages.append({"role": "tool", "content": draw(BREAKS), "tool_call_id": "abcdefghi"})
+        if draw(st.booleans()):
+            messages.append({"role": "assistant", "content": draw(BREAKS)})
+    return messages if messages[-1]["role"] == "tool" else [*messages, {"role": "user", "content": "go"}]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5", "qwen3", "llama3_2"])
+@property_test
+@given(messages=tool_conversations())
+def test_text_beside_tool_calls_keeps_its_line_breaks_as_the_one_shot_encoding_does(family: str, messages: Any) -> None:
+    assert encoder_of(family, tools=True).prompt(messages).token_ids == one_shot(family, messages, tools=True)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_turn_of_a_known_shape_renders_no_template(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = DeltaEncoder(tokenizer_of(family))
@@ -238,6 +262,25 @@ def test_mistral_keeps_the_system_message_where_it_was_first_shown_when_turns_ar
     whole = [*messages, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "two"}]
     encoder.check(whole, prompt.token_ids)
     assert encoder.decode(encoder.prompt(whole).token_ids).endswith("[INST]Rules.\n\ntwo[/INST]")
+
+
+def test_a_template_that_takes_no_tool_result_after_text_is_refused_for_full_history() -> None:
+    with pytest.raises(EncodingError, match="history: window"):
+        DeltaEncoder(tokenizer_of("mistral_nemo"), tools=[WEATHER], history="full")
+    DeltaEncoder(tokenizer_of("mistral_nemo"), tools=[WEATHER], history="window")
+    DeltaEncoder(tokenizer_of("mistral_nemo"), history="full")
+
+
+@pytest.mark.parametrize("family", ["qwen2_5", "qwen3", "llama3_2"])
+def test_tool_results_after_the_models_own_text_pass_the_check_in_full_history(family: str) -> None:
+    encoder = DeltaEncoder(tokenizer_of(family), tools=[WEATHER], history="full")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Weather in Ulm?"}]
+    prompt = encoder.prompt(messages)
+    for text, role in (("\n<tool_call>ulm</tool_call>", "tool"), ("It is sunny.", "user"), ("\nBye.", "user")):
+        reply = {"role": role, "content": "so"}
+        prompt, _ = encoder.append(prompt, [*encoder.text.encode(text), encoder.end_of_turn_ids[0]], [reply])
+        messages += [{"role": "assistant", "content": text}, reply]
+    encoder.check(messages, prompt.token_ids)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "gemma3"])

@@ -99,6 +99,15 @@ async def test_a_full_history_of_tool_use_equals_the_templates_rendering(tmp_pat
     assert tokenizer.decode(requests[3]["input_ids"]) == expected
 
 
+async def test_a_template_without_results_after_text_is_refused_in_full_history_and_plays_in_a_window(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(EncodingError, match="tools_in: prompt"):
+        await play(tmp_path, "mistral_nemo", history="full")
+    samples, requests = await play(tmp_path, "mistral_nemo", history="window")
+    assert len(samples) == len(requests) == 4
+
+
 async def test_the_mask_covers_the_answers_and_nothing_of_the_tools(tmp_path: Path) -> None:
     sample, requests = await play(tmp_path, None, history="full")
     tokenizer = chatml_tokenizer()
