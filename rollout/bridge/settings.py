@@ -12,6 +12,10 @@ import yaml
 
 from envs.options import read_options
 from rollout.errors import ConfigError
+from rollout.observation_limits import MAX_CHARS, MAX_IMAGES
+
+MAX_IMAGE_PIXELS = 1 << 21
+"""Some more than 1920 x 1080."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +98,12 @@ class RolloutConfig:
     tokenization_sanity_check: Literal["strict", "ignore_strippable", "disable"] = "strict"
     use_inference_chat_template: bool = False
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_image_pixels: int = MAX_IMAGE_PIXELS
+    """Larger pictures are scaled down to it: 2,048 tokens for Qwen3-VL, which has one per 32 x 32 pixels."""
+    max_observation_chars: int = MAX_CHARS
+    """Characters of one observation; a longer one is cut in the middle, with a note."""
+    max_observation_images: int = MAX_IMAGES
+    """Pictures of one observation; more are left out, with a note."""
 
     n_env: int = 32
     """Slots, each with one live episode."""
@@ -132,10 +142,11 @@ class RolloutConfig:
         for name in ("gamma_step", "lambda_step", "gamma_token", "lambda_token"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        for name in (
+        above_zero = (
             *("n_env", "env_step_timeout_s", "env_reset_timeout_s", "value_first_token_weight"),
             "action_hacking_patience",
-        ):
+        )
+        for name in (*above_zero, "max_image_pixels", "max_observation_chars", "max_observation_images"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be greater than 0, got {getattr(self, name)}")
         if self.max_turns is not None and self.max_turns < 1:

@@ -17,6 +17,11 @@ from typing import Any
 from rollout.errors import ConfigError, EncodingError, EngineError, EnvironmentFault
 from rollout.play.memory import Exchange, Message, build_messages
 from rollout.play.runtime import Runtime
+from envs.base import Observation
+from rollout.tokens.encoding import DeltaEncoder
+from rollout.workers.pool import EnvSession
+from rollout.workers.worker import EnvReply, EnvSpec
+from rollout.tokens.plain_text import LONG_CHARS
 from rollout.samples import session_of
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Generation, Prompt, Turn
@@ -192,8 +197,8 @@ class Episode:
 
     async def _next_prompt(self, generation: Generation) -> Prompt:
         build = self._window_prompt if self.runtime.config.history == "window" else None
-        has_images = bool(self.reply.observation.get("multi_modal_data"))
-        if has_images:  # pictures take milliseconds each: keep them off the event loop
+        shown = [self.reply.observation, *(exchange.observation for exchange in self.past)]
+        if any(map(_takes_long, shown)):  # milliseconds, which the event loop does not have
             return await asyncio.to_thread(build or (lambda: self._full_prompt(generation)))
         return build() if build else self._full_prompt(generation)
 
@@ -264,12 +269,19 @@ async def open_episode(runtime: Runtime, spec: EpisodeSpec) -> Episode:
     try:
         encoder = runtime.encoder_for(session.reply.tools if session.reply else ())
         try:
-            return Episode(spec, session, encoder, runtime)
+            return await asyncio.to_thread(Episode, spec, session, encoder, runtime)
         except (EncodingError, ConfigError) as error:
             raise EnvironmentFault(f"{error}\n{session.describe()}") from error
     except BaseException:
         await session.close()
         raise
+
+
+def _takes_long(observation: Observation) -> bool:
+    """Whether encoding the observation takes more than a millisecond."""
+    parts = observation["text"]
+    texts = (observation["obs_str"], parts["long_term_context"], parts["short_term_context"])
+    return bool(observation.get("multi_modal_data")) or max(map(len, texts)) > LONG_CHARS
 
 
 def _action_tokens(

@@ -19,7 +19,7 @@ RETRIES = (
 """Faults after which a turn is tried again; beside them `engine_http_<status>`."""
 FAULTS = (
     *RETRIES,
-    *("env_replayed", "env_replay_mismatch", "env_close_failed"),
+    *("env_replayed", "env_replay_mismatch", "env_close_failed", "env_observation_cut"),
     *("episodes_failed", "episodes_lost_at_resume", "sanity_check_failed", "answers_with_placeholder"),
 )
 

@@ -94,6 +94,7 @@ def build_runtime(args: Any, config: RolloutConfig | None = None) -> Runtime:
             sanity_check=config.tokenization_sanity_check,
             use_inference_chat_template=config.use_inference_chat_template,
             history=config.history,
+            max_image_pixels=config.max_image_pixels,
         )
 
     return Runtime(

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from rollout.tokens.chat_template import ChatTemplate, GENERATION, Message, START, USER
+from rollout.tokens.composition import Composer, Part, expanded, unexpanded, without_first
+from rollout.bridge.settings import MAX_IMAGE_PIXELS
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import ChatTemplate, GENERATION, Message, START, USER
 from rollout.tokens.composition import Composer, Part, expanded, unexpanded, without_first
@@ -39,7 +42,7 @@ class DeltaEncoder:
         sanity_check: SanityCheck = "strict",
         use_inference_chat_template: bool = False,
         history: Literal["window", "full"] | None = None,
-        max_image_pixels: int = 4096 * 4096,
+        max_image_pixels: int = MAX_IMAGE_PIXELS,
     ) -> None:
         source = getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
         if not source:

@@ -20,6 +20,9 @@ from PIL import Image
 from rollout.errors import EncodingError
 from rollout.tokens.plain_text import Frame, PlainText
 
+LARGEST_PIXELS = 1 << 26
+"""Of a picture before it is scaled down; decoding one of this size takes 192 MiB."""
+
 TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """What a processor returns about tokens rather than about pictures."""
 
@@ -64,6 +67,8 @@ class ImageEncoder:
         self._processor = processor
         self._text = text
         self._max_pixels = max_pixels
+        settings = processor.image_processor
+        self._side = getattr(settings, "patch_size", 1) * getattr(settings, "merge_size", 1)
         self.placeholder_text = placeholder
         self.placeholder = text.frame(placeholder)
         self._kept: dict[int, tuple[weakref.ref[Any], EncodedImage]] = {}
@@ -75,12 +80,12 @@ class ImageEncoder:
         """The picture's tokens and payloads.
 
         Raises:
-            EncodingError: it cannot be read, is too large, or the processor's count and grid disagree.
+            EncodingError: it cannot be read, or the processor's count and grid disagree.
         """
         kept = self._kept.get(id(image))
         if kept is not None and kept[0]() is image:
             return kept[1]
-        encoded = self._encode(read_image(image, self._max_pixels))
+        encoded = self._encode(shrunk(read_image(image), self._max_pixels, self._side))
         if isinstance(image, Image.Image):
             key = id(image)
             self._kept[key] = (weakref.ref(image, lambda _: self._kept.pop(key, None)), encoded)
@@ -118,19 +123,32 @@ class ImageEncoder:
         return Frame(head, tuple(ids[at[0] : at[-1] + 1]), tail)
 
 
-def read_image(image: Any, max_pixels: int) -> Image.Image:
+def shrunk(picture: Image.Image, max_pixels: int, side: int) -> Image.Image:
+    """The picture, scaled down if it has more than `max_pixels` pixels.
+
+    Its sides then are multiples of `side`, the pixels along one token's edge, so that a processor that rounds to
+    whole tokens makes no more of them than `max_pixels` holds.
+    """
+    if picture.width * picture.height <= max_pixels:
+        return picture
+    scale = (max_pixels / (picture.width * picture.height)) ** 0.5
+    size = [max(side, int(length * scale) // side * side) for length in picture.size]
+    return picture.resize((size[0], size[1]), Image.Resampling.BICUBIC)
+
+
+def read_image(image: Any) -> Image.Image:
     """An RGB picture from a PIL image, a uint8 array [height, width, 3], encoded bytes or a data URI.
 
     Raises:
-        EncodingError: it is none of these, cannot be decoded, or has more than `max_pixels` pixels.
+        EncodingError: it is none of these, cannot be decoded, or has more than `LARGEST_PIXELS` pixels.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             picture = _open(image)
-            if picture.width * picture.height > max_pixels:
+            if picture.width * picture.height > LARGEST_PIXELS:
                 raise EncodingError(
-                    f"a picture of {_size(picture)} has more than {max_pixels} pixels; let the environment send a "
+                    f"a picture of {_size(picture)} has more than {LARGEST_PIXELS} pixels; let the environment send a "
                     "smaller one"
                 )
             return picture.convert("RGB")

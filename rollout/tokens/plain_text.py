@@ -20,6 +20,9 @@ TAG = re.compile(r"</?[a-z_]+>")
 STAND_INS = 0x100000
 """First of the private-use characters that stand for control strings while a template is rendered."""
 
+LONG_CHARS = 4096
+"""Characters from which on encoding takes milliseconds, and so does not belong on an event loop."""
+
 LONGEST_KEPT = 32_768
 """Characters of the longest piece whose ids are kept, so that the cache's memory stays bounded."""
 
@@ -59,7 +62,11 @@ class PlainText:
             return ()
         if self._backend is None:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        if len(text) > LONG_CHARS:
+            # Unlike `encode`, this lets other threads run meanwhile: an event loop, for one.
+            ids = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
+        else:
+            ids = self._backend.encode(text, add_special_tokens=False).ids
         return tuple(self._renamed.get(i, i) for i in ids) if self._renamed else tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollout.bridge.settings import RolloutConfig
@@ -19,6 +20,7 @@ from rollout.errors import EnvironmentFault
 from rollout.utilization import Load
 from rollout.workers.hosts import BACKENDS, Host, HostLostError, WorkerLiedError, check_answer
 from rollout.workers.worker import EnvReply, EnvSpec, digest
+from rollout.observation_limits import ObservationLimits
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
 """How a fault is counted that crossed another boundary inside of the environment, by its error's name."""
@@ -106,6 +108,7 @@ class EnvPool:
         self.faults: Counter[str] = Counter()
         self.load = Load()
         workers = config.env_workers or max(1, min(config.n_env, os.cpu_count() or 1))
+        self._limits = ObservationLimits(config.max_observation_chars, config.max_observation_images)
         make_host = BACKENDS[config.env_backend]
         self.workers = [Worker(make_host, self.faults, self.load) for _ in range(workers)]
         self._keys = itertools.count()
@@ -124,6 +127,7 @@ class EnvPool:
         Raises:
             EnvironmentFault: as `open`, or the replay differs.
         """
+        spec = replace(spec, limits=self._limits)
         session = EnvSession(self, min(self.workers, key=lambda w: w.sessions), next(self._keys), spec)
         session.responses, session.digests = list(responses), list(digests)
         try:
@@ -180,6 +184,7 @@ class EnvSession:
                     )
                     self.digests.append(digest(self.reply))
                 assert self.reply is not None
+                self._pool.faults["observation_cut"] += self.reply.left_out > 0
                 return self.reply
             except ReplayError as error:
                 failure = str(error)

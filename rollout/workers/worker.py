@@ -19,12 +19,13 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo
 from envs.errors import EnvironmentFault
+from rollout.observation_limits import ObservationLimits
 
 HEADER = struct.Struct("!Q")
 
@@ -40,6 +41,7 @@ class EnvSpec:
     prompt: Any = None
     multimodal_inputs: Any = None
     max_turns: int | None = None
+    limits: ObservationLimits = field(default_factory=ObservationLimits)
 
     def build(self) -> BaseInteractionEnv:
         from envs.loading import load_env_module
@@ -69,26 +71,28 @@ class EnvReply:
     done: bool = False
     info: StepInfo | None = None
     seconds: float = 0.0
+    left_out: int = 0
+    """Texts that were cut and pictures that were left out, because the observation was too large."""
 
 
 class EnvHost:
     """Holds environments by key. Every method returns a reply or raises; `handle` never raises."""
 
     def __init__(self) -> None:
-        self._envs: dict[int, BaseInteractionEnv] = {}
+        self._envs: dict[int, tuple[BaseInteractionEnv, ObservationLimits]] = {}
 
     def start(self, key: int, spec: EnvSpec) -> EnvReply:
         self.close(key)
         began = time.perf_counter()
         env = spec.build()
-        self._envs[key] = env
-        return _reply(env, env.reset(), began)
+        self._envs[key] = env, spec.limits
+        return _within(_reply(env, env.reset(), began), spec.limits)
 
     def step(self, key: int, response_text: str) -> EnvReply:
-        env = self._envs[key]
+        env, limits = self._envs[key]
         began = time.perf_counter()
         observation, done, info = env.step(response_text)
-        return _reply(env, observation, began, done, info)
+        return _within(_reply(env, observation, began, done, info), limits)
 
     def replay(self, key: int, spec: EnvSpec, responses: Sequence[str]) -> tuple[EnvReply, list[str]]:
         """Start the episode again and give it the same answers; digests are those of every reply."""
@@ -100,7 +104,7 @@ class EnvHost:
         return reply, digests
 
     def close(self, key: int) -> None:
-        env = self._envs.pop(key, None)
+        env, _ = self._envs.pop(key, (None, None))
         if env is not None:
             env.close()
 
@@ -144,6 +148,14 @@ def _reply(
     )
     check_reply(reply)
     return reply
+
+
+def _within(reply: EnvReply, limits: ObservationLimits) -> EnvReply:
+    """The reply with its observation cut to the limits, in both of its forms."""
+    observation, left_out = limits.cut_observation(reply.observation)
+    messages = limits.cut_messages(reply.messages)
+    left_out = left_out or int(messages is not reply.messages)
+    return replace(reply, observation=observation, messages=messages, left_out=left_out) if left_out else reply
 
 
 def check_reply(reply: EnvReply) -> None:

@@ -224,13 +224,34 @@ def test_a_picture_is_processed_once_while_it_lives(monkeypatch: pytest.MonkeyPa
         ("data:image/png;base64,@@@", "str cannot be read"),
         (12, "int cannot be read"),
         (np.zeros((4, 4, 3)), "ndarray cannot be read"),
-        (Image.new("RGB", (5000, 5000)), "5000 x 5000 has more than"),
+        (Image.new("RGB", (9000, 9000)), "9000 x 9000 has more than"),
         (Image.new("RGB", (2000, 2)), "refuses a picture of 2000 x 2"),
     ],
 )
 def test_an_unusable_picture_is_an_error_with_a_name(image: Any, words: str) -> None:
     with pytest.raises(EncodingError, match=words):
         encoder_of().prompt([shown(image)])
+
+
+@pytest.mark.parametrize("name", ["Qwen2_5_VLProcessor", "Qwen3VLProcessor"])
+@pytest.mark.parametrize("size", [(7680, 4320), (4321, 7679), (8000, 300), (2500, 2500)])
+def test_a_picture_beyond_max_image_pixels_is_scaled_down_to_that_many_tokens(
+    name: str, size: tuple[int, int]
+) -> None:
+    limit = 1 << 18
+    encoder = DeltaEncoder(chatml_tokenizer(), processor(name), max_image_pixels=limit)
+    settings = processor(name).image_processor
+    prompt = encoder.prompt([shown(Image.new("RGB", size, "red"))])
+    tokens = prompt.token_ids.count(encoder.images.token_id)
+    most = limit // (settings.patch_size * settings.merge_size) ** 2
+    assert most * 0.8 < tokens <= most
+    sent = Image.open(io.BytesIO(base64.b64decode(prompt.image_data[0].partition(",")[2])))
+    assert sent.width / sent.height == pytest.approx(size[0] / size[1], rel=0.25)
+
+
+def test_an_8k_picture_takes_2048_tokens_by_default() -> None:
+    prompt = encoder_of().prompt([shown(Image.new("RGB", (7680, 4320)))])
+    assert 1900 < prompt.token_ids.count(encoder_of().images.token_id) <= 2048
 
 
 def test_a_truncated_picture_file_is_an_error_with_a_name() -> None:

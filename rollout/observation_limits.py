@@ -1,0 +1,117 @@
+"""Cuts observations that are too large, where the environment runs, so that the rest never reaches the rollout.
+
+Text is cut in the middle, with a note of how much is missing; of too many pictures the first are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from envs.base import Observation
+
+MAX_CHARS, MAX_IMAGES = 65_536, 16
+
+
+@dataclass(frozen=True)
+class ObservationLimits:
+    """The most that one observation may show; a note of what is left out comes on top of `chars`."""
+
+    chars: int = MAX_CHARS
+    images: int = MAX_IMAGES
+
+    def cut_observation(self, observation: Observation) -> tuple[Observation, int]:
+        """The observation within the limits, and how many texts and pictures were cut or left out.
+
+        The two parts of `text` share one limit; `obs_str` shows the same again and has its own.
+        """
+        text, pictures = observation["text"], observation.get("multi_modal_data") or {}
+        lengths = [len(text["long_term_context"]), len(text["short_term_context"])]
+        missing = sum(map(len, pictures.values())) - self.images
+        if sum(lengths) <= self.chars >= len(observation["obs_str"]) and missing <= 0:
+            return observation, 0
+        note = pictures_note(missing)
+        long, short = shares(lengths, self.chars)
+        within = {
+            **observation,
+            "obs_str": cut_text(observation["obs_str"], self.chars) + note,
+            "text": {
+                **text,
+                "long_term_context": cut_text(text["long_term_context"], long) + note,
+                "short_term_context": cut_text(text["short_term_context"], short),
+            },
+        }
+        if missing > 0:
+            room = iter(range(self.images))
+            kept = {key: [image for image, _ in zip(images, room, strict=False)] for key, images in pictures.items()}
+            within["multi_modal_data"] = kept
+        cut = (long < lengths[0]) + (short < lengths[1]) + max(missing, 0)
+        return cast(Observation, within), cut or 1
+
+    def cut_messages(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """The messages of one observation, all their texts and pictures together within the limits."""
+        texts = [part for message in messages for part in _parts(message) if _is_text(part)]
+        lengths = [len(part["text"]) for part in texts]
+        images = sum(part.get("type") == "image" for message in messages for part in _parts(message))
+        if sum(lengths) <= self.chars and images <= self.images:
+            return messages
+        room, left = iter(shares(lengths, self.chars)), iter(range(self.images))
+        cut = [_rebuilt(message, room, left) for message in messages]
+        if images > self.images:
+            cut[-1] = _with_note(cut[-1], pictures_note(images - self.images))
+        return cut
+
+
+def cut_text(text: str, chars: int) -> str:
+    """The text, or its first and last `chars` characters together with a note between them."""
+    if len(text) <= chars:
+        return text
+    tail = chars // 2
+    note = f"\n[... {len(text) - chars:,} characters left out ...]\n"
+    return text[: chars - tail] + note + text[len(text) - tail :]
+
+
+def pictures_note(missing: int) -> str:
+    """What an observation says in place of the pictures that were left out; empty for none."""
+    return f"\n[{missing:,} more pictures left out]" if missing > 0 else ""
+
+
+def shares(lengths: Sequence[int], total: int) -> list[int]:
+    """How much of each length to keep, at most `total` together: the short ones whole, the long ones equally much."""
+    kept = list(lengths)
+    left = total
+    for rank, index in enumerate(sorted(range(len(lengths)), key=lambda i: lengths[i])):
+        kept[index] = min(lengths[index], left // (len(lengths) - rank))
+        left -= kept[index]
+    return kept
+
+
+def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [part for part in content or () if isinstance(part, Mapping)]
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    return isinstance(part.get("text"), str)
+
+
+def _rebuilt(message: Mapping[str, Any], room: Iterable[int], left: Iterable[int]) -> dict[str, Any]:
+    """The message with the next shares of text, and pictures as long as there is room for them."""
+    room, left = iter(room), iter(left)
+    parts = []
+    for part in _parts(message):
+        if _is_text(part):
+            parts.append({**part, "text": cut_text(part["text"], next(room))})
+        elif part.get("type") != "image" or next(left, None) is not None:
+            parts.append(dict(part))
+    return {**message, "content": parts[0]["text"] if isinstance(message.get("content"), str) else parts}
+
+
+def _with_note(message: dict[str, Any], note: str) -> dict[str, Any]:
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + note}
+    return {**message, "content": [*content, {"type": "text", "text": note}]}
