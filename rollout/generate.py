@@ -196,6 +196,8 @@ def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
         "episode_return": segment.episode_return,
         "episode_turns": segment.episode_turns,
         "success": segment.turns[-1].progression >= 1.0,
+        "valid_turns": sum(turn.valid for turn in segment.turns),
+        "length_stops": sum(turn.generation.finish_reason == "length" for turn in segment.turns),
     }
     if segment.turns[-1].truncated:
         part.status = Sample.Status.TRUNCATED

@@ -45,6 +45,7 @@ CKPT_ARGS=(--hf-checkpoint "$HF_CHECKPOINT" --save "$ACTOR_DIR" --save-interval 
 HOOK_ARGS=(
   --custom-config-path "$CONFIG_FILE"
   --custom-generate-function-path rollout.generate.generate
+  --custom-rollout-log-function-path inspection.metrics.log_rollout
   --prompt-data "$DATA/train.parquet"
   --input-key problem
   --label-key answer

@@ -37,6 +37,8 @@ class Runtime:
     counters: Counter[str] = field(default_factory=Counter)
     parked: ParkedEpisodes = field(default_factory=ParkedEpisodes)
     """Aborted episodes of slime's outer loop; empty under the fixed-turn rollout."""
+    logged: Counter[str] = field(default_factory=Counter)
+    """All counts of faults when the log hook last read them."""
     _with_tools: dict[str, DeltaEncoder] = field(default_factory=dict)
 
     @property
@@ -159,6 +161,12 @@ async def get_runtime(args: Any) -> Runtime:
     if task is None or (task.done() and (task.exception() or task.result().args is not args)):
         task = _runtimes[key] = asyncio.create_task(asyncio.to_thread(_build_and_freeze, args))
     return await task
+
+
+def open_runtimes() -> list[Runtime]:
+    """The runtimes of this process, whichever event loop they run on."""
+    done = [task for task in list(_runtimes.values()) if task.done() and not task.cancelled()]
+    return [task.result() for task in done if task.exception() is None]
 
 
 def _build_and_freeze(args: Any) -> Runtime:

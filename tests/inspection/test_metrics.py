@@ -1,0 +1,86 @@
+"""What the log hooks hand to slime's logger for whole episodes, which slime's own loop collects."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inspection import metrics
+from rollout.data_source import EpisodeSource
+from rollout.generate import generate
+from rollout.metrics import FAULTS, STOPS
+from rollout.runtime import close_runtimes, sampling_params
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The metrics that the framework's logger was given, call by call."""
+    calls: list[dict[str, Any]] = []
+
+    def logger(*names: str) -> Any:
+        return lambda *arguments: calls.append(next(a for a in arguments[3:] if isinstance(a, dict)))
+
+    monkeypatch.setattr(metrics, "_framework_logger", logger)
+    return calls
+
+
+def answers(body: dict[str, Any], number: int) -> str:
+    return ("ACTION: left", "ACTION: dance")[number % 2]
+
+
+@pytest.mark.parametrize("history", ["window", "full"])
+async def test_slimes_own_loop_logs_turns_stop_reasons_and_faults(
+    tmp_path: Path, history: str, logged: list[dict[str, Any]]
+) -> None:
+    env = {"max_length": 30, "raise_at": 2, "raise_seeds": [11]}
+    flags = {"history": history, "max_turns": 4, "env": env, "seed_start": 7}
+    async with ScriptedEngine(chatml_tokenizer(), answers) as engine:
+        args = rollout_args(tmp_path, engine.port, **flags)
+        source = EpisodeSource(args)
+        try:
+            results = [await generate(args, source.get_samples(1)[0][0], sampling_params(args)) for _ in range(5)]
+            samples = [part for result in results for part in (result if isinstance(result, list) else [result])]
+            assert metrics.log_rollout(0, args, samples, None, 1.0)
+            assert metrics.log_rollout(1, args, samples, None, 1.0)
+        finally:
+            await close_runtimes()
+    first, second = logged
+    assert sum(first[f"rollout/stop/{stop}"] for stop in STOPS) == 5
+    assert first["rollout/stop/failed"] == first["rollout/episodes_failed"] == 1
+    assert first["rollout/episodes_finished"] == 4 and first["rollout/episode_turns_max"] == 4
+    finished = [result for result in results if _facts(result)["stop"] != "failed"]
+    turns = sum(_facts(result)["episode_turns"] for result in finished)
+    assert first["rollout/turns"] == turns > 4
+    assert first["rollout/episode_turns_mean"] == turns / 4
+    assert 0 < first["turn/valid_action_ratio"] < 1
+    assert {f"rollout/faults/{name}" for name in FAULTS} <= set(first)
+    assert first["rollout/faults/env_raised"] > 0 == second["rollout/faults/env_raised"]
+
+
+def _facts(result: Any) -> dict[str, Any]:
+    return (result[0] if isinstance(result, list) else result).metadata
+
+
+def test_a_fixed_turn_batch_keeps_the_metrics_that_it_brings(logged: list[dict[str, Any]]) -> None:
+    assert metrics.log_rollout(0, Namespace(), [], {"rollout/turns": 24.0}, 1.0)
+    assert logged == [{"rollout/turns": 24.0}]
+
+
+async def test_an_evaluation_in_slimes_own_loop_logs_success_and_stop_reasons(
+    tmp_path: Path, logged: list[dict[str, Any]]
+) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "ACTION: left") as engine:
+        args = rollout_args(tmp_path, engine.port)
+        source = EpisodeSource(args)
+        try:
+            episodes = [await generate(args, source.get_samples(1)[0][0], sampling_params(args)) for _ in range(3)]
+        finally:
+            await close_runtimes()
+    assert metrics.log_eval_rollout(0, args, {"held_out": {"rewards": [1.0] * 3, "samples": episodes}})
+    assert logged[0]["eval/held_out/success"] == 1.0 and logged[0]["eval/held_out/stop/terminated"] == 3.0
