@@ -14,10 +14,8 @@ import torch
 
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, anchor_of, encode_row
 from rollout.bridge.framework import Sample, group_of, set_group, train_data_keys
-from rollout.bridge.routing_replay import fill_replay, keep_routing
-from rollout.errors import ConfigError
-from rollout.bridge.framework import Sample, group_of, set_group, train_data_keys
 from rollout.bridge.routing_replay import fill_replay, fill_top_p, keep_routing
+from rollout.errors import ConfigError
 from rollout.turn import Prompt, Turn
 
 ROW_KEY = "turn_row"

@@ -12,7 +12,7 @@ import yaml
 
 from envs.options import read_options
 from rollout.errors import ConfigError
-from rollout.observation_limits import MAX_CHARS, MAX_IMAGES
+from rollout.workers.observation_limits import MAX_CHARS, MAX_IMAGES
 
 MAX_IMAGE_PIXELS = 1 << 21
 """Some more than 1920 x 1080."""

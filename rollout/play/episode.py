@@ -14,16 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from envs.base import Observation
 from rollout.errors import ConfigError, EncodingError, EngineError, EnvironmentFault
 from rollout.play.memory import Exchange, Message, build_messages
 from rollout.play.runtime import Runtime
-from envs.base import Observation
-from rollout.tokens.encoding import DeltaEncoder
-from rollout.workers.pool import EnvSession
-from rollout.workers.worker import EnvReply, EnvSpec
-from rollout.tokens.plain_text import LONG_CHARS
 from rollout.samples import session_of
 from rollout.tokens.encoding import DeltaEncoder
+from rollout.tokens.plain_text import LONG_CHARS
 from rollout.turn import Generation, Prompt, Turn
 from rollout.workers.pool import EnvSession
 from rollout.workers.worker import EnvReply, EnvSpec
@@ -125,7 +122,8 @@ class Episode:
         """Give a finished generation to the environment and record the turn."""
         encoder = self.encoder
         generation = encoder.without_placeholders(generation)
-        self.runtime.counters["answers_with_placeholder"] += not generation.trained
+        if not generation.trained:
+            self.runtime.counters["answers_with_placeholder"] += 1
         text = encoder.answer_text(generation.token_ids)
         shown = self.reply.observation
         reply = await self.session.step(text)

@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from rollout.tokens.chat_template import ChatTemplate, GENERATION, Message, START, USER
-from rollout.tokens.composition import Composer, Part, expanded, unexpanded, without_first
 from rollout.bridge.settings import MAX_IMAGE_PIXELS
 from rollout.errors import EncodingError
-from rollout.tokens.chat_template import ChatTemplate, GENERATION, Message, START, USER
+from rollout.tokens.chat_template import GENERATION, START, USER, ChatTemplate, Message
 from rollout.tokens.composition import Composer, Part, expanded, unexpanded, without_first
 from rollout.tokens.images import EncodedImage, ImageChain, ImageEncoder
 from rollout.tokens.one_shot import OneShot

@@ -19,8 +19,8 @@ from rollout.bridge.settings import RolloutConfig
 from rollout.errors import EnvironmentFault
 from rollout.utilization import Load
 from rollout.workers.hosts import BACKENDS, Host, HostLostError, WorkerLiedError, check_answer
+from rollout.workers.observation_limits import ObservationLimits
 from rollout.workers.worker import EnvReply, EnvSpec, digest
-from rollout.observation_limits import ObservationLimits
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
 """How a fault is counted that crossed another boundary inside of the environment, by its error's name."""
@@ -184,7 +184,8 @@ class EnvSession:
                     )
                     self.digests.append(digest(self.reply))
                 assert self.reply is not None
-                self._pool.faults["observation_cut"] += self.reply.left_out > 0
+                if self.reply.left_out:
+                    self._pool.faults["observation_cut"] += 1
                 return self.reply
             except ReplayError as error:
                 failure = str(error)

@@ -25,7 +25,7 @@ from typing import Any
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo
 from envs.errors import EnvironmentFault
-from rollout.observation_limits import ObservationLimits
+from rollout.workers.observation_limits import ObservationLimits
 
 HEADER = struct.Struct("!Q")
 

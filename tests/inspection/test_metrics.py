@@ -11,8 +11,8 @@ import pytest
 from inspection import metrics
 from rollout.data_source import EpisodeSource
 from rollout.generate import generate
-from rollout.metrics import FAULTS, STOPS
-from rollout.runtime import close_runtimes, sampling_params
+from rollout.play.metrics import FAULTS, STOPS
+from rollout.play.runtime import close_runtimes, sampling_params
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine

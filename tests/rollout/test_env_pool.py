@@ -17,11 +17,8 @@ from typing import Any
 import pytest
 
 from rollout.bridge.settings import RolloutConfig
-from rollout import env_guard
-from rollout.workers.hosts import ProcessHost
-from rollout.workers.pool import EnvPool
-from rollout.workers.worker import EnvSpec
 from rollout.errors import EnvironmentFault
+from rollout.workers import guard
 from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
 from rollout.workers.worker import EnvSpec
@@ -319,7 +316,7 @@ async def test_what_an_environment_starts_ends_when_its_worker_is_given_up(tmp_p
 async def test_what_an_environment_starts_ends_when_its_worker_dies(tmp_path: Path) -> None:
     pool, host, children = await _with_children(tmp_path)
     try:
-        (worker,) = (pid for pid in env_guard.descendants(host.process.pid) if set(children) & below(pid))
+        (worker,) = (pid for pid in guard.descendants(host.process.pid) if set(children) & below(pid))
         os.kill(worker, signal.SIGKILL)
         assert await _gone([worker, *children, host.process.pid])
     finally:
@@ -328,7 +325,7 @@ async def test_what_an_environment_starts_ends_when_its_worker_dies(tmp_path: Pa
 
 async def test_a_worker_whose_guard_is_killed_ends_too(tmp_path: Path) -> None:
     pool, host, children = await _with_children(tmp_path)
-    workers = [pid for pid in env_guard.descendants(host.process.pid) if set(children) & below(pid)]
+    workers = [pid for pid in guard.descendants(host.process.pid) if set(children) & below(pid)]
     os.kill(host.process.pid, signal.SIGKILL)
     assert await _gone(workers)
     pool.close()
@@ -338,14 +335,14 @@ async def test_a_worker_whose_guard_is_killed_ends_too(tmp_path: Path) -> None:
 
 
 def below(pid: int) -> set[int]:
-    return env_guard.descendants(pid)
+    return guard.descendants(pid)
 
 
 def test_what_an_environment_starts_ends_when_the_trainer_is_killed(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         import asyncio, sys
-        from rollout.env_pool import EnvPool
+        from rollout.workers.pool import EnvPool
         from tests.rollout.test_env_pool import config, spec
 
         async def main():

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from envs.base import make_observation
 from rollout.data_source import EpisodeSource
-from rollout.env_pool import EnvPool
 from rollout.fixed_turn import collect
-from rollout.observation_limits import ObservationLimits, cut_text, shares
-from rollout.plain_text import LONG_CHARS, PlainText
-from rollout.runtime import close_runtimes
+from rollout.play.runtime import close_runtimes
+from rollout.tokens.plain_text import LONG_CHARS, PlainText
+from rollout.workers.observation_limits import ObservationLimits, cut_text, shares
+from rollout.workers.pool import EnvPool
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
