@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import reprlib
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from embedded.engine.decoder import Decoder, load_hf_model
-from embedded.engine.sampling import read_sampling_params
+from embedded.engine.sampling import SamplingParams, read_sampling_params
 from embedded.engine.scheduler import Request, Scheduler
 from rollout.errors import ConfigError
 
@@ -31,11 +32,33 @@ class EngineOptions:
     device: str = "cpu"
     seed: int = 0
     prefix_cache: bool = True
+    admin_api_key: str | None = None
+    """What clients on other machines must send to pause, abort or load weights; None: they cannot."""
+    idle_timeout_s: float = 75.0
+    """Seconds after which a connection without a whole request is closed."""
+
+
+MOST_PROMPTS = 1024
+"""Prompts of one request."""
+CHARS_PER_TOKEN = 64
+"""Texts longer than this for every token of the context are refused before they are tokenized."""
+LONGEST_RID = 512
+
+
+@dataclass(frozen=True)
+class Job:
+    """One checked prompt of a request, ready for the scheduler."""
+
+    rid: str
+    prompt: list[int]
+    params: SamplingParams
+    stop_ids: frozenset[int]
 
 
 class Engine:
     """The model behind the API: tokenizer, decoder and scheduler, with one method per kind of request."""
 
+    max_body_bytes = 8 << 20
     UNSERVED = ("stream", "image_data", "input_embeds", "lora_path", "return_hidden_states")
 
     def __init__(self, options: EngineOptions) -> None:
@@ -54,18 +77,21 @@ class Engine:
         self._eos = end_tokens(options.model_path, self.tokenizer)
         self.scheduler = Scheduler(self.decoder, self._find_stop, options.seed, options.prefix_cache)
 
-    def submit(self, body: Mapping[str, Any]) -> list[Request]:
-        """Queue what a `/generate` body asks for: one request, or one an entry of a batch.
+    def takes_long(self, body: Mapping[str, Any]) -> bool:
+        """Whether `prepare` takes more than a moment, so that it does not belong on an event loop."""
+        return body.get("text") is not None
+
+    def prepare(self, body: Mapping[str, Any]) -> list[Job]:
+        """Check what a `/generate` body asks for: one job, or one an entry of a batch.
 
         Raises:
-            ConfigError: the body asks for something impossible; none of its requests was queued.
+            ConfigError: the body asks for something impossible.
         """
         _refuse_unserved(body, self.UNSERVED)
         prompts = self._prompts(body)
         params = body.get("sampling_params")
         per_prompt = params if isinstance(params, list) else [params] * len(prompts)
-        rids = body.get("rid") or [uuid.uuid4().hex for _ in prompts]
-        rids = [rids] if isinstance(rids, str) else rids
+        rids = _request_ids(body.get("rid"), len(prompts))
         if len(per_prompt) != len(prompts) or len(rids) != len(prompts):
             raise ConfigError(
                 f"{len(prompts)} prompts came with {len(per_prompt)} sampling_params and {len(rids)} rids; "
@@ -75,9 +101,17 @@ class Engine:
         for prompt, p in zip(prompts, checked, strict=True):
             self.scheduler.check(prompt, p)
         return [
-            self.scheduler.submit(rid, prompt, p, frozenset(p.stop_token_ids or ()) | self._stop_ids(p.ignore_eos))
+            Job(rid, prompt, p, frozenset(p.stop_token_ids or ()) | self._stop_ids(p.ignore_eos))
             for rid, prompt, p in zip(rids, prompts, checked, strict=True)
         ]
+
+    def submit(self, jobs: Sequence[Job]) -> list[Request]:
+        """Queue checked jobs.
+
+        Raises:
+            EngineError: the engine is broken or closed.
+        """
+        return [self.scheduler.submit(job.rid, job.prompt, job.params, job.stop_ids) for job in jobs]
 
     def answer(self, request: Request, started: float) -> dict[str, Any]:
         """The JSON that SGLang returns for a finished request."""
@@ -116,15 +150,34 @@ class Engine:
         if (ids is None) == (text is None):
             raise ConfigError("give either input_ids or text")
         if text is not None:
-            texts = [text] if isinstance(text, str) else text
-            if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
-                raise ConfigError(f"text must be a string or a list of strings, got {text!r}")
-            return [self.tokenizer.encode(t) for t in texts]
+            return [self.tokenizer.encode(t) for t in self._texts(text)]
         batch = ids if isinstance(ids, list) and ids and isinstance(ids[0], list) else [ids]
+        _check_count(batch)
         for prompt in batch:
             if not isinstance(prompt, list) or not all(type(t) is int for t in prompt):
-                raise ConfigError(f"input_ids must be a list of integers or a list of such lists, got {prompt!r:.80}")
+                raise ConfigError(
+                    f"input_ids must be a list of integers or a list of such lists, got {reprlib.repr(prompt)}"
+                )
         return batch
+
+    def _texts(self, text: Any) -> list[str]:
+        """The texts of a request, none so long that it could not fit."""
+        texts = [text] if isinstance(text, str) else text
+        if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
+            raise ConfigError(f"text must be a string or a list of strings, got {reprlib.repr(text)}")
+        _check_count(texts)
+        limit = CHARS_PER_TOKEN * self.decoder.context_length
+        for t in texts:
+            if len(t) > limit:
+                raise ConfigError(
+                    f"a text of {len(t)} characters cannot fit the context of {self.decoder.context_length} tokens; "
+                    f"at most {limit} characters are read"
+                )
+            try:
+                t.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(f"a text holds half of a surrogate pair at character {error.start}") from error
+        return texts
 
     def _stop_ids(self, ignore_eos: bool) -> frozenset[int]:
         return frozenset() if ignore_eos else self._eos
@@ -142,6 +195,21 @@ class Engine:
         if isinstance(matched, str) and not params.no_stop_trim:
             text = text[: text.find(matched)]
         return text
+
+
+def _check_count(prompts: Sequence[Any]) -> None:
+    if not 1 <= len(prompts) <= MOST_PROMPTS:
+        raise ConfigError(f"a request must hold 1 to {MOST_PROMPTS} prompts, got {len(prompts)}")
+
+
+def _request_ids(given: Any, count: int) -> list[str]:
+    """The ids of a request's prompts; new ones where none are given."""
+    rids = [given] if isinstance(given, str) else given
+    if not rids:
+        return [uuid.uuid4().hex for _ in range(count)]
+    if not isinstance(rids, list) or not all(isinstance(rid, str) and 0 < len(rid) <= LONGEST_RID for rid in rids):
+        raise ConfigError(f"rid must be a text of 1 to {LONGEST_RID} characters per prompt, got {reprlib.repr(given)}")
+    return rids
 
 
 def _refuse_unserved(body: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import reprlib
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
+from embedded.engine.connections import IdleConnections, refusal
 from embedded.engine.engine import Engine
 from rollout.errors import ConfigError, EngineError
 
-MAX_BODY_BYTES = 64 << 20
+LONGEST_ERROR = 2000
+"""Characters of an error's text in an answer; what a client sends may be repeated there."""
+LONGEST_NAME = 4096
+"""Characters of a path, a request id or a version."""
+IDLE = web.AppKey("idle", IdleConnections)
 PAUSE_MODES = ("abort", "retract", "in_place")
 
 
 def build_app(engine: Engine) -> web.Application:
     """The HTTP routes over one engine."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+    idle = IdleConnections(engine.options.idle_timeout_s)
+    middlewares = [idle.middleware, _errors_as_json, _control(engine.options.admin_api_key)]
+    app = web.Application(client_max_size=engine.max_body_bytes, middlewares=middlewares)
+    app[IDLE] = idle
+    app.cleanup_ctx.append(idle.watch)
     for path in ("/health", "/health_generate"):
         app.router.add_get(path, partial(_health, engine))
     for path in ("/get_model_info", "/model_info"):
@@ -44,14 +55,34 @@ async def _errors_as_json(request: web.Request, handler: Any) -> web.StreamRespo
     try:
         return await handler(request)
     except ConfigError as error:
-        return web.json_response({"error": {"message": str(error)}}, status=400)
+        return _error(str(error), 400)
+    except RecursionError:
+        return _error("the request body is nested too deeply", 400)
     except EngineError as error:
-        return web.json_response({"error": {"message": str(error)}}, status=500)
+        return _error(str(error), 500)
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+def _error(text: str, status: int) -> web.Response:
+    return web.json_response({"error": {"message": text[:LONGEST_ERROR]}}, status=status)
+
+
+def _control(admin_key: str | None) -> Any:
+    @web.middleware
+    async def guarded(request: web.Request, handler: Any) -> web.StreamResponse:
+        refused = refusal(request.path, request.remote, request.headers.get("Authorization"), admin_key)
+        return await handler(request) if refused is None else refused
+
+    return guarded
+
+
+async def _body(engine: Engine, request: web.Request) -> dict[str, Any]:
     """The JSON object of a request; an empty body is an empty object."""
-    raw = await request.read()
+    try:
+        async with asyncio.timeout(engine.options.idle_timeout_s):
+            raw = await request.read()
+    except TimeoutError:
+        text = f"the request body did not arrive within {engine.options.idle_timeout_s:g} s"
+        raise web.HTTPRequestTimeout(text=text) from None
     try:
         body = json.loads(raw) if raw else {}
     except ValueError as error:
@@ -61,9 +92,25 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return body
 
 
+def _name(body: Mapping[str, Any], key: str) -> str | None:
+    """A text of the body that names something.
+
+    Raises:
+        ConfigError: it is not a text, or too long.
+    """
+    value = body.get(key)
+    if value is not None and not (isinstance(value, str) and len(value) <= LONGEST_NAME and "\0" not in value):
+        raise ConfigError(f"{key} must be a text of at most {LONGEST_NAME} characters, got {reprlib.repr(value)}")
+    return value
+
+
 async def _generate(engine: Engine, request: web.Request) -> web.Response:
-    body, started = await _body(request), time.monotonic()
-    requests = engine.submit(body)
+    body, started = await _body(engine, request), time.monotonic()
+    if engine.takes_long(body):
+        jobs = await asyncio.to_thread(engine.prepare, body)
+    else:
+        jobs = engine.prepare(body)
+    requests = engine.submit(jobs)
     try:
         finished = await asyncio.gather(*(asyncio.wrap_future(r.future) for r in requests))
     except asyncio.CancelledError:
@@ -125,17 +172,18 @@ async def _flush_cache(engine: Engine, _: web.Request) -> web.Response:
 
 
 async def _abort(engine: Engine, request: web.Request) -> web.Response:
-    body = await _body(request)
-    if not body.get("abort_all") and not body.get("rid"):
+    body = await _body(engine, request)
+    rid = _name(body, "rid")
+    if not body.get("abort_all") and not rid:
         raise ConfigError("abort_request needs a rid, or abort_all: true")
-    engine.scheduler.abort(None if body.get("abort_all") else body["rid"])
+    engine.scheduler.abort(None if body.get("abort_all") else rid)
     return web.Response(status=200)
 
 
 async def _pause(engine: Engine, request: web.Request) -> web.Response:
-    mode = (await _body(request)).get("mode", "abort")
+    mode = (await _body(engine, request)).get("mode", "abort")
     if mode not in PAUSE_MODES:
-        raise ConfigError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}")
+        raise ConfigError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {reprlib.repr(mode)}")
     engine.scheduler.pause(mode)
     return web.json_response({"status": "ok", "message": "Generation paused."})
 
@@ -146,14 +194,14 @@ async def _continue(engine: Engine, _: web.Request) -> web.Response:
 
 
 async def _update_from_disk(engine: Engine, request: web.Request) -> web.Response:
-    body = await _body(request)
-    folder = body.get("model_path")
-    if not isinstance(folder, str):
-        raise ConfigError(f"model_path must name a model folder, got {folder!r}")
+    body = await _body(engine, request)
+    folder, version = _name(body, "model_path"), _name(body, "weight_version")
+    if folder is None:
+        raise ConfigError("model_path is missing; it must name a model folder")
     if body.get("abort_all_requests"):
         engine.scheduler.abort()
     try:
-        version = await engine.load_folder(folder, body.get("weight_version"))
+        version = await engine.load_folder(folder, version)
     except ConfigError as error:
         return web.json_response({"success": False, "message": str(error)}, status=400)
     message = f"Serving {folder} as weight version {version}."

@@ -5,6 +5,7 @@ Each request draws from a generator of its own, so what it gets does not depend 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,9 @@ NEUTRAL: Mapping[str, Any] = {
 }
 """Parameters of SGLang that are accepted only at the value that does nothing; None: whatever the value, nothing."""
 
+MOST_BIASES, LARGEST_BIAS = 1024, 1e4
+MOST_STOPS, LONGEST_STOP = 64, 1024
+
 IGNORED = ("spaces_between_special_tokens",)
 
 
@@ -52,17 +56,38 @@ class SamplingParams:
     """Added to the logits of tokens; the keys are token ids, as texts, as in SGLang."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ConfigError(f"sampling_params.temperature must be >= 0, got {self.temperature}")
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"sampling_params.temperature must be >= 0 and finite, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"sampling_params.top_p must be in (0, 1], got {self.top_p}")
-        if self.top_k < -1 or self.top_k == 0:
-            raise ConfigError(f"sampling_params.top_k must be -1 (off) or at least 1, got {self.top_k}")
-        for token in self.logit_bias or {}:
-            if not token.isdigit():
-                raise ConfigError(f"sampling_params.logit_bias has the key {token!r}; keys are token ids")
+        if self.top_k != -1 and not 1 <= self.top_k < 1 << 31:
+            raise ConfigError(f"sampling_params.top_k must be -1 (off) or 1 to 2^31 - 1, got {self.top_k}")
+        self._check_bias(self.logit_bias or {})
+        self._check_stops()
         if self.max_new_tokens < 1:
             raise ConfigError(f"sampling_params.max_new_tokens must be at least 1, got {self.max_new_tokens}")
+
+    def _check_bias(self, given: Mapping[str, float]) -> None:
+        if len(given) > MOST_BIASES:
+            raise ConfigError(f"sampling_params.logit_bias has {len(given)} tokens; at most {MOST_BIASES} are served")
+        for token, bias in given.items():
+            if not (token.isascii() and token.isdigit() and len(token) < 10):
+                raise ConfigError(f"sampling_params.logit_bias has the key {token!r:.40}; keys are token ids")
+            if not abs(bias) <= LARGEST_BIAS:
+                raise ConfigError(
+                    f"sampling_params.logit_bias of token {token} is {bias}; it must be between -{LARGEST_BIAS:g} "
+                    f"and {LARGEST_BIAS:g}"
+                )
+
+    def _check_stops(self) -> None:
+        stops, ids = self.stop_strings, self.stop_token_ids or ()
+        if len(stops) > MOST_STOPS or len(ids) > MOST_STOPS:
+            raise ConfigError(
+                f"sampling_params.stop and stop_token_ids have {len(stops)} and {len(ids)} entries; at most "
+                f"{MOST_STOPS} of each are served"
+            )
+        if any(not 1 <= len(stop) <= LONGEST_STOP for stop in stops):
+            raise ConfigError(f"each of sampling_params.stop must have 1 to {LONGEST_STOP} characters")
 
     @property
     def greedy(self) -> bool:
@@ -86,7 +111,10 @@ def read_sampling_params(mapping: Mapping[str, Any] | None) -> SamplingParams:
         value = given.pop(name, neutral)
         if value != neutral and value is not None and name not in IGNORED:
             raise ConfigError(f"sampling_params.{name}={value!r} is not served by the embedded engine; leave it out")
-    return read_options(SamplingParams, given, "sampling_params.")
+    try:
+        return read_options(SamplingParams, given, "sampling_params.")
+    except OverflowError as error:
+        raise ConfigError(f"sampling_params holds a number that is too large: {error}") from error
 
 
 def draw_uniforms(seed: int, count: int) -> list[float]:

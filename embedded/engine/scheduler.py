@@ -25,6 +25,10 @@ PREFILL_BUDGET = 4096
 """Prompt tokens admitted in one step, so that running requests are not held up for long."""
 
 
+Update = tuple[Mapping[str, torch.Tensor], str | None, Future[str]]
+"""New weights, the version to give them, and the future that says which they got."""
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """One prompt on its way; `future` receives the request itself once `finish_reason` is set."""
@@ -58,7 +62,7 @@ class Scheduler:
         self._written = np.zeros(decoder.rows, dtype=np.int64)
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
-        self._updates: deque[tuple[Mapping[str, torch.Tensor], str | None, Future[str]]] = deque()
+        self._updates: deque[Update] = deque()
         self._wake = threading.Condition()
         self._abort_all, self._abort_rids = False, set()
         self._paused = self._closed = self._retract = False
@@ -179,12 +183,14 @@ class Scheduler:
                     self._wake.wait_for(self._has_work)
                     self._apply_aborts()
                     self._apply_retract()
-                    self._apply_updates()
                     if self._closed:
                         self._fail(EngineError("the engine was closed"))
                         return
-                    admitted = [] if self._paused or self._updates else self._admit()
-                if admitted:
+                    update = self._next_update()
+                    admitted = [] if self._paused or self._updates or update else self._admit()
+                if update is not None:
+                    self._load(*update)
+                elif admitted:
                     self._prefill(admitted)
                 elif self._running and not self._paused:
                     self._decode()
@@ -219,18 +225,23 @@ class Scheduler:
             if everything or request.rid.startswith(prefixes):
                 self._finish(request, {"type": "abort", "message": "aborted by request"})
 
-    def _apply_updates(self) -> None:
+    def _next_update(self) -> Update | None:
         """Updates wait for the running batch, unless it is paused: then its cache goes stale and is kept."""
-        while self._updates and (self._paused or not self._running):
-            state, version, done = self._updates.popleft()
-            try:
-                self.decoder.load_weights(state)
-            except ConfigError as error:
-                done.set_exception(error)
-                continue
+        return self._updates.popleft() if self._updates and (self._paused or not self._running) else None
+
+    def _load(self, state: Mapping[str, torch.Tensor], version: str | None, done: Future[str]) -> None:
+        """Swap the weights. The lock is free meanwhile, so that requests are taken as they come."""
+        try:
+            self.decoder.load_weights(state)
+        except Exception as error:
+            done.set_exception(error)
+            if not isinstance(error, ConfigError):
+                raise
+            return
+        with self._wake:
             self._written[:] = 0
             self.weight_version = version if version is not None else _next_version(self.weight_version)
-            done.set_result(self.weight_version)
+        done.set_result(self.weight_version)
 
     def _apply_retract(self) -> None:
         if not self._retract:

@@ -17,7 +17,7 @@ import torch
 from aiohttp import web
 
 from embedded.engine.engine import Engine, EngineOptions
-from embedded.engine.routes import build_app
+from embedded.engine.routes import IDLE, build_app
 from embedded.engine.vision import VisionEngine, has_vision
 from rollout.errors import ConfigError, EngineError
 
@@ -78,8 +78,10 @@ def open_engine(options: EngineOptions) -> Engine:
 
 
 async def _listen(engine: Engine) -> tuple[web.AppRunner, int]:
-    runner = web.AppRunner(build_app(engine), access_log=None, handler_cancellation=True)
+    app = build_app(engine)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await runner.setup()
+    app[IDLE].server = runner.server
     host, port = engine.options.host, engine.options.port
     try:
         await web.TCPSite(runner, host, port).start()
@@ -102,6 +104,9 @@ def main() -> None:
     parser.add_argument("--max-running-requests", type=int, default=32)
     parser.add_argument("--context-length", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--admin-api-key", help="lets clients on other machines pause, abort and load weights; they send it as a bearer"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="torch threads; more than one is slower on a busy CPU")
     flags = vars(parser.parse_args())

@@ -114,6 +114,7 @@ class VisionScheduler(Scheduler):
 class VisionEngine(Engine):
     """The engine of a vision-language model: prompts hold one placeholder a picture, which is expanded here."""
 
+    max_body_bytes = 64 << 20
     UNSERVED = tuple(name for name in Engine.UNSERVED if name != "image_data")
 
     def __init__(self, options: EngineOptions) -> None:
@@ -138,6 +139,9 @@ class VisionEngine(Engine):
     def _load_state(self, folder: str) -> Mapping[str, torch.Tensor]:
         return load_vision_model(folder).state_dict()
 
+    def takes_long(self, body: Mapping[str, Any]) -> bool:
+        return bool(body.get("image_data")) or super().takes_long(body)
+
     def _prompts(self, body: Mapping[str, Any]) -> list[list[int]]:
         given = body.get("image_data") or []
         prompts = super()._prompts(body)
@@ -150,6 +154,8 @@ class VisionEngine(Engine):
         return [self._expanded(prompts[0], given if isinstance(given, list) else [given])]
 
     def _expanded(self, ids: Sequence[int], images: Sequence[Any]) -> PicturePrompt:
+        if not all(isinstance(image, str) and image.startswith("data:") for image in images):
+            raise ConfigError("image_data must hold data URIs (data:image/png;base64,...), not paths or links")
         try:
             pictures = [open_picture(image) for image in images]
         except PictureError as error:
