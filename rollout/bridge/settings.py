@@ -12,10 +12,6 @@ import yaml
 
 from envs.options import read_options
 from rollout.errors import ConfigError
-from rollout.workers.observation_limits import MAX_CHARS, MAX_IMAGES
-
-MAX_IMAGE_PIXELS = 1 << 21
-"""Some more than 1920 x 1080."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +94,12 @@ class RolloutConfig:
     tokenization_sanity_check: Literal["strict", "ignore_strippable", "disable"] = "strict"
     use_inference_chat_template: bool = False
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    max_image_pixels: int = MAX_IMAGE_PIXELS
-    """Larger pictures are scaled down to it: 2,048 tokens for Qwen3-VL, which has one per 32 x 32 pixels."""
-    max_observation_chars: int = MAX_CHARS
+    max_image_pixels: int = 2_097_152
+    """Larger pictures are scaled down to it. The default is a little more than 1920 x 1080, and makes at most 2,048
+    tokens for Qwen3-VL, which has one per 32 x 32 pixels."""
+    max_observation_chars: int = 65_536
     """Characters of one observation; a longer one is cut in the middle, with a note."""
-    max_observation_images: int = MAX_IMAGES
+    max_observation_images: int = 16
     """Pictures of one observation; more are left out, with a note."""
 
     n_env: int = 32

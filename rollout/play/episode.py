@@ -20,7 +20,7 @@ from rollout.play.memory import Exchange, Message, build_messages
 from rollout.play.runtime import Runtime
 from rollout.samples import session_of
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.tokens.plain_text import LONG_CHARS
+from rollout.tokens.plain_text import LONG_CHARS, LONGEST_KEPT
 from rollout.turn import Generation, Prompt, Turn
 from rollout.workers.pool import EnvSession
 from rollout.workers.worker import EnvReply, EnvSpec
@@ -196,7 +196,8 @@ class Episode:
     async def _next_prompt(self, generation: Generation) -> Prompt:
         build = self._window_prompt if self.runtime.config.history == "window" else None
         shown = [self.reply.observation, *(exchange.observation for exchange in self.past)]
-        if any(map(_takes_long, shown)):  # milliseconds, which the event loop does not have
+        long_instruction = len(self.reply.instruction_prompt) > LONGEST_KEPT
+        if long_instruction or any(map(_takes_long, shown)):  # milliseconds, which the event loop does not have
             return await asyncio.to_thread(build or (lambda: self._full_prompt(generation)))
         return build() if build else self._full_prompt(generation)
 

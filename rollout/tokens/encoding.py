@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from rollout.bridge.settings import MAX_IMAGE_PIXELS
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import GENERATION, START, USER, ChatTemplate, Message
 from rollout.tokens.composition import Composer, Part, expanded, unexpanded, without_first
-from rollout.tokens.images import EncodedImage, ImageChain, ImageEncoder
+from rollout.tokens.images import LARGEST_PIXELS, EncodedImage, ImageChain, ImageEncoder
 from rollout.tokens.one_shot import OneShot
 from rollout.tokens.plain_text import Frame, PlainText
 from rollout.tokens.processor import load_processor
@@ -40,7 +39,7 @@ class DeltaEncoder:
         sanity_check: SanityCheck = "strict",
         use_inference_chat_template: bool = False,
         history: Literal["window", "full"] | None = None,
-        max_image_pixels: int = MAX_IMAGE_PIXELS,
+        max_image_pixels: int = LARGEST_PIXELS,
     ) -> None:
         source = getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
         if not source:

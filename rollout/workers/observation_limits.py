@@ -11,15 +11,13 @@ from typing import Any, cast
 
 from envs.base import Observation
 
-MAX_CHARS, MAX_IMAGES = 65_536, 16
-
 
 @dataclass(frozen=True)
 class ObservationLimits:
     """The most that one observation may show; a note of what is left out comes on top of `chars`."""
 
-    chars: int = MAX_CHARS
-    images: int = MAX_IMAGES
+    chars: int
+    images: int
 
     def cut_observation(self, observation: Observation) -> tuple[Observation, int]:
         """The observation within the limits, and how many texts and pictures were cut or left out.

@@ -41,7 +41,8 @@ class EnvSpec:
     prompt: Any = None
     multimodal_inputs: Any = None
     max_turns: int | None = None
-    limits: ObservationLimits = field(default_factory=ObservationLimits)
+    limits: ObservationLimits | None = None
+    """Set by the pool; None cuts nothing."""
 
     def build(self) -> BaseInteractionEnv:
         from envs.loading import load_env_module
@@ -79,7 +80,7 @@ class EnvHost:
     """Holds environments by key. Every method returns a reply or raises; `handle` never raises."""
 
     def __init__(self) -> None:
-        self._envs: dict[int, tuple[BaseInteractionEnv, ObservationLimits]] = {}
+        self._envs: dict[int, tuple[BaseInteractionEnv, ObservationLimits | None]] = {}
 
     def start(self, key: int, spec: EnvSpec) -> EnvReply:
         self.close(key)
@@ -150,8 +151,10 @@ def _reply(
     return reply
 
 
-def _within(reply: EnvReply, limits: ObservationLimits) -> EnvReply:
+def _within(reply: EnvReply, limits: ObservationLimits | None) -> EnvReply:
     """The reply with its observation cut to the limits, in both of its forms."""
+    if limits is None:
+        return reply
     observation, left_out = limits.cut_observation(reply.observation)
     messages = limits.cut_messages(reply.messages)
     left_out = left_out or int(messages is not reply.messages)

@@ -18,7 +18,6 @@ import pytest
 
 from rollout.bridge.settings import RolloutConfig
 from rollout.errors import EnvironmentFault
-from rollout.workers import guard
 from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
 from rollout.workers.worker import EnvSpec
@@ -285,87 +284,13 @@ def test_no_worker_outlives_its_parent_however_that_ends(how: signal.Signals | s
         parent.send_signal(how)
     parent.wait(timeout=120)
     deadline = time.monotonic() + 120
-    while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
+    while any(is_alive(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not any(_alive(pid) for pid in workers)
+    assert not any(is_alive(pid) for pid in workers)
 
 
-async def _with_children(tmp_path: Path) -> tuple[EnvPool, ProcessHost, list[int]]:
-    pool = EnvPool(config("process"))
-    await pool.open(spec(children=str(tmp_path / "children")))
-    host = pool.workers[0].host
-    assert isinstance(host, ProcessHost)
-    children = [int(pid) for pid in (tmp_path / "children").read_text().split()]
-    assert len(children) == 3 and all(map(_alive, children))
-    return pool, host, children
-
-
-async def _gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + 60
-    while any(map(_alive, pids)) and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-    return not any(map(_alive, pids))
-
-
-async def test_what_an_environment_starts_ends_when_its_worker_is_given_up(tmp_path: Path) -> None:
-    pool, host, children = await _with_children(tmp_path)
-    pool.close()
-    assert await _gone([*children, host.process.pid])
-
-
-async def test_what_an_environment_starts_ends_when_its_worker_dies(tmp_path: Path) -> None:
-    pool, host, children = await _with_children(tmp_path)
-    try:
-        (worker,) = (pid for pid in guard.descendants(host.process.pid) if set(children) & below(pid))
-        os.kill(worker, signal.SIGKILL)
-        assert await _gone([worker, *children, host.process.pid])
-    finally:
-        pool.close()
-
-
-async def test_a_worker_whose_guard_is_killed_ends_too(tmp_path: Path) -> None:
-    pool, host, children = await _with_children(tmp_path)
-    workers = [pid for pid in guard.descendants(host.process.pid) if set(children) & below(pid)]
-    os.kill(host.process.pid, signal.SIGKILL)
-    assert await _gone(workers)
-    pool.close()
-    assert await _gone(children[:1]), "what stayed in the worker's process group ends with it"
-    for pid in children[1:]:
-        os.kill(pid, signal.SIGKILL)
-
-
-def below(pid: int) -> set[int]:
-    return guard.descendants(pid)
-
-
-def test_what_an_environment_starts_ends_when_the_trainer_is_killed(tmp_path: Path) -> None:
-    script = textwrap.dedent(
-        """
-        import asyncio, sys
-        from rollout.workers.pool import EnvPool
-        from tests.rollout.test_env_pool import config, spec
-
-        async def main():
-            pool = EnvPool(config("process", env_step_timeout_s=600.0))
-            session = await pool.open(spec(children=sys.argv[1], hang_at=0))
-            await session.step("ACTION: left")
-
-        asyncio.run(main())
-        """
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "children")]
-    trainer = subprocess.Popen(command, cwd=Path(__file__).parents[2], env={**os.environ, "PYTHONPATH": "."})
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "children").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    pids = [int(pid) for pid in (tmp_path / "children").read_text().split()]
-    assert len(pids) == 3 and all(map(_alive, pids))
-    trainer.kill()
-    trainer.wait(timeout=60)
-    assert asyncio.run(_gone(pids))
-
-
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] != "Z"
