@@ -115,15 +115,15 @@ async def test_observations_of_a_megabyte_neither_stop_a_batch_nor_hold_the_loop
             await close_runtimes()
     assert sum(len(segment.turns) for segment in segments) == 8
     assert metrics["rollout/faults/env_observation_cut"] >= 8
-    assert max(gaps) < 0.5, "the loop was held by what it encoded"
+    assert max(gaps) < 0.25, "the loop was held by what it encoded"
     assert encoders and threading.current_thread() not in encoders
     for request in engine.requests:
         assert "characters left out" in chatml_tokenizer().decode(request["input_ids"])
 
 
 async def _record_gaps(gaps: list[float]) -> None:
-    """Seconds between two turns of the event loop, again and again."""
+    """CPU seconds of the event loop's thread between two of its turns, again and again."""
     while True:
-        began = time.perf_counter()
+        began = time.thread_time()
         await asyncio.sleep(0.001)
-        gaps.append(time.perf_counter() - began)
+        gaps.append(time.thread_time() - began)
