@@ -11,14 +11,17 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image
 
-from rollout.errors import EncodingError
+from rollout.errors import EncodingError, MissingDependencyError
 from rollout.tokens.plain_text import Frame, PlainText
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 LARGEST_PIXELS = 1 << 26
 """Of a picture before it is scaled down; decoding one of this size takes 192 MiB."""
@@ -86,7 +89,7 @@ class ImageEncoder:
         if kept is not None and kept[0]() is image:
             return kept[1]
         encoded = self._encode(shrunk(read_image(image), self._max_pixels, self._side))
-        if isinstance(image, Image.Image):
+        if isinstance(image, _pillow().Image):
             key = id(image)
             self._kept[key] = (weakref.ref(image, lambda _: self._kept.pop(key, None)), encoded)
         return encoded
@@ -133,7 +136,16 @@ def shrunk(picture: Image.Image, max_pixels: int, side: int) -> Image.Image:
         return picture
     scale = (max_pixels / (picture.width * picture.height)) ** 0.5
     size = [max(side, int(length * scale) // side * side) for length in picture.size]
-    return picture.resize((size[0], size[1]), Image.Resampling.BICUBIC)
+    return picture.resize((size[0], size[1]), _pillow().Resampling.BICUBIC)
+
+
+def _pillow() -> ModuleType:
+    """Pillow's `Image` module; imported here because only the extras for pictures install it."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError("pictures need Pillow; install it with: pip install pillow") from error
+    return Image
 
 
 def read_image(image: Any) -> Image.Image:
@@ -141,10 +153,12 @@ def read_image(image: Any) -> Image.Image:
 
     Raises:
         EncodingError: it is none of these, cannot be decoded, or has more than `LARGEST_PIXELS` pixels.
+        MissingDependencyError: Pillow is not installed.
     """
+    pillow = _pillow()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
             picture = _open(image)
             if picture.width * picture.height > LARGEST_PIXELS:
                 raise EncodingError(
@@ -152,21 +166,21 @@ def read_image(image: Any) -> Image.Image:
                     "smaller one"
                 )
             return picture.convert("RGB")
-    except (OSError, ValueError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, TypeError, SyntaxError, pillow.DecompressionBombError) as error:
         if isinstance(error, EncodingError):
             raise
         raise EncodingError(f"a picture given as {type(image).__name__} cannot be read: {error}") from error
 
 
 def _open(image: Any) -> Image.Image:
-    if isinstance(image, Image.Image):
+    if isinstance(image, _pillow().Image):
         return image
     if isinstance(image, np.ndarray):
-        return Image.fromarray(image)
+        return _pillow().fromarray(image)
     if isinstance(image, str) and image.startswith("data:"):
         image = base64.b64decode(image.partition(",")[2], validate=True)
     if isinstance(image, bytes):
-        return Image.open(io.BytesIO(image))
+        return _pillow().open(io.BytesIO(image))
     raise TypeError("expected a PIL image, a uint8 array, the bytes of an image file or a data URI")
 
 
