@@ -40,7 +40,7 @@ def install(args: Any) -> None:
         UnsupportedFrameworkError: the framework is not one that the patch knows, or did not take it.
     """
     framework = find_framework()
-    check_flags(args, framework)
+    check_flags(args)
     _replace(framework.loss, "value_loss_function", weigh_first_tokens)
     replaces = not framework.has_flag or (_whitens_slices(args) and not framework.whitens_all_ranks)
     if replaces:
@@ -87,8 +87,12 @@ def verify_installed(args: Any, framework: Framework) -> None:
         raise UnsupportedFrameworkError(f"{framework.name} in this process would not call {HOOK}")
 
 
-def check_flags(args: Any, framework: Framework) -> None:
-    """Refuse what would silently train on other advantages than the configured ones."""
+def check_flags(args: Any) -> None:
+    """Refuse what would silently train on other advantages than the configured ones.
+
+    Raises:
+        FlagError: names the flag to change.
+    """
     if args.advantage_estimator != "ppo":
         raise FlagError(
             f"--advantage-estimator is {args.advantage_estimator}, but dual-discount GAE needs a critic: give "

@@ -10,6 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from advantage.errors import FlagError
+from advantage.patch import check_flags as check_patch
+from rollout.bridge.roles import check_roles, role_args
 from rollout.bridge.settings import RolloutConfig
 from rollout.errors import ConfigError
 
@@ -34,6 +37,7 @@ def check_flags(args: Any, config: RolloutConfig) -> None:
     Raises:
         ConfigError: names the flag to change.
     """
+    _check_entry(args)
     if getattr(args, "rollout_function_path", None) == FIXED_TURN:
         check_fixed_turn(args, config)
     elif getattr(args, "custom_generate_function_path", None) == GENERATE:
@@ -51,6 +55,7 @@ def check_fixed_turn(args: Any, config: RolloutConfig) -> None:
     _check_outer_loop(args)
     if getattr(args, "debug_rollout_only", False):
         return
+    _check_training(args)
     _check_warmup(args, config)
     _require(args, "data_source_path", SOURCE, "episodes and their tasks come from the YAML")
     _require(args, "custom_convert_samples_to_train_data_path", CONVERTER, "the advantages are computed from its table")
@@ -78,6 +83,9 @@ def check_generate(args: Any, config: RolloutConfig) -> None:
         )
     if getattr(args, "debug_rollout_only", False):
         return
+    _check_training(args)
+    if not getattr(args, "prompt_data", None):
+        _require(args, "data_source_path", SOURCE, "without --prompt-data the episodes come from the YAML")
     if config.history == "window" and getattr(args, "use_dynamic_batch_size", True) is False:
         raise ConfigError(
             "history: window makes one sample a turn, so their number varies: add --use-dynamic-batch-size "
@@ -88,6 +96,29 @@ def check_generate(args: Any, config: RolloutConfig) -> None:
             args, "custom_convert_samples_to_train_data_path", CONVERTER, "the advantages are computed from its table"
         )
         _check_advantage(args)
+
+
+def _check_entry(args: Any) -> None:
+    """With any hook of ours, turns must be played by our rollout function, or by a chosen generate function."""
+    names = ("data_source_path", "custom_convert_samples_to_train_data_path", "custom_megatron_init_path")
+    ours = [name for name in names if getattr(args, name, None) in (SOURCE, CONVERTER, INSTALL)]
+    if not ours or not hasattr(args, "rollout_function_path") or getattr(args, "custom_generate_function_path", None):
+        return
+    if _is_default(args.rollout_function_path):
+        raise ConfigError(
+            f"{_flag(ours[0])} {getattr(args, ours[0])} is given, but nothing that plays turns: give "
+            f"--rollout-function-path {FIXED_TURN}, or --custom-generate-function-path {GENERATE}"
+        )
+
+
+def _check_training(args: Any) -> None:
+    """What both ways of playing need of training itself."""
+    if getattr(args, "fp16", False):
+        raise ConfigError(
+            "--fp16 without a working loss scale makes every gradient NaN: steps are skipped while the learning "
+            "rate's warm-up goes on; leave it out, slime trains in bf16"
+        )
+    check_roles(args)
 
 
 def _check_batch(args: Any, config: RolloutConfig) -> None:
@@ -166,11 +197,8 @@ def _check_advantage(args: Any) -> None:
     """The advantages must be ours, in the actor and in the critic."""
     estimator = getattr(args, "advantage_estimator", "ppo")
     installed = getattr(args, "custom_megatron_init_path", None)
-    if installed == INSTALL and estimator != "ppo":
-        raise ConfigError(
-            f"--advantage-estimator is {estimator}, but dual-discount GAE needs a critic: give --advantage-estimator "
-            f"ppo, or leave --custom-megatron-init-path {INSTALL} out"
-        )
+    if installed == INSTALL:
+        _check_patch(args)
     if estimator == "ppo" and hasattr(args, "custom_megatron_init_path") and not installed:
         raise ConfigError(
             f"without --custom-megatron-init-path {INSTALL} the critic would train on slime's own single-discount "
@@ -184,10 +212,25 @@ def _check_advantage(args: Any) -> None:
         )
 
 
+def _check_patch(args: Any) -> None:
+    """What the patch refuses in each role's processes, it refuses here, before there are any."""
+    for role in ("actor", "critic"):
+        try:
+            check_patch(role_args(args, role))
+        except FlagError as error:
+            raise ConfigError(f"{error} (in the {role})") from error
+
+
 def _require(args: Any, name: str, path: str, why: str) -> None:
-    """A hook must be configured, where the framework has its flag; one of the user's own is taken as meant."""
-    if hasattr(args, name) and not getattr(args, name):
+    """A hook must be configured where the framework has its flag; a user-supplied hook is accepted."""
+    if hasattr(args, name) and _is_default(getattr(args, name)):
         raise ConfigError(f"{_flag(name)} is missing: give {_flag(name)} {path}, because {why}")
+
+
+def _is_default(path: str | None) -> bool:
+    """Whether the framework chose this hook: nothing was given, or it is the parser's own default."""
+    defaults = ("rollout.sglang_rollout.generate_rollout", "rollout.data_source.RolloutDataSourceWithBuffer")
+    return not path or path.removeprefix("slime.").removeprefix("miles.") in defaults
 
 
 def _flag(name: str) -> str:

@@ -49,6 +49,12 @@ FIXED_TURN_FAULTS = [
     ({"dynamic_sampling_filter_path": "a.b"}, "--dynamic-sampling-filter-path"),
     ({"over_sampling_batch_size": 48}, "--over-sampling-batch-size"),
     ({"rollout_global_dataset": False}, "--disable-rollout-global-dataset"),
+    ({"data_source_path": "slime.rollout.data_source.RolloutDataSourceWithBuffer"}, "--data-source-path is missing"),
+    ({"rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout"}, "nothing that plays turns"),
+    ({"custom_advantage_function_path": "my.function"}, "would replace it, drop one of them .in the actor"),
+    ({"value_first_token_weight": 0}, "value_first_token_weight must be"),
+    ({"fp16": True}, "--fp16"),
+    ({"megatron_config_path": None}, "is the folder of both actor and critic"),
 ]
 
 

@@ -46,13 +46,26 @@ def write_model(folder: Path, flags: dict[str, list[str]]) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def write_reference(folder: Path) -> None:
+    """What tells a finished conversion: Megatron names the checkpoint that it wrote last."""
+    folder.mkdir(parents=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text("release")
+
+
+def without(words: list[str], flag: str) -> list[str]:
+    """The command line without one flag and its values."""
+    at = words.index(flag)
+    end = next((i for i in range(at + 1, len(words)) if words[i].startswith("--")), len(words))
+    return words[:at] + words[end:]
+
+
 def preflight(slime: Slime, words: list[str], work: Path) -> subprocess.CompletedProcess[str]:
     flags = by_flag(words)
     (work / "out").mkdir(exist_ok=True)
     for name in ("--hf-checkpoint", "--ref-load"):
         folder = Path(flags[name][0]) if name in flags else None
         if folder and not folder.exists():
-            write_model(folder, flags) if name == "--hf-checkpoint" else folder.mkdir(parents=True)
+            write_model(folder, flags) if name == "--hf-checkpoint" else write_reference(folder)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (IMPORTS, slime.path, REPO))),
@@ -81,17 +94,83 @@ def test_slimes_own_parser_takes_every_script(
     assert "preflight: flags, YAML and environments are fine" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("mistake", "words"),
-    [
-        (("--global-batch-size", "100"), "--global-batch-size 100"),
-        (("--num-critic-only-steps", "3"), "--num-critic-only-steps is 3"),
-        (("--advantage-estimator", "grpo"), "--advantage-estimator is grpo"),
-        (("--rollout-max-context-len", "40000"), "max_position_embeddings 32768"),
-    ],
-)
-def test_a_mistake_ends_with_a_sentence_before_anything_starts(
-    command: Command, slime: Slime, tmp_path: Path, mistake: tuple[str, str], words: str
+MISTAKES = [
+    (("--global-batch-size", "100"), "--global-batch-size 100"),
+    (("--num-critic-only-steps", "3"), "--num-critic-only-steps is 3"),
+    (("--advantage-estimator", "grpo"), "--advantage-estimator is grpo"),
+    (("--rollout-max-context-len", "40000"), "max_position_embeddings 32768"),
+    (("--lora-rank", "8"), "--lora-rank"),
+    (("--learning-rate", "1e-6"), "--learning-rate"),
+    (("--rollout-num-gpus-per", "1"), "--rollout-num-gpus-per (did you mean --rollout-num-gpus?)"),
+    (("--lr", "fast"), "argument --lr"),
+    (("--rollout-temperature", "0"), "--rollout-temperature must be > 0"),
+    (("--fp16",), "--fp16"),
+    (("--save-retain-interval", "20"), "checkpoints_kept"),
+    (("--custom-advantage-function-path", "my.function"), "--custom-advantage-function-path is my.function"),
+    (("--disable-compute-advantages-and-returns",), "--disable-compute-advantages-and-returns"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "words"), MISTAKES, ids=[mistake[0][0] for mistake in MISTAKES])
+def test_a_mistake_ends_with_one_sentence_before_anything_starts(
+    command: Command, slime: Slime, tmp_path: Path, mistake: tuple[str, ...], words: str
 ) -> None:
     done = preflight(slime, train_flags(command("run_babyai.sh", "--", *mistake, slime=slime.path)), tmp_path)
-    assert done.returncode == 2 and words in done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and words in done.stderr
+    assert len((done.stdout + done.stderr).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("--data-source-path", "--data-source-path is missing"),
+        ("--rollout-function-path", "--rollout-function-path rollout.fixed_turn"),
+        ("--custom-convert-samples-to-train-data-path", "--custom-convert-samples-to-train-data-path"),
+        ("--custom-megatron-init-path", "--custom-megatron-init-path"),
+        ("--megatron-config-path", "both actor and critic"),
+    ],
+)
+def test_a_missing_hook_is_refused_though_slime_has_a_default_for_it(
+    command: Command, slime: Slime, tmp_path: Path, missing: str, words: str
+) -> None:
+    flags = without(train_flags(command("run_babyai.sh", slime=slime.path)), missing)
+    done = preflight(slime, flags, tmp_path)
+    assert done.returncode == 2 and words in done.stderr
+
+
+def test_roles_that_share_a_folder_are_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
+    flags = train_flags(command("run_babyai.sh", slime=slime.path))
+    roles = Path(by_flag(flags)["--megatron-config-path"][0])
+    roles.write_text(roles.read_text().replace("/critic}", "/actor}"))
+    done = preflight(slime, flags, tmp_path)
+    assert done.returncode == 2 and "both actor and critic" in done.stderr
+
+
+def test_an_empty_reference_folder_is_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
+    flags = train_flags(command("run_babyai.sh", slime=slime.path))
+    Path(by_flag(flags)["--ref-load"][0]).mkdir(parents=True)
+    done = preflight(slime, flags, tmp_path)
+    assert done.returncode == 2 and "no Megatron checkpoint" in done.stderr
+
+
+def test_flags_without_effect_are_named_and_the_verdict_comes_last(
+    command: Command, slime: Slime, tmp_path: Path
+) -> None:
+    vain = ("--gamma", "0.9", "--lambd", "0.9", "--custom-rm-path", "a.b", "--custom-reward-post-process-path", "a.c")
+    vain += ("--custom-generate-function-path", "a.d")
+    flags = train_flags(command("run_babyai.sh", "--", *vain, slime=slime.path))
+    roles = Path(by_flag(flags)["--megatron-config-path"][0])
+    roles.write_text(roles.read_text().replace("overrides: {", "overrides: {gamma_step: 0.5, gamma: 0.5, "))
+    done = preflight(slime, flags, tmp_path)
+    warned = done.stderr.splitlines()
+    assert done.returncode == 0 and all(line.startswith("warning: ") for line in warned)
+    named = ("--gamma 0.9", "--lambd 0.9", "--custom-rm-path", "--custom-reward-post-process-path")
+    for words in (*named, "--custom-generate-function-path", "sets gamma for the critic", "sets gamma_step 0.5"):
+        assert sum(words in line for line in warned) == 1, (words, warned)
+    assert done.stdout == "preflight: flags, YAML and environments are fine\n"
+
+
+def test_training_on_saved_batches_may_carry_the_engines_flags(command: Command, slime: Slime, tmp_path: Path) -> None:
+    saved = ("--debug-train-only", "--load-debug-rollout-data", "/data/{rollout_id}.pt")
+    done = preflight(slime, train_flags(command("run_babyai.sh", "--", *saved, slime=slime.path)), tmp_path)
+    assert done.returncode == 0, done.stderr

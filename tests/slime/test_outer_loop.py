@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embedded.engine.server import EngineServer
-from tests.slime.conftest import engine_flags
+from tests.slime.conftest import engine_flags, roles
 from tests.slime.cpu.harness import Run
 from tests.slime.expectation import (
     critic_targets,
@@ -47,7 +47,8 @@ def partial(make_run: Callable[..., Run], engine: EngineServer) -> Run:
         *("--eval-function-path", "rollout.fixed_turn.generate_rollout", "--save-interval", "5"),
         n_env=2,
     )
-    run.train(["--save", str(run.work / "checkpoints")])
+    critic = roles(run.work / "roles.yaml", {"save": str(run.work / "critic")}, {})
+    run.train(["--save", str(run.work / "checkpoints"), *critic])
     return run
 
 

@@ -1,0 +1,121 @@
+"""Reads the command line with the framework's own parser, which ignores flags that it does not know; here they count.
+
+slime's parser is several in a row (its own, SGLang's, Megatron's), each of which leaves the others' flags alone. A flag
+that is not an option of any of them is a mistake.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+from rollout.errors import ConfigError
+from rollout.bridge.framework import FRAMEWORK
+
+ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
+"""What belongs to the engine's parser, which slime skips where no engine starts."""
+
+
+def parse_command_line() -> Any:
+    """The framework's `args` for `sys.argv`.
+
+    Raises:
+        ConfigError: the framework refuses the flags, or none of its parsers knows one of them.
+    """
+    module = importlib.import_module(f"{FRAMEWORK}.utils.arguments")
+    with _options_seen() as known:
+        try:
+            args = module.parse_args()
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{FRAMEWORK} refuses these flags: {_reason(error)}") from error
+    no_engine = getattr(args, "debug_train_only", False)
+    refuse_unknown(sys.argv[1:], known, ENGINE_PREFIXES if no_engine else ())
+    return args
+
+
+def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ...] = ()) -> None:
+    """Refuse flags that are not in `known`, but for those that begin with an `ignored` prefix.
+
+    Raises:
+        ConfigError: names the flags, and the nearest known one for each.
+    """
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    unknown = [flag for flag in dict.fromkeys(flags) if flag not in known and not flag.startswith(ignored or ("\0",))]
+    if not unknown:
+        return
+    hints = []
+    for flag in unknown:
+        near = difflib.get_close_matches(flag, known, 1)
+        hints.append(f"{flag} (did you mean {near[0]}?)" if near else flag)
+    raise ConfigError(
+        f"no parser of {FRAMEWORK}, Megatron or SGLang knows {', '.join(hints)}; it would be ignored silently"
+    )
+
+
+@contextlib.contextmanager
+def captured_output() -> Iterator[None]:
+    """Keep back all output of this process, C libraries included; it is shown if the block ends with an exception."""
+    _flush()
+    with tempfile.TemporaryFile() as file:
+        saved = os.dup(1), os.dup(2)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            _flush()
+            for target, descriptor in enumerate(saved, 1):
+                os.dup2(descriptor, target)
+                os.close(descriptor)
+            if failed:
+                file.seek(0)
+                shutil.copyfileobj(file, sys.stderr.buffer)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _options_seen() -> Iterator[set[str]]:
+    """Collect the options of every parser that reads this process's command line; a bad value is a ConfigError."""
+    found: set[str] = set()
+    parser = argparse.ArgumentParser
+    original, original_error = parser.parse_known_args, parser.error
+
+    def recording(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
+        if args is None or list(args) == sys.argv[1:]:
+            found.update(self._option_string_actions)
+        return original(self, args, namespace)
+
+    def refusing(self: argparse.ArgumentParser, message: str) -> NoReturn:
+        raise ConfigError(f"{FRAMEWORK} cannot read the flags: {message}")
+
+    parser.parse_known_args, parser.error = recording, refusing  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        parser.parse_known_args, parser.error = original, original_error  # type: ignore[method-assign]
+
+
+def _reason(error: Exception) -> str:
+    """The error's own words, or the line that raised it: many of Megatron's assertions have no text."""
+    text = str(error).strip()
+    if text:
+        return f"{type(error).__name__}: {text}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {frame.filename}:{frame.lineno}: {frame.line}"

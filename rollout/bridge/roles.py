@@ -1,0 +1,104 @@
+"""What actor and critic are each given through `--megatron-config-path`, and what of it would lose a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rollout.errors import ConfigError
+
+OWN_FOLDER = "--megatron-config-path FILE with megatron: [{name: default, role: critic, overrides: {save: FOLDER}}]"
+
+
+def overrides_of(args: Any, role: str) -> Mapping[str, Any]:
+    """What the role's entry sets on top of the command line; empty without a file or without an entry.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a mapping with a list of entries under `megatron`.
+    """
+    path = getattr(args, "megatron_config_path", None)
+    if not path:
+        return {}
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--megatron-config-path {path} cannot be read: {error}") from error
+    entries = content.get("megatron") if isinstance(content, Mapping) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError(f"--megatron-config-path {path} must hold a list of entries under the key megatron")
+    for entry in entries:
+        if entry.get("role") == role:
+            return entry.get("overrides") or entry.get("args") or {}
+    return {}
+
+
+def role_args(args: Any, role: str) -> Namespace:
+    """The flags as one role gets them; slime never calls `--custom-advantage-function-path` in the critic."""
+    given = Namespace(**{**vars(args), **overrides_of(args, role)})
+    if role == "critic" and getattr(args, "megatron_config_path", None):
+        given.custom_advantage_function_path = None
+    return given
+
+
+def check_roles(args: Any) -> None:
+    """Check that training with a critic keeps two sets of weights apart.
+
+    Raises:
+        ConfigError: names the flag to change.
+    """
+    if getattr(args, "advantage_estimator", None) != "ppo" or not hasattr(args, "megatron_config_path"):
+        return
+    actor, critic = role_args(args, "actor"), role_args(args, "critic")
+    saves = [getattr(role, "save", None) for role in (actor, critic)]
+    if all(saves) and _same_folder(*saves):
+        raise ConfigError(
+            f"--save {saves[0]} is the folder of both actor and critic, so the critic's checkpoint would overwrite the "
+            f"actor's at every save; give the critic its own folder: {OWN_FOLDER}"
+        )
+    if all(saves) and getattr(args, "save_retain_interval", None):
+        raise ConfigError(
+            f"--save-retain-interval {args.save_retain_interval} deletes the previous checkpoint as soon as the next "
+            "is written, so a run that dies between the actor's and the critic's save cannot be resumed; leave it out "
+            "and set checkpoints_kept in the YAML"
+        )
+    tied = not getattr(args, "untie_embeddings_and_output_weights", True)
+    if tied and not args.megatron_config_path and getattr(args, "pipeline_model_parallel_size", 1) > 1:
+        raise ConfigError(
+            "this model ties its output layer to its embeddings. A critic has no such output layer, and slime unties "
+            f"it only for a role that has a configuration: pipeline parallelism needs {OWN_FOLDER}"
+        )
+
+
+def check_start_weights(args: Any) -> None:
+    """Check that the checkpoints that actor, critic and reference start from are there.
+
+    Raises:
+        ConfigError: names the folder, and what it lacks.
+    """
+    ppo = getattr(args, "advantage_estimator", None) == "ppo"
+    critic = role_args(args, "critic").load if ppo else None
+    if critic and not is_megatron_checkpoint(critic):
+        raise ConfigError(
+            f"the critic starts from {critic}, which holds no Megatron checkpoint (no latest_checkpointed_iteration.txt"
+            " in it), and slime's critic cannot load Hugging Face weights; run scripts/prepare_model.sh"
+        )
+    reference = getattr(args, "ref_load", None)
+    if reference and not is_megatron_checkpoint(reference) and not (Path(reference) / "config.json").is_file():
+        raise ConfigError(
+            f"--ref-load {reference} holds neither a Megatron nor a Hugging Face checkpoint; was its conversion "
+            "interrupted? run scripts/prepare_model.sh again"
+        )
+
+
+def is_megatron_checkpoint(folder: str | Path) -> bool:
+    """Whether a checkpoint was written to its end; Megatron names the last one in this file after writing it."""
+    return (Path(folder) / "latest_checkpointed_iteration.txt").is_file()
+
+
+def _same_folder(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

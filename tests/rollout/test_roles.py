@@ -1,0 +1,88 @@
+"""What `--megatron-config-path` gives each role: two save folders, one set of advantages, files that can be read."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rollout.errors import ConfigError
+from rollout.bridge.idle_flags import flags_without_effect
+from rollout.bridge.roles import check_roles, check_start_weights, role_args
+
+
+def make_args(folder: Path, critic: dict[str, Any] | None = None, **flags: Any) -> Namespace:
+    path = folder / "roles.yaml"
+    entries = [] if critic is None else [{"name": "default", "role": "critic", "overrides": critic}]
+    path.write_text(yaml.safe_dump({"megatron": entries}))
+    values = {"save": str(folder / "actor"), "advantage_estimator": "ppo", "megatron_config_path": str(path)}
+    return Namespace(**{**values, **flags})
+
+
+@pytest.mark.parametrize("critic", [None, {"lr": 1e-5}, {"save": "{folder}/actor"}, {"save": "{folder}/x/../actor"}])
+def test_one_save_folder_for_both_roles_is_refused(tmp_path: Path, critic: dict[str, Any] | None) -> None:
+    if critic and "save" in critic:
+        critic = {"save": critic["save"].format(folder=tmp_path)}
+    with pytest.raises(ConfigError, match="both actor and critic"):
+        check_roles(make_args(tmp_path, critic))
+
+
+def test_two_folders_pass_and_so_does_a_run_that_saves_nothing_or_has_no_critic(tmp_path: Path) -> None:
+    check_roles(make_args(tmp_path, {"save": str(tmp_path / "critic")}))
+    check_roles(make_args(tmp_path, None, save=None))
+    check_roles(make_args(tmp_path, None, advantage_estimator="grpo"))
+
+
+def test_megatrons_own_rotation_is_refused_with_two_roles(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="checkpoints_kept"):
+        check_roles(make_args(tmp_path, {"save": "elsewhere"}, save_retain_interval=20))
+
+
+def test_tied_embeddings_with_pipeline_stages_need_a_role_for_the_critic(tmp_path: Path) -> None:
+    flags = {"untie_embeddings_and_output_weights": False, "pipeline_model_parallel_size": 2, "save": None}
+    with pytest.raises(ConfigError, match="pipeline parallelism needs --megatron-config-path"):
+        check_roles(make_args(tmp_path, None, **flags, megatron_config_path=None))
+    check_roles(make_args(tmp_path, None, **flags))
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "megatron: {role: critic}", "megatron: [critic]", "megatron: ["])
+def test_a_file_that_is_not_a_list_of_roles_is_refused(tmp_path: Path, content: str) -> None:
+    args = make_args(tmp_path)
+    Path(args.megatron_config_path).write_text(content)
+    with pytest.raises(ConfigError, match="--megatron-config-path"):
+        role_args(args, "critic")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        role_args(make_args(tmp_path, megatron_config_path=str(tmp_path / "none.yaml")), "critic")
+
+
+def test_the_critic_must_start_from_a_finished_megatron_checkpoint(tmp_path: Path) -> None:
+    reference = tmp_path / "reference"
+    reference.mkdir()
+    args = make_args(tmp_path, {"load": str(reference)}, load=None, ref_load=str(reference))
+    with pytest.raises(ConfigError, match="the critic starts from .*reference"):
+        check_start_weights(args)
+    (reference / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot load Hugging Face weights"):
+        check_start_weights(args)
+    (reference / "latest_checkpointed_iteration.txt").write_text("release")
+    check_start_weights(args)
+
+
+def test_a_reference_without_weights_is_refused_without_a_critic_too(tmp_path: Path) -> None:
+    args = make_args(tmp_path, None, advantage_estimator="grpo", ref_load=str(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match="--ref-load .*interrupted"):
+        check_start_weights(args)
+
+
+def test_discounts_that_one_role_alone_is_given_are_named(tmp_path: Path) -> None:
+    install = {"custom_megatron_init_path": "advantage.patch.install"}
+    args = make_args(tmp_path, {"gamma_step": 0.5, "lambd": 0.5}, **install)
+    warned = flags_without_effect(args)
+    assert len(warned) == 2 and "lambd for the critic" in warned[0] and "gamma_step 0.5" in warned[1]
+    assert flags_without_effect(make_args(tmp_path, {"lr": 1.0}, **install)) == []
