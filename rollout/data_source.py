@@ -7,13 +7,15 @@ another backend changes nothing about which episodes are played.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from envs.mixture import TaskSpec, expand_tasks
 from rollout.bridge.flags import check_flags
 from rollout.bridge.framework import Sample, set_group
+from rollout.bridge.rotation import rotate_checkpoints
 from rollout.bridge.settings import EvalConfig, RolloutConfig, load_config
-from rollout.checkpoint import SourceState, load_state, save_state
+from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
 from rollout.errors import ConfigError
 from rollout.play.episode import EpisodeSpec
 from rollout.play.slots import slots_state
@@ -50,8 +52,9 @@ class EpisodeSource:
     def eval_episodes(self) -> list[EpisodeSpec]:
         """All held-out episodes: the same seeds for every task."""
         settings = self.config.eval
+        config = replace(self.config, max_turns=settings.max_turns or self.config.max_turns)
         return [
-            make_episode(self.config, task, number * settings.episodes + k, settings.seed_start + k)
+            make_episode(config, task, number * settings.episodes + k, settings.seed_start + k)
             for number, task in enumerate(self.eval_tasks)
             for k in range(settings.episodes)
         ]
@@ -103,6 +106,9 @@ class EpisodeSource:
         buffer = [group[0].group_index for group in self.buffer]
         state = SourceState(self.next_episode, self.next_group, buffer, slots_state(self.state), self.kept)
         save_state(state, self.args.save, rollout_id)
+        if self.config.checkpoints_kept is not None:
+            states = checkpoint_path(self.args.save, rollout_id).parent
+            rotate_checkpoints(self.args, rollout_id, self.config.checkpoints_kept, states)
 
     def load(self, rollout_id: int | None = None) -> None:
         """Restore what `save` wrote; a missing file of a fresh run is fine.

@@ -67,10 +67,14 @@ class EvalConfig:
     episodes: int = 64
     seed_start: int = 1_000_000_000
     tasks: tuple[Any, ...] = ()
+    max_turns: int | None = None
+    """Turns after which a held-out episode counts as truncated; None: as in training."""
 
     def __post_init__(self) -> None:
         if self.episodes < 1:
             raise ConfigError(f"eval.episodes must be at least 1, got {self.episodes}")
+        if self.max_turns is not None and self.max_turns < 1:
+            raise ConfigError(f"eval.max_turns must be at least 1, got {self.max_turns}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +138,8 @@ class RolloutConfig:
     value_first_token_weight: float = 3.0
     action_hacking_patience: int = 3
     """Updates that the action-hacking watch averages into one point; more means less noise and a later warning."""
+    checkpoints_kept: int | None = None
+    """Steps that actor, critic and rollout state keep on disk, at each save; None keeps all of them."""
 
     def __post_init__(self) -> None:
         for name in ("gamma_step", "lambda_step", "gamma_token", "lambda_token"):
@@ -146,8 +152,9 @@ class RolloutConfig:
         for name in (*above_zero, "max_image_pixels", "max_observation_chars", "max_observation_images"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be greater than 0, got {getattr(self, name)}")
-        if self.max_turns is not None and self.max_turns < 1:
-            raise ConfigError(f"max_turns must be at least 1, got {self.max_turns}")
+        for name in ("max_turns", "checkpoints_kept"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.history == "full" and self.use_inference_chat_template:
             raise ConfigError(
                 "use_inference_chat_template drops earlier reasoning, so tokens cannot be appended; "

@@ -168,7 +168,7 @@ class Episode:
             self.stop, fits = self.stop or "encoding", True
         if not fits:
             self.stop = self.stop or "context"
-        limit = self.runtime.config.max_turns
+        limit = self.spec.env.max_turns
         if limit is not None and self.index >= limit:
             self.stop = self.stop or "max_turns"
         if self.stop is None:

@@ -1,0 +1,126 @@
+"""Old checkpoints go only when newer ones are complete in the actor's, the critic's and the rollout's folders."""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rollout.bridge.rotation import rotate_checkpoints
+from rollout.checkpoint import checkpoint_path
+
+
+@pytest.fixture
+def args(tmp_path: Path) -> Namespace:
+    roles = tmp_path / "roles.yaml"
+    critic = {"role": "critic", "overrides": {"save": str(tmp_path / "critic")}}
+    roles.write_text(yaml.safe_dump({"megatron": [critic]}))
+    return Namespace(
+        save=str(tmp_path / "actor"),
+        advantage_estimator="ppo",
+        megatron_config_path=str(roles),
+        num_critic_only_steps=0,
+    )
+
+
+def write(args: Namespace, step: int, *roles: str, tracked: bool = True, state: bool = True) -> None:
+    """What a save at `step` leaves on disk for these roles."""
+    for role in roles:
+        folder = Path(args.save).with_name(role)
+        (folder / f"iter_{step:07d}").mkdir(parents=True)
+        (folder / f"iter_{step:07d}" / "weights.distcp").write_text("w")
+        if tracked:
+            (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
+    if state:
+        path = checkpoint_path(args.save, step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("s")
+
+
+def rotate(args: Namespace, step: int, keep: int) -> None:
+    rotate_checkpoints(args, step, keep, checkpoint_path(args.save, step).parent)
+
+
+def kept(args: Namespace, role: str) -> list[int]:
+    return sorted(int(path.name[5:]) for path in Path(args.save).with_name(role).glob("iter_*"))
+
+
+def states(args: Namespace) -> list[int]:
+    return sorted(int(path.stem.rsplit("_", 1)[1]) for path in (Path(args.save) / "rollout").glob("*.safetensors"))
+
+
+def test_both_roles_and_the_rollout_keep_their_last_common_steps(args: Namespace) -> None:
+    for step in (19, 39, 59, 79):
+        write(args, step, "actor", "critic")
+        rotate(args, step, 2)
+    assert kept(args, "actor") == kept(args, "critic") == states(args) == [59, 79]
+    assert not list(Path(args.save).rglob(".deleting-*"))
+
+
+def test_a_step_that_one_role_lacks_does_not_count(args: Namespace) -> None:
+    write(args, 19, "actor", "critic")
+    write(args, 39, "actor", "critic")
+    write(args, 59, "actor", state=False)
+    rotate(args, 59, 2)
+    assert kept(args, "actor") == [19, 39, 59] and kept(args, "critic") == [19, 39]
+    rotate(args, 59, 1)
+    assert kept(args, "actor") == [39, 59] and kept(args, "critic") == [39]
+
+
+def test_a_checkpoint_that_is_still_being_written_does_not_count(args: Namespace) -> None:
+    for step in (19, 39):
+        write(args, step, "actor", "critic")
+    write(args, 59, "actor", "critic", tracked=False)
+    rotate(args, 59, 2)
+    assert kept(args, "actor") == kept(args, "critic") == [19, 39, 59]
+
+
+def test_while_only_the_critic_trains_it_is_rotated_alone(args: Namespace) -> None:
+    args.num_critic_only_steps = 70
+    for step in (19, 39, 59):
+        write(args, step, "critic")
+        rotate(args, step, 2)
+    assert kept(args, "critic") == [39, 59]
+    write(args, 79, "actor", "critic")
+    rotate(args, 79, 2)
+    assert kept(args, "critic") == [39, 59, 79], "the actor has one step, so nothing may go yet"
+    write(args, 99, "actor", "critic")
+    rotate(args, 99, 2)
+    assert kept(args, "critic") == kept(args, "actor") == [79, 99]
+
+
+def test_without_a_critic_only_the_actor_counts(args: Namespace) -> None:
+    args.advantage_estimator = "grpo"
+    for step in (9, 19, 29):
+        write(args, step, "actor")
+        rotate(args, step, 1)
+    assert kept(args, "actor") == states(args) == [29]
+
+
+def test_what_a_killed_run_began_to_delete_is_deleted_and_links_are_left_alone(args: Namespace, tmp_path: Path) -> None:
+    actor = Path(args.save)
+    (actor / ".deleting-iter_0000009").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (actor / "iter_0000003").symlink_to(tmp_path / "elsewhere")
+    for step in (19, 39):
+        write(args, step, "actor", "critic")
+    rotate(args, 39, 1)
+    assert sorted(path.name for path in actor.glob("*iter_*")) == ["iter_0000003", "iter_0000039"]
+
+
+def test_a_checkpoint_that_cannot_be_deleted_is_a_warning(
+    args: Namespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (19, 39):
+        write(args, step, "actor", "critic")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with caplog.at_level(logging.WARNING):
+        rotate(args, 39, 1)
+    assert "read-only file system" in caplog.text and kept(args, "actor") == [19, 39]
