@@ -4,10 +4,13 @@
 #   bash scripts/evaluate.sh custom_configs/babyai.yaml MODEL_FOLDER --engine http://HOST:PORT
 #   bash scripts/evaluate.sh custom_configs/babyai.yaml MODEL_FOLDER --sweep memory.n=1,2,4
 # SGLang serves the model where it is installed (TP GPUs of it, 1 unless given); elsewhere the embedded engine does, on
-# the CPU, for small models. Further options are those of `python -m inspection.evaluate`.
+# the CPU, for small models. Further options: --set KEY=VALUE, --sweep KEY=V1,V2, --temperature, --max-response-len,
+# --max-context-len, --seed, --out FOLDER.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[ $# -ge 2 ] || { sed -n '2,4p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+source scripts/lib/help.sh
+help_if_asked "$@"
+[ $# -ge 2 ] || { print_header >&2; exit 2; }
 config=$1 checkpoint=$2
 shift 2
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}

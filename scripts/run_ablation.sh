@@ -4,8 +4,11 @@
 #   bash scripts/run_ablation.sh memory --seeds 0 1 2 3 4 --updates 90
 # Studies: dual_discount stability gae_form memory fixed_turn warmup density estimator sft_mix (docs/algorithms.md).
 # Finished runs are not run again and an interrupted one goes on, so the same command also resumes.
+# --seeds, --variants NAME..., --updates N, --eval-episodes N, --eval-interval N, --config YAML, --out FOLDER.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/lib/help.sh
+help_if_asked "$@"
 source scripts/install.sh
 install envs,embedded
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Geometry problems with pictures on a slime cluster, with slime's own data set, outer loop and GRPO: 8 GPUs unless
 # NUM_GPUS says otherwise. Whole episodes of up to three turns, eight of each problem.
-#   bash scripts/run_geo3k_vlm.sh         --help lists the options; started again, it goes on where it stopped
+#   bash scripts/run_geo3k_vlm.sh                            Qwen3.5-4B: about 45 GB per GPU (calculated)
+#   bash scripts/run_geo3k_vlm.sh --model Qwen3.5-35B-A3B    about 85 GB per GPU before the logits: not for 80 GB GPUs
+# slime describes both in scripts/models/: qwen3.5-4B.sh, here with its model for pictures, and qwen3.5-35B-A3B-vl.sh, the
+# one that slime's own example trains. The other dense sizes of Qwen3.5 (0.8B, 9B, 27B) work alike.
 # The nodes that play need: pip install 'slime-verlog[questions]'. DATA is a folder with train.parquet (problem,
 # answer, images) and, to evaluate, test.parquet; it is downloaded if it is missing.
 set -euo pipefail
@@ -9,11 +12,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 EXPERIMENT=geo3k_vlm
 CONFIG=custom_configs/geo3k.yaml
-MODEL=Qwen3.5-35B-A3B
+MODEL=Qwen3.5-4B
 NUM_GPUS=${NUM_GPUS:-8}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-2}
-ENGINE_GPUS=${ENGINE_GPUS:-8}
-EXPERTS=${EXPERTS:-8}             # GPUs that share a mixture's experts; 1 for a dense model
 PROBLEMS=64 EPISODES=8            # a batch: problems, episodes of each
 TURNS=$((PROBLEMS * EPISODES)) STEP_TURNS=$((PROBLEMS * EPISODES))
 PROMPT_LEN=12288 RESPONSE_LEN=4096   # the prompt of the third turn holds two answers
@@ -22,25 +23,39 @@ DATA=${DATA:-/root/datasets/geo3k_imgurl_processed}
 DATA_SET=${DATA_SET:-VeraIsHere/geo3k_imgurl_processed}
 
 source scripts/lib/slime.sh
+source scripts/lib/models.sh
 
-# A model that sees has a description of its own, and is loaded as it comes from the hub.
+# slime has a description with pictures for the mixture alone. For a dense model it is that of the text model with the
+# model provider that can see in place of the text model's layers.
 model_arguments() {
-  local file=$SLIME_PATH/scripts/models/${MODEL/#Qwen/qwen}-vl.sh
+  local folder=$SLIME_PATH/scripts/models name=${MODEL/#Qwen/qwen}
   MODEL_ARGS=()
-  if [ -f "$file" ]; then
+  if [ -f "$folder/$name-vl.sh" ]; then
     # shellcheck source=/dev/null
-    source "$file"
+    source "$folder/$name-vl.sh"
+  elif [ -f "$folder/$name.sh" ] && [[ $MODEL == Qwen3.5-* ]]; then
+    # shellcheck source=/dev/null
+    source "$folder/$name.sh"
+    [ "${MODEL_ARGS[0]}" = --spec ] || die "$folder/$name.sh does not begin with --spec; name another model"
+    MODEL_ARGS[1]=slime_plugins.models.qwen3_5_vl MODEL_ARGS[2]=get_qwen3_5_vl_model_provider
   else
-    [ -n "$DRY_RUN" ] || die "no $file; name a model that slime trains with pictures"
-    echo "note: no $file, so the model's flags are missing below" >&2
+    [ -n "$DRY_RUN" ] || die "$folder has neither $name-vl.sh nor a Qwen3.5; name a model that slime trains with pictures"
+    echo "note: $folder has no $name.sh, so the model's flags are missing below" >&2
   fi
 }
 
 parse_options "$@"
 REFERENCE=$HF_CHECKPOINT
-build_arguments
+if [[ $MODEL == *-A*B ]]; then experts=$NUM_GPUS; else experts=1; fi
+EXPERTS=${EXPERTS:-$experts}         # GPUs that share a mixture's experts; 1 for a dense model
+ENGINE_GPUS=${ENGINE_GPUS:-$EXPERTS}
+write_config
+model_arguments
+cluster_arguments
 
+# One role, so that Megatron's own rotation is enough: it deletes a checkpoint once the next one is complete.
 CKPT_ARGS=(--hf-checkpoint "$HF_CHECKPOINT" --save "$ACTOR_DIR" --save-interval 20)
+[ "$CHECKPOINTS_KEPT" = all ] || CKPT_ARGS+=(--save-retain-interval 20)
 [ "$(last_step "$ACTOR_DIR")" -ge 0 ] && CKPT_ARGS+=(--load "$ACTOR_DIR") || CKPT_ARGS+=(--load "$HF_CHECKPOINT")
 HOOK_ARGS=(
   --custom-config-path "$CONFIG_FILE"
@@ -99,7 +114,9 @@ SGLANG_ARGS=(
 )
 
 if [ -z "$DRY_RUN" ]; then
-  [ -f "$HF_CHECKPOINT/config.json" ] || hf download "${HUB_OWNER:-Qwen}/$MODEL" --local-dir "$HF_CHECKPOINT"
-  [ -f "$DATA/train.parquet" ] || hf download --repo-type dataset "$DATA_SET" --local-dir "$DATA"
+  download_model
+  if [ ! -f "$DATA/train.parquet" ] || was_interrupted "$DATA"; then
+    run hf download --repo-type dataset "$DATA_SET" --local-dir "$DATA"
+  fi
 fi
 submit

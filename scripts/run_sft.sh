@@ -12,12 +12,11 @@ CONFIG=${CONFIG:-custom_configs/babyai.yaml}
 EXPERIMENT=sft-$(basename "$CONFIG" .yaml)
 MODEL=Qwen2.5-3B-Instruct
 NUM_GPUS=${NUM_GPUS:-4}
-EPISODES=${EPISODES:-60} EPOCHS=${EPOCHS:-3} BATCH=${BATCH:-32}   # demonstrated episodes, passes, turns a step
+EPISODES=${EPISODES:-60} EPOCHS=${EPOCHS:-3} BATCH=${BATCH:-32}   # demonstrated episodes, passes, turns per step
 PROMPT_LEN=2048 RESPONSE_LEN=512                                  # for the size of micro-batches only
 
 source scripts/lib/slime.sh
 parse_options "$@"
-mkdir -p "$RUN_DIR"
 write_config
 model_arguments
 cluster_arguments
@@ -45,6 +44,7 @@ CKPT_ARGS=(
   --save "$ACTOR_DIR"
   --save-interval 100
 )
+[ "$CHECKPOINTS_KEPT" = all ] || CKPT_ARGS+=(--save-retain-interval 100)
 HOOK_ARGS=(
   --custom-config-path "$CONFIG_FILE"
   --rollout-function-path slime.rollout.sft_rollout.generate_rollout

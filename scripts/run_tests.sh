@@ -5,6 +5,8 @@
 #   bash scripts/run_tests.sh tests/advantage one folder
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/lib/help.sh
+help_if_asked "$@"
 source scripts/install.sh
 install envs,embedded,dev
 try_install text-games

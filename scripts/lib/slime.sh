@@ -3,31 +3,41 @@
 # A script sets EXPERIMENT CONFIG MODEL NUM_GPUS TURNS STEP_TURNS PROMPT_LEN RESPONSE_LEN UPDATES and calls
 #   parse_options "$@"; build_arguments; submit
 # It may append to any *_ARGS array in between; later flags win. Environment variables override the paths below.
+# How the job is printed, checked and handed to Ray stands in scripts/lib/job.sh.
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/job.sh"
 
 SLIME_PATH=${SLIME_PATH:-/root/slime}             # the checkout whose train.py runs
 MEGATRON_PATH=${MEGATRON_PATH:-/root/Megatron-LM}
 MODELS=${MODELS:-/root/models}                    # scripts/prepare_model.sh puts checkpoints here
-OUTPUT=${OUTPUT:-/root/slime-verlog}              # one folder an experiment: checkpoints, YAML files, TensorBoard
+OUTPUT=${OUTPUT:-/root/slime-verlog}              # one folder per experiment: checkpoints, YAML files, TensorBoard
 RAY_ADDRESS=${RAY_ADDRESS:-http://127.0.0.1:8265}
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 LAYOUT=colocated
 DRY_RUN=
 NUM_NODES=${NUM_NODES:-1}
+CHECKPOINTS_KEPT=${CHECKPOINTS_KEPT:-2}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-1}
 EXTRA_ARGS=()
 
 usage() {
   cat << END
+$(print_header)
+
 usage: bash scripts/$(basename "$0") [--dry-run] [--model NAME] [--disaggregated] [-- SLIME FLAGS]
-  --dry-run        write the YAML files, print the command, start nothing
+  --dry-run        write the YAML files into the run's folder, print the job as a script, start nothing
   --model NAME     Qwen2.5-3B-Instruct, Qwen2.5-7B-Instruct, Qwen3-4B, ...: any that scripts/models/ of slime knows
                    (now $MODEL)
-  --disaggregated  training and serving on GPUs of their own instead of taking turns on the same ones
+  --disaggregated  separate GPUs for training and serving; without it they take turns on the same ones
   -- FLAGS         further flags for slime's train.py; they win over the script's
-environment (now): NUM_GPUS=$NUM_GPUS a node, NUM_NODES=$NUM_NODES, ROLLOUT_GPUS=${ROLLOUT_GPUS:-half} when disaggregated,
-  TENSOR_PARALLEL=$TENSOR_PARALLEL, SLIME_PATH=$SLIME_PATH, MEGATRON_PATH=$MEGATRON_PATH,
-  MODELS=$MODELS, OUTPUT=$OUTPUT, RAY_ADDRESS=$RAY_ADDRESS, WANDB_PROJECT=${WANDB_PROJECT:-}
+environment variables, and what they are now:
+  NUM_GPUS=$NUM_GPUS, NUM_NODES=$NUM_NODES, TENSOR_PARALLEL=$TENSOR_PARALLEL    GPUs per node, nodes, GPUs that share a layer
+  ROLLOUT_GPUS=${ROLLOUT_GPUS:-half of them}    GPUs per node that serve, with --disaggregated
+  SLIME_PATH=$SLIME_PATH, MEGATRON_PATH=$MEGATRON_PATH, MODELS=$MODELS, OUTPUT=$OUTPUT
+  RAY_ADDRESS=$RAY_ADDRESS    the job server of the Ray cluster, as an HTTP address
+  CHECKPOINTS_KEPT=$CHECKPOINTS_KEPT    steps that stay on disk; all: every one
+  WANDB_PROJECT=${WANDB_PROJECT:-}    log there instead of to TensorBoard
 END
 }
 
@@ -56,8 +66,8 @@ parse_options() {
 }
 
 build_arguments() {
-  mkdir -p "$RUN_DIR"
   write_config
+  keep_checkpoints
   model_arguments
   resume_arguments
   hook_arguments
@@ -80,14 +90,26 @@ model_arguments() {
   MODEL_ARGS=()
 }
 
-# The experiment's YAML as this run uses it. Qwen3's hybrid models think by default, which no response length here fits.
+# The experiment's YAML as this run uses it. Hybrid Qwen3 models think by default, which no response length here fits;
+# Instruct, Thinking, Coder and Next are not hybrids.
 write_config() {
   CONFIG_FILE=$RUN_DIR/config.yaml
-  cp "$REPO/$CONFIG" "$CONFIG_FILE"
-  if [[ $MODEL =~ ^Qwen3-[0-9.]+B$ ]] && ! grep -q '^chat_template_kwargs:' "$CONFIG_FILE"; then
-    echo 'chat_template_kwargs: {enable_thinking: false}' >> "$CONFIG_FILE"
+  { mkdir -p "$RUN_DIR" && cp "$REPO/$CONFIG" "$CONFIG_FILE"; } 2> /dev/null ||
+    die "cannot write $CONFIG_FILE; set OUTPUT to a folder that you may write to, and that all nodes share"
+  if [[ $MODEL =~ ^Qwen3(\.[0-9]+)?-[0-9.]+B(-A[0-9.]+B)?(-FP8|-AWQ|-GPTQ-Int[48])?$ ]]; then
+    add_key chat_template_kwargs '{enable_thinking: false}'
   fi
   CRITIC_ONLY_STEPS=$(($(config_number w_epoch) + $(config_number w_iter)))
+}
+
+# A key of the run's YAML, unless the experiment sets it.
+add_key() {
+  grep -q "^$1:" "$CONFIG_FILE" || echo "$1: $2" >> "$CONFIG_FILE"
+}
+
+# One save of actor and critic is tens to hundreds of gigabytes.
+keep_checkpoints() {
+  [ "$CHECKPOINTS_KEPT" = all ] || add_key checkpoints_kept "$CHECKPOINTS_KEPT"
 }
 
 config_number() {
@@ -188,16 +210,27 @@ ppo_arguments() {
   )
 }
 
+divides() {
+  [ $(($3 % $2)) -eq 0 ] || die "$1 does not divide the $3 $4; change it, or the number of GPUs"
+}
+
 cluster_arguments() {
-  local actor_gpus=$NUM_GPUS
+  local name actor_gpus=$NUM_GPUS serving=$((NUM_GPUS * NUM_NODES))
+  for name in NUM_GPUS NUM_NODES TENSOR_PARALLEL; do
+    [[ ${!name} =~ ^[1-9][0-9]*$ ]] || die "$name=${!name} must be a whole number of at least 1"
+  done
   if [ $LAYOUT = disaggregated ]; then
     ROLLOUT_GPUS=${ROLLOUT_GPUS:-$((NUM_GPUS / 2))}
     actor_gpus=$((NUM_GPUS - ROLLOUT_GPUS))
+    [ "$ROLLOUT_GPUS" -gt 0 ] || die "ROLLOUT_GPUS=$ROLLOUT_GPUS of NUM_GPUS=$NUM_GPUS leaves no GPU to serve with"
     [ "$actor_gpus" -gt 0 ] || die "ROLLOUT_GPUS=$ROLLOUT_GPUS leaves none of NUM_GPUS=$NUM_GPUS for training"
-    LAYOUT_ARGS=(--rollout-num-gpus $((ROLLOUT_GPUS * NUM_NODES)))
+    serving=$((ROLLOUT_GPUS * NUM_NODES))
+    LAYOUT_ARGS=(--rollout-num-gpus "$serving")
   else
     LAYOUT_ARGS=(--colocate)
   fi
+  divides "TENSOR_PARALLEL=$TENSOR_PARALLEL" "$TENSOR_PARALLEL" $((actor_gpus * NUM_NODES)) "GPUs that train"
+  divides "ENGINE_GPUS=${ENGINE_GPUS:-1}" "${ENGINE_GPUS:-1}" "$serving" "GPUs that serve"
   LAYOUT_ARGS+=(
     --actor-num-nodes "$NUM_NODES"
     --actor-num-gpus-per-node "$actor_gpus"
@@ -225,36 +258,8 @@ cluster_arguments() {
     --attention-softmax-in-fp32
     --attention-backend flash
   )
-  TRACKING_ARGS=(--use-tensorboard --tb-project-name "$RUN_DIR/tensorboard" --tb-experiment-name "$EXPERIMENT-$MODEL")
+  TRACKING_ARGS=(--use-tensorboard)  # into TENSORBOARD_DIR of the job's environment
   if [ -n "${WANDB_PROJECT:-}" ]; then
     TRACKING_ARGS=(--use-wandb --wandb-project "$WANDB_PROJECT" --wandb-group "$EXPERIMENT-$MODEL")
   fi
-}
-
-# Everything that train.py is given, in the order in which later flags win.
-train_arguments() {
-  TRAIN_ARGS=(
-    "${LAYOUT_ARGS[@]}" "${MODEL_ARGS[@]}" "${CKPT_ARGS[@]}" "${HOOK_ARGS[@]}" "${ROLLOUT_ARGS[@]}"
-    "${EVAL_ARGS[@]}" "${PPO_ARGS[@]}" "${OPTIMIZER_ARGS[@]}" "${PERF_ARGS[@]}" "${SGLANG_ARGS[@]}"
-    "${TRACKING_ARGS[@]}" "${MISC_ARGS[@]}" "${EXTRA_ARGS[@]}"
-  )
-}
-
-# Checks the whole command line first, so that a mistake costs seconds and no GPU; then hands it to Ray.
-submit() {
-  train_arguments
-  local paths=$REPO:$SLIME_PATH:$MEGATRON_PATH${PYTHONPATH:+:$PYTHONPATH}
-  local environment="{\"env_vars\": {\"PYTHONPATH\": \"$paths\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\"}}"
-  local command=(ray job submit "--address=$RAY_ADDRESS" "--runtime-env-json=$environment" --
-    python3 "$SLIME_PATH/train.py" "${TRAIN_ARGS[@]}")
-  if [ -n "$DRY_RUN" ]; then
-    printf '%q ' "${command[@]}"
-    echo
-    return
-  fi
-  [ -f "$SLIME_PATH/train.py" ] || die "no $SLIME_PATH/train.py; set SLIME_PATH to a slime checkout"
-  [ -d "$REFERENCE" ] || die "no $REFERENCE; run: bash scripts/prepare_model.sh $MODEL"
-  PYTHONPATH=$paths python3 -m rollout.preflight "${TRAIN_ARGS[@]}"
-  ray status > /dev/null 2>&1 || ray start --head --num-gpus "$NUM_GPUS" --disable-usage-stats
-  "${command[@]}"
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,13 @@ MODEL_ARGS=(--swiglu --num-layers 36 --hidden-size 2048 --ffn-hidden-size 11008 
   --rotary-base 1000000 --group-query-attention --num-query-groups 2 --vocab-size 151936)
 """
 
+SPEC = 'MODEL_ARGS=(--spec slime_plugins.models.qwen3_5 get_qwen3_5_spec --num-layers 32)'
+MODELS = ("qwen2.5-3B", "qwen2.5-7B", "qwen3-4B", "qwen3-8B", "qwen3-30B-A3B", "qwen3.5-4B", "qwen3.5-35B-A3B-vl")
+
 Command = Callable[..., list[str]]
+
+SHOW_WORDS = 'ray() { printf "%s\\0" ray "$@"; }; source "$1"'
+"""What the printed script would run, without running it."""
 
 
 def recorded_flags() -> dict[str, str]:
@@ -29,14 +34,14 @@ def recorded_flags() -> dict[str, str]:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    """Runs a script with --dry-run; returns the words of the command that it would give to Ray."""
+    """Runs a script with --dry-run, then what it printed; returns the words that Ray would be given."""
 
     def run(script: str, *options: str, slime: Path | None = None, **environment: str) -> list[str]:
         folder = slime or tmp_path / "slime"
         if slime is None:
             (folder / "scripts" / "models").mkdir(parents=True, exist_ok=True)
-            for name in ("qwen2.5-3B", "qwen2.5-7B", "qwen3-4B", "qwen3-8B"):
-                (folder / "scripts" / "models" / f"{name}.sh").write_text(QWEN_3B)
+            for name in MODELS:
+                (folder / "scripts" / "models" / f"{name}.sh").write_text(SPEC if "3.5" in name else QWEN_3B)
         variables = {"SLIME_PATH": str(folder), "OUTPUT": str(tmp_path / "out"), "MODELS": str(tmp_path / "models")}
         done = subprocess.run(
             ["bash", str(REPO / "scripts" / script), "--dry-run", *options],
@@ -45,7 +50,11 @@ def command(tmp_path: Path) -> Command:
             env={"PATH": os.environ["PATH"], **variables, **environment},
         )
         assert done.returncode == 0, done.stderr
-        return shlex.split(done.stdout.splitlines()[-1])
+        printed = tmp_path / "printed.sh"
+        printed.write_text(done.stdout)
+        shown = subprocess.run(["bash", "-euc", SHOW_WORDS, "-", str(printed)], capture_output=True, text=True)
+        assert shown.returncode == 0, shown.stderr
+        return shown.stdout.split("\0")[:-1]
 
     return run
 

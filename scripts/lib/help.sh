@@ -1,0 +1,17 @@
+# Sourced first by the scripts, so that --help answers before anything is installed.
+
+# The comment at the head of the script that runs.
+print_header() {
+  sed -n '2,${/^#/!q;s/^# \{0,1\}//p}' "scripts/$(basename "$0")"
+}
+
+# Prints it and ends the script if one of the arguments asks for help.
+help_if_asked() {
+  local word
+  for word in "$@"; do
+    case $word in
+      --) return 0 ;;
+      --help | -h) print_header; exit 0 ;;
+    esac
+  done
+}

@@ -1,0 +1,112 @@
+# The job that the *_ARGS arrays describe: printed, checked, handed to Ray. Sourced by scripts/lib/slime.sh.
+
+# The groups in the order in which later flags win, and what each is for.
+GROUPS_OF_FLAGS=(
+  "LAYOUT      GPUs, and whether training and serving share them"
+  "MODEL       the model's shape, from slime's scripts/models"
+  "CKPT        weights: where they come from and where they are saved"
+  "HOOK        what this project plugs into slime"
+  "ROLLOUT     a batch: its turns, their lengths, sampling"
+  "EVAL        held-out episodes"
+  "PPO         advantages and losses"
+  "OPTIMIZER   optimizer"
+  "PERF        parallelism and memory of training"
+  "SGLANG      serving"
+  "TRACKING    where metrics go"
+  "MISC        numerics"
+  "EXTRA       from the command line, after --"
+)
+
+# Checks the whole command line first, so that a mistake costs seconds and no GPU; then hands it to Ray.
+submit() {
+  local group
+  TRAIN_ARGS=()
+  for group in "${GROUPS_OF_FLAGS[@]}"; do
+    local -n words=${group%% *}_ARGS
+    TRAIN_ARGS+=("${words[@]}")
+  done
+  PATHS=$REPO:$SLIME_PATH:$MEGATRON_PATH${PYTHONPATH:+:$PYTHONPATH}
+  JOB=(ray job submit "--address=$RAY_ADDRESS" "--runtime-env-json=$(job_environment)")
+  if [ -n "$DRY_RUN" ]; then
+    print_job
+    return
+  fi
+  [ -f "$SLIME_PATH/train.py" ] || die "no $SLIME_PATH/train.py; set SLIME_PATH to a slime checkout"
+  [ "$REFERENCE" = "$HF_CHECKPOINT" ] || [ -f "$REFERENCE/latest_checkpointed_iteration.txt" ] ||
+    die "$REFERENCE holds no finished checkpoint; run: bash scripts/prepare_model.sh $MODEL"
+  PYTHONPATH=$PATHS python3 -m rollout.preflight "${TRAIN_ARGS[@]}"
+  find_ray
+  "${JOB[@]}" -- python3 "$SLIME_PATH/train.py" "${TRAIN_ARGS[@]}"
+}
+
+# Every process of the job inherits these. slime's writers take TENSORBOARD_DIR before any flag.
+job_environment() {
+  printf '{"env_vars": {"PYTHONPATH": "%s", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "TENSORBOARD_DIR": "%s"}}' \
+    "$PATHS" "$RUN_DIR/tensorboard"
+}
+
+# Prints a script that submits the same job, one flag per line. Only the run's folder was written to.
+print_job() {
+  local group name
+  printf '#!/usr/bin/env bash\n# What scripts/%s submits. Only %s was written so far.\n' "$(basename "$0")" "$RUN_DIR"
+  for group in "${GROUPS_OF_FLAGS[@]}"; do
+    name=${group%% *}_ARGS
+    local -n flags=$name
+    printf '\n%s=(  # %s' "$name" "$(sed 's/^[A-Z]* *//' <<< "$group")"
+    print_flags "${flags[@]}"
+    printf '\n)\n'
+  done
+  printf '\n'
+  printf '%s ' "$(quoted ray)" "$(quoted job)" "$(quoted submit)"
+  printf '\\\n  %s ' "$(quoted "${JOB[3]}")"
+  printf '\\\n  %s ' "$(quoted "${JOB[4]}")"
+  printf '\\\n  -- python3 %s' "$(quoted "$SLIME_PATH/train.py")"
+  for group in "${GROUPS_OF_FLAGS[@]}"; do
+    printf ' \\\n  "${%s_ARGS[@]}"' "${group%% *}"
+  done
+  printf '\n'
+}
+
+print_flags() {
+  local word
+  for word in "$@"; do
+    case $word in
+      --*) printf '\n  %s' "$word" ;;
+      *) printf ' %s' "$(quoted "$word")" ;;
+    esac
+  done
+}
+
+# A word as the shell reads it back; quotes only where it needs them.
+quoted() {
+  if [[ $1 =~ ^[A-Za-z0-9_./:=@%+,-]+$ ]]; then
+    printf '%s' "$1"
+  else
+    printf "'%s'" "${1//\'/\'\\\'\'}"
+  fi
+}
+
+# Asks the job server itself: `ray status` speaks another protocol and fails where RAY_ADDRESS is an HTTP address.
+ray_answers() {
+  curl --silent --fail --noproxy '*' --max-time 5 "$RAY_ADDRESS/api/version" 2> /dev/null | grep -q ray_version
+}
+
+# The cluster at RAY_ADDRESS; on one node, a head is started there if none runs.
+find_ray() {
+  local seconds
+  [[ $RAY_ADDRESS =~ ^https?://([^/:]+):([0-9]+)/?$ ]] ||
+    die "RAY_ADDRESS=$RAY_ADDRESS is not a job server's address; give it as http://HOST:8265"
+  local host=${BASH_REMATCH[1]} port=${BASH_REMATCH[2]}
+  RAY_ADDRESS=${RAY_ADDRESS%/}
+  ray_answers && return
+  [ "$NUM_NODES" -eq 1 ] || die "NUM_NODES=$NUM_NODES, but no Ray job server answers at $RAY_ADDRESS; start a head and \
+join the other nodes first (docs/slime.md, Several nodes)"
+  [ "$host" = 127.0.0.1 ] || [ "$host" = localhost ] || die "no Ray job server answers at $RAY_ADDRESS; start one on \
+that host with: ray start --head --dashboard-host=0.0.0.0 --dashboard-port=$port"
+  env -u RAY_ADDRESS ray start --head "--num-gpus=$NUM_GPUS" "--dashboard-port=$port" --disable-usage-stats
+  for seconds in $(seq "${RAY_WAIT:-60}"); do
+    ray_answers && return
+    sleep 1
+  done
+  die "Ray was started, but its job server does not answer at $RAY_ADDRESS; it needs pip install 'ray[default]'"
+}
