@@ -22,6 +22,7 @@ UPDATES=3000
 DATA=${DATA:-/root/datasets/geo3k_imgurl_processed}
 DATA_SET=${DATA_SET:-VeraIsHere/geo3k_imgurl_processed}
 
+given_engine_gpus=${ENGINE_GPUS:-}
 source scripts/lib/slime.sh
 source scripts/lib/models.sh
 
@@ -48,7 +49,7 @@ parse_options "$@"
 REFERENCE=$HF_CHECKPOINT
 if [[ $MODEL == *-A*B ]]; then experts=$NUM_GPUS; else experts=1; fi
 EXPERTS=${EXPERTS:-$experts}         # GPUs that share a mixture's experts; 1 for a dense model
-ENGINE_GPUS=${ENGINE_GPUS:-$EXPERTS}
+ENGINE_GPUS=${given_engine_gpus:-$EXPERTS}
 write_config
 model_arguments
 cluster_arguments

@@ -16,7 +16,8 @@ was_interrupted() {
 model_is_complete() {
   local folder=$1 file
   [ -f "$folder/config.json" ] && [ -f "$folder/tokenizer_config.json" ] && ! was_interrupted "$folder" || return 1
-  [ -f "$folder/model.safetensors.index.json" ] || { [ -f "$folder/model.safetensors" ] && return; }
+  [ ! -f "$folder/model.safetensors" ] || return 0
+  [ -f "$folder/model.safetensors.index.json" ] || return 1
   while read -r file; do
     [ -f "$folder/$file" ] || return 1
   done < <(grep -o '"[^"]*\.safetensors"' "$folder/model.safetensors.index.json" | tr -d '"' | sort -u)

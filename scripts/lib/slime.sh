@@ -19,6 +19,7 @@ DRY_RUN=
 NUM_NODES=${NUM_NODES:-1}
 CHECKPOINTS_KEPT=${CHECKPOINTS_KEPT:-2}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-1}
+ENGINE_GPUS=${ENGINE_GPUS:-1}
 EXTRA_ARGS=()
 
 usage() {
@@ -210,19 +211,25 @@ ppo_arguments() {
   )
 }
 
+# Each of these variables must count something.
+counts() {
+  local name
+  for name in "$@"; do
+    [[ ${!name} =~ ^[1-9][0-9]*$ ]] || die "$name=${!name} must be a whole number of at least 1"
+  done
+}
+
 divides() {
   [ $(($3 % $2)) -eq 0 ] || die "$1 does not divide the $3 $4; change it, or the number of GPUs"
 }
 
 cluster_arguments() {
-  local name actor_gpus=$NUM_GPUS serving=$((NUM_GPUS * NUM_NODES))
-  for name in NUM_GPUS NUM_NODES TENSOR_PARALLEL; do
-    [[ ${!name} =~ ^[1-9][0-9]*$ ]] || die "$name=${!name} must be a whole number of at least 1"
-  done
+  counts NUM_GPUS NUM_NODES TENSOR_PARALLEL ENGINE_GPUS
+  local actor_gpus=$NUM_GPUS serving=$((NUM_GPUS * NUM_NODES))
   if [ $LAYOUT = disaggregated ]; then
     ROLLOUT_GPUS=${ROLLOUT_GPUS:-$((NUM_GPUS / 2))}
     actor_gpus=$((NUM_GPUS - ROLLOUT_GPUS))
-    [ "$ROLLOUT_GPUS" -gt 0 ] || die "ROLLOUT_GPUS=$ROLLOUT_GPUS of NUM_GPUS=$NUM_GPUS leaves no GPU to serve with"
+    counts ROLLOUT_GPUS
     [ "$actor_gpus" -gt 0 ] || die "ROLLOUT_GPUS=$ROLLOUT_GPUS leaves none of NUM_GPUS=$NUM_GPUS for training"
     serving=$((ROLLOUT_GPUS * NUM_NODES))
     LAYOUT_ARGS=(--rollout-num-gpus "$serving")
@@ -230,7 +237,7 @@ cluster_arguments() {
     LAYOUT_ARGS=(--colocate)
   fi
   divides "TENSOR_PARALLEL=$TENSOR_PARALLEL" "$TENSOR_PARALLEL" $((actor_gpus * NUM_NODES)) "GPUs that train"
-  divides "ENGINE_GPUS=${ENGINE_GPUS:-1}" "${ENGINE_GPUS:-1}" "$serving" "GPUs that serve"
+  divides "ENGINE_GPUS=$ENGINE_GPUS" "$ENGINE_GPUS" "$serving" "GPUs that serve"
   LAYOUT_ARGS+=(
     --actor-num-nodes "$NUM_NODES"
     --actor-num-gpus-per-node "$actor_gpus"
@@ -248,7 +255,7 @@ cluster_arguments() {
   )
   [ "$TENSOR_PARALLEL" -eq 1 ] || PERF_ARGS+=(--sequence-parallel)
   SGLANG_ARGS=(
-    --rollout-num-gpus-per-engine "${ENGINE_GPUS:-1}"
+    --rollout-num-gpus-per-engine "$ENGINE_GPUS"
     --sglang-mem-fraction-static "${MEM_FRACTION:-0.55}"
   )
   MISC_ARGS=(

@@ -1,0 +1,196 @@
+"""A job from nothing: help without an installation, the printed script, and the Ray cluster that it is given to."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.scripts.conftest import REPO, Command, by_flag, train_flags
+
+SCRIPTS = sorted(path.name for path in (REPO / "scripts").glob("*.sh") if path.name != "install.sh")
+
+
+def bash(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in the repository's folder with the functions of scripts/lib in reach."""
+    variables = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **environment}
+    command = ["bash", "-euo", "pipefail", "-c", program]
+    return subprocess.run(command, cwd=REPO, capture_output=True, text=True, env=variables)
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_answers_with_no_python_and_no_home(tmp_path: Path, script: str, option: str) -> None:
+    """Only the tools that print: whatever installs, downloads or trains would fail here."""
+    for tool in ("bash", "dirname", "basename", "sed", "cat", "grep"):
+        path = next(Path(folder) / tool for folder in os.environ["PATH"].split(":") if (Path(folder) / tool).exists())
+        (tmp_path / tool).symlink_to(path)
+    done = bash(f"bash scripts/{script} {option}", PATH=str(tmp_path), VENV=str(tmp_path / "venv"))
+    assert done.returncode == 0 and not done.stderr and f"bash scripts/{script}" in done.stdout
+    assert not (tmp_path / "venv").exists()
+
+
+OPTIONS = {
+    "run_quickstart.sh": "embedded/quickstart.py",
+    "run_ablation.sh": "embedded/ablation.py",
+    "run_embedded_gpu.sh": "embedded/pretrained.py",
+    "evaluate.sh": "inspection/evaluate.py",
+    "check_gpu.sh": "tests/gpu/check.py",
+}
+
+
+@pytest.mark.parametrize("script", OPTIONS)
+def test_help_names_every_option_of_the_program_that_the_script_starts(script: str) -> None:
+    source = (REPO / OPTIONS[script]).read_text()
+    calls = [call.partition("\n")[0] for call in source.split('add_argument("--')[1:]]
+    options = [f"--{call.partition(chr(34))[0]}" for call in calls if "SUPPRESS" not in call]
+    given = {"--config", "--checkpoint"} if script == "evaluate.sh" else set()
+    shown = bash(f"bash scripts/{script} --help").stdout
+    assert options and not [option for option in options if option not in shown and option not in given]
+
+
+def test_a_dry_run_prints_a_script_with_one_flag_per_line_under_a_comment_per_group(tmp_path: Path) -> None:
+    done = bash("bash scripts/run_babyai.sh --dry-run", SLIME_PATH=str(tmp_path), OUTPUT=str(tmp_path / "out"))
+    lines = done.stdout.splitlines()
+    groups = [line for line in lines if line.endswith(tuple("abcdefghijklmnopqrstuvwxyz-")) and "=(  # " in line]
+    assert len(groups) == 13 and all(line.split("=(  # ")[1] for line in groups)
+    flags = [line for line in lines if line.startswith("  --") and not line.startswith("  -- ")]
+    assert len(flags) > 50 and all(line.count(" --") == 1 for line in flags)
+    assert str(tmp_path / "out/babyai-Qwen2.5-3B-Instruct") in lines[1]
+
+
+def test_a_dry_run_writes_only_into_the_folder_that_it_names(tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in REPO.rglob("*") if ".git" not in path.parts}
+    bash("bash scripts/run_babyai.sh --dry-run", SLIME_PATH=str(tmp_path / "none"), OUTPUT=str(tmp_path / "out"))
+    after = {path: path.stat().st_mtime_ns for path in REPO.rglob("*") if ".git" not in path.parts}
+    changed = [path for path in after if after[path] != before.get(path) and "__pycache__" not in path.parts]
+    assert not changed
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["config.yaml", "roles.yaml"]
+
+
+def test_an_output_folder_that_cannot_be_written_ends_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = bash("bash scripts/run_babyai.sh --dry-run", OUTPUT=str(tmp_path / "file"))
+    assert done.returncode == 2 and done.stderr.startswith("error: cannot write") and "set OUTPUT" in done.stderr
+
+
+def test_words_with_spaces_quotes_and_braces_come_back_as_they_were_given(command: Command) -> None:
+    odd = """{"image": "it's $HOME"}"""
+    flags = by_flag(train_flags(command("run_babyai.sh", "--", "--multimodal-keys", odd)))
+    assert flags["--multimodal-keys"] == [odd]
+
+
+def test_metrics_land_in_the_runs_folder(command: Command, tmp_path: Path) -> None:
+    words = command("run_babyai.sh")
+    environment = json.loads(next(w for w in words if w.startswith("--runtime-env-json=")).split("=", 1)[1])["env_vars"]
+    assert environment["TENSORBOARD_DIR"] == str(tmp_path / "out/babyai-Qwen2.5-3B-Instruct/tensorboard")
+
+
+def test_checkpoints_rotate_unless_all_are_wanted(command: Command) -> None:
+    def kept(**environment: str) -> object:
+        flags = by_flag(train_flags(command("run_babyai.sh", **environment)))
+        return yaml.safe_load(Path(flags["--custom-config-path"][0]).read_text()).get("checkpoints_kept")
+
+    assert (kept(), kept(CHECKPOINTS_KEPT="5"), kept(CHECKPOINTS_KEPT="all")) == (2, 5, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "thinks_by_default"),
+    [
+        *[(name, True) for name in ("Qwen3-4B", "Qwen3-0.6B", "Qwen3-30B-A3B", "Qwen3-235B-A22B", "Qwen3-8B-FP8")],
+        *[(name, True) for name in ("Qwen3.5-4B", "Qwen3.5-35B-A3B", "Qwen3.5-0.8B")],
+        *[(name, False) for name in ("Qwen2.5-3B-Instruct", "Qwen3-4B-Instruct-2507", "Qwen3-30B-A3B-Thinking-2507")],
+        *[(name, False) for name in ("Qwen3-Next-80B-A3B-Instruct", "Qwen3-Coder-30B-A3B-Instruct", "GLM-Z1-9B-0414")],
+    ],
+)
+def test_thinking_is_off_for_every_hybrid_and_left_alone_elsewhere(
+    command: Command, model: str, thinks_by_default: bool
+) -> None:
+    flags = by_flag(train_flags(command("run_babyai.sh", "--model", model)))
+    config = yaml.safe_load(Path(flags["--custom-config-path"][0]).read_text())
+    assert config.get("chat_template_kwargs") == ({"enable_thinking": False} if thinks_by_default else None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"NUM_NODES": "two"}, "NUM_NODES=two must be a whole number"),
+        ({"NUM_GPUS": "0"}, "NUM_GPUS=0 must be a whole number"),
+        ({"TENSOR_PARALLEL": "3"}, "TENSOR_PARALLEL=3 does not divide the 4 GPUs that train"),
+        ({"ENGINE_GPUS": "3"}, "ENGINE_GPUS=3 does not divide the 4 GPUs that serve"),
+        ({"ROLLOUT_GPUS": "4", "DISAGGREGATED": "yes"}, "leaves none of NUM_GPUS=4 for training"),
+        ({"ROLLOUT_GPUS": "0", "DISAGGREGATED": "yes"}, "ROLLOUT_GPUS=0 must be a whole number"),
+        ({"ROLLOUT_GPUS": "1", "ENGINE_GPUS": "2", "DISAGGREGATED": "yes"}, "does not divide the 1 GPUs that serve"),
+    ],
+)
+def test_gpus_that_do_not_divide_are_refused(tmp_path: Path, environment: dict[str, str], words: str) -> None:
+    option = "--disaggregated" if environment.pop("DISAGGREGATED", None) else ""
+    done = bash(f"bash scripts/run_babyai.sh --dry-run {option}", OUTPUT=str(tmp_path), **environment)
+    assert done.returncode == 2 and words in done.stderr
+
+
+def test_several_nodes_multiply_what_each_of_them_gives(command: Command) -> None:
+    flags = by_flag(train_flags(command("run_babyai.sh", "--disaggregated", NUM_NODES="2", ROLLOUT_GPUS="1")))
+    assert (flags["--actor-num-nodes"], flags["--actor-num-gpus-per-node"]) == (["2"], ["3"])
+    assert (flags["--rollout-num-gpus"], flags["--num-gpus-per-node"]) == (["2"], ["4"])
+
+
+@pytest.fixture
+def job_server() -> Iterator[str]:
+    """An HTTP server that answers as Ray's job server does when it is asked for its version."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/api/version" else 404)
+            self.end_headers()
+            self.wfile.write(b'{"version": "4", "ray_version": "2.50.0", "ray_commit": "x"}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+FIND_RAY = """
+NUM_GPUS=4
+source scripts/lib/slime.sh
+ray() { echo "ray $* [RAY_ADDRESS=${RAY_ADDRESS:-}]" >&2; }
+env() { shift 2; RAY_ADDRESS= "$@"; }
+find_ray
+"""
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_cluster_that_runs_is_used_with_the_address_exported_as_the_usage_says(job_server: str, end: str) -> None:
+    done = bash(FIND_RAY, RAY_ADDRESS=job_server + end)
+    assert done.returncode == 0 and "ray start" not in done.stderr
+
+
+def test_a_head_is_started_on_this_machine_where_none_answers() -> None:
+    done = bash(FIND_RAY, RAY_ADDRESS="http://127.0.0.1:1", RAY_WAIT="1")
+    assert "ray start --head --num-gpus=4 --dashboard-port=1 --disable-usage-stats [RAY_ADDRESS=]" in done.stderr
+    assert done.returncode == 2 and "its job server does not answer" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RAY_ADDRESS": "http://127.0.0.1:1", "NUM_NODES": "2"}, "join the other nodes first"),
+        ({"RAY_ADDRESS": "http://192.0.2.1.invalid:8265"}, "start one on that host"),
+        ({"RAY_ADDRESS": "auto"}, "give it as http://HOST:8265"),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, "give it as http://HOST:8265"),
+    ],
+)
+def test_a_cluster_that_cannot_be_reached_is_not_replaced_by_another(environment: dict[str, str], words: str) -> None:
+    done = bash(FIND_RAY, **environment)
+    assert done.returncode == 2 and words in done.stderr and "ray start --head --num" not in done.stderr

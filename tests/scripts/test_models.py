@@ -1,0 +1,129 @@
+"""Models and data sets: what is complete is left alone, what was interrupted goes on, what is empty is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from huggingface_hub._local_folder import get_local_download_paths
+
+from tests.scripts.conftest import QWEN_3B, REPO, Command, by_flag, train_flags
+
+TOOLS = """
+hf() { echo "hf $*"; }
+python3() { echo "python3 $*"; }
+env() { shift; "$@"; }
+export -f hf python3 env
+"""
+
+
+def prepare(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """`prepare_model.sh` with downloads and conversions that only say that they were asked for."""
+    models = tmp_path / "slime" / "scripts" / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    (models / "qwen2.5-3B.sh").write_text(QWEN_3B)
+    command = f"{TOOLS} bash {REPO}/scripts/prepare_model.sh {' '.join(options)}"
+    environment = {"PATH": os.environ["PATH"], "SLIME_PATH": str(tmp_path / "slime"), "MODELS": str(tmp_path)}
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
+
+
+def write_model(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    shards = [f"model-0000{k}-of-00002.safetensors" for k in (1, 2)]
+    for name in ("config.json", "tokenizer_config.json", *shards):
+        (folder / name).write_text("{}")
+    index = {"weight_map": {"a": shards[0], "b": shards[1], "c": shards[1]}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_a_complete_model_is_neither_downloaded_nor_converted_again(tmp_path: Path) -> None:
+    write_model(tmp_path / "Qwen2.5-3B-Instruct")
+    reference = tmp_path / "Qwen2.5-3B-Instruct_torch_dist"
+    reference.mkdir()
+    (reference / "latest_checkpointed_iteration.txt").write_text("release")
+    done = prepare(tmp_path, "Qwen2.5-3B-Instruct")
+    assert done.returncode == 0 and [line.split()[0] for line in done.stdout.splitlines()] == ["ready:"]
+
+
+def test_a_model_in_one_file_is_complete_without_an_index(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen2.5-3B-Instruct"
+    write_model(folder)
+    for path in folder.glob("model*"):
+        path.unlink()
+    (folder / "model.safetensors").write_text("")
+    assert "hf download" not in prepare(tmp_path, "Qwen2.5-3B-Instruct").stdout
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["config.json", "tokenizer_config.json", "model-00002-of-00002.safetensors", "model.safetensors.index.json"],
+)
+def test_a_download_that_lacks_a_file_goes_on(tmp_path: Path, missing: str) -> None:
+    write_model(tmp_path / "Qwen2.5-3B-Instruct")
+    (tmp_path / "Qwen2.5-3B-Instruct" / missing).unlink()
+    done = prepare(tmp_path, "Qwen2.5-3B-Instruct")
+    assert f"hf download Qwen/Qwen2.5-3B-Instruct --local-dir {tmp_path}/Qwen2.5-3B-Instruct" in done.stdout
+
+
+def test_a_download_that_was_cut_in_the_middle_of_a_file_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen2.5-3B-Instruct"
+    write_model(folder)
+    paths = get_local_download_paths(folder, "model-00002-of-00002.safetensors")
+    partial = paths.incomplete_path("0123456789abcdef")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_text("half of it")
+    assert "hf download" in prepare(tmp_path, "Qwen2.5-3B-Instruct").stdout
+
+
+def test_a_conversion_that_did_not_end_is_made_again(tmp_path: Path) -> None:
+    write_model(tmp_path / "Qwen2.5-3B-Instruct")
+    (tmp_path / "Qwen2.5-3B-Instruct_torch_dist" / "release").mkdir(parents=True)
+    assert "convert_hf_to_torch_dist.py" in prepare(tmp_path, "Qwen2.5-3B-Instruct").stdout
+
+
+def test_a_dry_run_shows_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
+    done = prepare(tmp_path, "Qwen2.5-3B-Instruct", "--dry-run")
+    assert done.returncode == 0 and "hf download" in done.stdout and "convert_hf_to_torch_dist.py" in done.stdout
+    assert not (tmp_path / "Qwen2.5-3B-Instruct").exists()
+
+
+def test_training_refuses_an_empty_reference_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "scripts/models").mkdir(parents=True)
+    (tmp_path / "scripts/models/qwen2.5-3B.sh").write_text(QWEN_3B)
+    (tmp_path / "Qwen2.5-3B-Instruct_torch_dist").mkdir()
+    environment = {"SLIME_PATH": str(tmp_path), "MODELS": str(tmp_path), "OUTPUT": str(tmp_path / "out")}
+    done = subprocess.run(
+        ["bash", str(REPO / "scripts/run_babyai.sh")],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], **environment},
+    )
+    assert done.returncode == 2 and "holds no finished checkpoint; run: bash scripts/prepare_model.sh" in done.stderr
+
+
+def test_geo3k_starts_with_a_model_that_fits_and_takes_slimes_own(command: Command) -> None:
+    small = by_flag(train_flags(command("run_geo3k_vlm.sh")))
+    assert small["--hf-checkpoint"][0].endswith("Qwen3.5-4B")
+    assert small["--spec"] == ["slime_plugins.models.qwen3_5_vl", "get_qwen3_5_vl_model_provider"]
+    assert (small["--expert-model-parallel-size"], small["--rollout-num-gpus-per-engine"]) == (["1"], ["1"])
+    assert small["--save-retain-interval"] == ["20"]
+    mixture = by_flag(train_flags(command("run_geo3k_vlm.sh", "--model", "Qwen3.5-35B-A3B")))
+    assert (mixture["--expert-model-parallel-size"], mixture["--rollout-num-gpus-per-engine"]) == (["8"], ["8"])
+    everything = by_flag(train_flags(command("run_geo3k_vlm.sh", CHECKPOINTS_KEPT="all", ENGINE_GPUS="2")))
+    assert "--save-retain-interval" not in everything and everything["--rollout-num-gpus-per-engine"] == ["2"]
+
+
+def test_geo3k_refuses_a_model_that_slime_does_not_describe_with_pictures(command: Command, tmp_path: Path) -> None:
+    command("run_geo3k_vlm.sh")
+    environment = {"SLIME_PATH": str(tmp_path / "slime"), "OUTPUT": str(tmp_path / "out"), "MODELS": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", str(REPO / "scripts/run_geo3k_vlm.sh"), "--model", "Qwen2.5-VL-7B-Instruct"],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], **environment},
+    )
+    assert done.returncode == 2 and "name a model that slime trains with pictures" in done.stderr
