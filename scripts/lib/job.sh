@@ -36,6 +36,8 @@ submit() {
     die "$REFERENCE holds no finished checkpoint; run: bash scripts/prepare_model.sh $MODEL"
   PYTHONPATH=$PATHS python3 -m rollout.preflight "${TRAIN_ARGS[@]}"
   find_ray
+  [[ " ${TRAIN_ARGS[*]} " != *" --use-tensorboard "* ]] ||
+    echo "metrics: tensorboard --logdir $RUN_DIR/tensorboard --reload_multifile=true"
   "${JOB[@]}" -- python3 "$SLIME_PATH/train.py" "${TRAIN_ARGS[@]}"
 }
 

@@ -1,0 +1,92 @@
+"""What a run leaves on disk: both roles' last common steps, TensorBoard events, and a model that others can load."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForCausalLM
+
+from embedded.server import EngineServer
+from tests.slime.conftest import engine_flags
+from tests.slime.cpu.harness import IMPORTS, REPO, Run
+from tests.slime.test_resume import script_arguments
+
+pytestmark = pytest.mark.slow
+
+ROLLOUTS = 4
+
+
+@pytest.fixture(scope="module")
+def run(make_run: Callable[..., Run], engine: EngineServer) -> Run:
+    """Four batches, each of them saved, of which two are kept."""
+    run = make_run("rotation", *engine_flags(engine), "--use-tensorboard", checkpoints_kept=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TENSORBOARD_DIR", str(run.work / "tensorboard"))
+        run.train([*script_arguments(run), "--num-rollout", str(ROLLOUTS)])
+    return run
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in folder.glob("iter_*"))
+
+
+def test_both_roles_and_the_rollout_keep_their_last_two_steps(run: Run) -> None:
+    assert steps(run.work / "actor") == steps(run.work / "critic") == [2, 3]
+    assert sorted(path.name for path in (run.work / "actor" / "rollout").iterdir()) == [
+        "slime_verlog_2.safetensors",
+        "slime_verlog_3.safetensors",
+    ]
+
+
+def test_every_process_that_measures_writes_events_of_its_own_into_the_runs_folder(run: Run) -> None:
+    files = list((run.work / "tensorboard").glob("events.*"))
+    tags = [set(read_tags(path)) for path in files]
+    assert len(files) == 3, "the rollout manager, the actor and the critic"
+    for prefix in ("rollout/", "train/", "train/critic-"):
+        assert any(tag.startswith(prefix) for found in tags for tag in found), prefix
+
+
+def read_tags(path: Path) -> list[str]:
+    events = EventAccumulator(str(path))
+    events.Reload()
+    return events.Tags()["scalars"]
+
+
+def test_a_checkpoint_becomes_a_hugging_face_folder_with_the_trained_weights(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {run.slime.python} "$@"\n')
+    (tmp_path / "python3").chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{IMPORTS}:{REPO}",
+        "SLIME_PATH": str(run.slime.path),
+        "SLIME_CPU_WORK": str(tmp_path),
+    }
+    command = ["bash", str(REPO / "scripts/export_model.sh"), str(run.work), str(run.model)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    folder = Path(done.stdout.splitlines()[-1].removeprefix("ready: "))
+    trained, initial = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (folder, run.model))
+    assert trained.keys() == initial.keys()
+    moved = [name for name in trained if not torch.equal(trained[name], initial[name])]
+    assert moved, "training changed nothing"
+    for name, weight in trained.items():
+        torch.testing.assert_close(weight.float(), initial[name].float(), rtol=0, atol=0.05)
+
+
+def test_a_run_that_died_between_the_two_saves_goes_on_from_the_last_common_step(run: Run) -> None:
+    critic = run.work / "critic"
+    shutil.rmtree(critic / "iter_0000003")
+    (critic / "latest_checkpointed_iteration.txt").write_text("2")
+    arguments = script_arguments(run)
+    assert arguments[arguments.index("--ckpt-step") + 1] == "2"
+    more = ("--num-rollout", str(ROLLOUTS + 1), "--override-opt-param-scheduler")
+    run.train([*arguments, *more])
+    assert steps(run.work / "actor") == steps(critic) == [3, 4]
