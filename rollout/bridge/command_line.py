@@ -18,8 +18,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from rollout.errors import ConfigError
 from rollout.bridge.framework import FRAMEWORK
+from rollout.errors import ConfigError
 
 ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
 """What belongs to the engine's parser, which slime skips where no engine starts."""

@@ -25,7 +25,8 @@ DELETING = ".deleting-"
 def rotate_checkpoints(args: Any, rollout_id: int, keep: int, states: Path) -> None:
     """Delete what is older than the `keep` newest steps that every role has; a failure to delete is logged.
 
-    `rollout_id` is the step that was just saved, `states` the folder of the rollout's own checkpoints. While only the critic trains, slime does not save the actor.
+    `rollout_id` is the step that was just saved, `states` the folder of the rollout's own checkpoints. While only the
+    critic trains, slime does not save the actor.
     """
     ppo = getattr(args, "advantage_estimator", None) == "ppo"
     critic_only = ppo and rollout_id < (getattr(args, "num_critic_only_steps", 0) or 0)
