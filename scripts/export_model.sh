@@ -14,6 +14,7 @@ EXPERIMENT=export MODEL=$2 NUM_GPUS=1 DRY_RUN=
 source scripts/lib/slime.sh
 source scripts/lib/models.sh
 run_dir=$1 origin=$2
+[[ $run_dir == /* ]] || run_dir=$OLDPWD/$run_dir
 shift 2
 step=$(last_step "$run_dir/actor")
 for word in "$@"; do

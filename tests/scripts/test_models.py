@@ -127,3 +127,33 @@ def test_geo3k_refuses_a_model_that_slime_does_not_describe_with_pictures(comman
         env={"PATH": os.environ["PATH"], **environment},
     )
     assert done.returncode == 2 and "name a model that slime trains with pictures" in done.stderr
+
+
+def export(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """`export_model.sh --dry-run`, called with the run's folder relative to where the user stands."""
+    run, model = tmp_path / "run" / "actor", tmp_path / "models" / "Qwen2.5-3B-Instruct"
+    for step in (19, 39):
+        (run / f"iter_{step:07d}").mkdir(parents=True, exist_ok=True)
+    (run / "latest_checkpointed_iteration.txt").write_text("39")
+    model.mkdir(parents=True, exist_ok=True)
+    (model / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 151936}}))
+    return subprocess.run(
+        ["bash", str(REPO / "scripts/export_model.sh"), "run", "Qwen2.5-3B-Instruct", "--dry-run", *options],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "MODELS": str(tmp_path / "models")},
+    )
+
+
+def test_a_run_is_exported_at_its_last_step_or_at_a_given_one(tmp_path: Path) -> None:
+    last, given = export(tmp_path), export(tmp_path, "19")
+    assert f"--input-dir {tmp_path}/run/actor/iter_0000039 --output-dir {tmp_path}/run/hf/39" in last.stdout
+    assert f"--origin-hf-dir {tmp_path}/models/Qwen2.5-3B-Instruct --vocab-size 151936" in last.stdout
+    assert f"--input-dir {tmp_path}/run/actor/iter_0000019 --output-dir {tmp_path}/run/hf/19" in given.stdout
+
+
+@pytest.mark.parametrize(("step", "words"), [("29", "iter_0000029"), ("last", "STEP must be the number of a step")])
+def test_a_step_that_was_not_saved_is_refused(tmp_path: Path, step: str, words: str) -> None:
+    done = export(tmp_path, step)
+    assert done.returncode == 2 and words in done.stderr
