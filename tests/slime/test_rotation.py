@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from embedded.server import EngineServer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
+from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.harness import IMPORTS, REPO, Run
 from tests.slime.test_resume import script_arguments
