@@ -29,6 +29,7 @@ submit() {
   JOB=(ray job submit "--address=$RAY_ADDRESS" "--runtime-env-json=$(job_environment)")
   if [ -n "$DRY_RUN" ]; then
     print_job
+    check_job_if_possible >&2
     return
   fi
   [ -f "$SLIME_PATH/train.py" ] || die "no $SLIME_PATH/train.py; set SLIME_PATH to a slime checkout"
@@ -39,6 +40,15 @@ submit() {
   [[ " ${TRAIN_ARGS[*]} " != *" --use-tensorboard "* ]] ||
     echo "metrics: tensorboard --logdir $RUN_DIR/tensorboard --reload_multifile=true"
   "${JOB[@]}" -- python3 "$SLIME_PATH/train.py" "${TRAIN_ARGS[@]}"
+}
+
+# A dry run needs no slime; where there is one, and the model, it ends with preflight's verdict.
+check_job_if_possible() {
+  if [ -f "$HF_CHECKPOINT/config.json" ] && PYTHONPATH=$PATHS python3 -c 'import slime, megatron' 2> /dev/null; then
+    PYTHONPATH=$PATHS python3 -m rollout.preflight "${TRAIN_ARGS[@]}"
+  else
+    echo "note: the flags were not checked, which needs slime, Megatron and $HF_CHECKPOINT"
+  fi
 }
 
 # Every process of the job inherits these. slime's writers take TENSORBOARD_DIR before any flag.
@@ -59,10 +69,9 @@ print_job() {
     printf '\n)\n'
   done
   printf '\n'
-  printf '%s ' "$(quoted ray)" "$(quoted job)" "$(quoted submit)"
-  printf '\\\n  %s ' "$(quoted "${JOB[3]}")"
-  printf '\\\n  %s ' "$(quoted "${JOB[4]}")"
-  printf '\\\n  -- python3 %s' "$(quoted "$SLIME_PATH/train.py")"
+  printf 'ray job submit \\\n'
+  printf '  %s \\\n' "$(quoted "${JOB[3]}")" "$(quoted "${JOB[4]}")"
+  printf '  -- python3 %s' "$(quoted "$SLIME_PATH/train.py")"
   for group in "${GROUPS_OF_FLAGS[@]}"; do
     printf ' \\\n  "${%s_ARGS[@]}"' "${group%% *}"
   done

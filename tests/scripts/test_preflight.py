@@ -174,3 +174,29 @@ def test_training_on_saved_batches_may_carry_the_engines_flags(command: Command,
     saved = ("--debug-train-only", "--load-debug-rollout-data", "/data/{rollout_id}.pt")
     done = preflight(slime, train_flags(command("run_babyai.sh", "--", *saved, slime=slime.path)), tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_dry_run_ends_with_the_verdict_where_slime_and_the_model_are_there(
+    command: Command, slime: Slime, tmp_path: Path
+) -> None:
+    flags = by_flag(train_flags(command("run_babyai.sh", slime=slime.path)))
+    write_model(Path(flags["--hf-checkpoint"][0]), flags)
+    write_reference(Path(flags["--ref-load"][0]))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").write_text(f'#!/bin/sh\nexec {slime.python} "$@"\n')
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "PYTHONPATH": str(IMPORTS),
+        "SLIME_PATH": str(slime.path),
+        "SLIME_CPU_WORK": str(tmp_path),
+        "MODELS": str(tmp_path / "models"),
+        "OUTPUT": str(tmp_path / "out"),
+        "TORCHDYNAMO_DISABLE": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    }
+    script = ["bash", str(REPO / "scripts/run_babyai.sh"), "--dry-run"]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0 and done.stderr == "preflight: flags, YAML and environments are fine\n", done.stderr
+    wrong = subprocess.run([*script, "--", "--lora-rank", "8"], capture_output=True, text=True, env=environment)
+    assert wrong.returncode == 2 and "knows --lora-rank" in wrong.stderr and wrong.stdout.startswith("#!")
