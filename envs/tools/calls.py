@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +29,17 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object's members; which of two equal keys counts would be a guess."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {short(twice)} appears twice in one object")
+    return members
+
+
 # Raw line breaks inside strings are let through: they are unambiguous, and common in code.
-_decoder = json.JSONDecoder(strict=False, parse_constant=_no_constant)
+_decoder = json.JSONDecoder(strict=False, parse_constant=_no_constant, object_pairs_hook=_distinct)
 
 
 @dataclass(frozen=True)
@@ -60,19 +70,49 @@ class Calls:
 
 
 def find_calls(text: str, limit: int = 8) -> Calls:
-    """Read the calls out of an answer; what stands in the reasoning before `</think>` is none. Never raises."""
+    """Read the calls out of an answer; what stands in the reasoning before `</think>` is none. Never raises.
+
+    Tags inside a call's own JSON strings belong to the string.
+    """
     start = reasoning_end(text)
     if start is None:
         return Calls()
-    return _in_tags(text, start, limit) if text.find(OPEN, start) >= 0 else _bare(text, start, limit)
+    if text.find(OPEN, start) < 0:
+        return _bare(text, start, limit)
+    if _unwrapped(text[start:].strip()).startswith(("{", "[")):
+        bare = _bare(text, start, limit)
+        if bare.valid:
+            return bare
+    return _in_tags(text, start, limit)
 
 
 def reasoning_end(text: str) -> int | None:
     """Where the reasoning ends and the answer begins; None where the answer never left its reasoning."""
-    end = text.find(_REASONING_END)
-    if end >= 0:
-        return end + len(_REASONING_END)
-    return None if text.lstrip().startswith(_REASONING_START) else 0
+    end, reasons = text.find(_REASONING_END), text.lstrip().startswith(_REASONING_START)
+    if end < 0:
+        return None if reasons else 0
+    return 0 if not reasons and _inside_json(text, end) else end + len(_REASONING_END)
+
+
+def _inside_json(text: str, position: int) -> bool:
+    """Whether `position` lies in the JSON of a call or of a bare answer, so in one of its strings."""
+    start = len(text) - len(text.lstrip())
+    if not text.startswith(("{", "["), start):
+        opened = text.find(OPEN, 0, position)
+        if opened < 0:
+            return False
+        start = opened + len(OPEN)
+    while start < position:
+        _, end, error = decode(text, start)
+        if error:
+            return False
+        if end > position:
+            return True
+        opened = text.find(OPEN, end, position)
+        if opened < 0:
+            return False
+        start = opened + len(OPEN)
+    return False
 
 
 def _in_tags(text: str, start: int, limit: int) -> Calls:
@@ -80,8 +120,9 @@ def _in_tags(text: str, start: int, limit: int) -> Calls:
     position = first = text.find(OPEN, start)
     end = first
     while position >= 0 and len(found) < limit:
-        found.append(_block(text, position + len(OPEN)))
-        close, following = text.find(CLOSE, position), text.find(OPEN, position + len(OPEN))
+        block, read = _block(text, position + len(OPEN))
+        found.append(block)
+        close, following = text.find(CLOSE, read), text.find(OPEN, read)
         # A missing end tag is fine where nothing could be meant but the end of the call.
         end = close + len(CLOSE) if close >= 0 and not 0 <= following < close else _or_end(following, text)
         position = following
@@ -92,34 +133,41 @@ def _or_end(position: int, text: str) -> int:
     return position if position >= 0 else len(text)
 
 
-def _block(text: str, start: int) -> Call | str:
-    """The call between two tags."""
+def _block(text: str, start: int) -> tuple[Call | str, int]:
+    """The call after a tag, and where its text ends; `start` where that cannot be told."""
     if _FUNCTION.match(text, start):
         return _markup(text, start)
     value, end, error = decode(text, start)
     if error:
-        return error
-    return read_call(value) if _closed(text, end) else _unclosed()
+        return error, start
+    return read_call(value) if _closed(text, end) else _unclosed(), end
 
 
-def _markup(text: str, start: int) -> Call | str:
-    """The call that `<function=name><parameter=key>value</parameter></function>` spells."""
+def _markup(text: str, start: int) -> tuple[Call | str, int]:
+    """The call that `<function=name><parameter=key>value</parameter></function>` spells, and where its text ends."""
     head = _FUNCTION.match(text, start)
     assert head is not None
-    name, end = head[1], text.find(_FUNCTION_END, head.end())
+    end = text.find(_FUNCTION_END, head.end())
     if end < 0:
-        return f"the call of {short(name)} has no {_FUNCTION_END}"
-    *pieces, rest = text[head.end() : end].split(_PARAMETER_END)
+        return f"the call of {short(head[1])} has no {_FUNCTION_END}", start
+    call = _markup_call(head[1], text[head.end() : end])
+    end += len(_FUNCTION_END)
+    return call if isinstance(call, str) or _closed(text, end) else _unclosed(), end
+
+
+def _markup_call(name: str, body: str) -> Call | str:
+    *pieces, rest = body.split(_PARAMETER_END)
     arguments: dict[str, Any] = {}
     for piece in pieces:
         parameter = _PARAMETER.match(piece)
         if parameter is None:
             return f"the call of {short(name)} holds something other than <parameter=name>value{_PARAMETER_END}"
+        if parameter[1] in arguments:
+            return f"the call of {short(name)} gives the argument {short(parameter[1])} twice"
         arguments[parameter[1]] = piece[parameter.end() :].removeprefix("\n").removesuffix("\n")
     if rest.strip():
         return f"the call of {short(name)} holds something after its last {_PARAMETER_END}"
-    end += len(_FUNCTION_END)
-    return _checked(Call(name, arguments, as_text=True)) if _closed(text, end) else _unclosed()
+    return _checked(Call(name, arguments, as_text=True))
 
 
 def _closed(text: str, position: int) -> bool:
@@ -191,7 +239,7 @@ def decode(text: str, start: int = 0) -> tuple[Any, int, str]:
     except json.JSONDecodeError as error:
         return None, start, f"the call is not JSON: {error.msg} at character {error.pos - start}"
     except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:80]
+        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:120]
         return None, start, f"the call is not JSON that can be read: {reason}"
 
 
@@ -204,8 +252,8 @@ def read_call(value: Any) -> Call | str:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         # OpenAI's own format holds the arguments as a string of JSON.
-        arguments, _, error = decode(arguments)
-        if error:
+        arguments, end, error = decode(written := arguments)
+        if error or written[end:].strip():
             return f"the arguments of {short(value['name'])} are a string that is not JSON"
     if not isinstance(arguments, dict):
         return f"the arguments of {short(value['name'])} must be a JSON object, got {short(arguments)}"

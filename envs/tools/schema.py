@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from envs.errors import MissingDependencyError, ToolError
-from envs.tools.calls import short
+from envs.tools.calls import decode, short
 
 Schema = dict[str, Any]
 """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
@@ -100,10 +99,10 @@ def _converted(text: str, schema: Mapping[str, Any]) -> Any:
     kinds = {kind for option in options for kind in _as_list(option.get("type", []))}
     if "string" in kinds and not (text == "null" and "null" in kinds):
         return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+    value, end, error = decode(text)
+    if error or text[end:].strip():
         return {"True": True, "False": False, "None": None}.get(text.strip(), text)
+    return value
 
 
 def _strict(schema: Any) -> Any:
@@ -137,7 +136,9 @@ def _validator(schema: Mapping[str, Any], where: str) -> Any:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise ToolError(f"{where} are no JSON schema: {error.message}") from error
-    return jsonschema.Draft202012Validator(schema)
+    # JSON Schema takes 1.0 for an integer; a Python function that asks for an int would get a float.
+    types = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    return jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=types)(schema)
 
 
 def _readable(message: str) -> str:

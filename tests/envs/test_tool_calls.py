@@ -46,6 +46,35 @@ def test_markup_calls_keep_their_arguments_as_text() -> None:
     assert find_calls(code).calls[0].arguments == {"code": body}
 
 
+@pytest.mark.parametrize("inner", ["<tool_call>", "</tool_call>", "</think>", "<tool_call>{}</tool_call> </function>"])
+@pytest.mark.parametrize("way", ["tags", "tags without an end", "bare", "after reasoning"])
+def test_tags_inside_an_argument_belong_to_the_argument(inner: str, way: str) -> None:
+    body = json.dumps({"name": "add", "arguments": {"a": f"x {inner} y", "b": inner}})
+    text = {
+        "tags": f"Now: <tool_call>\n{body}\n</tool_call>",
+        "tags without an end": f"<tool_call>{body}",
+        "bare": body,
+        "after reasoning": f"<think>hm</think><tool_call>{body}</tool_call>",
+    }[way]
+    found = find_calls(text)
+    assert found.valid and not found.cut, found.errors
+    assert [(c.name, dict(c.arguments)) for c in found.calls] == [("add", {"a": f"x {inner} y", "b": inner})]
+    assert text[slice(*found.span)].endswith(("}", "</tool_call>"))
+    twice = find_calls(f"<tool_call>{body}</tool_call>\n<tool_call>{body}</tool_call> bye")
+    assert len(twice.calls) == 2 and not twice.errors
+
+
+def test_a_tag_inside_a_markup_argument_belongs_to_the_argument() -> None:
+    code = CODER.replace("1\n", "print('<tool_call>') # </tool_call>\n", 1)
+    found = find_calls(code)
+    assert found.valid and found.calls[0].arguments == {"a": "print('<tool_call>') # </tool_call>", "b": "2"}
+
+
+def test_reasoning_that_mentions_a_tag_is_still_reasoning() -> None:
+    found = find_calls("I could write <tool_call> now, or {</think>" + HERMES)
+    assert found.valid and len(found.calls) == 1
+
+
 def test_several_calls_keep_their_order_and_the_span_covers_them() -> None:
     text = f"First this.\n{HERMES}\n{HERMES.replace('add', 'pay')}\nThat is all."
     found = find_calls(text)
@@ -69,6 +98,12 @@ def test_more_calls_than_allowed_are_reported() -> None:
         ("<tool_call>", "not JSON"),
         ('<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>', "not JSON"),
         ('<tool_call>{"name": "add", "arguments": {}}}</tool_call>', "after the call"),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1, "a": 2}}</tool_call>', "key 'a' appears twice"),
+        ('<tool_call>{"name": "add", "name": "pay", "arguments": {}}</tool_call>', "key 'name' appears twice"),
+        ('{"name": "add", "arguments": {"a": {"b": 1, "b": 1}}}', "key 'b' appears twice"),
+        ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"a\\": 2}"}</tool_call>', "not JSON"),
+        ('<tool_call>{"name": "add", "arguments": "{} {}"}</tool_call>', "not JSON"),
+        (CODER.replace("=b>", "=a>"), "the argument 'a' twice"),
         ('<tool_call>["add"]</tool_call>', "has the form"),
         ('<tool_call>{"arguments": {}}</tool_call>', "has the form"),
         ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "must be a JSON object"),

@@ -171,6 +171,8 @@ def test_the_schema_is_what_transformers_infers_in_openai_form() -> None:
         ({}, "'a' is a required property"),
         ({"a": "1"}, "add: a: '1' is not of type 'integer'"),
         ({"a": True}, "True is not of type 'integer'"),
+        ({"a": 1.0}, "1.0 is not of type 'integer'"),
+        ({"a": 1e2}, "100.0 is not of type 'integer'"),
         ({"a": 1, "c": 2}, "'c' was unexpected"),
     ],
 )
@@ -198,6 +200,7 @@ def test_optional_and_nested_types_are_checked_and_converted_from_markup() -> No
     assert converted == {"name": "3", "count": 3, "sizes": [1, 2], "flag": True}
     assert check(converted) is None
     assert check(check.convert({"name": "x", "count": "many"})) is not None
+    assert check(check.convert({"name": "x", "count": "3.0"})) is not None
 
 
 def test_a_module_offers_what_it_marks_and_its_tool_classes() -> None:
