@@ -1,7 +1,8 @@
-"""Runs one call of a tool with a time limit: sync functions in a thread, async ones on a loop of their own.
+"""Runs one call of a tool with a time limit: sync functions in a thread, async ones on a loop that all of them share.
 
-A function that hangs cannot be stopped from outside, so it is left behind in a daemon thread, counted, and after
-`MOST_HUNG` of them the tool is not started again in this process.
+A function that hangs cannot be stopped from outside. It is left behind in a daemon thread (an async one that blocks
+takes its loop's thread with it) and counted; after `MOST_HUNG` of them the tool is not started again in this process
+until some of them end.
 """
 
 from __future__ import annotations
@@ -9,16 +10,25 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from envs.errors import EnvironmentFault, ToolError
 
 MOST_HUNG = 8
-_hung: dict[str, list[threading.Thread]] = {}
+STUCK_S = 1.0
+"""Seconds within which a loop must answer, and a cancelled coroutine must end."""
+DRAIN_S = 60.0
+"""Longest time that other coroutines get to end on a loop that was stuck."""
+_hung: dict[str, list[Callable[[], bool]]] = {}
+"""For each tool, what tells whether a call that was left behind still runs."""
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_threads: dict[asyncio.AbstractEventLoop, threading.Thread] = {}
+_owners: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
+"""The tool that each task runs for, handed down to the tasks that it starts."""
 
 
 class ToolTimeout(ToolError):
@@ -35,40 +45,94 @@ def run_bounded(name: str, function: Callable[..., Any], arguments: Mapping[str,
     """
     if _still_hung(name) >= MOST_HUNG:
         raise ToolTimeout(f"{name} is out of order: {MOST_HUNG} of its calls never ended")
-    future = _in_thread(name, function, arguments)
-    value = _wait(name, future, timeout_s)
+    call: _Threaded | _Awaited = _Threaded(name, function, arguments)
+    value = _wait(call, timeout_s)
     if inspect.iscoroutine(value):
-        return _wait(name, asyncio.run_coroutine_threadsafe(value, background_loop()), timeout_s)
+        return _wait(_Awaited(name, value), timeout_s)
     return value
 
 
-def _in_thread(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Future[Any]:
-    future: Future[Any] = Future()
+class _Threaded:
+    """A call in a thread of its own."""
 
-    def work() -> None:
+    def __init__(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        self.name = name
+        self.future: Future[Any] = Future()
+        self._thread = threading.Thread(
+            target=self._work, args=(function, arguments), name=f"tool-{name}", daemon=True
+        )
+        self._thread.start()
+
+    def _work(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         try:
-            future.set_result(function(**arguments))
+            self.future.set_result(function(**arguments))
         except BaseException as error:  # SystemExit of a tool must not pass for silence
-            future.set_exception(error)
+            self.future.set_exception(error)
 
-    thread = threading.Thread(target=work, name=f"tool-{name}", daemon=True)
-    future.thread = thread  # type: ignore[attr-defined]
-    thread.start()
-    return future
+    def give_up(self) -> None:
+        """Leave the thread behind, counted."""
+        _leave(self.name, self._thread.is_alive)
 
 
-def _wait(name: str, future: Future[Any], timeout_s: float) -> Any:
+class _Awaited:
+    """A coroutine on the shared loop."""
+
+    def __init__(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self.name = name
+        self.future: Future[Any] = Future()
+        self._loop = background_loop()
+        self._task: asyncio.Task[Any] | None = None
+        self._loop.call_soon_threadsafe(self._begin, coroutine)
+
+    def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._task = self._loop.create_task(coroutine)
+        _owners[self._task] = self.name
+        self._task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(task.result())
+
+    def give_up(self) -> None:
+        """Cancel the coroutine; count it if it goes on all the same, and its loop if that is blocked."""
+        alive = threading.Event()
+        if self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._cancel)
+        self._loop.call_soon_threadsafe(alive.set)
+        if not alive.wait(STUCK_S):
+            _retire(self._loop, self.name)
+        elif not _ended(self.future):
+            _leave(self.name, lambda: not self.future.done())
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _ended(future: Future[Any]) -> bool:
     try:
-        return future.result(timeout_s)
+        future.exception(STUCK_S)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _wait(call: _Threaded | _Awaited, timeout_s: float) -> Any:
+    try:
+        return call.future.result(timeout_s)
     except EnvironmentFault:
         raise
     except TimeoutError as error:
-        if future.done() and not future.cancelled():
+        if call.future.done() and call.future.exception() is error:
             raise ToolError(_said(error)) from error
-        _give_up(name, future)
-        raise ToolTimeout(f"{name} did not end within {timeout_s:g} s") from None
+        call.give_up()
+        raise ToolTimeout(f"{call.name} did not end within {timeout_s:g} s") from None
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and not future.done():
+        if isinstance(error, KeyboardInterrupt) and not call.future.done():
             raise
         raise ToolError(_said(error)) from error
 
@@ -77,19 +141,14 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _give_up(name: str, future: Future[Any]) -> None:
-    thread = getattr(future, "thread", None)
-    if thread is not None:
-        with _lock:
-            _hung.setdefault(name, []).append(thread)
-        return
-    future.cancel()
-    _replace_loop_if_stuck()
+def _leave(name: str, runs: Callable[[], bool]) -> None:
+    with _lock:
+        _hung.setdefault(name, []).append(runs)
 
 
 def _still_hung(name: str) -> int:
     with _lock:
-        alive = [thread for thread in _hung.get(name, []) if thread.is_alive()]
+        alive = [runs for runs in _hung.get(name, []) if runs()]
         _hung[name] = alive
         return len(alive)
 
@@ -100,20 +159,45 @@ def background_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="tool-loop", daemon=True).start()
+            _loop.set_task_factory(_make_task)
+            thread = threading.Thread(target=_run, args=(_loop,), name="tool-loop", daemon=True)
+            _threads[_loop] = thread
+            thread.start()
         return _loop
 
 
-def _replace_loop_if_stuck() -> None:
-    """An async tool that blocks instead of awaiting would take all others with it."""
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+    task = asyncio.Task(coroutine, loop=loop, **options)
+    parent = asyncio.current_task(loop)
+    if parent is not None and parent in _owners:
+        _owners[task] = _owners[parent]
+    return task
+
+
+def _retire(loop: asyncio.AbstractEventLoop, waiting: str) -> None:
+    """Take a blocked loop out of use, so that it takes no other tool with it; its thread counts as hung.
+
+    The tool that blocks it is to blame, not the one whose call was waiting. The loop ends once it is free again and
+    what else ran on it has ended.
+    """
     global _loop
-    loop, alive = _loop, threading.Event()
-    if loop is None:
-        return
-    loop.call_soon_threadsafe(alive.set)
-    if not alive.wait(1.0):
-        with _lock:
-            if _loop is loop:
-                _loop = None
+    with _lock:
+        if _loop is not loop:
+            return
+        _loop = None
+        thread = _threads.pop(loop)
+    task = asyncio.current_task(loop)
+    _leave(_owners.get(task, waiting) if task is not None else waiting, thread.is_alive)
+    loop.call_soon_threadsafe(lambda: loop.create_task(_drain(loop)))
 
 
+async def _drain(loop: asyncio.AbstractEventLoop) -> None:
+    others = asyncio.all_tasks(loop) - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=DRAIN_S)
+    loop.stop()

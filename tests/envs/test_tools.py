@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -352,6 +353,60 @@ def test_a_tool_that_hangs_again_and_again_is_put_out_of_order_until_its_calls_e
             break
         time.sleep(0.02)
     assert run_bounded("misbehave", toolbox.misbehave, {"how": "well"}, 5) is None
+
+
+async def blocks_in_a_task_of_its_own() -> None:
+    async def block() -> None:
+        toolbox.release.wait(60)
+
+    await asyncio.create_task(block())
+
+
+async def ignores_cancellation() -> None:
+    while not toolbox.release.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [(toolbox.hang_async, {"block": True}), (blocks_in_a_task_of_its_own, {}), (ignores_cancellation, {})],
+)
+def test_an_async_tool_that_hangs_again_and_again_is_put_out_of_order_too(
+    hanging: Any, monkeypatch: pytest.MonkeyPatch, function: Any, arguments: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(execution_module, "STUCK_S", 0.2)
+    before = threading.active_count()
+    for number in range(execution_module.MOST_HUNG + 3):
+        words = "did not end" if number < execution_module.MOST_HUNG else "out of order"
+        with pytest.raises(ToolTimeout, match=words):
+            run_bounded("blocker", function, arguments, 0.05)
+    # One loop for each call that blocks, and one that works.
+    assert threading.active_count() <= before + execution_module.MOST_HUNG + 1
+    assert run_bounded("later", toolbox.later, {"word": "hi"}, 5) == "HI", "other async tools go on"
+    toolbox.release.set()
+    for _ in range(100):
+        if not execution_module._still_hung("blocker"):
+            break
+        time.sleep(0.02)
+    assert run_bounded("blocker", toolbox.later, {"word": "hi"}, 5) == "HI"
+    assert threading.active_count() <= before + 1
+
+
+def test_the_tool_that_blocks_the_loop_is_blamed_and_not_the_one_that_waits(
+    hanging: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution_module, "STUCK_S", 0.2)
+    blocker = threading.Thread(
+        target=lambda: pytest.raises(ToolTimeout, run_bounded, "blocker", toolbox.hang_async, {"block": True}, 5)
+    )
+    blocker.start()
+    time.sleep(0.2)
+    with pytest.raises(ToolTimeout):
+        run_bounded("later", toolbox.later, {"word": "hi"}, 0.05)
+    assert (execution_module._still_hung("blocker"), execution_module._still_hung("later")) == (1, 0)
+    toolbox.release.set()
+    blocker.join()
 
 
 class AsyncTool(Tool):

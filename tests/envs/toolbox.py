@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from envs.errors import EnvironmentFault
 from envs.tools import Tool, ToolEpisode, tool
 
 release = threading.Event()
-"""Lets the calls of `hang` end, so that a test leaves no thread behind."""
+"""Lets the calls of `misbehave("hang")` and of blocking async tools end, so that a test leaves no thread behind."""
 
 
 @tool
@@ -104,7 +103,7 @@ async def hang_async(block: bool) -> str:
         block: Whether to block the loop.
     """
     if block:
-        time.sleep(3)
+        release.wait(60)
     await asyncio.sleep(60)
     return "never"
 
