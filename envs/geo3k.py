@@ -17,12 +17,14 @@ from envs.options import read_options
 from envs.questions import Question, read_question
 from envs.tools.env import ToolEnv, check_gradable
 from envs.tools.options import ToolOptions
-from envs.tools.registry import Tool, ToolEpisode, load_tools
+from envs.tools.registry import Tool, ToolEpisode, load_tools, select_tools
 
 INSTRUCTION = (
     "Solve the geometry problem that the user shows you; the picture holds what the text leaves out. Reason step by "
     "step, and simplify the result: a number, or an expression with roots and fractions, without unit."
 )
+_CHECKERS = ("calc_score", "calc_geo3k_reward")
+"""Names under which published copies of the data set list a checking tool; `check` decides whether there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +67,10 @@ def build_env(sample: Any, args: Any) -> ToolEnv:
         MissingDependencyError: math-verify, or pyarrow for a parquet file, is not installed.
     """
     options = read_options(Geo3kOptions, dict(getattr(args, "env", None) or {}), "env.")
-    specs = load_tools(options.tools)
+    question, task, seed = read_question(sample, options)
+    check_gradable(question, options)
+    specs = select_tools(load_tools(options.tools), question.tools, ignore=_CHECKERS)
     if options.check == "tool":
         options = replace(options, answer_retries=0)
         specs = (*load_tools(["envs.geo3k:CalcScore"]), *specs)
-    question, task, seed = read_question(sample, options)
-    check_gradable(question, options)
-    return ToolEnv(question, specs, options, task, seed)
+    return ToolEnv(replace(question, tools=None), specs, options, task, seed)

@@ -10,7 +10,7 @@ import json
 import random
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ class Question:
     images: tuple[Any, ...] = ()
     system: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    tools: Any = None
+    """What this question's own list of tools holds (`registry.select_tools` reads it); None for all that there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,8 @@ class QuestionOptions:
     question_key: str = "question"
     answer_key: str = "answer"
     image_key: str = "images"
+    tool_key: str = "tools"
+    """Column with a row's own list of tools; a sample brings it in its metadata, as slime's `--tool-key` leaves it."""
     max_image_pixels: int = MOST_PIXELS
 
 
@@ -55,11 +59,18 @@ def read_question(sample: Any, options: QuestionOptions) -> tuple[Question, str,
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"sample.metadata['seed'] must be an int, not negative, got {seed!r}")
     if options.data is None:
-        return _from_sample(sample, options), task, seed
+        return replace(_from_sample(sample, options), tools=metadata.get("tools")), task, seed
     rows = _rows(options.data, task)
     if not rows:
         raise ConfigError(f"env.data holds no rows for task {task!r}")
-    return _from_row(rows[_place(len(rows), seed)], options), task, seed
+    row = rows[_place(len(rows), seed)]
+    question = _from_row(row, options)
+    tools = _first(metadata.get("tools"), row.get(options.tool_key), question.metadata.get("tools"))
+    return replace(question, tools=tools), task, seed
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
 
 
 def _place(count: int, seed: int) -> int:

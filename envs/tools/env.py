@@ -24,7 +24,7 @@ from envs.text_game import render_template
 from envs.tools.calls import CLOSE, OPEN, Call, find_calls, reasoning_end, short
 from envs.tools.execution import ToolTimeout, run_bounded
 from envs.tools.options import ToolOptions
-from envs.tools.registry import ToolEpisode, ToolSpec, load_tools
+from envs.tools.registry import ToolEpisode, ToolSpec, load_tools, select_tools
 from envs.tools.results import ToolResult, encodable
 from envs.tools.session import ToolSession
 
@@ -52,6 +52,8 @@ class _Outcome:
 class ToolEnv(BaseInteractionEnv):
     """One question. `tools` is what the chat template shows; stateful tools live until the episode's end.
 
+    A question that brings its own list of tools (`Question.tools`) is offered those of `specs` alone.
+
     The metrics of a step are the episode's totals so far.
     """
 
@@ -64,9 +66,10 @@ class ToolEnv(BaseInteractionEnv):
         self.task, self.seed = task, seed
         self.mission = question.text
         self.max_steps = options.max_steps
+        specs = select_tools(specs, question.tools)
         self.deterministic = options.deterministic
         self.tools = tuple(spec.schema for spec in specs) if options.tools_in == "template" else ()
-        self._specs = tuple(specs)
+        self._specs = specs
         self._grade = load_grader(options.grader) if options.grader else None
         self._session = ToolSession(specs, options)
         self._running = False

@@ -99,18 +99,19 @@ class _Awaited:
     def give_up(self) -> None:
         """Cancel the coroutine; count it if it goes on all the same, and its loop if that is blocked."""
         alive = threading.Event()
-        if self._loop.is_closed():
+        try:
+            self._loop.call_soon_threadsafe(self._cancel, alive)
+        except RuntimeError:  # the loop was drained and closed, so nothing runs on it any more
             return
-        self._loop.call_soon_threadsafe(self._cancel)
-        self._loop.call_soon_threadsafe(alive.set)
         if not alive.wait(STUCK_S):
             _retire(self._loop, self.name)
         elif not _ended(self.future):
             _leave(self.name, lambda: not self.future.done())
 
-    def _cancel(self) -> None:
+    def _cancel(self, alive: threading.Event) -> None:
         if self._task is not None:
             self._task.cancel()
+        alive.set()
 
 
 def _ended(future: Future[Any]) -> bool:

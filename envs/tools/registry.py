@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -17,6 +17,7 @@ import yaml
 from envs.errors import ConfigError, ToolError
 from envs.loading import load_attribute, load_module
 from envs.options import read_options
+from envs.tools.calls import decode, short
 from envs.tools.schema import ArgumentCheck, Schema, check_schema, infer_schema
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -173,12 +174,67 @@ def load_tools(source: str | Sequence[Any], where: str = "env.tools") -> tuple[T
     return tuple(specs.values())
 
 
+def select_tools(
+    specs: Sequence[ToolSpec], chosen: Sequence[Any] | str | None, ignore: Collection[str] = ()
+) -> tuple[ToolSpec, ...]:
+    """The tools that one sample asks for, in its order; all of `specs` for None.
+
+    `chosen` is what slime's `--tool-key` reads: a list of schemas in OpenAI's form, or its JSON. A bare name keeps
+    tool's own schema; a schema replaces it. Entries that name one of `ignore` are skipped.
+
+    Raises:
+        ConfigError: it is not such a list, or names a tool that `specs` lacks or that it named before.
+        ToolError: a schema is not well formed.
+    """
+    if chosen is None:
+        return tuple(specs)
+    if isinstance(chosen, str):
+        chosen = _read_json(chosen)
+    if not isinstance(chosen, list | tuple):
+        raise ConfigError(f"a sample's tools must be a list of schemas or names, got {short(chosen)}")
+    known = {spec.name: spec for spec in specs}
+    selected: dict[str, ToolSpec] = {}
+    for entry in chosen:
+        name = _name_of(entry)
+        if name in ignore:
+            continue
+        if name not in known:
+            offered = ", ".join(known) or "none"
+            raise ConfigError(
+                f"the sample asks for the tool {short(name)}, which env.tools does not offer; it offers {offered}"
+            )
+        if name in selected:
+            raise ConfigError(f"the sample asks for the tool {name!r} twice")
+        selected[name] = known[name] if isinstance(entry, str) else _with_schema(known[name], entry)
+    return tuple(selected.values())
+
+
+def _read_json(text: str) -> Any:
+    value, end, error = decode(text)
+    if error or text[end:].strip():
+        raise ConfigError(f"a sample's tools must be a list of schemas or names, got the text {short(text)}")
+    return value
+
+
+def _name_of(entry: Any) -> str:
+    function = entry.get("function", entry) if isinstance(entry, Mapping) else entry
+    name = function.get("name") if isinstance(function, Mapping) else function
+    if not isinstance(name, str):
+        raise ConfigError(f"a sample's tools must be schemas or names, got {short(entry)}")
+    return name
+
+
+def _with_schema(spec: ToolSpec, schema: Mapping[str, Any]) -> ToolSpec:
+    return make_tool(spec.target, name=spec.name, schema=schema, config=spec.config, timeout_s=spec.timeout_s)
+
+
 def _load_entry(entry: _Entry, key: str) -> list[ToolSpec]:
     if ":" in entry.path:
         found = [load_attribute(entry.path, f"{key}.path")]
     else:
         module = load_module(entry.path, f"{key}.path")
-        found = [value for value in vars(module).values() if _is_offered(value, module)]
+        # A module may hold one tool under several names (`plus = add`).
+        found = list({id(value): value for value in vars(module).values() if _is_offered(value, module)}.values())
         if not found:
             raise ConfigError(
                 f"{key}: {entry.path} offers no tools; mark functions with @tool, derive classes from envs.tools.Tool, "

@@ -129,6 +129,14 @@ def test_the_tool_checks_before_the_final_answer() -> None:
     assert env.step(r"\boxed{3\sqrt{2}}")[2]["reward"] == 1.0
 
 
+def test_check_decides_about_the_checking_tool_and_the_sample_about_the_others() -> None:
+    listed = [{"type": "function", "function": {"name": "calc_geo3k_reward"}}, "add"]
+    for check, names in (("answer", ["add"]), ("tool", ["calc_score", "add"])):
+        env = build(sample(metadata={"tools": listed}), check=check, tools=["tests.envs.toolbox"])
+        env.reset()
+        assert [schema["function"]["name"] for schema in env.tools] == names
+
+
 @pytest.mark.parametrize(
     ("given", "options", "words"),
     [

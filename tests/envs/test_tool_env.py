@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, MissingDependencyError, ToolError
 from envs.loading import build_env_from
-from envs.tools import ToolEnv
+from envs.tools import ToolEnv, build_env
 from envs.tools import execution as execution_module
 from tests.envs import toolbox
 
@@ -230,6 +231,64 @@ def test_tools_are_shown_by_the_template_or_by_the_prompt() -> None:
     assert env.tools == () and '{"name": "add"' in env.instruction_prompt and "<tool_call>" in env.instruction_prompt
     observation, *_ = env.step(call("add", a=1))
     assert env.format_observation(observation) == [{"role": "user", "content": "Result of add:\n1"}]
+
+
+ADD_OF_THE_ROW = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "The sum, as this data set puts it.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+
+
+@pytest.mark.parametrize("given", [[ADD_OF_THE_ROW], json.dumps([ADD_OF_THE_ROW]), [ADD_OF_THE_ROW["function"]]])
+@pytest.mark.parametrize("place", ["sample", "row", "metadata of the row"])
+def test_a_sample_chooses_its_tools_and_their_schemas(given: Any, place: str) -> None:
+    row = {"question": "What is 2 + 3?", "answer": "5"}
+    metadata: dict[str, Any] = {"task": "sums", "seed": 0}
+    if place == "row":
+        row["tools"] = given
+    elif place == "metadata of the row":
+        row["metadata"] = {"tools": given}
+    else:
+        metadata["tools"] = given
+    env = build_env_from("envs.tools", metadata, {"tools": [TOOLBOX], "data": [row]})
+    env.reset()
+    assert [schema["function"] for schema in env.tools] == [ADD_OF_THE_ROW["function"]]
+    assert env.step(call("add", a=2))[0]["obs_str"] == "add: 2"
+    for text, words in ((call("paint", colour="red"), "there is no tool 'paint'; there are add"), (call("add"), "'a'")):
+        assert words in env.step(text)[0]["obs_str"]
+    assert "'b' was unexpected" in env.step(call("add", a=2, b=3))[0]["obs_str"], "the row's schema counts"
+
+
+def test_a_sample_may_name_its_tools_and_have_none() -> None:
+    def tools(chosen: Any) -> list[str]:
+        sample = SimpleNamespace(metadata={"tools": chosen}, prompt="What is 2 + 3?", label="5")
+        env = build_env(sample, SimpleNamespace(env={"tools": [TOOLBOX]}))
+        env.reset()
+        return [schema["function"]["name"] for schema in env.tools]
+
+    assert tools(["counter", "add"]) == ["counter", "add"]
+    assert tools([]) == [] and len(tools(None)) == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["subtract"], "the sample asks for the tool 'subtract', which env.tools does not offer; it offers add, paint"),
+        ([{"function": {"name": "subtract"}}], "asks for the tool 'subtract'"),
+        (["add", "add"], "asks for the tool 'add' twice"),
+        ("add", "tools must be a list"),
+        ({"name": "add"}, "tools must be a list"),
+        ([3], "got 3"),
+        ([{"function": {"name": "add"}}], "needs a description"),
+    ],
+)
+def test_a_sample_that_asks_for_what_is_not_there_is_refused(given: Any, words: str) -> None:
+    with pytest.raises((ConfigError, ToolError), match=words):
+        build(data=[{**ASK[0], "tools": given}])
 
 
 def test_without_tools_every_answer_is_final() -> None:

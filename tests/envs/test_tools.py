@@ -227,6 +227,17 @@ def test_tools_come_from_a_file_a_yaml_and_entries_with_names_and_options(tmp_pa
     assert load_tools(str(file))[0].schema == twice.schema
 
 
+def test_another_name_for_a_tool_in_its_module_does_not_make_two_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from envs.tools import Tool, tool\n\n\n@tool\ndef twice(a: int) -> int:\n"
+        '    """Double.\n\n    Args:\n        a: It.\n    """\n    return 2 * a\n\n\n'
+        'class Bell(Tool):\n    def execute(self) -> str:\n        """Ring."""\n        return "ring"\n\n\n'
+        "double = twice\nGong = Bell\n"
+    )
+    assert [spec.name for spec in load_tools(str(file))] == ["twice", "bell"]
+
+
 @pytest.mark.parametrize(
     ("source", "error", "words"),
     [
@@ -397,9 +408,12 @@ def test_the_tool_that_blocks_the_loop_is_blamed_and_not_the_one_that_waits(
     hanging: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution_module, "STUCK_S", 0.2)
-    blocker = threading.Thread(
-        target=lambda: pytest.raises(ToolTimeout, run_bounded, "blocker", toolbox.hang_async, {"block": True}, 5)
-    )
+
+    def block() -> None:
+        with contextlib.suppress(ToolTimeout):
+            run_bounded("blocker", toolbox.hang_async, {"block": True}, 1)
+
+    blocker = threading.Thread(target=block)
     blocker.start()
     time.sleep(0.2)
     with pytest.raises(ToolTimeout):
