@@ -1,0 +1,178 @@
+"""A corpus of passages and its full-text index: BM25 in SQLite, built once and rebuilt when it does not fit.
+
+Invariant: an index records the name, size and modification time of the corpus that it was built from, and is only
+read when they match. A damaged index is never an error of the search: it is built again.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from envs.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+Source = tuple[str, int, int]
+"""Name, size in bytes and modification time in ns of a corpus."""
+
+_WORD = re.compile(r"\w+")
+_MOST_WORDS = 32
+_TABLES = (
+    "CREATE VIRTUAL TABLE passages USING fts5(title, text, id UNINDEXED, tokenize='porter unicode61')",
+    "CREATE TABLE source (name TEXT, size INTEGER, edited_ns INTEGER)",
+)
+_FIND = (
+    "SELECT title, text, id, bm25(passages, 2.0, 1.0) AS rank FROM passages WHERE passages MATCH ? "
+    "ORDER BY rank, rowid LIMIT ?"
+)
+_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+class CorpusIndex:
+    """The index of one JSONL file, at `path` or beside the corpus (`wiki.jsonl.fts5`)."""
+
+    def __init__(self, corpus: Path, path: Path | None = None) -> None:
+        self.corpus = corpus
+        self.path = path if path is not None else corpus.with_name(corpus.name + ".fts5")
+
+    def ensure(self) -> None:
+        """Build the index unless there is one that fits the corpus; whoever comes second waits.
+
+        Raises:
+            ConfigError: the corpus cannot be read or has a line of another form, or the index cannot be written.
+        """
+        source = self._source()
+        if not self._fits(source):
+            self._rebuild(lambda: not self._fits(source))
+
+    def find(self, query: str, count: int) -> list[dict[str, str]]:
+        """The `count` passages that fit best, best first; operators of the query language are words like others.
+
+        Raises:
+            ConfigError: the index had to be built again, and could not be.
+        """
+        words = list(dict.fromkeys(_WORD.findall(query.lower())))[:_MOST_WORDS]
+        if not words:
+            return []
+        match = " OR ".join(f'"{word}"' for word in words)
+        for _ in range(3):
+            source, seen = self._source(), self._stamp()
+            try:
+                with self._open() as connection:
+                    if _recorded(connection) == source:
+                        rows = connection.execute(_FIND, (match, count)).fetchall()
+                        return [{"title": title, "text": text, "id": name} for title, text, name, _ in rows]
+            except sqlite3.DatabaseError as error:
+                self._warn(error)
+            # Whatever the reason, the file that was just seen is of no use.
+            self._rebuild(lambda seen=seen: self._stamp() == seen)  # type: ignore[misc]
+        raise ConfigError(f"config.index: {self.path} never fits {self.corpus}; does another corpus use it as well?")
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        # As a URI, the path's `#`, `?` and `%` must be escaped.
+        address = self.path.absolute().as_uri() + "?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+            yield connection
+
+    def _source(self) -> Source:
+        try:
+            facts = self.corpus.stat()
+        except OSError as error:
+            raise ConfigError(f"config.corpus: {self.corpus} cannot be read: {error.strerror}") from error
+        return self.corpus.name, facts.st_size, facts.st_mtime_ns
+
+    def _fits(self, source: Source) -> bool:
+        if not self.path.exists():
+            return False
+        try:
+            with self._open() as connection:
+                return _recorded(connection) == source
+        except sqlite3.DatabaseError as error:
+            self._warn(error)
+            return False
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """What tells this index file from the one that replaces it."""
+        try:
+            facts = self.path.stat()
+        except OSError:
+            return None
+        return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+    def _warn(self, error: sqlite3.DatabaseError) -> None:
+        if self.path.exists():
+            logger.warning("the index %s is damaged (%s) and is built again", self.path, error)
+
+    def _rebuild(self, is_needed: Callable[[], bool]) -> None:
+        """Build the index under a lock, unless somebody else did so in the meantime."""
+        try:
+            with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if is_needed():
+                    self._build()
+        except (OSError, sqlite3.OperationalError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"config.index: {self.path} cannot be written: {reason}; name another file") from error
+
+    def _build(self) -> None:
+        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        part.unlink(missing_ok=True)
+        try:
+            source = self._source()
+            with contextlib.closing(sqlite3.connect(part)) as connection, connection:
+                for table in _TABLES:
+                    connection.execute(table)
+                connection.executemany("INSERT INTO passages VALUES (?, ?, ?)", read_passages(self.corpus))
+                connection.execute("INSERT INTO source VALUES (?, ?, ?)", source)
+            os.replace(part, self.path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _recorded(connection: sqlite3.Connection) -> Source | None:
+    """What the index was built from."""
+    row = connection.execute("SELECT name, size, edited_ns FROM source").fetchone()
+    return tuple(row) if row else None  # type: ignore[return-value]
+
+
+def read_passages(corpus: Path) -> Iterator[tuple[str, str, str]]:
+    """Title, text and id of each line; the line's number stands in for a missing id.
+
+    Raises:
+        ConfigError: a line has another form or bytes that are not UTF-8, or the file begins with a byte order mark.
+    """
+    try:
+        with open(corpus, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _read_passage(line, number, f"config.corpus: {corpus}, line {number}")
+    except OSError as error:
+        raise ConfigError(f"config.corpus: {corpus} cannot be read: {error.strerror}") from error
+
+
+def _read_passage(line: bytes, number: int, where: str) -> tuple[str, str, str]:
+    if number == 1 and line.startswith(_MARKS):
+        raise ConfigError(f"{where}: the file begins with a byte order mark; save it as UTF-8 without one")
+    try:
+        row = json.loads(line.decode("utf-8"))
+        text = row["text"] if "text" in row else row["contents"]
+        passage = str(row.get("title", "")), str(text), str(row.get("id", number))
+        "".join(passage).encode()
+    except UnicodeDecodeError as error:
+        bad = f"byte {error.start} is 0x{error.object[error.start]:02x}"
+        raise ConfigError(f"{where}: {bad}, which is not UTF-8; convert the file") from error
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where}: holds half of a surrogate pair; remove it") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f'{where}: expected {{"title", "text"}}') from error
+    return passage
