@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from envs.errors import ConfigError, MissingDependencyError
+
+PICTURE_PLACE = "\ufffc"
+"""Unicode's object replacement character: in a short-term text it marks where a picture stands."""
 
 
 class Observation(TypedDict):
@@ -16,6 +20,7 @@ class Observation(TypedDict):
     (`long_term_context` stays in the history, `short_term_context` is shown only while current);
     `multi_modal_data` is present only where there are pictures: `image` lists the observation's PIL images, and
     `current_image`, like the short-term text, those that a window shows only while the observation is current.
+    Where the short-term text holds `PICTURE_PLACE` once for each of `current_image`, they stand there, else first.
     """
 
     obs_str: str
@@ -92,6 +97,15 @@ class BaseInteractionEnv(abc.ABC):
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release what the environment holds; calling it twice is fine."""
+
+
+def interleave(pieces: Sequence[str], images: Sequence[Any]) -> list[dict[str, Any]]:
+    """Content parts of a message: text, picture, text and so on, without the empty texts."""
+    parts = []
+    for piece, image in itertools.zip_longest(pieces, images):
+        parts += [{"type": "text", "text": piece}] if piece else []
+        parts += [{"type": "image", "image": image}] if image is not None else []
+    return parts
 
 
 def make_observation(long_term: str, short_term: str = "", images: Sequence[Any] = ()) -> Observation:

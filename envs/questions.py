@@ -14,15 +14,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from envs.content import lay_out, open_pictures, read_messages
 from envs.errors import ConfigError, MissingDependencyError
-from envs.pictures import MOST_PIXELS, open_picture
+from envs.pictures import MOST_PIXELS
 
-PLACEHOLDER = "<image>"
+_TEMPLATED = ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>")
+"""What a prompt holds that went through a chat template."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question. `images` are PIL images in the order in which the text refers to them."""
+    """One question. `images` are PIL images in the order in which the text refers to them.
+
+    `pieces` are the texts before, between and after the images where they do not all come first; see `Layout`.
+    """
 
     text: str
     answer: Any = None
@@ -31,6 +36,7 @@ class Question:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     tools: Any = None
     """What this question's own list of tools holds (`registry.select_tools` reads it); None for all that there are."""
+    pieces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +57,8 @@ def read_question(sample: Any, options: QuestionOptions) -> tuple[Question, str,
     """The question of a sample, its task and its seed.
 
     Raises:
-        ConfigError: no data, an unknown task, a file or key that is not there, a prompt of an unknown form.
+        ConfigError: no data, an unknown task, a file or key that is not there, a prompt of an unknown form, a content
+            part that cannot be shown, or not as many pictures as the text refers to.
         EnvironmentFault: a picture cannot be read.
     """
     metadata = getattr(sample, "metadata", None) or {}
@@ -93,12 +100,10 @@ def _from_row(row: Mapping[str, Any], options: QuestionOptions) -> Question:
         )
     found = row.get(options.image_key)
     found = [] if found is None else found if isinstance(found, list | tuple) else [found]
-    images = tuple(open_picture(image, options.max_image_pixels) for image in found)
-    content, answer = row[options.question_key], row.get(options.answer_key)
+    images = open_pictures(found, options.max_image_pixels)
     metadata = row.get("metadata") if isinstance(row.get("metadata"), Mapping) else {}
-    if not isinstance(content, str):
-        return _from_messages(content, answer, images, options, metadata)
-    return Question(_without_placeholders(content), answer, images, metadata=metadata)
+    content = row[options.question_key]
+    return _question(content, row.get(options.answer_key), images, options, metadata)
 
 
 def _from_sample(sample: Any, options: QuestionOptions) -> Question:
@@ -109,45 +114,27 @@ def _from_sample(sample: Any, options: QuestionOptions) -> Question:
             "data source"
         )
     inputs = getattr(sample, "multimodal_inputs", None) or {}
-    images = tuple(open_picture(image, options.max_image_pixels) for image in inputs.get("images") or ())
+    unknown = [str(kind) for kind, values in inputs.items() if kind != "images" and values is not None]
+    if unknown:
+        raise ConfigError(f"the sample comes with {', '.join(unknown)}; a question takes images only")
+    images = open_pictures(inputs.get("images") or (), options.max_image_pixels)
     metadata = dict(getattr(sample, "metadata", None) or {})
-    if isinstance(prompt, str):
-        if "<|im_start|>" in prompt or "<start_of_turn>" in prompt or "<|start_header_id|>" in prompt:
-            raise ConfigError(
-                "the sample's prompt went through a chat template already; leave out --apply-chat-template, the "
-                "rollout applies it"
-            )
-        return Question(_without_placeholders(prompt), label, images, metadata=metadata)
-    return _from_messages(prompt, label, images, options, metadata)
+    if isinstance(prompt, str) and any(mark in prompt for mark in _TEMPLATED):
+        raise ConfigError(
+            "the sample's prompt went through a chat template already; leave out --apply-chat-template, the "
+            "rollout applies it"
+        )
+    return _question(prompt, label, images, options, metadata)
 
 
-def _from_messages(
-    messages: Any, answer: Any, images: tuple[Any, ...], options: QuestionOptions, metadata: Mapping[str, Any]
+def _question(
+    content: Any, answer: Any, images: tuple[Any, ...], options: QuestionOptions, metadata: Mapping[str, Any]
 ) -> Question:
-    """A question given as chat messages: an optional system message, then user messages."""
-    system, texts, inline = "", [], []
-    if not isinstance(messages, list | tuple):
-        raise ConfigError(f"a question must be a text or a list of messages, got {type(messages).__name__}")
-    for message in messages:
-        role = message.get("role")
-        if role not in ("system", "user"):
-            raise ConfigError(f"a question's messages may have the roles system and user, got {role!r}")
-        content = message.get("content") or ""
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        text = "".join(part["text"] for part in parts if part.get("type") == "text")
-        inline += [part["image"] for part in parts if part.get("type") == "image"]
-        if role == "system":
-            system = text
-        else:
-            texts.append(text)
-    if not images:
-        images = tuple(open_picture(image, options.max_image_pixels) for image in inline)
-    return Question(_without_placeholders("\n\n".join(texts)), answer, images, system, metadata)
-
-
-def _without_placeholders(text: str) -> str:
-    """Pictures come first in a message, so `<image>` marks in the text would only be read as text."""
-    return text.replace(PLACEHOLDER + "\n", "").replace(PLACEHOLDER, "").strip()
+    """A question given as a text or as chat messages; pictures that came beside them stand in for those inside."""
+    system, texts, inside = ("", [content], []) if isinstance(content, str) else read_messages(content)
+    images = images or open_pictures(inside, options.max_image_pixels)
+    layout = lay_out(texts, len(images))
+    return Question(layout.text, answer, images, system, metadata, pieces=layout.pieces)
 
 
 def _rows(data: Any, task: str) -> Sequence[Mapping[str, Any]]:

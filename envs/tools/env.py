@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from envs.base import BaseInteractionEnv, Observation, StepInfo
+from envs.base import PICTURE_PLACE, BaseInteractionEnv, Observation, StepInfo, interleave
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.grading import GRADERS, find_answer, load_grader
 from envs.options import read_options
@@ -87,10 +87,21 @@ class ToolEnv(BaseInteractionEnv):
         self._totals: Counter[str] = Counter()
         greetings = self._session.create(episode)
         self._running = True
-        self._text = "\n\n".join([question.text, *(result.text for result in greetings if result.text)])
+        greeted = [result.text for result in greetings if result.text]
+        text = "\n\n".join([question.text, *greeted])
         self._images = [*question.images, *(image for result in greetings for image in result.images)]
-        self._messages = [_message("user", self._text, self._images)]
-        return self._observe("", [], obs_str=self._text)
+        self._messages = [_message("user", text, self._images)]
+        self._text = text.replace(PICTURE_PLACE, "")
+        if question.pieces:
+            self._messages[0]["content"], self._text = self._placed("\n\n".join(["", *greeted]))
+        return self._observe("", [], obs_str=text)
+
+    def _placed(self, greeting: str) -> tuple[list[dict[str, Any]], str]:
+        """Content parts and short-term text of a question with pictures between its texts; tools' pictures follow."""
+        more = len(self._images) - len(self.question.images)
+        *pieces, last = [*self.question.pieces, *[""] * more]
+        pieces = [piece.replace(PICTURE_PLACE, "") for piece in [*pieces, last + greeting]]
+        return interleave(pieces, self._images), PICTURE_PLACE.join(pieces)
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         if not self._running:

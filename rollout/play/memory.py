@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from envs.base import Observation
+from envs.base import PICTURE_PLACE, Observation, interleave
 from rollout.bridge.settings import MemoryConfig
 from rollout.errors import ConfigError
 
@@ -123,8 +123,14 @@ def current_message(current: Observation, answer_format: str) -> Message:
     text = current["text"]
     parts = ["Current Observation:", text["short_term_context"], text["long_term_context"]]
     content = "\n".join(part for part in parts if part)
+    content = f"{content}\n\n{answer_format}" if answer_format else content
     only_now = (current.get("multi_modal_data") or {}).get("current_image") or []
-    return _user(f"{content}\n\n{answer_format}" if answer_format else content, current, only_now)
+    if not only_now or text["short_term_context"].count(PICTURE_PLACE) != len(only_now):
+        return _user(content, current, only_now)
+    # The short-term text comes first, so the first marks in the content are its own.
+    pieces = content.split(PICTURE_PLACE, len(only_now))
+    own = (current.get("multi_modal_data") or {}).get("image") or []
+    return {"role": "user", "content": [*interleave([""] * len(own), own), *interleave(pieces, only_now)]}
 
 
 def _show(past: Sequence[Exchange]) -> list[Message]:
