@@ -12,8 +12,8 @@ from envs.base import PICTURE_PLACE
 from envs.errors import ConfigError
 from envs.questions import Question, QuestionOptions, read_question
 from envs.tools import build_env
-from rollout.config import MemoryConfig
-from rollout.memory import build_memory, build_messages
+from rollout.bridge.settings import MemoryConfig
+from rollout.play.memory import build_memory, build_messages
 from tests.envs.test_tool_env import call
 
 RED, BLUE = Image.new("RGB", (30, 20), "red"), Image.new("RGB", (20, 30), "blue")
