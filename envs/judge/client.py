@@ -9,20 +9,23 @@ import hashlib
 import json
 import os
 import random
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from envs.errors import ConfigError, JudgeError, MissingDependencyError
+from envs.judge.cache import VerdictCache
+from envs.judge.material import broken
+from envs.judge.tokens import load_tokenizer, served_model, served_tokenizer
 from envs.tools.execution import background_loop
 
 T = TypeVar("T")
 Messages = Sequence[dict[str, str]]
 _MOST_SHOWN = 1000
 """Characters of a bad verdict that the judge is shown again."""
+_GRACE_S = 5.0
+"""Seconds past the deadline after which an unanswered question means that the event loop itself hangs."""
 _PATHS = {"openai": "/v1/chat/completions", "sglang": "/generate"}
 
 
@@ -67,23 +70,31 @@ class JudgeClient:
     def __init__(self, options: EndpointOptions) -> None:
         self.options = options
         self.asked = self.retried = self.cached = 0
-        self._kept = _Cache(options.cache) if options.cache else None
+        self._kept = VerdictCache(options.cache) if options.cache else None
 
-    def ask(self, messages: Messages, read: Callable[[str], T]) -> T:
+    def ask(self, messages: Messages, read: Callable[[str], T], about: Any = None) -> T:
         """The judge's answer to a conversation, as `read` understands it.
 
-        `read` raises JudgeError for an answer that cannot be used; the judge is then told why and asked again.
+        `read` raises JudgeError for an answer that cannot be used; the judge is then told why and asked again. Such
+        answers are not kept. `about` is what a kept answer depends on besides the conversation, as JSON.
 
         Raises:
             JudgeError: no usable answer within the retries and the deadline; the text holds the last reason.
         """
-        key = self._key(messages)
+        key = self._key(messages, about) if self._kept else ""
         known = self._kept.get(key) if self._kept else None
         if known is not None:
-            self.cached += 1
-            return read(known)
+            # An answer that can no longer be read is asked for again.
+            with contextlib.suppress(JudgeError):
+                value = read(known)
+                self.cached += 1
+                return value
         asking = asyncio.run_coroutine_threadsafe(self._try(list(messages), read), background_loop())
-        text, value = asking.result()
+        try:
+            text, value = asking.result(self.options.deadline_s + _GRACE_S)
+        except TimeoutError as error:
+            asking.cancel()
+            raise JudgeError(f"{self.options.url}: the event loop is blocked, so the deadline passed unseen") from error
         if self._kept:
             self._kept.put(key, text)
         return value
@@ -110,8 +121,8 @@ class JudgeClient:
                 return text, read(text)
             except JudgeError as error:
                 last = error
-                bad = {"role": "assistant", "content": text[:_MOST_SHOWN]}
-                conversation = [*messages, bad, {"role": "user", "content": _again(error)}]
+                bad = {"role": "assistant", "content": broken(text[:_MOST_SHOWN])}
+                conversation = [*messages, bad, {"role": "user", "content": broken(_again(error))}]
         raise JudgeError(
             f"{options.url} gave no usable answer in {attempt + 1} attempts and {time.monotonic() - began:.0f} s; "
             f"last: {last} (env.judge.max_retries, timeout_s and deadline_s bound this)"
@@ -128,13 +139,10 @@ class JudgeClient:
         except ModuleNotFoundError as error:
             raise MissingDependencyError("the judge needs aiohttp; install it with: pip install aiohttp") from error
         payload = await asyncio.to_thread(self._payload, messages)
-        headers = {}
-        if self.options.api_key_env is not None:
-            headers["Authorization"] = f"Bearer {os.environ[self.options.api_key_env]}"
         try:
             timeout = aiohttp.ClientTimeout(total=seconds)
             async with (
-                aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+                aiohttp.ClientSession(timeout=timeout, headers=self._headers()) as session,
                 session.post(self._base() + _PATHS[self.options.api], json=payload) as response,
             ):
                 body = await response.text(errors="replace")
@@ -155,14 +163,26 @@ class JudgeClient:
             limits = {"temperature": options.temperature, "max_tokens": options.max_tokens}
             return {"model": options.model, "messages": list(messages), **limits}
         limits = {"temperature": options.temperature, "max_new_tokens": options.max_tokens}
-        tokenizer = _tokenizer(options.tokenizer or _served_tokenizer(self._base()))
-        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)["input_ids"]
+        ids = load_tokenizer(options.tokenizer or served_tokenizer(self._base())).encode(messages)
         return {"input_ids": ids, "sampling_params": {**limits, "skip_special_tokens": True}}
 
-    def _key(self, messages: Messages) -> str:
+    def _headers(self) -> dict[str, str]:
+        key = self.options.api_key_env
+        return {} if key is None else {"Authorization": f"Bearer {os.environ[key]}"}
+
+    def _key(self, messages: Messages, about: Any) -> str:
         options = self.options
-        facts = [options.url, options.api, options.model, options.temperature, options.max_tokens, list(messages)]
+        facts = [options.url, options.api, self._model, options.temperature, options.max_tokens, list(messages), about]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    @functools.cached_property
+    def _model(self) -> str:
+        """The model that answers. The name `default` says nothing, so the server is asked."""
+        options = self.options
+        if options.model != "default":
+            return options.model
+        seconds = min(options.timeout_s, 5.0)
+        return served_model(self._base(), options.api, self._headers(), seconds) or options.model
 
 
 class _Refused(JudgeError):
@@ -182,52 +202,3 @@ def _text_of(body: str, api: str) -> str:
     if not isinstance(text, str):
         raise JudgeError(f"the answer holds no text, got {text!r:.100}")
     return text
-
-
-@functools.lru_cache(maxsize=4)
-def _tokenizer(folder: str) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"env.judge.tokenizer: {folder} holds no tokenizer: {error}") from error
-
-
-@functools.lru_cache(maxsize=4)
-def _served_tokenizer(url: str) -> str:
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(f"{url}/get_model_info", timeout=10) as response:
-            info = json.load(response)
-        return info.get("tokenizer_path") or info["model_path"]
-    except (OSError, ValueError, KeyError) as error:
-        raise JudgeError(f"{url}/get_model_info names no tokenizer ({error}); set env.judge.tokenizer") from error
-
-
-class _Cache:
-    """Verdicts in a SQLite file, one connection a use, so that threads and processes share it."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path).expanduser()
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._open() as connection:
-                connection.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, text TEXT)")
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"env.judge.cache: {path} cannot be used: {error}") from error
-
-    @contextlib.contextmanager
-    def _open(self) -> Any:
-        with contextlib.closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
-            yield connection
-
-    def get(self, key: str) -> str | None:
-        with self._open() as connection:
-            row = connection.execute("SELECT text FROM verdicts WHERE key = ?", (key,)).fetchone()
-        return row[0] if row else None
-
-    def put(self, key: str, text: str) -> None:
-        with self._open() as connection:
-            connection.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (key, text))

@@ -5,15 +5,15 @@ In the YAML: `env: {inner: envs.tools, options: {...}, judge: {url: ..., rubric:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo
 from envs.errors import ConfigError, EnvironmentFault, JudgeError
 from envs.judge.client import EndpointOptions, JudgeClient
+from envs.judge.material import quoted
 from envs.judge.rubric import Verdict, read_rubric, read_verdict
 from envs.loading import load_env_module
 from envs.options import read_options
@@ -61,8 +61,8 @@ class JudgedOptions:
 class JudgedEnv(BaseInteractionEnv):
     """Plays the inner environment; everything but reward, feedback and metrics is its own."""
 
-    def __init__(self, inner: BaseInteractionEnv, options: JudgeOptions) -> None:
-        self.inner, self.options = inner, options
+    def __init__(self, inner: BaseInteractionEnv, options: JudgeOptions, task: str = "") -> None:
+        self.inner, self.options, self._task = inner, options, task
         self.rubric = read_rubric(options.rubric)
         self.client = JudgeClient(options)
         self._turns: list[dict[str, Any]] = []
@@ -127,10 +127,11 @@ class JudgedEnv(BaseInteractionEnv):
         messages = [
             {"role": "system", "content": self.rubric.system_prompt()},
             # JSON quotes whatever the agent wrote, so none of it can pose as a part of the question.
-            {"role": "user", "content": encodable(json.dumps(material, ensure_ascii=False))},
+            {"role": "user", "content": quoted(material)},
         ]
+        about = {"task": [self._task, self.mission, self.instruction_prompt], "rubric": asdict(self.rubric)}
         try:
-            return self.client.ask(messages, lambda text: read_verdict(text, self.rubric))
+            return self.client.ask(messages, lambda text: read_verdict(text, self.rubric), about)
         except JudgeError as error:
             if self.options.on_failure == "fault":
                 raise EnvironmentFault(f"no verdict: {error}") from error
@@ -175,4 +176,5 @@ def build_env(sample: Any, args: Any) -> JudgedEnv:
     """
     options = read_options(JudgedOptions, dict(getattr(args, "env", None) or {}), "env.")
     inner_args = SimpleNamespace(env=dict(options.options), max_turns=getattr(args, "max_turns", None))
-    return JudgedEnv(load_env_module(options.inner).build_env(sample, inner_args), options.judge)
+    task = str((getattr(sample, "metadata", None) or {}).get("task", ""))
+    return JudgedEnv(load_env_module(options.inner).build_env(sample, inner_args), options.judge, task)

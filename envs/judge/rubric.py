@@ -104,7 +104,8 @@ def read_verdict(text: str, rubric: Rubric) -> Verdict:
         body = body[body.index("\n") : -3].strip()
     value, end, error = decode(body)
     if error or body[end:].strip():
-        raise JudgeError(f"the verdict is not one JSON object: {short(body)}")
+        reason = error.removeprefix("the call is not ") or "something follows it"
+        raise JudgeError(f"the verdict is not one JSON object ({reason}): {short(body)}")
     if not isinstance(value, dict):
         raise JudgeError(f"the verdict must be a JSON object, got {short(value)}")
     expected = {criterion.name for criterion in rubric.criteria} | {FEEDBACK}

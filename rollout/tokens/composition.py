@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+from envs.plain_text import Frame, PlainText
 from rollout.tokens.chat_template import GENERATION, ChatTemplate, Message
 from rollout.tokens.images import EncodedImage
 from rollout.tokens.one_shot import OneShot
-from rollout.tokens.plain_text import Frame, PlainText
 
 Part = Frame | str | EncodedImage
 Neighbours = frozenset[tuple[str, int, str, bool]]

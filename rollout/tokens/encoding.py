@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from envs.plain_text import Frame, PlainText
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import GENERATION, START, USER, ChatTemplate, Message
 from rollout.tokens.composition import Composer, Part, expanded, unexpanded, without_first
 from rollout.tokens.images import LARGEST_PIXELS, EncodedImage, ImageChain, ImageEncoder
 from rollout.tokens.one_shot import OneShot
-from rollout.tokens.plain_text import Frame, PlainText
 from rollout.tokens.processor import load_processor
 from rollout.tokens.sanity import SanityCheck, compare
 from rollout.tokens.token_prefix import TokenPrefix

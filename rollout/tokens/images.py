@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from envs.plain_text import Frame, PlainText
 from rollout.errors import EncodingError, MissingDependencyError
-from rollout.tokens.plain_text import Frame, PlainText
 
 if TYPE_CHECKING:
     from PIL import Image

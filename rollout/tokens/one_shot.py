@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from envs.plain_text import Frame, PlainText
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import ASSISTANT, LEFT, USER, ChatTemplate, Message, before
 from rollout.tokens.images import EncodedImage, ImageEncoder
-from rollout.tokens.plain_text import Frame, PlainText
 
 ANSWERS = 0xF0000
 """First of the private-use characters that stand for answers while a template is rendered."""

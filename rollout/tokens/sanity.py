@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from envs.plain_text import Frame, PlainText
 from rollout.errors import EncodingError
-from rollout.tokens.plain_text import Frame, PlainText
 
 SanityCheck = Literal["strict", "ignore_strippable", "disable"]
 

@@ -1,0 +1,90 @@
+"""Verdicts in a SQLite file that workers and runs share; one that is damaged is set aside and begun anew."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from envs.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, text TEXT)"
+_BESIDE = ("", "-journal", "-wal", "-shm")
+
+
+class VerdictCache:
+    """One connection per use, so that threads and processes share the file.
+
+    Losing the cache costs questions, not episodes: when the file is locked for too long or the disk is full, that is
+    logged and the judge is asked.
+
+    Raises:
+        ConfigError: the file can be neither opened nor made.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path).expanduser()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._with_repair(lambda connection: connection.execute("SELECT key, text FROM verdicts LIMIT 1"))
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"env.judge.cache: {path} cannot be used: {error}") from error
+
+    def get(self, key: str) -> str | None:
+        """The judge's answer that was kept under this key."""
+        with self._tolerated():
+            row = self._with_repair(
+                lambda connection: connection.execute("SELECT text FROM verdicts WHERE key = ?", (key,)).fetchone()
+            )
+            return row[0] if row and isinstance(row[0], str) else None
+        return None
+
+    def put(self, key: str, text: str) -> None:
+        """Keep an answer that was understood, in place of any earlier one."""
+        with self._tolerated():
+            self._with_repair(
+                lambda connection: connection.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (key, text))
+            )
+
+    @contextlib.contextmanager
+    def _tolerated(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            logger.warning("the judge's cache %s cannot be used just now: %s", self._path, error)
+
+    def _with_repair(self, use: Callable[[sqlite3.Connection], T]) -> T:
+        seen = self._identity()
+        try:
+            return self._using(use)
+        except sqlite3.OperationalError:  # locked, full, not writable: the content is not to blame
+            raise
+        except sqlite3.DatabaseError as error:
+            self._set_aside(seen, error)
+        return self._using(use)
+
+    def _using(self, use: Callable[[sqlite3.Connection], T]) -> T:
+        with contextlib.closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
+            connection.execute(_TABLE)
+            return use(connection)
+
+    def _identity(self) -> int | None:
+        return self._path.stat().st_ino if self._path.exists() else None
+
+    def _set_aside(self, seen: int | None, error: sqlite3.DatabaseError) -> None:
+        """Rename the damaged file, unless another process has done so since."""
+        with open(f"{self._path}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self._identity() != seen:
+                return
+            logger.warning("the judge's cache %s is damaged (%s): renamed to .damaged, begun anew", self._path, error)
+            for ending in _BESIDE:
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(f"{self._path}{ending}", f"{self._path}.damaged{ending}")
