@@ -15,12 +15,28 @@ import resource
 import signal
 import sys
 
+from envs.math_text import read_result
+
 SECONDS = 5.0
 MEMORY_BYTES = 4 << 30
 
 
 def equal(reference: str, answer: str) -> bool:
-    """Whether two LaTeX or plain expressions have the same value; units and notation do not matter."""
+    """Whether two LaTeX or plain expressions have the same value; notation does not matter.
+
+    A unit counts where both have one. 25% is 0.25; a reference in percent takes the bare number as well.
+    """
+    gold, given = read_result(reference), read_result(answer)
+    if gold.unit and given.unit and gold.unit != given.unit:
+        return False
+    if "percent" not in (gold.unit, given.unit) or gold.unit == given.unit:
+        return _same(gold.expression, given.expression)
+    if given.unit == "percent":
+        return _same(gold.expression, f"({given.expression})/100")
+    return _same(gold.expression, given.expression) or _same(f"({gold.expression})/100", given.expression)
+
+
+def _same(reference: str, answer: str) -> bool:
     from math_verify import parse, verify
 
     gold, given = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (reference, answer))

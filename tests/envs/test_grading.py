@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from envs.errors import ConfigError, EnvironmentFault
-from envs.grading import MathChecker, exact, find_answer, load_grader
+from envs.grading import MathChecker, exact, find_answer, load_grader, math
+from envs.math_text import read_result
 from envs.questions import Question
+from tests.envs.math_answers import ANSWERS
 
 pytest.importorskip("math_verify", reason="math-verify is not installed; pip install 'math-verify[antlr4_13_2]'")
 
@@ -85,10 +89,78 @@ def test_expressions_are_equal_by_value(checker: MathChecker, reference: str, an
     assert checker.equal(reference, answer) is same
 
 
+@pytest.mark.parametrize("row", ANSWERS, ids=lambda row: f"{row[0]} | {row[1]}")
+def test_answers_as_models_write_them_are_graded_by_value(checker: MathChecker, row: tuple) -> None:
+    reference, answer, ours, slimes, *why = row
+    assert checker.equal(reference, answer) is ours
+    assert bool(why) is (ours is not slimes), "every difference from slime's grader is explained, and nothing else is"
+
+
+def test_the_list_holds_120_answers_of_both_kinds() -> None:
+    assert len(ANSWERS) == len({row[:2] for row in ANSWERS}) == 120
+    assert 30 <= sum(row[2] for row in ANSWERS) <= 95
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (r"\boxed{25\%}", 0.0),
+        (r"\boxed{25%}", 0.0),
+        (r"\boxed{25}", 1.0),
+        (r"\boxed{25^\circ}", 1.0),
+        ("Answer: ≈25", 1.0),
+    ],
+)
+def test_a_percentage_is_not_the_bare_number(answer: str, score: float) -> None:
+    assert math(find_answer(answer)[0], Question("q", "25")) == score
+
+
+@pytest.mark.parametrize(
+    ("text", "expression", "unit"),
+    [
+        ("13 cm^2", "13", "cm^2"),
+        (r"13\,\mathrm{cm}^{2}", "13", "cm^2"),
+        ("13 sq. in.", "13", "in^2"),
+        ("4 cubic feet", "4", "ft^3"),
+        ("60 km/h", "60", "km/h"),
+        ("7 units", "7", ""),
+        ("13m", "13m", ""),
+        ("5x + 3 m", "5x + 3 m", ""),
+        ("m∠ABC = 40°", "40", "degree"),
+        ("25 %", "25", "percent"),
+        ("√(2(3+x))", r"\sqrt{2(3+x)}", ""),
+        ("√(", "√(", ""),
+        ("4 1/2", r"(4+\frac{1}{2})", ""),
+        (r"2\frac{9}{2}", r"2\frac{9}{2}", ""),
+        ("1 000", "1000", ""),
+        ("2 3", "2, 3", ""),
+        ("1.5e-3", r"1.5\times 10^{-3}", ""),
+        ("", "", ""),
+    ],
+)
+def test_notation_is_brought_into_latex_and_algebra_is_left_alone(text: str, expression: str, unit: str) -> None:
+    result = read_result(text)
+    assert (result.expression, result.unit) == (expression, unit)
+
+
+@given(st.text(alphabet="0123456789.,%°√∛≈½²^{}()\\ /+-=$~coimnsqrtpefau", max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_a_result(text: str) -> None:
+    assert isinstance(read_result(text).expression, str)
+
+
+PIECES = ["√(", "1 ", "1 1/", "\\text{", "cm ", "^o", "=", "1\\,", "sqrt ", "1  cm/", "{", "\\frac{1}{", "m/", " 000"]
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_reading_a_result_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    read_result(piece * (2_000 // len(piece)))
+
+
 def test_an_expression_that_takes_for_ever_is_not_equal_and_the_next_one_is_answered(checker: MathChecker) -> None:
     assert checker.equal("27", "9^{9^{9^9}}") is False
     first = checker._process
-    assert checker.equal("27", "3^3") is True
+    assert checker.equal("81", "3^4") is True
     assert checker._process is not first
 
 

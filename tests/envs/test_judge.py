@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from envs.errors import ConfigError, EnvironmentFault, JudgeError
 from envs.judge import read_rubric, read_verdict
@@ -231,7 +232,8 @@ def test_what_an_agent_wrote_reaches_the_judge_unchanged_in_meaning() -> None:
 def test_a_judge_without_a_usable_chat_template_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lacks a tokenizer or chat template"):
         JudgeTokenizer(str(tmp_path / "nowhere"))
-    tokenizer = chatml_tokenizer()
+    chatml_tokenizer().save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="refuses the judge's conversation: no system role"):
