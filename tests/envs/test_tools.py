@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from envs.errors import ConfigError, EnvironmentFault, ToolError
+from envs.errors import ConfigError, ToolError
 from envs.tools import Tool, ToolEpisode, ToolOptions, ToolResult, load_tools, make_tool, tool
-from envs.tools import execution as execution_module
 from envs.tools.calls import find_calls
-from envs.tools.execution import ToolTimeout, run_bounded
 from envs.tools.results import ResultLimits, read_result
 from envs.tools.session import ToolSession
-from tests.envs import toolbox
 
 TOOLBOX = "tests.envs.toolbox"
 LIMITS = ResultLimits(chars=300)
@@ -313,114 +308,6 @@ def test_results_are_bounded_and_can_be_encoded() -> None:
 def test_a_result_that_makes_no_sense_is_refused(value: Any, words: str) -> None:
     with pytest.raises(ToolError, match=words):
         read_result(value, LIMITS)
-
-
-@pytest.fixture
-def hanging() -> Any:
-    toolbox.release.clear()
-    execution_module._hung.clear()
-    yield
-    toolbox.release.set()
-    execution_module._hung.clear()
-
-
-def test_sync_and_async_functions_are_called_with_a_time_limit(hanging: Any) -> None:
-    assert run_bounded("add", toolbox.add, {"a": 1, "b": 2}, 5) == 3
-    assert run_bounded("later", toolbox.later, {"word": "hi"}, 5) == "HI"
-    for name, function, arguments in (
-        ("misbehave", toolbox.misbehave, {"how": "hang"}),
-        ("hang_async", toolbox.hang_async, {"block": False}),
-        ("hang_async", toolbox.hang_async, {"block": True}),
-    ):
-        with pytest.raises(ToolTimeout, match=r"did not end within 0\.2 s"):
-            run_bounded(name, function, arguments, 0.2)
-    assert run_bounded("later", toolbox.later, {"word": "again"}, 5) == "AGAIN"
-
-
-@pytest.mark.parametrize(("how", "words"), [("raise", "no luck"), ("exit", "SystemExit"), ("timeout", "asleep")])
-def test_what_a_tool_raises_is_told(how: str, words: str) -> None:
-    with pytest.raises(ToolError, match=words) as caught:
-        run_bounded("misbehave", toolbox.misbehave, {"how": how}, 5)
-    assert not isinstance(caught.value, ToolTimeout)
-
-
-def test_a_tool_that_says_the_machine_is_broken_is_believed() -> None:
-    with pytest.raises(EnvironmentFault, match="disk is full"):
-        run_bounded("misbehave", toolbox.misbehave, {"how": "machine"}, 5)
-
-
-def test_a_tool_that_hangs_again_and_again_is_put_out_of_order_until_its_calls_end(hanging: Any) -> None:
-    arguments = {"how": "hang"}
-    for _ in range(execution_module.MOST_HUNG):
-        with pytest.raises(ToolTimeout, match="did not end"):
-            run_bounded("misbehave", toolbox.misbehave, arguments, 0.01)
-    before = threading.active_count()
-    with pytest.raises(ToolTimeout, match="out of order"):
-        run_bounded("misbehave", toolbox.misbehave, arguments, 0.01)
-    assert threading.active_count() == before
-    toolbox.release.set()
-    for _ in range(100):
-        if not execution_module._still_hung("misbehave"):
-            break
-        time.sleep(0.02)
-    assert run_bounded("misbehave", toolbox.misbehave, {"how": "well"}, 5) is None
-
-
-async def blocks_in_a_task_of_its_own() -> None:
-    async def block() -> None:
-        toolbox.release.wait(60)
-
-    await asyncio.create_task(block())
-
-
-async def ignores_cancellation() -> None:
-    while not toolbox.release.is_set():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments"),
-    [(toolbox.hang_async, {"block": True}), (blocks_in_a_task_of_its_own, {}), (ignores_cancellation, {})],
-)
-def test_an_async_tool_that_hangs_again_and_again_is_put_out_of_order_too(
-    hanging: Any, monkeypatch: pytest.MonkeyPatch, function: Any, arguments: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(execution_module, "STUCK_S", 0.2)
-    before = threading.active_count()
-    for number in range(execution_module.MOST_HUNG + 3):
-        words = "did not end" if number < execution_module.MOST_HUNG else "out of order"
-        with pytest.raises(ToolTimeout, match=words):
-            run_bounded("blocker", function, arguments, 0.05)
-    # One loop for each call that blocks, and one that works.
-    assert threading.active_count() <= before + execution_module.MOST_HUNG + 1
-    assert run_bounded("later", toolbox.later, {"word": "hi"}, 5) == "HI", "other async tools go on"
-    toolbox.release.set()
-    for _ in range(100):
-        if not execution_module._still_hung("blocker"):
-            break
-        time.sleep(0.02)
-    assert run_bounded("blocker", toolbox.later, {"word": "hi"}, 5) == "HI"
-    assert threading.active_count() <= before + 1
-
-
-def test_the_tool_that_blocks_the_loop_is_blamed_and_not_the_one_that_waits(
-    hanging: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(execution_module, "STUCK_S", 0.2)
-
-    def block() -> None:
-        with contextlib.suppress(ToolTimeout):
-            run_bounded("blocker", toolbox.hang_async, {"block": True}, 1)
-
-    blocker = threading.Thread(target=block)
-    blocker.start()
-    time.sleep(0.2)
-    with pytest.raises(ToolTimeout):
-        run_bounded("later", toolbox.later, {"word": "hi"}, 0.05)
-    assert (execution_module._still_hung("blocker"), execution_module._still_hung("later")) == (1, 0)
-    toolbox.release.set()
-    blocker.join()
 
 
 class AsyncTool(Tool):
