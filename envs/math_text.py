@@ -89,7 +89,7 @@ def _with_roots(text: str) -> str:
     while (root := _ROOT.search(text, position)) is not None:
         command = r"\sqrt[3]" if root[1] == "∛" else r"\sqrt"
         operand, end = _operand(text, root.end())
-        out += text[position : root.start()] + (f"{command}{{{operand}}}" if operand else root[0])
+        out += text[position : root.start()] + (f"{command}{{{_with_roots(operand)}}}" if operand else root[0])
         position = end
     return out + text[position:]
 

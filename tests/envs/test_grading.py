@@ -130,6 +130,7 @@ def test_a_percentage_is_not_the_bare_number(answer: str, score: float) -> None:
         ("25 %", "25", "percent"),
         ("√(2(3+x))", r"\sqrt{2(3+x)}", ""),
         ("√(", "√(", ""),
+        ("√(2√3)", r"\sqrt{2\sqrt{3}}", ""),
         ("4 1/2", r"(4+\frac{1}{2})", ""),
         (r"2\frac{9}{2}", r"2\frac{9}{2}", ""),
         ("1 000", "1000", ""),
