@@ -212,4 +212,3 @@ def _choose_default(env: gymnasium.Env, options: GymnasiumOptions, names: Sequen
 
 def _words(text: str) -> str:
     return text.strip().lower().replace("_", " ")
-

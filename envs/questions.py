@@ -201,5 +201,3 @@ class ParquetRows(Sequence[Mapping[str, Any]]):
                 return table.slice(index, 1).to_pylist()[0]
             index -= size
         raise AssertionError("unreachable")
-
-

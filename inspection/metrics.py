@@ -31,14 +31,14 @@ def log_rollout(
     Whole episodes (`rollout.generate`) bring no metrics of their own through slime's loop; theirs are read from the
     samples. Returns True: nothing is left for the framework to log. `rollout_time` is in seconds.
     """
-    extra_metrics = dict(extra_metrics or {})
+    metrics = dict(rollout_extra_metrics or {})
     episodes = episode_metrics(samples)
-    if episodes and "rollout/turns" not in extra_metrics:
-        extra_metrics |= episodes
-        extra_metrics |= {f"rollout/faults/{name}": value for name, value in new_faults(open_runtimes()).items()}
+    if episodes and "rollout/turns" not in metrics:
+        metrics |= episodes
+        metrics |= {f"rollout/faults/{name}": value for name, value in new_faults(open_runtimes()).items()}
     turns = [sample for sample in samples if (sample.metadata or {}).get("kind") not in ("bootstrap", "padding")]
     _framework_logger("log_rollout_data", "_log_rollout_data")(
-        rollout_id, _without(args, "custom_rollout_log_function_path"), turns, rollout_extra_metrics, rollout_time
+        rollout_id, _without(args, "custom_rollout_log_function_path"), turns, metrics, rollout_time
     )
     return True
 

@@ -33,7 +33,6 @@ INDIRECT = {
     "httpx": "slime and miles import it",
     "pytest-asyncio": "a pytest plugin",
     "ruff": "a command",
-    "tensorboard": "torch.utils.tensorboard imports it",
 }
 """Declared, but imported by no module of ours."""
 

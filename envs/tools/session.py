@@ -105,5 +105,3 @@ class ToolSession:
     def _timeout(self, name: str) -> float:
         own = self._specs[name].timeout_s
         return own if own is not None else self.options.timeout_s
-
-

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from envs.base import Observation
+from envs.plain_text import LONG_CHARS, LONGEST_KEPT
 from rollout.errors import ConfigError, EncodingError, EngineError, EnvironmentFault
 from rollout.play.memory import Exchange, Message, build_messages
 from rollout.play.runtime import Runtime
 from rollout.samples import session_of
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.tokens.plain_text import LONG_CHARS, LONGEST_KEPT
 from rollout.turn import Generation, Prompt, Turn
 from rollout.workers.pool import EnvSession
 from rollout.workers.worker import EnvReply, EnvSpec

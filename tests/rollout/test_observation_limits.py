@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.base import make_observation
+from envs.plain_text import LONG_CHARS, PlainText
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect
 from rollout.play.runtime import close_runtimes
-from rollout.tokens.plain_text import LONG_CHARS, PlainText
 from rollout.workers.observation_limits import ObservationLimits, cut_text, shares
 from rollout.workers.pool import EnvPool
 from tests.fixtures.chatml import chatml_tokenizer
