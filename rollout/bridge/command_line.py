@@ -56,7 +56,7 @@ def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ..
         return
     hints = []
     for flag in unknown:
-        near = difflib.get_close_matches(flag, known, 1)
+        near = difflib.get_close_matches(flag, known, 1, cutoff=0.8)
         hints.append(f"{flag} (did you mean {near[0]}?)" if near else flag)
     raise ConfigError(
         f"no parser of {FRAMEWORK}, Megatron or SGLang knows {', '.join(hints)}; it would be ignored silently"

@@ -265,7 +265,8 @@ cluster_arguments() {
     --attention-softmax-in-fp32
     --attention-backend flash
   )
-  TRACKING_ARGS=(--use-tensorboard)  # into TENSORBOARD_DIR of the job's environment
+  # TENSORBOARD_DIR of the job's environment wins over these names, which whoever copies the flags without it needs.
+  TRACKING_ARGS=(--use-tensorboard --tb-project-name slime-verlog --tb-experiment-name "$EXPERIMENT-$MODEL")
   if [ -n "${WANDB_PROJECT:-}" ]; then
     TRACKING_ARGS=(--use-wandb --wandb-project "$WANDB_PROJECT" --wandb-group "$EXPERIMENT-$MODEL")
   fi

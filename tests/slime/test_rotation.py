@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +24,13 @@ ROLLOUTS = 4
 
 
 @pytest.fixture(scope="module")
-def run(make_run: Callable[..., Run], engine: EngineServer) -> Run:
+def run(make_run: Callable[..., Run], engine: EngineServer) -> Iterator[Run]:
     """Four batches, each of them saved, of which two are kept."""
     run = make_run("rotation", *engine_flags(engine), "--use-tensorboard", checkpoints_kept=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TENSORBOARD_DIR", str(run.work / "tensorboard"))
         run.train([*script_arguments(run), "--num-rollout", str(ROLLOUTS)])
-    return run
+        yield run
 
 
 def steps(folder: Path) -> list[int]:
