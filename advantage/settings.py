@@ -38,13 +38,13 @@ class PerRun(Generic[T]):
 class WarmupSettings(Settings):
     """Critic warm-up: `w_epoch` batches are played and kept, then `w_iter` batches are drawn from them."""
 
-    w_epoch: int = Field(0, ge=0)
+    w_epoch: int = Field(default=0, ge=0)
     """Batches that are played while the actor is frozen."""
-    w_iter: int = Field(0, ge=0)
+    w_iter: int = Field(default=0, ge=0)
     """Batches that are drawn from the kept turns afterwards, without generating anything."""
-    fraction: float = Field(0.1, gt=0, le=1)
+    fraction: float = Field(default=0.1, gt=0, le=1)
     """Share of the kept turns that one drawn batch holds."""
-    tolerance: float = Field(0.25, gt=0)
+    tolerance: float = Field(default=0.25, gt=0)
     """Relative change of the critic's loss at the end of the warm-up above which it counts as not converged."""
 
     @model_validator(mode="after")
@@ -57,26 +57,26 @@ class WarmupSettings(Settings):
 class AdvantageSettings(Settings):
     """The YAML's keys that decide how turns become advantages."""
 
-    gamma_step: float = Field(0.99, ge=0, le=1)
+    gamma_step: float = Field(default=0.99, ge=0, le=1)
     """Discount from one turn to the next."""
-    lambda_step: float = Field(0.95, ge=0, le=1)
+    lambda_step: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda from one turn to the next."""
-    gamma_token: float = Field(1.0, ge=0, le=1)
+    gamma_token: float = Field(default=1.0, ge=0, le=1)
     """Discount from one token to the next inside a turn."""
-    lambda_token: float = Field(1.0, ge=0, le=1)
+    lambda_token: float = Field(default=1.0, ge=0, le=1)
     """GAE's lambda from one token to the next inside a turn."""
     gae_form: Literal["dual", "token", "turn", "bi_level"] = "dual"
     """Which GAE `advantage.hook.compute_advantages` computes; `advantage/maths/forms.py` defines each."""
     group_estimator: Literal["grpo", "rloo", "gigpo"] = "grpo"
     """Which estimator `advantage.group.compute_advantages` computes, without a critic."""
-    gigpo_step_weight: float = Field(1.0, ge=0)
+    gigpo_step_weight: float = Field(default=1.0, ge=0)
     """GiGPO: weight of the comparison between turns in the same state."""
     gigpo_discount: Literal["step", "both"] = "step"
     """GiGPO: which returns `gamma_step` discounts. `step`: those from a turn on, as in the paper (Feng et al. 2025,
     equations 3 and 5) and in verl-agent. `both`: the episode's return too."""
-    value_first_token_weight: float = Field(3.0, gt=0)
+    value_first_token_weight: float = Field(default=3.0, gt=0)
     """Weight of each turn's first token in the value loss. The turn before bootstraps from that token's value."""
-    action_hacking_patience: int = Field(3, ge=1)
+    action_hacking_patience: int = Field(default=3, ge=1)
     """Updates that the action-hacking watch averages into one point; more is slower and less noisy."""
     critic_warmup: WarmupSettings = WarmupSettings()
     """Not called `warmup`, which is one of Megatron's own arguments."""

@@ -47,7 +47,7 @@ class InstantEngine(EngineClient):
     """Answers in this process; `turn_s` and `places` simulate an engine that is slow and has limited room."""
 
     def __init__(self, source: EngineClient, answer: list[int], turn_s: float, places: int) -> None:
-        super().__init__(source.url, source.config)
+        super().__init__(source.url, source.settings)
         self.answer, self.turn_s, self.places = answer, turn_s, asyncio.Semaphore(places)
 
     async def generate(self, prompt: Any, params: Any, **kwargs: Any) -> Generation:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from rollout.bridge.settings import FIELDS, load_config
+from rollout.bridge.settings import YAML_KEYS, load_settings
 from rollout.errors import ConfigError
 
 DEFAULTS: dict[str, Any] = {
@@ -86,8 +86,8 @@ def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
     if unknown:
         raise ConfigError(f"the embedded trainer has no flag {unknown[0]}; it knows {', '.join(sorted(DEFAULTS))}")
     args = Namespace(**{**DEFAULTS, **overrides, "custom_config_path": str(config_path)})
-    load_config(args)
+    load_settings(args)
     for key, value in yaml.safe_load(Path(config_path).read_text(encoding="utf-8")).items():
-        assert key in FIELDS
+        assert key in YAML_KEYS
         setattr(args, key, value)
     return args

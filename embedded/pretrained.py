@@ -71,10 +71,10 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     from embedded.report import RunReport, describe
     from embedded.train import train
     from embedded.warmstart.imitation import WarmStart, adapt_policy
-    from rollout.bridge.settings import load_config
+    from rollout.bridge.settings import load_settings
 
     args = make_args(_write_config(flags), hf_checkpoint=str(flags.model), **_slime_flags(flags))
-    config = load_config(args)
+    config = load_settings(args)
     report = RunReport(flags.out, {"model": flags.model.name, "seed": flags.seed, "device": _device_name()})
     if flags.demonstrations:
         given = {"episodes": flags.demonstrations, "epochs": 1, "lr": 1e-4, "max_tokens": flags.max_tokens}

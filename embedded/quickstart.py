@@ -42,12 +42,12 @@ def run_seed(
     from embedded.report import RunReport, describe
     from embedded.train import train
     from embedded.warmstart.imitation import WarmStart, make_policy
-    from rollout.bridge.settings import load_config
+    from rollout.bridge.settings import load_settings
 
     policy = folder / "policy"
     given = {"rollout_seed": seed, "num_rollout": updates, "eval_interval": 20, **flags}
     args = make_args(config, hf_checkpoint=str(policy), **given)
-    settings = load_config(args)
+    settings = load_settings(args)
     report = RunReport(folder, {"config": config, "tasks": list(settings.tasks), "seed": seed, **_machine()})
     print(f"seed {seed}: warm start from scripted play", flush=True)
     loss = make_policy(settings, policy, warm_start or WarmStart(), seed)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.errors import FailureBudgetError
 from rollout.evaluate import evaluate
 from rollout.generate import generate
 from rollout.play.metrics import mean
-from rollout.play.runtime import sampling_params
 
 
 def generate_rollout(
@@ -31,8 +31,8 @@ def generate_rollout(
 
 
 async def _play(args: Any, source: EpisodeSource) -> RolloutFnTrainOutput:
-    slots = asyncio.Semaphore(source.config.n_env)
-    params = sampling_params(args)
+    slots = asyncio.Semaphore(source.settings.n_env)
+    params = RolloutFlags.read(args).sampling_params()
 
     async def one(sample: Sample) -> list[Sample]:
         async with slots:
@@ -42,7 +42,7 @@ async def _play(args: Any, source: EpisodeSource) -> RolloutFnTrainOutput:
     starts = source.get_samples(args.rollout_batch_size)
     episodes = await asyncio.gather(*(one(sample) for group in starts for sample in group))
     failed = [episode[0].metadata["fault"] for episode in episodes if episode[0].status == Sample.Status.FAILED]
-    if len(failed) > source.config.max_episode_failures_per_batch:
+    if len(failed) > source.settings.max_episode_failures_per_batch:
         raise FailureBudgetError(f"{len(failed)} episodes of one batch failed. Last failure:\n{failed[-1]}")
     return RolloutFnTrainOutput(samples=list(episodes), metrics=_metrics(episodes))
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rollout.bridge.framework import FRAMEWORK, Sample
-from rollout.fixed_turn import counters
-from rollout.play.metrics import FAULTS, STOPS, mean, quantile
+from rollout.play.metrics import FAULTS, mean, quantile
 from rollout.play.runtime import Runtime, open_runtimes
+from rollout.turn import StopReason
 
 _LOGGERS = {
     "slime": ("slime.observability.rollout_metrics", "slime.ray.rollout"),
@@ -87,7 +87,7 @@ def episode_metrics(samples: Iterable[Sample | Sequence[Sample]]) -> dict[str, f
         "episode/success": mean(facts["success"] for facts in played),
         "turn/valid_action_ratio": sum(facts["valid_turns"] for facts in played) / max(turns, 1),
         "turn/length_stop_ratio": sum(facts["length_stops"] for facts in played) / max(turns, 1),
-        **{f"rollout/stop/{stop}": float(stops[stop]) for stop in sorted({*STOPS, *stops})},
+        **{f"rollout/stop/{stop}": float(stops[stop]) for stop in StopReason},
     }
 
 
@@ -95,7 +95,7 @@ def new_faults(runtimes: Iterable[Runtime]) -> dict[str, float]:
     """What failed or was tried again since the last call, by name; evaluations in between included."""
     found: Counter[str] = Counter()
     for runtime in runtimes:
-        now = counters(runtime)
+        now = runtime.fault_counts()
         found += now - runtime.logged
         runtime.logged = now
     return {name: float(found[name]) for name in sorted({*FAULTS, *found})}

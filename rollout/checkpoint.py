@@ -21,9 +21,7 @@ from safetensors.torch import save_file
 
 from rollout.errors import CheckpointError
 from rollout.play.slots import check_slot, read_ids, read_whole
-from rollout.samples import Segment
-from rollout.tokens.images import ImageChain
-from rollout.turn import Generation, Prompt, Turn
+from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
 
 FORMAT, VERSION = "slime-verlog-rollout", "3"
 
@@ -109,17 +107,19 @@ def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
     return hasher.hexdigest()
 
 
-def load_state(args: Any, rollout_id: int | None) -> SourceState | None:
-    """What `save_state` wrote for `rollout_id`; None for a fresh run (no or a negative id, or no `--load`).
+def load_state(load: str | None, save: str | None, rollout_id: int | None) -> SourceState | None:
+    """What `save_state` wrote for `rollout_id`; None for a fresh run (no or a negative id, or no `load` folder).
+
+    `load` and `save` are slime's folders. While the actor is frozen slime does not save it and takes its initial
+    weights for `--load`; a run that is resumed then finds its episodes under `--save` only.
 
     Raises:
         CheckpointError: the file is missing, damaged, of another version or of another kind.
     """
-    if rollout_id is None or rollout_id < 0:
+    if rollout_id is None or rollout_id < 0 or not load:
         return None
-    path = _find_checkpoint(args, rollout_id)
-    if path is None:
-        return None
+    paths = [checkpoint_path(folder, rollout_id) for folder in (load, save) if folder]
+    path = next((path for path in paths if path.exists()), paths[0])
     state, tensors = read_checkpoint(path)
     try:
         for slot in (slots := list(state["slots"])):
@@ -134,19 +134,6 @@ def load_state(args: Any, rollout_id: int | None) -> SourceState | None:
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold a whole rollout state ({error!r})") from error
-
-
-def _find_checkpoint(args: Any, rollout_id: int) -> Path | None:
-    """Where the state should be: under `--load`, else where this run itself saves; None if there is no `--load`.
-
-    While the actor is frozen it is not saved, so slime takes its initial weights for `--load`; a run that is
-    resumed then finds its episodes under `--save` only.
-    """
-    folders = [folder for folder in (getattr(args, "load", None), getattr(args, "save", None)) if folder]
-    if getattr(args, "load", None) is None:
-        return None
-    paths = [checkpoint_path(folder, rollout_id) for folder in folders]
-    return next((path for path in paths if path.exists()), paths[0])
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -190,7 +177,7 @@ def _read_segment(item: Mapping[str, Any], images: list[str], tensors: Mapping[s
     bootstrap = None if item["bootstrap"] is None else _read_prompt(item["bootstrap"], images, tensors)
     turns = tuple(_read_turn(turn, images, tensors) for turn in item["turns"])
     return Segment(
-        item["task_name"], turns, bootstrap, item["stop"], item["episode_return"], item["episode_turns"]
+        item["task_name"], turns, bootstrap, StopReason(item["stop"]), item["episode_return"], item["episode_turns"]
     )
 
 
@@ -226,7 +213,13 @@ def _read_turn(item: Mapping[str, Any], images: list[str], tensors: Mapping[str,
     return Turn(
         **{name: item[name] for name in _TURN_FIELDS},
         prompt=_read_prompt(item["prompt"], images, tensors),
-        generation=Generation(**{**generation, "weight_versions": tuple(generation["weight_versions"])}),
+        generation=Generation(
+            **{
+                **generation,
+                "finish_reason": FinishReason(generation["finish_reason"]),
+                "weight_versions": tuple(generation["weight_versions"]),
+            }
+        ),
         action_span=None if span is None else (span[0], span[1]),
     )
 

@@ -7,19 +7,19 @@ another backend changes nothing about which episodes are played.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 from envs.mixture import TaskSpec, expand_tasks
-from rollout.bridge.flags import check_flags
-from rollout.bridge.framework import Sample, set_group
+from rollout.bridge.checks import check_flags
+from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.framework import Sample
 from rollout.bridge.rotation import rotate_checkpoints
-from rollout.bridge.settings import EvalConfig, RolloutConfig, load_config
+from rollout.bridge.sample import handout
+from rollout.bridge.settings import EvalSettings, RolloutSettings, load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
-from rollout.errors import ConfigError
-from rollout.play.episode import EpisodeSpec
+from rollout.errors import CheckpointError, ConfigError
 from rollout.play.slots import slots_state
-from rollout.workers.worker import EnvSpec
+from rollout.spec import EnvSpec, EpisodeSpec
 
 
 class EpisodeSource:
@@ -31,11 +31,12 @@ class EpisodeSource:
         Raises:
             ConfigError: names the key or the flag to change.
         """
-        self.args = args
-        self.config = load_config(args)
-        check_flags(args, self.config)
-        self.tasks = read_tasks(self.config)
-        self.eval_tasks = read_tasks(self.config, self.config.eval)
+        self.settings = load_settings(args)
+        check_flags(args, self.settings)
+        self.flags = RolloutFlags.read(args)
+        self._args = args
+        self.tasks = read_tasks(self.settings)
+        self.eval_tasks = read_tasks(self.settings, self.settings.eval)
         self.next_episode = 0
         """Next id for `get_samples`; slots of the fixed-turn rollout number their own."""
         self.next_group = 0
@@ -46,17 +47,17 @@ class EpisodeSource:
 
     def episode(self, episode_id: int) -> EpisodeSpec:
         """The training episode with this id."""
-        task = pick_task(self.tasks, self.args.rollout_seed, episode_id)
-        return make_episode(self.config, task, episode_id, self.config.seed_start + episode_id)
+        task = pick_task(self.tasks, self.flags.rollout_seed, episode_id)
+        return make_episode(self.settings, task, episode_id, self.settings.seed_start + episode_id)
 
     def eval_episodes(self) -> list[EpisodeSpec]:
         """All held-out episodes: the same seeds for every task."""
-        settings = self.config.eval
-        config = replace(self.config, max_turns=settings.max_turns or self.config.max_turns)
+        held_out = self.settings.eval
+        settings = self.settings.model_copy(update={"max_turns": held_out.max_turns or self.settings.max_turns})
         return [
-            make_episode(config, task, number * settings.episodes + k, settings.seed_start + k)
+            make_episode(settings, task, number * held_out.episodes + k, held_out.seed_start + k)
             for number, task in enumerate(self.eval_tasks)
-            for k in range(settings.episodes)
+            for k in range(held_out.episodes)
         ]
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
@@ -71,21 +72,8 @@ class EpisodeSource:
     def group(self, episode_id: int) -> list[Sample]:
         """The `n_samples_per_prompt` samples that all play this episode."""
         spec = self.episode(episode_id)
-        return [self._sample(spec, k) for k in range(self.args.n_samples_per_prompt)]
-
-    def _sample(self, spec: EpisodeSpec, k: int) -> Sample:
-        sample = Sample()
-        sample.group_index = spec.episode_id
-        sample.index = spec.episode_id * self.args.n_samples_per_prompt + k
-        sample.metadata = {
-            **spec.env.metadata,
-            "task_name": spec.name,
-            "env_path": spec.env.env_path,
-            "env_options": dict(spec.env.options),
-            "episode_id": spec.episode_id,
-        }
-        set_group(sample, sample.index)
-        return sample
+        count = self.flags.n_samples_per_prompt
+        return [handout(spec, spec.episode_id * count + k) for k in range(count)]
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
         """Take back groups that were aborted; they are handed out again before new ones."""
@@ -105,10 +93,12 @@ class EpisodeSource:
         """
         buffer = [group[0].group_index for group in self.buffer]
         state = SourceState(self.next_episode, self.next_group, buffer, slots_state(self.state), self.kept)
-        save_state(state, self.args.save, rollout_id)
-        if self.config.checkpoints_kept is not None:
-            states = checkpoint_path(self.args.save, rollout_id).parent
-            rotate_checkpoints(self.args, rollout_id, self.config.checkpoints_kept, states)
+        if self.flags.save is None:
+            raise CheckpointError("there is no folder to save the rollout state in; give --save")
+        save_state(state, self.flags.save, rollout_id)
+        if self.settings.checkpoints_kept is not None:
+            states = checkpoint_path(self.flags.save, rollout_id).parent
+            rotate_checkpoints(self._args, rollout_id, self.settings.checkpoints_kept, states)
 
     def load(self, rollout_id: int | None = None) -> None:
         """Restore what `save` wrote; a missing file of a fresh run is fine.
@@ -116,7 +106,7 @@ class EpisodeSource:
         Raises:
             CheckpointError: the file is missing, damaged, of another version or of another kind; nothing was loaded.
         """
-        state = load_state(self.args, rollout_id)
+        state = load_state(self.flags.load, self.flags.save, rollout_id)
         if state is None:
             return
         self.next_episode, self.next_group = state.next_episode, state.next_group
@@ -129,12 +119,12 @@ class EpisodeSource:
         return 2**31
 
 
-def read_tasks(config: RolloutConfig, held_out: EvalConfig | None = None) -> list[TaskSpec]:
+def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) -> list[TaskSpec]:
     """The YAML's `tasks` (or `eval.tasks`, which default to `tasks`), expanded and checked."""
-    entries = (held_out.tasks if held_out is not None else ()) or config.tasks
+    entries = (held_out.tasks if held_out is not None else ()) or settings.tasks
     if not entries:
         raise ConfigError("tasks is empty; name at least one task, for example tasks: [goto]")
-    specs = expand_tasks(entries, default_env_path=config.rollout_interaction_env_path, default_options=config.env)
+    specs = expand_tasks(entries, default_env_path=settings.rollout_interaction_env_path, default_options=settings.env)
     if sum(task.weight for task in specs) <= 0:
         raise ConfigError("the weights of tasks must add up to more than 0")
     return specs
@@ -159,12 +149,12 @@ def random_choice(tasks: list[TaskSpec], draw: float) -> TaskSpec:
     return tasks[-1]
 
 
-def make_episode(config: RolloutConfig, task: TaskSpec, episode_id: int, seed: int) -> EpisodeSpec:
+def make_episode(settings: RolloutSettings, task: TaskSpec, episode_id: int, seed: int) -> EpisodeSpec:
     """Put a task and a seed together into what the environment pool needs."""
     env = EnvSpec(
         env_path=task.env_path,
         metadata={"task": task.task, "seed": seed},
         options=dict(task.options),
-        max_turns=config.max_turns,
+        max_turns=settings.max_turns,
     )
     return EpisodeSpec(episode_id=episode_id, name=task.name, env=env)

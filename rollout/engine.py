@@ -17,9 +17,9 @@ from typing import Any
 
 import aiohttp
 
-from rollout.bridge.settings import EngineConfig
+from rollout.bridge.settings import EngineSettings
 from rollout.errors import EngineError
-from rollout.turn import Generation, Prompt
+from rollout.turn import FinishReason, Generation, Prompt
 from rollout.utilization import Load
 
 LARGEST_ID = 1 << 31
@@ -30,9 +30,9 @@ PER_TOKEN_KEYS = frozenset({"output_token_logprobs", "input_token_logprobs", "ou
 class EngineClient:
     """Talks to one router or engine; `faults` counts what was retried, by kind."""
 
-    def __init__(self, url: str, config: EngineConfig, *, max_connections: int = 1024) -> None:
+    def __init__(self, url: str, settings: EngineSettings, *, max_connections: int = 1024) -> None:
         self.url = url.rstrip("/")
-        self.config = config
+        self.settings = settings
         self.faults: Counter[str] = Counter()
         self.load = Load()
         self._max_connections = max_connections
@@ -53,12 +53,12 @@ class EngineClient:
             EngineError: `max_retries` attempts failed; the text holds the last reason.
         """
         payload = request_payload(prompt, sampling_params, extra)
-        for attempt in range(self.config.max_retries + 1):
+        for attempt in range(self.settings.max_retries + 1):
             try:
                 return parse_generation(await self._post("/generate", payload, headers))
             except EngineError as error:
                 self.faults[error.kind] += 1
-                if attempt == self.config.max_retries:
+                if attempt == self.settings.max_retries:
                     raise EngineError(
                         f"{self.url}/generate failed {attempt + 1} times; last: {error} "
                         "(engine.max_retries, engine.timeout_s bound this)"
@@ -68,7 +68,7 @@ class EngineClient:
 
     def _delay(self, attempt: int) -> float:
         """Exponential backoff with full jitter, so that restarted engines are not stormed."""
-        ceiling = min(self.config.backoff_max_s, self.config.backoff_s * 2**attempt)
+        ceiling = min(self.settings.backoff_max_s, self.settings.backoff_s * 2**attempt)
         return self._jitter.uniform(ceiling / 2, ceiling)
 
     async def _post(self, path: str, payload: Mapping[str, Any], headers: Mapping[str, str] | None) -> Any:
@@ -81,7 +81,7 @@ class EngineClient:
                     words = body[:300].decode(errors="replace")
                     raise EngineError(f"HTTP {response.status}: {words}", f"http_{response.status}")
         except TimeoutError as error:
-            raise EngineError(f"no answer within engine.timeout_s: {self.config.timeout_s:g}", "timeout") from error
+            raise EngineError(f"no answer within engine.timeout_s: {self.settings.timeout_s:g}", "timeout") from error
         except aiohttp.ClientConnectorError as error:
             raise EngineError(f"{type(error).__name__}: {error}", "refused") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -94,7 +94,7 @@ class EngineClient:
         if self._session is None or self._session.closed:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._max_connections),
-                timeout=aiohttp.ClientTimeout(total=self.config.timeout_s),
+                timeout=aiohttp.ClientTimeout(total=self.settings.timeout_s),
             )
         return self._session
 
@@ -142,7 +142,7 @@ def parse_generation(answer: Any) -> Generation:
     meta = answer["meta_info"]
     finish = meta.get("finish_reason")
     reason = finish.get("type") if isinstance(finish, dict) else finish
-    if reason not in ("stop", "length", "abort"):
+    if reason not in tuple(FinishReason):
         raise EngineError(f"finish_reason must be stop, length or abort, got {reprlib.repr(finish)}")
     token_ids, log_probs = _tokens(meta, reason)
     text = answer.get("text")
@@ -152,7 +152,7 @@ def parse_generation(answer: Any) -> Generation:
         token_ids=token_ids,
         log_probs=log_probs,
         text=text,
-        finish_reason=reason,
+        finish_reason=FinishReason(reason),
         weight_versions=_versions(meta),
         meta_info={k: v for k, v in meta.items() if k not in PER_TOKEN_KEYS},
     )
@@ -176,7 +176,7 @@ def _versions(meta: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _tokens(meta: Mapping[str, Any], reason: str) -> tuple[list[int], list[float]]:
     entries = meta.get("output_token_logprobs")
-    if entries is None and reason == "abort":
+    if entries is None and reason == FinishReason.ABORT:
         return [], []
     if not isinstance(entries, list):
         raise EngineError("meta_info has no output_token_logprobs; the request asked for return_logprob")
@@ -196,8 +196,8 @@ def _tokens(meta: Mapping[str, Any], reason: str) -> tuple[list[int], list[float
         token_ids.append(token_id)
         log_probs.append(log_prob)
     count = meta.get("completion_tokens")
-    if count is not None and count != len(token_ids) and reason != "abort":
+    if count is not None and count != len(token_ids) and reason != FinishReason.ABORT:
         raise EngineError(f"completion_tokens is {reprlib.repr(count)} but {len(token_ids)} log-probs came back")
-    if not token_ids and reason != "abort":
+    if not token_ids and reason != FinishReason.ABORT:
         raise EngineError("the answer has no tokens")
     return token_ids, log_probs

@@ -4,55 +4,100 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
 
-from rollout.bridge.framework import RolloutFnEvalOutput, Sample
+from rollout.bridge.framework import RolloutFnEvalOutput
 from rollout.data_source import EpisodeSource
 from rollout.errors import EnvironmentFault
-from rollout.play.episode import EpisodeSpec, open_episode
+from rollout.play.episode import open_episode
 from rollout.play.metrics import mean
-from rollout.play.runtime import Runtime, get_runtime, sampling_params
-from rollout.samples import turn_sample
-from rollout.turn import Turn
+from rollout.play.runtime import Runtime, get_runtime
+from rollout.samples import evaluation_sample
+from rollout.spec import EpisodeSpec
+from rollout.turn import StopReason, Turn
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """One held-out episode."""
+
+    spec: EpisodeSpec
+    turns: tuple[Turn, ...]
+    stop: StopReason
+    fault: str | None
+    """Why the environment was lost; None where it was not."""
+    story: tuple[dict[str, Any], ...]
+    """Each turn as readable text."""
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of the rewards; 0 where the environment was lost."""
+        return sum(turn.reward for turn in self.turns) if self.fault is None else 0.0
+
+    @property
+    def progression(self) -> float:
+        return self.turns[-1].progression if self.turns and self.fault is None else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """What tables, metrics and the trajectory viewer show."""
+        return {
+            "task_name": self.spec.name,
+            "seed": self.spec.env.metadata["seed"],
+            "stop": self.stop,
+            "fault": self.fault,
+            "turns": len(self.turns),
+            "success": self.progression >= 1.0,
+            "progression": self.progression,
+            "valid_action_ratio": mean(turn.valid for turn in self.turns),
+            "story": list(self.story),
+        }
 
 
 async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
     """Play all of `source.eval_episodes()`, `n_env` at a time; training's live episodes are not touched.
 
-    `data[task]` has one entry an episode in seed order: `rewards` (return), `truncated`, `samples` (the last
-    turn, whose metadata carries the whole episode). A failed environment counts as an episode with return 0.
+    `data[task]` has one entry per episode in seed order: `rewards` (return), `truncated`, `samples` (the last turn,
+    whose metadata carries the whole episode). An episode whose environment was lost counts with return 0.
     """
     runtime = await get_runtime(args)
-    slots = asyncio.Semaphore(source.config.n_env)
-    specs = source.eval_episodes()
-    with tqdm(total=len(specs), desc="evaluation", unit="episode", leave=False) as progress:
-
-        async def one(spec: EpisodeSpec) -> Sample:
-            async with slots:
-                sample = await play_episode(runtime, spec)
-                progress.update()
-                return sample
-
-        samples = await asyncio.gather(*(one(spec) for spec in specs))
-    by_task: dict[str, list[Sample]] = defaultdict(list)
-    for spec, sample in zip(specs, samples, strict=True):
-        by_task[spec.name].append(sample)
+    results = await play_episodes(runtime, source.eval_episodes(), source.settings.n_env)
+    by_task: dict[str, list[EpisodeResult]] = defaultdict(list)
+    for result in results:
+        by_task[result.spec.name].append(result)
     data = {
         name: {
-            "rewards": [sample.reward for sample in group],
-            "truncated": [sample.metadata["truncated"] for sample in group],
-            "samples": group,
+            "rewards": [result.episode_return for result in group],
+            "truncated": [bool(result.turns and result.turns[-1].truncated) for result in group],
+            "samples": [
+                evaluation_sample(runtime.samples, r.spec, r.turns, r.episode_return, r.facts()) for r in group
+            ],
         }
         for name, group in by_task.items()
     }
     return RolloutFnEvalOutput(data=data, metrics=eval_metrics(by_task))
 
 
-async def play_episode(runtime: Runtime, spec: EpisodeSpec) -> Sample:
-    """One episode to its end, as the sample of its last turn with the episode's story in the metadata."""
-    params = sampling_params(runtime.args, evaluation=True)
+async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once: int) -> list[EpisodeResult]:
+    """The episodes' results in the order of `specs`."""
+    places = asyncio.Semaphore(at_once)
+    with tqdm(total=len(specs), desc="evaluation", unit="episode", leave=False) as progress:
+
+        async def one(spec: EpisodeSpec) -> EpisodeResult:
+            async with places:
+                result = await play_episode(runtime, spec)
+                progress.update()
+                return result
+
+        return await asyncio.gather(*(one(spec) for spec in specs))
+
+
+async def play_episode(runtime: Runtime, spec: EpisodeSpec) -> EpisodeResult:
+    """One episode to its end; a lost environment ends it, and is counted."""
+    params = runtime.flags.sampling_params(evaluation=True)
     turns: list[Turn] = []
     episode, fault = None, None
     try:
@@ -65,30 +110,8 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec) -> Sample:
     finally:
         if episode is not None:
             await episode.close()
-    return _episode_sample(runtime, spec, turns, episode.stop if episode else None, fault)
-
-
-def _episode_sample(
-    runtime: Runtime, spec: EpisodeSpec, turns: list[Turn], stop: str | None, fault: str | None
-) -> Sample:
-    if turns:
-        sample = turn_sample(turns[-1], 0, spec.episode_id, runtime.args, spec.name)
-    else:
-        sample = Sample()
-        sample.index, sample.metadata, sample.response_length = spec.episode_id, {"truncated": False}, 0
-    sample.reward = sum(turn.reward for turn in turns) if fault is None else 0.0
-    sample.metadata |= {
-        "task_name": spec.name,
-        "seed": spec.env.metadata["seed"],
-        "stop": stop or "failed",
-        "fault": fault,
-        "turns": len(turns),
-        "success": bool(turns and fault is None and turns[-1].progression >= 1.0),
-        "progression": turns[-1].progression if turns and fault is None else 0.0,
-        "valid_action_ratio": mean(turn.valid for turn in turns),
-        "story": [_story(runtime, turn) for turn in turns],
-    }
-    return sample
+    stop = episode.stop if episode is not None and episode.stop is not None else StopReason.FAILED
+    return EpisodeResult(spec, tuple(turns), stop, fault, tuple(_story(runtime, turn) for turn in turns))
 
 
 def _story(runtime: Runtime, turn: Turn) -> dict[str, Any]:
@@ -103,18 +126,19 @@ def _story(runtime: Runtime, turn: Turn) -> dict[str, Any]:
     }
 
 
-def eval_metrics(by_task: dict[str, list[Sample]]) -> dict[str, float]:
+def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:
     """Per task: success rate and its standard error, return, progression, turns, valid-action ratio."""
     metrics: dict[str, float] = {}
-    for name, samples in by_task.items():
-        n = len(samples)
-        success = mean(sample.metadata["success"] for sample in samples)
+    for name, results in by_task.items():
+        n = len(results)
+        facts = [result.facts() for result in results]
+        success = mean(fact["success"] for fact in facts)
         metrics |= {
             f"eval/{name}/success": success,
             f"eval/{name}/success_se": (success * (1 - success) / n) ** 0.5,
-            f"eval/{name}/return": mean(sample.reward or 0.0 for sample in samples),
+            f"eval/{name}/return": mean(result.episode_return for result in results),
             f"eval/{name}/episodes": float(n),
         }
         for key in ("progression", "turns", "valid_action_ratio"):
-            metrics[f"eval/{name}/{key}"] = mean(sample.metadata[key] for sample in samples)
+            metrics[f"eval/{name}/{key}"] = mean(fact[key] for fact in facts)
     return metrics

@@ -17,18 +17,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from rollout.bridge.flags import check_fixed_turn, turns_per_batch
+from rollout.bridge.checks import check_fixed_turn
 from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, run
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault, FailureBudgetError
 from rollout.evaluate import evaluate
 from rollout.play.episode import Episode
 from rollout.play.metrics import BatchLoad, batch_metrics
-from rollout.play.runtime import Runtime, full_collections_afterwards, get_runtime, sampling_params
+from rollout.play.runtime import Runtime, full_collections_afterwards, get_runtime
 from rollout.play.slots import FixedTurnState, Slot, restore_slots
-from rollout.play.warmup import draw, phase_of
-from rollout.samples import Segment, build_samples, fill_steps
-from rollout.turn import Prompt, Turn
+from rollout.play.warmup import Phase, draw, phase_of
+from rollout.samples import build_samples, fill_steps
+from rollout.turn import Prompt, Segment, StopReason, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -50,20 +50,21 @@ def generate_rollout(
         )
     if evaluation:
         return run(evaluate(args, data_source))
-    check_fixed_turn(args, data_source.config)
+    check_fixed_turn(args, data_source.settings)
     return run(collect_or_draw(args, rollout_id, data_source))
 
 
 async def collect_or_draw(args: Any, rollout_id: int, source: EpisodeSource) -> RolloutFnTrainOutput:
     """The batch of this rollout: played, or drawn where the warm-up says so."""
-    warmup = source.config.critic_warmup
+    warmup = source.settings.critic_warmup
     phase = phase_of(rollout_id, warmup)
-    if phase == "draw":
-        segments = draw(source.kept, warmup.fraction, args.global_batch_size, args.rollout_seed + rollout_id)
+    if phase is Phase.DRAW:
+        flags = source.flags
+        segments = draw(source.kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
         metrics = {"warmup/drawn_turns": float(sum(len(s.turns) for s in segments))}
         return await train_output(args, source, segments, metrics)
     segments, metrics = await collect(args, rollout_id, source)
-    if phase == "collect":
+    if phase is Phase.COLLECT:
         source.kept.extend(segments)
         metrics["warmup/kept_turns"] = float(sum(len(s.turns) for s in source.kept))
     else:
@@ -96,7 +97,7 @@ class Batch:
         if self.quota is not None:
             self.quota[slot] += 1
 
-    def end_segment(self, slot: int, episode: Episode | None, stop: str, bootstrap: Prompt | None) -> None:
+    def end_segment(self, slot: int, episode: Episode | None, stop: StopReason, bootstrap: Prompt | None) -> None:
         """Close the slot's current segment, if it has played any turn in this batch."""
         turns = self.playing.pop(slot, [])
         if turns and episode is not None:
@@ -109,10 +110,10 @@ class Batch:
 async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> tuple[list[Segment], dict[str, float]]:
     """Play one batch; return its segments in slot order, and the batch's metrics."""
     runtime = await get_runtime(args)
-    before = counters(runtime)  # ahead of the slots, so that what a resume loses counts in its first batch
+    before = runtime.fault_counts()  # ahead of the slots, so that what a resume loses counts in its first batch
     state = await _state(runtime, source)
-    turns = turns_per_batch(args)
-    per_env = source.config.turn_quota == "per_env"
+    turns = runtime.flags.turns_per_batch
+    per_env = source.settings.turn_quota == "per_env"
     quota = {slot.number: turns // len(state.slots) for slot in state.slots} if per_env else None
     measured = _measure(runtime)
     with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
@@ -120,11 +121,11 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> tuple[li
         async with full_collections_afterwards():
             await _gather([_play(slot, batch, runtime, source) for slot in _in_turn(state.slots, rollout_id * turns)])
     for slot in state.slots:
-        batch.end_segment(slot.number, slot.episode, "cut", slot.episode and slot.episode.prompt)
+        batch.end_segment(slot.number, slot.episode, StopReason.CUT, slot.episode and slot.episode.prompt)
     segments = [segment for slot in state.slots for segment in batch.segments.get(slot.number, [])]
     played = sum(len(segment.turns) for segment in segments)
     assert played == turns, f"the batch has {played} turns, not {turns}"
-    faults = counters(runtime) - before + batch.failures
+    faults = runtime.fault_counts() - before + batch.failures
     return segments, await asyncio.to_thread(batch_metrics, segments, faults, measured())
 
 
@@ -148,7 +149,7 @@ async def _state(runtime: Runtime, source: EpisodeSource) -> FixedTurnState:
     """The live slots; made at the first batch, or brought back from a checkpoint."""
     if isinstance(source.state, FixedTurnState):
         return source.state
-    n_env = source.config.n_env
+    n_env = source.settings.n_env
     saved, source.state = source.state, None
     if saved is not None:
         slots = await restore_slots(saved, runtime, n_env, source.episode)
@@ -160,7 +161,7 @@ async def _state(runtime: Runtime, source: EpisodeSource) -> FixedTurnState:
 
 async def _play(slot: Slot, batch: Batch, runtime: Runtime, source: EpisodeSource) -> None:
     """One slot's share of the batch: issue, play, record, until nothing is left to issue."""
-    params = sampling_params(runtime.args)
+    params = runtime.flags.sampling_params()
     while batch.issue(slot.number):
         try:
             episode = await slot.live(runtime, source.episode)
@@ -172,7 +173,7 @@ async def _play(slot: Slot, batch: Batch, runtime: Runtime, source: EpisodeSourc
         batch.playing.setdefault(slot.number, []).append(turn)
         batch.progress.update()
         if episode.stop is not None:
-            wanted = runtime.config.bootstrap_on_time_limit and turn.truncated
+            wanted = runtime.settings.bootstrap_on_time_limit and turn.truncated
             batch.end_segment(slot.number, episode, episode.stop, episode.final_prompt if wanted else None)
             await slot.leave()
 
@@ -180,14 +181,14 @@ async def _play(slot: Slot, batch: Batch, runtime: Runtime, source: EpisodeSourc
 async def _abandon(slot: Slot, batch: Batch, runtime: Runtime, fault: EnvironmentFault) -> None:
     """Give up an episode whose environment is lost; its turns so far stay and are bootstrapped."""
     batch.failures["episodes_failed"] += 1
-    budget = runtime.config.max_episode_failures_per_batch
+    budget = runtime.settings.max_episode_failures_per_batch
     if batch.failures["episodes_failed"] > budget:
         raise FailureBudgetError(
             f"{batch.failures['episodes_failed']} episodes of one batch failed; "
             f"max_episode_failures_per_batch is {budget}. Last failure:\n{fault}"
         ) from fault
     logger.warning("episode abandoned (%d of %d allowed): %s", batch.failures["episodes_failed"], budget, fault)
-    batch.end_segment(slot.number, slot.episode, "failed", slot.episode and slot.episode.prompt)
+    batch.end_segment(slot.number, slot.episode, StopReason.FAILED, slot.episode and slot.episode.prompt)
     await slot.leave()
 
 
@@ -203,14 +204,6 @@ async def _gather(coroutines: list[Any]) -> None:
         raise
 
 
-def counters(runtime: Runtime) -> Counter[str]:
-    """All counts of faults and retries so far, by name."""
-    found: Counter[str] = Counter(runtime.counters)
-    found.update({f"env_{kind}": count for kind, count in runtime.pool.faults.items()})
-    found.update({f"engine_{kind}": count for kind, count in runtime.engine.faults.items()})
-    return found
-
-
 async def train_output(
     args: Any, source: EpisodeSource, segments: list[Segment], metrics: dict[str, float]
 ) -> RolloutFnTrainOutput:
@@ -218,7 +211,7 @@ async def train_output(
     runtime = await get_runtime(args)
     ids = source.take_group_ids(sum(len(segment.turns) for segment in segments))
     # Thousands of samples take a while to build: not on the loop.
-    groups = await asyncio.to_thread(build_samples, segments, ids, args, runtime.dummy_token)
+    groups = await asyncio.to_thread(build_samples, segments, ids, runtime.samples)
     if GROUP_FIELD is None:
-        groups = fill_steps(groups, args.global_batch_size, args, runtime.dummy_token)
+        groups = fill_steps(groups, runtime.flags.global_batch_size, runtime.samples)
     return RolloutFnTrainOutput(samples=groups, metrics=metrics)

@@ -11,12 +11,12 @@ import sys
 from typing import Any
 
 from advantage.megatron.versions import find_framework
+from rollout.bridge.checks import INSTALL, SOURCE, check_flags
 from rollout.bridge.command_line import captured_output, parse_command_line
-from rollout.bridge.flags import INSTALL, SOURCE, check_flags
 from rollout.bridge.framework import FRAMEWORK
 from rollout.bridge.idle_flags import flags_without_effect
 from rollout.bridge.roles import check_start_weights
-from rollout.bridge.settings import load_config
+from rollout.bridge.settings import load_settings
 from rollout.data_source import EpisodeSource, make_episode
 from rollout.errors import SlimeVerlogError
 
@@ -53,7 +53,7 @@ def check(args: Any) -> None:
     Raises:
         SlimeVerlogError: what is wrong, and what to change.
     """
-    config = load_config(args)
+    config = load_settings(args)
     check_flags(args, config)
     if args.data_source_path == SOURCE:
         source = EpisodeSource(args)

@@ -1,23 +1,94 @@
-"""The record of one turn, and of what must be known to go on after it."""
+"""The records of one turn and of an episode's turns in a batch, and the states that they can be in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import enum
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout.tokens.images import ImageChain
+import torch
+
+
+class FinishReason(enum.StrEnum):
+    """Why the engine ended an answer, in SGLang's words."""
+
+    STOP = "stop"
+    """The model ended it."""
+    LENGTH = "length"
+    """It reached `--rollout-max-response-len`."""
+    ABORT = "abort"
+    """The engine gave up, usually to take new weights; the turn is asked again."""
+
+
+class StopReason(enum.StrEnum):
+    """Why a segment of an episode ended; each is logged as `rollout/stop/<value>`."""
+
+    TERMINATED = "terminated"
+    """The environment reached a final state: solved or lost."""
+    TIME_LIMIT = "time_limit"
+    """The environment's own limit of steps."""
+    MAX_TURNS = "max_turns"
+    """The YAML's `max_turns`."""
+    CONTEXT = "context"
+    """The next prompt would leave no room for an answer."""
+    ENCODING = "encoding"
+    """The next prompt cannot be encoded, for example because of a broken picture."""
+    CUT = "cut"
+    """The batch ended; the episode goes on in the next one."""
+    FAILED = "failed"
+    """The environment was lost."""
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the episode itself ended, rather than the batch or its environment."""
+        return self not in (StopReason.CUT, StopReason.FAILED)
+
+
+class SampleKind(enum.StrEnum):
+    """What a training sample stands for."""
+
+    TURN = "turn"
+    """A turn that the model played, or all turns of an episode in `history: full`."""
+    BOOTSTRAP = "bootstrap"
+    """The state after the last turn of a segment; it carries a value and no loss."""
+    PADDING = "padding"
+    """Nothing; it fills an optimizer step."""
+    FAILED = "failed"
+    """An episode whose environment was lost; nothing is trained on."""
+
+
+class ImageChain(Mapping[str, torch.Tensor]):
+    """Training inputs of several pictures in order: one tensor a key, joined along dim 0 each time it is read.
+
+    A turn's prompt holds only references to its pictures' tensors, so an episode's memory grows linearly.
+    """
+
+    def __init__(self, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        self.parts = tuple(parts)
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return torch.cat([part[key] for part in self.parts])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts[0])
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __add__(self, other: ImageChain) -> ImageChain:
+        return ImageChain(self.parts + other.parts)
+
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What the engine returned for one prompt; `token_ids` and `log_probs` have one entry a token."""
+    """What the engine returned for one prompt; `token_ids` and `log_probs` have one entry per token."""
 
     token_ids: list[int]
     log_probs: list[float]
     text: str
-    finish_reason: str
-    """`stop`, `length` or `abort`."""
+    finish_reason: FinishReason
     weight_versions: tuple[str, ...] = ()
     """Weight versions that produced the tokens, in order; two or more mark a turn of mixed weights."""
     meta_info: Mapping[str, Any] = field(default_factory=dict)
@@ -68,3 +139,18 @@ class Turn:
     @property
     def done(self) -> bool:
         return self.terminated or self.truncated
+
+
+@dataclass(frozen=True)
+class Segment:
+    """An episode's turns inside one batch."""
+
+    task_name: str
+    turns: tuple[Turn, ...]
+    bootstrap: Prompt | None
+    """The prompt after the last turn, whose value stands in for the rest of the episode; None where nothing follows."""
+    stop: StopReason
+    episode_return: float = 0.0
+    """Sum of the episode's rewards so far, earlier batches included."""
+    episode_turns: int = 0
+    """Number of the episode's turns so far, earlier batches included."""

@@ -11,11 +11,11 @@ from slime_verlog import ConfigError, Field, Settings, read_settings
 
 
 class Inner(Settings):
-    period: int = Field(1, ge=1)
+    period: int = Field(default=1, ge=1)
 
 
 class Outer(Settings):
-    rate: float = Field(1.0, gt=0, le=1)
+    rate: float = Field(default=1.0, gt=0, le=1)
     tasks: tuple[Any, ...] = ()
     names: tuple[str, ...] = ()
     inner: Inner = Inner()

@@ -164,7 +164,7 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
     """The warm-started policy for this seed; made once for all variants whose prompts and warm start agree."""
     from embedded.warmstart.imitation import WarmStart, make_policy
     from embedded.warmstart.policy import PolicySize
-    from rollout.bridge.settings import load_config
+    from rollout.bridge.settings import load_settings
 
     keys, warm = settings["keys"], dict(settings["warm"])
     # What is paid changes nothing about what is demonstrated.
@@ -175,7 +175,7 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
     if not folder.is_dir():
         temporary = policies / f".{folder.name}.{os.getpid()}"
         size = {"size": PolicySize(**warm.pop("size"))} if "size" in warm else {}
-        demonstrated = load_config(argparse.Namespace(custom_config_path=str(config)))
+        demonstrated = load_settings(argparse.Namespace(custom_config_path=str(config)))
         make_policy(demonstrated, temporary, WarmStart(**warm, **size), seed)
         try:
             temporary.rename(folder)

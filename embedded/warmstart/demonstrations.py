@@ -17,11 +17,11 @@ from typing import Any
 from tqdm import tqdm
 
 from envs.loading import load_env_module
-from rollout.bridge.settings import RolloutConfig
+from rollout.bridge.settings import RolloutSettings
 from rollout.data_source import make_episode, pick_task, read_tasks
 from rollout.errors import ConfigError
-from rollout.play.episode import EpisodeSpec
 from rollout.play.memory import Exchange, build_memory, build_messages
+from rollout.spec import EpisodeSpec
 
 DEMONSTRATION_SEEDS = range(2_000_000_000, 3_000_000_000)
 """Seeds of demonstrated episodes. Training counts up from 0 and evaluation from 1,000,000,000, unless the YAML says
@@ -49,7 +49,7 @@ Reason = Callable[[Any, str, str], str]
 
 
 def demonstrate(
-    config: RolloutConfig,
+    config: RolloutSettings,
     episodes: int,
     random_share: float,
     seed: int,
@@ -80,7 +80,7 @@ def demonstrate(
     return turns
 
 
-def _check_seeds(config: RolloutConfig) -> None:
+def _check_seeds(config: RolloutSettings) -> None:
     first, last = DEMONSTRATION_SEEDS.start, DEMONSTRATION_SEEDS[-1]
     held_out = config.eval.seed_start
     if config.seed_start >= first or (held_out <= last and held_out + config.eval.episodes > first):
@@ -91,7 +91,7 @@ def _check_seeds(config: RolloutConfig) -> None:
 
 
 def _play(
-    config: RolloutConfig,
+    config: RolloutSettings,
     spec: EpisodeSpec,
     random_share: float,
     rng: random.Random,

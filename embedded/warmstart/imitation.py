@@ -21,7 +21,7 @@ from embedded.trainer.weights import megatron_shapes, megatron_to_hf
 from embedded.warmstart.demonstrations import Demonstration, demonstrate
 from embedded.warmstart.policy import PolicySize, build_policy, save_policy
 from embedded.warmstart.tokenizer import fixed_phrases, train_tokenizer
-from rollout.bridge.settings import RolloutConfig
+from rollout.bridge.settings import RolloutSettings
 from rollout.tokens.encoding import DeltaEncoder
 
 ADAM = SimpleNamespace(
@@ -47,7 +47,7 @@ class WarmStart:
     size: PolicySize = field(default_factory=PolicySize)
 
 
-def make_policy(config: RolloutConfig, folder: str | Path, settings: WarmStart, seed: int) -> float:
+def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart, seed: int) -> float:
     """Demonstrate, train a tokenizer, imitate, and write a Hugging Face folder; returns the last epoch's loss.
 
     Raises:
@@ -62,7 +62,7 @@ def make_policy(config: RolloutConfig, folder: str | Path, settings: WarmStart, 
 
 
 def adapt_policy(
-    config: RolloutConfig, source: str | Path, folder: str | Path, settings: WarmStart, seed: int
+    config: RolloutSettings, source: str | Path, folder: str | Path, settings: WarmStart, seed: int
 ) -> float:
     """Like `make_policy`, from the model and the tokenizer in `source`, which stay as they are.
 

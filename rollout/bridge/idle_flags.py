@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout.bridge.flags import CONVERTER, FIXED_TURN, GENERATE, INSTALL
+from rollout.bridge.checks import CONVERTER, FIXED_TURN, GENERATE, INSTALL
 from rollout.bridge.roles import overrides_of
 
 DISCOUNTS = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")

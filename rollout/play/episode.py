@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from envs.base import Observation
@@ -19,27 +19,16 @@ from envs.plain_text import LONG_CHARS, LONGEST_KEPT
 from rollout.errors import ConfigError, EncodingError, EngineError, EnvironmentFault
 from rollout.play.memory import Exchange, Message, build_messages
 from rollout.play.runtime import Runtime
-from rollout.samples import session_of
+from rollout.spec import EpisodeSpec
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.turn import Generation, Prompt, Turn
+from rollout.turn import FinishReason, Generation, Prompt, StopReason, Turn
 from rollout.workers.pool import EnvSession
-from rollout.workers.worker import EnvReply, EnvSpec
+from rollout.workers.worker import EnvReply
 
 logger = logging.getLogger(__name__)
 
 ABORT_PAUSE_S = 0.2
 """Pause before an aborted turn is issued again: the engine is taking new weights and would abort it again."""
-
-
-@dataclass(frozen=True)
-class EpisodeSpec:
-    """One episode: its id, the task's name for the metrics, and what builds its environment."""
-
-    episode_id: int
-    name: str
-    env: EnvSpec
-    session_id: str | None = None
-    """Keeps the episode's requests on one engine where the router hashes by key; None: the episode's own id."""
 
 
 class Episode:
@@ -51,14 +40,14 @@ class Episode:
         self.encoder = encoder
         self.runtime = runtime
         self.index = 0
-        self.stop: str | None = None
+        self.stop: StopReason | None = None
         self.total_reward = 0.0
         self.answers: list[tuple[int, ...]] = []
         """Token ids of every answer so far: with the seed, all that a checkpoint needs of the episode.
 
         Tuples, since the garbage collector walks every list of every live turn, and lets go of tuples of numbers.
         """
-        horizon = runtime.memory.horizon if runtime.config.history == "window" else 0
+        horizon = runtime.memory.horizon if runtime.settings.history == "window" else 0
         self.past: deque[Exchange] = deque(maxlen=horizon)
         self.conversation: list[Message] = []
         """What the current prompt says, as messages; for the sanity check alone."""
@@ -70,11 +59,11 @@ class Episode:
         return self.session.reply
 
     def _first_prompt(self) -> Prompt:
-        prompt = self._window_prompt() if self.runtime.config.history == "window" else self._full_prompt(None)
+        prompt = self._window_prompt() if self.runtime.settings.history == "window" else self._full_prompt(None)
         if not self.runtime.fits(prompt):
             raise ConfigError(
                 f"the first prompt of task {self.spec.name!r} has {len(prompt.token_ids)} tokens; with "
-                f"--rollout-max-response-len {self.runtime.args.rollout_max_response_len} it does not fit: raise "
+                f"--rollout-max-response-len {self.runtime.flags.rollout_max_response_len} it does not fit: raise "
                 "--rollout-max-context-len (and --rollout-max-prompt-len)"
             )
         self.encoder.check(self.conversation, prompt.token_ids)
@@ -155,7 +144,7 @@ class Episode:
     async def _look_ahead(self, turn: Turn) -> Turn:
         """Build the next prompt; the turn is the last one if there is no room or no turn left for it."""
         if turn.done:
-            self.stop = "terminated" if turn.terminated else "time_limit"
+            self.stop = StopReason.TERMINATED if turn.terminated else StopReason.TIME_LIMIT
         if turn.terminated:
             await self._check_conversation()
             return turn
@@ -165,26 +154,26 @@ class Episode:
         except EncodingError as error:
             # A picture that cannot be read, or placeholders that the model wrote: the episode ends, not the batch.
             logger.warning("episode %d ends at turn %d: %s", self.spec.episode_id, turn.index, error)
-            self.stop, fits = self.stop or "encoding", True
+            self.stop, fits = self.stop or StopReason.ENCODING, True
         if not fits:
-            self.stop = self.stop or "context"
+            self.stop = self.stop or StopReason.CONTEXT
         limit = self.spec.env.max_turns
         if limit is not None and self.index >= limit:
-            self.stop = self.stop or "max_turns"
+            self.stop = self.stop or StopReason.MAX_TURNS
         if self.stop is None:
             return turn
-        if self.stop != "encoding":
+        if self.stop is not StopReason.ENCODING:
             await self._check_conversation()
         return replace(turn, truncated=True)
 
     @property
     def final_prompt(self) -> Prompt | None:
         """The prompt after a truncated last turn, where it could be built and fits; what a bootstrap would see."""
-        return self.prompt if self.stop != "encoding" and self.runtime.fits(self.prompt) else None
+        return self.prompt if self.stop is not StopReason.ENCODING and self.runtime.fits(self.prompt) else None
 
     async def _check_conversation(self) -> None:
         """Compare the last prompt with its one-shot encoding; a difference is counted, it does not end a run."""
-        if self.runtime.config.tokenization_sanity_check == "disable":
+        if self.runtime.settings.tokenization_sanity_check == "disable":
             return
         try:
             await asyncio.to_thread(self.encoder.check, self.conversation, self.prompt.token_ids)
@@ -194,7 +183,7 @@ class Episode:
             self.runtime.counters["sanity_check_failed"] += 1
 
     async def _next_prompt(self, generation: Generation) -> Prompt:
-        build = self._window_prompt if self.runtime.config.history == "window" else None
+        build = self._window_prompt if self.runtime.settings.history == "window" else None
         shown = [self.reply.observation, *(exchange.observation for exchange in self.past)]
         long_instruction = len(self.reply.instruction_prompt) > LONGEST_KEPT
         if long_instruction or any(map(_takes_long, shown)):  # milliseconds, which the event loop does not have
@@ -209,7 +198,7 @@ class Episode:
             # An image placeholder in an answer would stand for a picture that does not exist.
             params = {**params, "logit_bias": {str(token): -100.0 for token in self.encoder.placeholder_ids}}
         return await runtime.engine.generate(
-            self.prompt, params, headers=self._routing(), extra=request_extra(runtime.args)
+            self.prompt, params, headers=self._routing(), extra=runtime.flags.request_extra
         )
 
     def _seeded(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -217,16 +206,16 @@ class Episode:
 
         One seed for all turns of an episode would draw the same random numbers at each of them.
         """
-        args = self.runtime.args
-        if not getattr(args, "sglang_enable_deterministic_inference", False):
+        flags = self.runtime.flags
+        if not flags.sglang_enable_deterministic_inference:
             return params
-        base = params.get("sampling_seed", args.rollout_seed)
+        base = params.get("sampling_seed", flags.rollout_seed)
         return {**params, "sampling_seed": (base * 1_000_003 + self.spec.episode_id * 1009 + self.index) % 2**31}
 
     async def generate(self, params: Mapping[str, Any]) -> Generation:
         """Ask the engine, again if it aborts, until there is a whole answer."""
         retries = 0
-        while (generation := await self.ask(params)).finish_reason == "abort":
+        while (generation := await self.ask(params)).finish_reason is FinishReason.ABORT:
             retries += 1
             await self.after_abort(retries)
         return generation
@@ -239,7 +228,7 @@ class Episode:
         """
         runtime = self.runtime
         runtime.counters["turns_aborted"] += 1
-        if retries > runtime.config.max_turn_retries:
+        if retries > runtime.settings.max_turn_retries:
             raise EngineError(
                 f"turn {self.index} of episode {self.spec.episode_id} was aborted {retries} times (max_turn_retries "
                 "bounds this)"
@@ -248,9 +237,9 @@ class Episode:
 
     def _routing(self) -> dict[str, str] | None:
         """Keep an episode on the engine that holds its prefix, where the router hashes by key."""
-        if getattr(self.runtime.args, "router_policy", None) != "consistent_hashing":
+        if self.runtime.flags.router_policy != "consistent_hashing":
             return None
-        return {"X-SMG-Routing-Key": self.spec.session_id or session_of(self.spec.episode_id)}
+        return {"X-SMG-Routing-Key": self.spec.routing_key}
 
     async def close(self) -> None:
         await self.session.close()
@@ -289,11 +278,6 @@ def _action_tokens(
     """The tokens that spell the action; None where the environment found none."""
     tokens = encoder.token_span(token_ids, span) if span is not None and span[0] < span[1] else None
     return tokens if tokens is not None and tokens[0] < tokens[1] else None
-
-
-def request_extra(args: Any) -> dict[str, Any]:
-    """What slime asks the engine for beside tokens and log-probs."""
-    return {"return_routed_experts": True} if getattr(args, "use_rollout_routing_replay", False) else {}
 
 
 def _ask(message: Mapping[str, Any], answer_format: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from envs.base import PICTURE_PLACE, Observation, interleave
-from rollout.bridge.settings import MemoryConfig
+from rollout.bridge.settings import MemorySettings
 from rollout.errors import ConfigError
 
 Message = dict[str, Any]
@@ -78,7 +78,7 @@ class PeriodicClearMemory:
         return _show(past[len(past) - since_clear :])
 
 
-def build_memory(config: MemoryConfig) -> Memory:
+def build_memory(config: MemorySettings) -> Memory:
     """Make the memory that `memory.kind` names: built in, or `module.factory` called with the config.
 
     Raises:

@@ -7,11 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rollout.samples import Segment
-from rollout.turn import Turn
+from rollout.turn import FinishReason, Segment, StopReason, Turn
 
-STOPS = ("terminated", "time_limit", "max_turns", "context", "encoding", "cut", "failed")
-"""Why a segment may end; each is logged with every batch, at 0 where it did not happen."""
 RETRIES = (
     *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "turns_aborted"),
     *("env_timeout", "env_worker_died", "env_worker_lied", "env_raised", "env_tool_raised", "env_judge_raised"),
@@ -44,19 +41,19 @@ def batch_metrics(segments: Sequence[Segment], faults: Counter[str], load: Batch
     """
     turns = [turn for segment in segments for turn in segment.turns]
     stops = Counter(segment.stop for segment in segments)
-    ended = [segment.episode_turns for segment in segments if segment.finished]
+    ended = [segment.episode_turns for segment in segments if segment.stop.is_end]
     metrics = {
         "rollout/turns": float(len(turns)),
         "rollout/turns_retried": float(sum(n for name, n in faults.items() if is_retry(name))),
         "rollout/episodes_touched": float(len(segments)),
         "rollout/episodes_finished": float(len(ended)),
-        "rollout/episodes_cut": float(stops["cut"]),
+        "rollout/episodes_cut": float(stops[StopReason.CUT]),
         "rollout/episodes_failed": float(faults["episodes_failed"]),
         "rollout/episode_turns_mean": mean(ended),
         "rollout/episode_turns_p50": quantile(ended, 0.5),
         "rollout/episode_turns_p95": quantile(ended, 0.95),
         "rollout/episode_turns_max": float(max(ended, default=0)),
-        **{f"rollout/stop/{stop}": float(stops[stop]) for stop in sorted({*STOPS, *stops})},
+        **{f"rollout/stop/{stop}": float(stops[stop]) for stop in StopReason},
         **{f"rollout/faults/{name}": float(faults[name]) for name in sorted({*FAULTS, *faults})},
         **_load_metrics(load, len(turns)),
         **_turn_metrics(turns),
@@ -108,7 +105,7 @@ def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
     return {
         "turn/reward": mean(turn.reward for turn in turns),
         "turn/valid_action_ratio": mean(turn.valid for turn in turns),
-        "turn/length_stop_ratio": mean(turn.generation.finish_reason == "length" for turn in turns),
+        "turn/length_stop_ratio": mean(turn.generation.finish_reason is FinishReason.LENGTH for turn in turns),
         "turn/mixed_weights_ratio": mean(len(set(turn.generation.weight_versions)) > 1 for turn in turns),
         "turn/prompt_tokens": mean(len(turn.prompt.token_ids) for turn in turns),
         "turn/response_tokens": mean(lengths),
@@ -123,7 +120,7 @@ def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
 
 def _episode_metrics(segments: Sequence[Segment]) -> dict[str, float]:
     """Of the episodes that ended in this batch; empty if none did."""
-    ended = [segment for segment in segments if segment.finished]
+    ended = [segment for segment in segments if segment.stop.is_end]
     metrics = {"finished": float(len(ended))}
     if not ended:
         return metrics

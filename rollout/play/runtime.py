@@ -11,7 +11,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout.bridge.settings import RolloutConfig, load_config
+from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.sample import SampleWriter
+from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.engine import EngineClient
 from rollout.play.memory import Memory, build_memory
 from rollout.play.parked import ParkedEpisodes
@@ -28,7 +30,10 @@ class Runtime:
     """The parts that a turn needs; one a process and event loop, made by `get_runtime`."""
 
     args: Any
-    config: RolloutConfig
+    """slime's, for what slime's own code wants it for; everything else reads `settings` and `flags`."""
+    settings: RolloutSettings
+    flags: RolloutFlags
+    samples: SampleWriter
     encoder: DeltaEncoder
     engine: EngineClient
     pool: EnvPool
@@ -41,10 +46,12 @@ class Runtime:
     """All counts of faults when the log hook last read them."""
     _with_tools: dict[str, DeltaEncoder] = field(default_factory=dict)
 
-    @property
-    def dummy_token(self) -> int:
-        """The token that stands for "nothing was generated" in a bootstrap sample; its value is never read."""
-        return min(self.encoder.end_of_turn_ids)
+    def fault_counts(self) -> Counter[str]:
+        """All faults and retries so far, by name."""
+        found = Counter(self.counters)
+        found.update({f"env_{kind}": count for kind, count in self.pool.faults.items()})
+        found.update({f"engine_{kind}": count for kind, count in self.engine.faults.items()})
+        return found
 
     def encoder_for(self, tools: Tools) -> DeltaEncoder:
         """The encoder whose prompts show these tools; `encoder` itself where there are none.
@@ -63,12 +70,7 @@ class Runtime:
 
     def fits(self, prompt: Prompt) -> bool:
         """Whether the prompt leaves room for a whole answer; an answer is never cut short by the context."""
-        length = len(prompt.token_ids)
-        context = getattr(self.args, "rollout_max_context_len", None)
-        longest = getattr(self.args, "rollout_max_prompt_len", None)
-        if longest is not None and length > longest:
-            return False
-        return context is None or length + self.args.rollout_max_response_len <= context
+        return self.flags.fits(len(prompt.token_ids))
 
     async def close(self) -> None:
         """End the parked episodes, the workers and the connections."""
@@ -77,42 +79,40 @@ class Runtime:
         await self.engine.close()
 
 
-def build_runtime(args: Any, config: RolloutConfig | None = None) -> Runtime:
+def build_runtime(args: Any) -> Runtime:
     """Make the parts from slime's `args`.
 
     Raises:
         ConfigError: the YAML or the flags cannot work together.
         EncodingError: the tokenizer's template cannot do what `history` promises.
     """
-    config = config or load_config(args)
-    tokenizer, processor = load_tokenizer_and_processor(args.hf_checkpoint)
+    settings, flags = load_settings(args), RolloutFlags.read(args)
+    tokenizer, processor = load_tokenizer_and_processor(flags.hf_checkpoint)
 
     def make_encoder(tools: Tools) -> DeltaEncoder:
         return DeltaEncoder(
             tokenizer,
             processor,
             tools=tools or None,
-            chat_template_kwargs=dict(config.chat_template_kwargs),
-            sanity_check=config.tokenization_sanity_check,
-            use_inference_chat_template=config.use_inference_chat_template,
-            history=config.history,
-            max_image_pixels=config.max_image_pixels,
+            chat_template_kwargs=dict(settings.chat_template_kwargs),
+            sanity_check=settings.tokenization_sanity_check,
+            use_inference_chat_template=settings.use_inference_chat_template,
+            history=settings.history,
+            max_image_pixels=settings.max_image_pixels,
         )
 
+    encoder = make_encoder(())
     return Runtime(
         args=args,
-        config=config,
-        encoder=make_encoder(()),
+        settings=settings,
+        flags=flags,
+        samples=SampleWriter(args, dummy_token=min(encoder.end_of_turn_ids)),
+        encoder=encoder,
         make_encoder=make_encoder,
-        engine=EngineClient(engine_url(args), config.engine),
-        pool=EnvPool(config),
-        memory=build_memory(config.memory),
+        engine=EngineClient(flags.engine_url, settings.engine),
+        pool=EnvPool(settings),
+        memory=build_memory(settings.memory),
     )
-
-
-def engine_url(args: Any) -> str:
-    """The router in front of the engines, as slime names it."""
-    return f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
 
 
 def load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
@@ -122,29 +122,6 @@ def load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
     from rollout.tokens.encoding import load_processor
 
     return AutoTokenizer.from_pretrained(path, trust_remote_code=True), load_processor(path)
-
-
-def sampling_params(args: Any, *, evaluation: bool = False) -> dict[str, Any]:
-    """SGLang's sampling parameters from slime's flags, as slime's own rollout sets them."""
-
-    def flag(name: str, default: Any = None) -> Any:
-        value = getattr(args, f"eval_{name}", None) if evaluation else None
-        return value if value is not None else getattr(args, f"rollout_{name}", default)
-
-    params = {
-        "temperature": flag("temperature", 1.0),
-        "top_p": flag("top_p", 1.0),
-        "top_k": flag("top_k", -1),
-        "max_new_tokens": flag("max_response_len"),
-        "stop": getattr(args, "rollout_stop", None),
-        "stop_token_ids": getattr(args, "rollout_stop_token_ids", None),
-        "skip_special_tokens": False,
-        "no_stop_trim": True,
-        "spaces_between_special_tokens": False,
-    }
-    if not evaluation and params["top_p"] != 1.0:
-        params["custom_params"] = {"return_top_p_token_ids": True}
-    return params
 
 
 _runtimes: dict[tuple[int, int], asyncio.Task[Runtime]] = {}

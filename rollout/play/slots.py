@@ -16,9 +16,10 @@ from typing import Any
 
 from rollout.engine import LARGEST_ID
 from rollout.errors import EnvironmentFault
-from rollout.play.episode import Episode, EpisodeSpec, open_episode
+from rollout.play.episode import Episode, open_episode
 from rollout.play.runtime import Runtime
-from rollout.turn import Generation
+from rollout.spec import EpisodeSpec
+from rollout.turn import FinishReason, Generation
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runti
     try:
         slot.episode = episode = await open_episode(runtime, spec)
         for token_ids in item["answers"]:
-            await episode.take(Generation(token_ids, [0.0] * len(token_ids), "", "stop"))
+            await episode.take(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
         if episode.session.digests != item["digests"] or episode.stop is not None:
             raise EnvironmentFault("the replayed episode differs from the saved one")
     except EnvironmentFault:

@@ -7,19 +7,31 @@ kept turns never carry stale targets. The actor is frozen all the while, so they
 
 from __future__ import annotations
 
+import enum
 import random
 from collections.abc import Sequence
 
-from rollout.bridge.settings import WarmupConfig
+from advantage.settings import WarmupSettings
 from rollout.errors import ConfigError
-from rollout.samples import Segment
+from rollout.turn import Segment, StopReason
 
 
-def phase_of(rollout_id: int, warmup: WarmupConfig) -> str:
-    """`collect`, `draw`, or `train` once the warm-up is over."""
+class Phase(enum.StrEnum):
+    """What a rollout does for the critic's warm-up."""
+
+    COLLECT = "collect"
+    """Play a batch and keep it; only the critic trains."""
+    DRAW = "draw"
+    """Draw a batch from the kept turns; only the critic trains."""
+    TRAIN = "train"
+    """The warm-up is over: play a batch, train both."""
+
+
+def phase_of(rollout_id: int, warmup: WarmupSettings) -> Phase:
+    """The phase of a rollout."""
     if rollout_id < warmup.w_epoch:
-        return "collect"
-    return "draw" if rollout_id < warmup.w_epoch + warmup.w_iter else "train"
+        return Phase.COLLECT
+    return Phase.DRAW if rollout_id < warmup.w_epoch + warmup.w_iter else Phase.TRAIN
 
 
 def draw(kept: Sequence[Segment], fraction: float, step_turns: int, seed: int) -> list[Segment]:
@@ -56,4 +68,4 @@ def shorten(segment: Segment, turns: int) -> Segment:
     """The segment's first `turns` turns; the next turn's prompt bootstraps what was cut off."""
     if len(segment.turns) <= turns:
         return segment
-    return Segment(segment.task_name, segment.turns[:turns], segment.turns[turns].prompt, "cut")
+    return Segment(segment.task_name, segment.turns[:turns], segment.turns[turns].prompt, StopReason.CUT)

@@ -14,12 +14,12 @@ from envs.plain_text import Frame, PlainText
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import GENERATION, START, USER, ChatTemplate, Message
 from rollout.tokens.composition import Composer, Part, expanded, unexpanded, without_first
-from rollout.tokens.images import LARGEST_PIXELS, EncodedImage, ImageChain, ImageEncoder
+from rollout.tokens.images import LARGEST_PIXELS, EncodedImage, ImageEncoder
 from rollout.tokens.one_shot import OneShot
 from rollout.tokens.processor import load_processor
 from rollout.tokens.sanity import SanityCheck, compare
 from rollout.tokens.token_prefix import TokenPrefix
-from rollout.turn import Generation, Prompt
+from rollout.turn import Generation, ImageChain, Prompt
 
 
 class DeltaEncoder:

@@ -9,7 +9,7 @@ import base64
 import io
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -39,28 +39,6 @@ class EncodedImage:
     data: str
     """`data:image/png;base64,...`"""
     inputs: Mapping[str, torch.Tensor]
-
-
-class ImageChain(Mapping[str, torch.Tensor]):
-    """Training inputs of several pictures in order: one tensor a key, joined along dim 0 each time it is read.
-
-    A turn's prompt holds only references to its pictures' tensors, so an episode's memory grows linearly.
-    """
-
-    def __init__(self, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        self.parts = tuple(parts)
-
-    def __getitem__(self, key: str) -> torch.Tensor:
-        return torch.cat([part[key] for part in self.parts])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parts[0])
-
-    def __len__(self) -> int:
-        return len(self.parts[0])
-
-    def __add__(self, other: ImageChain) -> ImageChain:
-        return ImageChain(self.parts + other.parts)
 
 
 class ImageEncoder:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rollout.bridge.settings import RolloutConfig
+from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
+from rollout.spec import EnvSpec
 from rollout.utilization import Load
 from rollout.workers.hosts import BACKENDS, Host, HostLostError, WorkerLiedError, check_answer
 from rollout.workers.observation_limits import ObservationLimits
-from rollout.workers.worker import EnvReply, EnvSpec, digest
+from rollout.workers.worker import EnvReply, digest
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
 """How a fault is counted that crossed another boundary inside of the environment, by its error's name."""
@@ -103,13 +104,13 @@ class EnvPool:
     `faults` counts what went wrong, by kind, and what was replayed; `load` the commands that wait or run.
     """
 
-    def __init__(self, config: RolloutConfig) -> None:
-        self.config = config
+    def __init__(self, settings: RolloutSettings) -> None:
+        self.settings = settings
         self.faults: Counter[str] = Counter()
         self.load = Load()
-        workers = config.env_workers or max(1, min(config.n_env, os.cpu_count() or 1))
-        self._limits = ObservationLimits(config.max_observation_chars, config.max_observation_images)
-        make_host = BACKENDS[config.env_backend]
+        workers = settings.env_workers or max(1, min(settings.n_env, os.cpu_count() or 1))
+        self._limits = ObservationLimits(settings.max_observation_chars, settings.max_observation_images)
+        make_host = BACKENDS[settings.env_backend]
         self.workers = [Worker(make_host, self.faults, self.load) for _ in range(workers)]
         self._keys = itertools.count()
 
@@ -172,15 +173,15 @@ class EnvSession:
         return reply
 
     async def _attempt(self, response_text: str | None) -> EnvReply:
-        config = self._pool.config
+        settings = self._pool.settings
         failure = "not tried"
-        for _ in range(config.max_env_retries_per_turn + 1):
+        for _ in range(settings.max_env_retries_per_turn + 1):
             try:
                 if self._host is None:
                     await self._rebuild()
                 if response_text is not None:
                     self._host, self.reply = await self._worker.call(
-                        self._host, config.env_step_timeout_s, "step", self._key, response_text
+                        self._host, settings.env_step_timeout_s, "step", self._key, response_text
                     )
                     self.digests.append(digest(self.reply))
                 assert self.reply is not None
@@ -197,10 +198,10 @@ class EnvSession:
 
     async def _rebuild(self) -> None:
         """Start or replay the episode on the worker's current host."""
-        config = self._pool.config
+        settings = self._pool.settings
         if self.responses and self.reply is not None and not self.reply.deterministic:
             raise ReplayError("the environment is not deterministic, so its episode cannot be replayed")
-        timeout_s = config.env_reset_timeout_s + config.env_step_timeout_s * len(self.responses)
+        timeout_s = settings.env_reset_timeout_s + settings.env_step_timeout_s * len(self.responses)
         host, (self.reply, digests) = await self._worker.call(
             None, timeout_s, "replay", self._key, self.spec, self.responses
         )
@@ -229,6 +230,6 @@ class EnvSession:
         self._worker.sessions -= 1
         if self._host is not None and not self._host.lost:
             try:
-                await self._worker.call(self._host, self._pool.config.env_step_timeout_s, "close", self._key)
+                await self._worker.call(self._host, self._pool.settings.env_step_timeout_s, "close", self._key)
             except (HostLostError, EnvironmentFault):
                 self._pool.faults["close_failed"] += 1

@@ -19,42 +19,15 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo
 from envs.errors import EnvironmentFault
+from rollout.spec import EnvSpec
 from rollout.workers.observation_limits import ObservationLimits
 
 HEADER = struct.Struct("!Q")
-
-
-@dataclass(frozen=True)
-class EnvSpec:
-    """Everything that decides an episode; picklable, and all that a replay needs besides the answers."""
-
-    env_path: str
-    metadata: Mapping[str, Any]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    label: str | None = None
-    prompt: Any = None
-    multimodal_inputs: Any = None
-    max_turns: int | None = None
-    limits: ObservationLimits | None = None
-    """Set by the pool; None cuts nothing."""
-
-    def build(self) -> BaseInteractionEnv:
-        from envs.loading import load_env_module
-
-        sample = SimpleNamespace(
-            metadata=dict(self.metadata),
-            label=self.label,
-            prompt=self.prompt,
-            multimodal_inputs=self.multimodal_inputs,
-        )
-        args = SimpleNamespace(env=dict(self.options), max_turns=self.max_turns)
-        return load_env_module(self.env_path).build_env(sample, args)
 
 
 @dataclass(frozen=True)

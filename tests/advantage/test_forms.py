@@ -91,5 +91,5 @@ def test_token_gae_over_the_episode_is_dual_with_one_discount(seed: int) -> None
 
 
 def test_an_unknown_form_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="gae_form must be one of dual, token, turn, bi_level, got 'mc'"):
+    with pytest.raises(ValueError, match="gae_form must be one of 'dual', 'token', 'turn', 'bi_level', got 'mc'"):
         run([], make_args(gae_form="mc"))

@@ -11,20 +11,21 @@ import torch
 import yaml
 from PIL import Image
 
-from advantage.turn_table import decode_row
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from embedded.engine.vision import forward_inputs
 from envs.loading import build_env_from
-from envs.options import read_options
+from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
-from rollout.bridge.settings import RolloutConfig
+from rollout.bridge.sample import SampleWriter, row_of
+from rollout.bridge.settings import RolloutSettings
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect
 from rollout.generate import generate
-from rollout.play.runtime import close_runtimes, sampling_params
+from rollout.play.runtime import close_runtimes
 from rollout.samples import build_samples, convert_samples_to_train_data
 from rollout.tokens.encoding import DeltaEncoder
+from slime_verlog import read_settings
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.vision import processor, save_tiny_vlm, tiny_vlm
@@ -43,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 
 def arguments(folder: Path, server: EngineServer, **more: Any) -> Any:
     config = yaml.safe_load(CONFIG.read_text())
-    read_options(RolloutConfig, config)
+    read_settings(RolloutSettings, config)
     config |= {"hf_checkpoint": server.engine.model_path, "n_env": 3, "rollout_max_response_len": 12, **more}
     return rollout_args(folder, server.port, **config)
 
@@ -85,14 +86,15 @@ async def whole_episodes(folder: Path, server: EngineServer, count: int, **more:
     args = arguments(folder, server, **more)
     source = EpisodeSource(args)
     try:
-        return [await generate(args, source.get_samples(1)[0][0], sampling_params(args)) for _ in range(count)]
+        params = RolloutFlags.read(args).sampling_params()
+        return [await generate(args, source.get_samples(1)[0][0], params) for _ in range(count)]
     finally:
         await close_runtimes()
 
 
 async def test_whole_episodes_train_on_the_pictures_that_the_engine_saw(tmp_path: Path, server: EngineServer) -> None:
     samples = await whole_episodes(tmp_path, server, 6)
-    rows = [decode_row(torch.tensor(s.train_metadata["turn_row"], dtype=torch.float64)) for s in samples]
+    rows = [row_of(s) for s in samples]
     assert {len(row.turns) for row in rows} == {3}
     for seed, sample in enumerate(samples):
         env = build_env_from("envs.easy_vqa", {"task": "train", "seed": seed})
@@ -117,7 +119,7 @@ async def test_fixed_turn_batches_train_too(tmp_path: Path, server: EngineServer
     source = EpisodeSource(args)
     try:
         segments, _ = await collect(args, 0, source)
-        groups = build_samples(segments, source.take_group_ids(16), args, dummy_token=0)
+        groups = build_samples(segments, source.take_group_ids(16), SampleWriter(args, 0))
         samples = [sample for group in groups for sample in group]
         turns = [sample for sample in samples if sample.metadata["kind"] == "turn"]
         data = convert_samples_to_train_data(args, samples)

@@ -17,13 +17,13 @@ from embedded.warmstart.demonstrations import demonstrate, think
 from embedded.warmstart.imitation import WarmStart, encode, make_policy
 from embedded.warmstart.policy import PolicySize
 from envs.text_game import find_action
-from rollout.bridge.settings import load_config
+from rollout.bridge.settings import load_settings
 from rollout.errors import ConfigError
 
 
 def config(**keys: Any) -> Any:
     given = {"rollout_interaction_env_path": "envs.babyai", "env": {"num_dists": 0}, "tasks": ["goto"], **keys}
-    return load_config(SimpleNamespace(**given))
+    return load_settings(SimpleNamespace(**given))
 
 
 def test_pure_expert_play_wins_quickly_and_every_answer_is_valid() -> None:

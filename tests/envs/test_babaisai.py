@@ -18,8 +18,8 @@ from envs.babaisai_world.planner import find_plan
 from envs.babaisai_world.tasks import TASKS
 from envs.errors import ConfigError
 from envs.loading import build_env_from
-from envs.options import read_options
-from rollout.bridge.settings import RolloutConfig
+from rollout.bridge.settings import RolloutSettings
+from slime_verlog import read_settings
 from tests.conftest import load_golden
 
 ALL_TASKS = sorted(TASKS)
@@ -87,7 +87,7 @@ def test_an_unknown_task_is_refused_with_the_nearest_names() -> None:
 
 def test_the_shipped_yaml_is_accepted_and_builds_its_tasks() -> None:
     settings = yaml.safe_load((Path(__file__).parents[2] / "custom_configs" / "babaisai.yaml").read_text())
-    config = read_options(RolloutConfig, settings)
+    config = read_settings(RolloutSettings, settings)
     for task in config.tasks:
         env = build_env_from(config.rollout_interaction_env_path, {"task": task, "seed": 0}, config.env)
         assert (env.options.format_penalty, env.options.binary_reward) == (0.1, True)

@@ -12,7 +12,7 @@ from envs.base import PICTURE_PLACE
 from envs.errors import ConfigError
 from envs.questions import Question, QuestionOptions, read_question
 from envs.tools import build_env
-from rollout.bridge.settings import MemoryConfig
+from rollout.bridge.settings import MemorySettings
 from rollout.play.memory import build_memory, build_messages
 from tests.envs.test_tool_env import call
 
@@ -63,7 +63,7 @@ def test_both_histories_show_interleaved_pictures_in_their_places() -> None:
     env = build_env(sample(USER, [RED, BLUE]), SimpleNamespace(env={"tools": tools}))
     first = env.reset()
     assert env.format_observation(first) == USER and first["obs_str"] == TEXT
-    memory = build_memory(MemoryConfig())
+    memory = build_memory(MemorySettings())
     message = build_messages(memory, "", [], first, 0, "")[-1]
     shown = [part.get("text") or part["image"] for part in message["content"]]
     assert shown == ["Current Observation:\nIs the colour of ", RED, " that of\n", BLUE, "?"]

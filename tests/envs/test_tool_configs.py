@@ -13,7 +13,8 @@ from envs.geo3k import Geo3kOptions
 from envs.judge.env import JudgedOptions
 from envs.options import read_options
 from envs.tools import ToolOptions, load_tools
-from rollout.bridge.settings import RolloutConfig
+from rollout.bridge.settings import RolloutSettings
+from slime_verlog import read_settings
 
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
 OPTIONS = {"tools": ToolOptions, "judge": JudgedOptions, "geo3k": Geo3kOptions}
@@ -37,8 +38,8 @@ def _is_key(line: str) -> bool:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_key_exists_and_every_commented_key_shows_its_default(name: str) -> None:
     config, full = load(name), load(name, uncomment=True)
-    plain = read_options(RolloutConfig, config)
-    read_options(RolloutConfig, full)
+    plain = read_settings(RolloutSettings, config)
+    read_settings(RolloutSettings, full)
     options = read_options(OPTIONS[name], config["env"], "env.")
     everything = read_options(OPTIONS[name], full["env"], "env.")
     assert plain.rollout_interaction_env_path == f"envs.{name}"

@@ -30,7 +30,7 @@ from envs.questions import Question
 from envs.swe.calls import parse_answer
 from envs.text_game import find_action, render_template
 from envs.tools.calls import find_calls
-from rollout.bridge.settings import RolloutConfig, load_config
+from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.checkpoint import FORMAT, VERSION, SourceState, checkpoint_path, checksum, load_state, read_checkpoint
 from rollout.engine import parse_generation, read_json
 from rollout.errors import CheckpointError, ConfigError, EngineError
@@ -74,7 +74,7 @@ def config_reader(data: bytes) -> None:
         file.write(data)
         file.flush()
         try:
-            assert isinstance(load_config(Namespace(custom_config_path=file.name)), RolloutConfig)
+            assert isinstance(load_settings(Namespace(custom_config_path=file.name)), RolloutSettings)
         except ConfigError as error:
             assert str(error)
 

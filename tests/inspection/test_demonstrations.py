@@ -15,7 +15,7 @@ from embedded.warmstart.demonstrations import DEMONSTRATION_SEEDS, Demonstration
 from envs.loading import load_env_module
 from envs.text_game import find_action
 from inspection.demonstrations import explain, main, to_row, write_rows
-from rollout.bridge.settings import load_config
+from rollout.bridge.settings import load_settings
 from rollout.data_source import make_episode, read_tasks
 from rollout.errors import ConfigError
 from rollout.tokens.encoding import DeltaEncoder
@@ -74,7 +74,7 @@ def test_where_random_moves_lead_the_expert_answers_and_the_moves_themselves_are
     main(["--config", str(path), "--episodes", "8", "--out", str(out), "--random-share", "0.5"])
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     strays = 0
-    config = load_config(SimpleNamespace(custom_config_path=str(path)))
+    config = load_settings(SimpleNamespace(custom_config_path=str(path)))
     for seed in sorted({row["metadata"]["seed"] for row in rows}):
         episode = [row for row in rows if row["metadata"]["seed"] == seed]
         assert [row["metadata"]["turn"] for row in episode] == list(range(len(episode)))
@@ -96,7 +96,7 @@ def test_where_random_moves_lead_the_expert_answers_and_the_moves_themselves_are
 
 def test_demonstrated_seeds_are_neither_training_nor_evaluation_seeds(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
-    config = load_config(SimpleNamespace(custom_config_path=str(CONFIGS / "babyai.yaml")))
+    config = load_settings(SimpleNamespace(custom_config_path=str(CONFIGS / "babyai.yaml")))
     held_out = range(config.eval.seed_start, config.eval.seed_start + config.eval.episodes)
     drawn = []
     for seed in ("0", "1", "5000", "9999", "123456789", "-1"):

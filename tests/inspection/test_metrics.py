@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from inspection import metrics
+from rollout.bridge.flags import RolloutFlags
 from rollout.data_source import EpisodeSource
 from rollout.generate import generate
-from rollout.play.metrics import FAULTS, STOPS
-from rollout.play.runtime import close_runtimes, sampling_params
+from rollout.play.metrics import FAULTS
+from rollout.play.runtime import close_runtimes
+from rollout.turn import StopReason
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
@@ -44,14 +46,15 @@ async def test_slimes_own_loop_logs_turns_stop_reasons_and_faults(
         args = rollout_args(tmp_path, engine.port, **flags)
         source = EpisodeSource(args)
         try:
-            results = [await generate(args, source.get_samples(1)[0][0], sampling_params(args)) for _ in range(5)]
+            params = RolloutFlags.read(args).sampling_params()
+            results = [await generate(args, source.get_samples(1)[0][0], params) for _ in range(5)]
             samples = [part for result in results for part in (result if isinstance(result, list) else [result])]
             assert metrics.log_rollout(0, args, samples, None, 1.0)
             assert metrics.log_rollout(1, args, samples, None, 1.0)
         finally:
             await close_runtimes()
     first, second = logged
-    assert sum(first[f"rollout/stop/{stop}"] for stop in STOPS) == 5
+    assert sum(first[f"rollout/stop/{stop}"] for stop in StopReason) == 5
     assert first["rollout/stop/failed"] == first["rollout/episodes_failed"] == 1
     assert first["rollout/episodes_finished"] == 4 and first["rollout/episode_turns_max"] == 4
     finished = [result for result in results if _facts(result)["stop"] != "failed"]
@@ -79,7 +82,8 @@ async def test_an_evaluation_in_slimes_own_loop_logs_success_and_stop_reasons(
         args = rollout_args(tmp_path, engine.port)
         source = EpisodeSource(args)
         try:
-            episodes = [await generate(args, source.get_samples(1)[0][0], sampling_params(args)) for _ in range(3)]
+            params = RolloutFlags.read(args).sampling_params()
+            episodes = [await generate(args, source.get_samples(1)[0][0], params) for _ in range(3)]
         finally:
             await close_runtimes()
     assert metrics.log_eval_rollout(0, args, {"held_out": {"rewards": [1.0] * 3, "samples": episodes}})

@@ -19,9 +19,7 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
 from rollout.fixed_turn import collect_or_draw
 from rollout.play.runtime import close_runtimes
-from rollout.samples import Segment
-from rollout.tokens.images import ImageChain
-from rollout.turn import Generation, Prompt, Turn
+from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
 from tests.fixtures import counting_env
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
@@ -188,14 +186,14 @@ def with_pictures(folder: Path) -> Path:
 
 def pictured(folder: Path) -> EpisodeSource:
     """A source that keeps an episode with pictures, as a VLM's warm-up does: every prompt shows one more."""
-    generation = Generation([5, 6], [-0.1, -0.2], "ab", "stop", ("3",))
+    generation = Generation([5, 6], [-0.1, -0.2], "ab", FinishReason.STOP, ("3",))
     pixels = [torch.arange(40, dtype=torch.bfloat16).reshape(4, 10) + number for number in range(3)]
     parts = [{"pixels": each, "grid": torch.tensor([[1, 2, 2]])} for each in pixels]
     images = ["first", "second", "first"]
     prompts = [Prompt([1, 2, 3], images[:n], ImageChain(parts[:n])) for n in (1, 2, 3)]
     turns = [Turn(0, i, prompts[i], generation, "a", True, "a", 1.0, False, False, None) for i in range(2)]
     source = EpisodeSource(rollout_args(folder))
-    source.kept = [Segment("t", tuple(turns), prompts[2], "cut")]
+    source.kept = [Segment("t", tuple(turns), prompts[2], StopReason.CUT)]
     return source
 
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rollout.bridge.settings import RolloutConfig
+from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EncodingError
 from rollout.tokens.encoding import DeltaEncoder, load_processor
 from rollout.turn import Prompt
@@ -251,7 +251,7 @@ def test_a_picture_beyond_max_image_pixels_is_scaled_down_to_that_many_tokens(
 
 
 def test_an_8k_picture_takes_2048_tokens_by_default() -> None:
-    limit = RolloutConfig(rollout_interaction_env_path="envs.geo3k").max_image_pixels
+    limit = RolloutSettings(rollout_interaction_env_path="envs.geo3k").max_image_pixels
     encoder = DeltaEncoder(chatml_tokenizer(), processor(), max_image_pixels=limit)
     prompt = encoder.prompt([shown(Image.new("RGB", (7680, 4320)))])
     assert 1900 < prompt.token_ids.count(encoder_of().images.token_id) <= 2048

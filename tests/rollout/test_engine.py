@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 import socket
 from typing import Any
 
@@ -13,7 +12,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.bridge.settings import EngineConfig
+from rollout.bridge.settings import EngineSettings
 from rollout.engine import EngineClient, parse_generation, read_json, request_payload
 from rollout.errors import EngineError
 from rollout.turn import Prompt
@@ -21,7 +20,7 @@ from rollout.utilization import Load
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.scripted_engine import ScriptedEngine
 
-FAST = EngineConfig(timeout_s=60.0, max_retries=2, backoff_s=0.01, backoff_max_s=0.02)
+FAST = EngineSettings(timeout_s=60.0, max_retries=2, backoff_s=0.01, backoff_max_s=0.02)
 PROMPT = Prompt([1, 2, 3])
 GOOD: dict[str, Any] = {
     "text": "hi",
@@ -157,7 +156,7 @@ async def test_an_engine_that_hangs_is_given_up_after_the_timeout() -> None:
         return "late"
 
     async with ScriptedEngine(chatml_tokenizer(), script) as engine:
-        client = EngineClient(f"http://127.0.0.1:{engine.port}", dataclasses.replace(FAST, timeout_s=2.0))
+        client = EngineClient(f"http://127.0.0.1:{engine.port}", FAST.model_copy(update={"timeout_s": 2.0}))
         assert (await client.generate(PROMPT, {})).text == "late<|im_end|>"
         assert client.faults == {"timeout": 1}
         given_up.set()
@@ -176,7 +175,7 @@ async def test_a_refused_connection_ends_in_an_error_that_names_the_address() ->
 
 
 def test_retries_wait_longer_each_time_up_to_a_limit_and_never_all_at_once() -> None:
-    client = EngineClient("http://127.0.0.1:1", EngineConfig(backoff_s=0.5, backoff_max_s=20.0))
+    client = EngineClient("http://127.0.0.1:1", EngineSettings(backoff_s=0.5, backoff_max_s=20.0))
     for attempt, ceiling in enumerate([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 20.0, 20.0]):
         delays = {client._delay(attempt) for _ in range(50)}
         assert ceiling / 2 <= min(delays) and max(delays) <= ceiling and len(delays) == 50
@@ -185,7 +184,7 @@ def test_retries_wait_longer_each_time_up_to_a_limit_and_never_all_at_once() -> 
 async def test_an_engine_that_restarts_with_other_weights_is_found_again() -> None:
     async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "one") as engine:
         port = engine.port
-        client = EngineClient(f"http://127.0.0.1:{port}", EngineConfig(max_retries=12, backoff_s=0.05))
+        client = EngineClient(f"http://127.0.0.1:{port}", EngineSettings(max_retries=12, backoff_s=0.05))
         assert (await client.generate(PROMPT, {})).weight_versions == ("1",)
 
     async def restart() -> ScriptedEngine:
@@ -221,7 +220,7 @@ async def test_every_request_counts_as_load_until_it_is_answered_or_failed() -> 
         client = EngineClient(f"http://127.0.0.1:{engine.port}", FAST)
         await client.generate(PROMPT, {})
         await client.close()
-    client = EngineClient("http://127.0.0.1:1", dataclasses.replace(FAST, max_retries=0))
+    client = EngineClient("http://127.0.0.1:1", FAST.model_copy(update={"max_retries": 0}))
     with pytest.raises(EngineError):
         await client.generate(PROMPT, {})
     await client.close()

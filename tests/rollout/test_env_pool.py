@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from rollout.bridge.settings import RolloutConfig
+from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
+from rollout.spec import EnvSpec
 from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
-from rollout.workers.worker import EnvSpec
 from tests.fixtures.lying_worker import LIES, RESET_LIES
 
 ENV = "tests.fixtures.counting_env"
@@ -30,9 +30,9 @@ HANG_S = 3.0
 """Time-out of a step that hangs; far more than an honest step takes on a busy machine."""
 
 
-def config(backend: str, **overrides: Any) -> RolloutConfig:
+def config(backend: str, **overrides: Any) -> RolloutSettings:
     values = {"env_step_timeout_s": 60.0, "env_workers": 1, **overrides}
-    return RolloutConfig(rollout_interaction_env_path=ENV, env_backend=backend, **values)
+    return RolloutSettings(rollout_interaction_env_path=ENV, env_backend=backend, **values)
 
 
 def spec(seed: int = 3, **options: Any) -> EnvSpec:

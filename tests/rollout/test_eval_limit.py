@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rollout.bridge.settings import load_config
+from rollout.bridge.settings import load_settings
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
 from rollout.evaluate import evaluate
@@ -50,7 +50,7 @@ async def test_an_evaluation_ends_every_episode_at_its_own_limit(
 
 def test_a_limit_below_one_turn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"eval\.max_turns"):
-        load_config(rollout_args(tmp_path, eval={"max_turns": 0}))
+        load_settings(rollout_args(tmp_path, eval={"max_turns": 0}))
 
 
 @pytest.mark.parametrize("name", ["crafter.yaml", "crafter_vlm.yaml"])

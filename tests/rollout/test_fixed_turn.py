@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from advantage.turn_table import TurnKind, TurnRow, decode_row
+from rollout.bridge.sample import row_of
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EngineError, FailureBudgetError
 from rollout.fixed_turn import collect_or_draw, generate_rollout
@@ -56,9 +57,8 @@ def flat(output: Any) -> list[Any]:
 
 
 def row(sample: Any) -> TurnRow:
-    import torch
 
-    return decode_row(torch.tensor(sample.train_metadata["turn_row"], dtype=torch.float64))
+    return row_of(sample)
 
 
 def turns_of(outputs: list[Any]) -> list[tuple[int, int]]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollout.bridge.flags import CONVERTER, FIXED_TURN, GENERATE, INSTALL, SOURCE, check_flags
+from rollout.bridge.checks import CONVERTER, FIXED_TURN, GENERATE, INSTALL, SOURCE, check_flags
 from rollout.bridge.framework import FRAMEWORK
-from rollout.bridge.settings import load_config
+from rollout.bridge.settings import load_settings
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
 from rollout.fixed_turn import generate_rollout
@@ -110,7 +110,7 @@ def test_whole_episodes_in_slimes_loop_are_refused_alike(tmp_path: Path, overrid
         **{**HOOKS, "rollout_function_path": "slime.x", "custom_generate_function_path": GENERATE, **overrides},
     )
     with pytest.raises(ConfigError, match=words):
-        check_flags(args, load_config(args))
+        check_flags(args, load_settings(args))
 
 
 def test_whole_episodes_may_use_slimes_own_batches_and_group_estimators(tmp_path: Path) -> None:

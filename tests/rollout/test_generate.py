@@ -9,16 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from advantage.turn_table import TurnRow, decode_row
+from advantage.turn_table import TurnRow
 from rollout import generate as generate_module
 from rollout.bridge import framework
+from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
+from rollout.bridge.sample import row_of
 from rollout.data_source import EpisodeSource
 from rollout.errors import EngineError
 from rollout.generate import generate
-from rollout.play.runtime import close_runtimes, get_runtime, sampling_params
+from rollout.play.runtime import close_runtimes, get_runtime
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
@@ -29,7 +30,7 @@ def plays(body: dict[str, Any], number: int) -> str:
 
 
 def row(sample: Sample) -> TurnRow:
-    return decode_row(torch.tensor(sample.train_metadata["turn_row"], dtype=torch.float64))
+    return row_of(sample)
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ async def play(tmp_path: Path) -> Any:
             sample.session_id = overrides.get("session")
             try:
                 for _ in range(calls):
-                    result = await generate(args, sample, sampling_params(args))
+                    result = await generate(args, sample, RolloutFlags.read(args).sampling_params())
                 run.parked = len((await get_runtime(args)).parked)
             finally:
                 await close_runtimes()
@@ -213,8 +214,8 @@ async def test_evaluation_never_goes_on_with_an_episode_of_training(tmp_path: Pa
         args = rollout_args(tmp_path, engine.port, **GOES_ON)
         training, held_out = (EpisodeSource(args).get_samples(1)[0][0] for _ in range(2))
         try:
-            await generate(args, training, sampling_params(args))
-            await generate(args, held_out, sampling_params(args), evaluation=True)
+            await generate(args, training, RolloutFlags.read(args).sampling_params())
+            await generate(args, held_out, RolloutFlags.read(args).sampling_params(), evaluation=True)
             assert len((await get_runtime(args)).parked) == 1
         finally:
             await close_runtimes()
@@ -227,7 +228,7 @@ async def test_parked_episodes_are_bounded_and_closed_with_their_runtime(tmp_pat
         samples = [sample for (sample,) in EpisodeSource(args).get_samples(7)]
         try:
             for sample in samples:
-                await generate(args, sample, sampling_params(args))
+                await generate(args, sample, RolloutFlags.read(args).sampling_params())
             runtime = await get_runtime(args)
             assert len(runtime.parked) == 4 and runtime.parked.dropped == 3
             kept = [runtime.parked.take(sample) for sample in samples]

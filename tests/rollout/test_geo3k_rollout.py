@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
 from rollout.generate import generate
-from rollout.play.runtime import close_runtimes, sampling_params
+from rollout.play.runtime import close_runtimes
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
@@ -45,7 +46,7 @@ async def play(folder: Path, sample: Sample, **more: Any) -> tuple[Any, list[dic
     async with ScriptedEngine(chatml_tokenizer(), lambda body, number: ANSWERS[number % 2]) as engine:
         args = rollout_args(folder, engine.port, **settings)
         try:
-            return await generate(args, sample, sampling_params(args)), engine.requests
+            return await generate(args, sample, RolloutFlags.read(args).sampling_params()), engine.requests
         finally:
             await close_runtimes()
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.base import make_observation
-from rollout.bridge.settings import MemoryConfig
+from rollout.bridge.settings import MemorySettings
 from rollout.errors import ConfigError
 from rollout.play.memory import Exchange, build_memory, build_messages
 
@@ -23,7 +23,7 @@ def past(count: int) -> list[Exchange]:
 
 
 def shown(kind: str, index: int, **config: int) -> list[str]:
-    memory = build_memory(MemoryConfig(kind=kind, **config))
+    memory = build_memory(MemorySettings(kind=kind, **config))
     kept = past(index) if memory.horizon is None else past(index)[max(0, index - memory.horizon) :]
     messages = build_messages(memory, "rules", kept, make_observation("long now", "short now"), index, "Answer.")
     return [f"{m['role']}: {m['content']}" for m in messages]
@@ -71,7 +71,7 @@ def test_full_shows_everything() -> None:
 
 
 def test_a_memory_of_your_own_is_imported_by_path() -> None:
-    memory = build_memory(MemoryConfig(kind="tests.rollout.test_memory.silent"))
+    memory = build_memory(MemorySettings(kind="tests.rollout.test_memory.silent"))
     assert memory.messages(past(3), 3) == []
 
 
@@ -82,21 +82,21 @@ class Silent:
         return []
 
 
-def silent(config: MemoryConfig) -> Silent:
+def silent(config: MemorySettings) -> Silent:
     return Silent()
 
 
 @pytest.mark.parametrize("kind", ["windw", "no.such.module", "rollout.play.memory.nothing"])
 def test_an_unknown_memory_is_refused_by_name(kind: str) -> None:
     with pytest.raises(ConfigError, match=kind):
-        build_memory(MemoryConfig(kind=kind))
+        build_memory(MemorySettings(kind=kind))
 
 
 @pytest.mark.parametrize("family", ["babyai", "babaisai"])
 def test_prompts_lay_out_history_as_verlog_does(golden: Any, family: str) -> None:
     """The request for an answer is in our own words, and a rejected answer is not shown; the rest is the same."""
     (episode,) = [e for e in golden("verlog_prompts.json.gz")["episodes"] if e["env"] == family]
-    memory = build_memory(MemoryConfig())
+    memory = build_memory(MemorySettings())
     for step, following in itertools.pairwise(episode["steps"]):
         shown, now = following["messages"][0]["content"], following["messages"][-1]["content"]
         long_term = now.removeprefix("Current Observation:\n").split("\n\nWhat will you do next?")[0]

@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from rollout.play.metrics import FAULTS, STOPS, BatchLoad, batch_metrics, quantile
-from rollout.samples import Segment
-from rollout.turn import Generation, Prompt, Turn
+from rollout.play.metrics import FAULTS, BatchLoad, batch_metrics, quantile
+from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
 IDLE = BatchLoad((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 0.0)
 
 
 def turn(versions: tuple[str, ...] = ("3",), valid: bool = True) -> Turn:
-    generation = Generation([5, 6], [-0.1, -0.2], "ab", "stop", versions)
+    generation = Generation([5, 6], [-0.1, -0.2], "ab", FinishReason.STOP, versions)
     return Turn(0, 0, Prompt([1, 2]), generation, "a", valid, "a", 0.5, False, False, None, engine_s=0.2, env_s=0.1)
 
 
 def segment(stop: str, turns: int, played: int | None = None, task: str = "count") -> Segment:
-    return Segment(task, tuple(turn() for _ in range(turns)), None, stop, 1.0, played or turns)
+    return Segment(task, tuple(turn() for _ in range(turns)), None, StopReason(stop), 1.0, played or turns)
 
 
 def test_a_batch_says_how_many_turns_it_has_and_how_its_episodes_went_on() -> None:
@@ -31,8 +30,8 @@ def test_a_batch_says_how_many_turns_it_has_and_how_its_episodes_went_on() -> No
     metrics = batch_metrics(segments, faults, IDLE)
     expected = {"turns": 10, "episodes_finished": 2, "episodes_cut": 1, "episodes_failed": 2, "turns_retried": 7}
     assert {name: metrics[f"rollout/{name}"] for name in expected} == expected
-    assert {stop: metrics[f"rollout/stop/{stop}"] for stop in STOPS} == {
-        **dict.fromkeys(STOPS, 0.0),
+    assert {stop: metrics[f"rollout/stop/{stop}"] for stop in StopReason} == {
+        **dict.fromkeys(StopReason, 0.0),
         **{"terminated": 1.0, "max_turns": 1.0, "cut": 1.0, "failed": 1.0},
     }
     assert (metrics["rollout/faults/engine_http_503"], metrics["rollout/faults/env_timeout"]) == (2.0, 0.0)
@@ -56,13 +55,13 @@ def test_busy_shares_queues_and_host_time_are_those_of_the_batch() -> None:
 
 def test_staleness_counts_updates_since_the_oldest_weights_of_a_turn() -> None:
     turns = (turn(("5",)), turn(("3", "4")), turn(("5",)), turn(("step-7",)))
-    metrics = batch_metrics([Segment("count", turns, None, "cut")], Counter(), IDLE)
+    metrics = batch_metrics([Segment("count", turns, None, StopReason.CUT)], Counter(), IDLE)
     assert (metrics["turn/staleness"], metrics["turn/staleness_max"]) == (pytest.approx(2 / 3), 2.0)
     assert metrics["turn/mixed_weights_ratio"] == 0.25
 
 
 def test_every_batch_has_the_same_names_even_if_nothing_happened() -> None:
-    eventful = batch_metrics([segment(stop, 1) for stop in STOPS], Counter(dict.fromkeys(FAULTS, 1)), IDLE)
+    eventful = batch_metrics([segment(stop, 1) for stop in StopReason], Counter(dict.fromkeys(FAULTS, 1)), IDLE)
     quiet = batch_metrics([segment("terminated", 1)], Counter(), IDLE)
     assert set(quiet) == set(eventful)
     assert all(type(value) is float for value in quiet.values())

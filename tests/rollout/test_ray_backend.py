@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rollout.bridge.settings import RolloutConfig
+from rollout.bridge.settings import RolloutSettings
+from rollout.spec import EnvSpec
 from rollout.workers.pool import EnvPool
-from rollout.workers.worker import EnvSpec
 from tests.fixtures.playing import play_batches, sample_bytes
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; pip install ray enables the cluster tests")
@@ -52,7 +52,7 @@ async def test_batches_are_the_same_bytes_on_ray_as_on_threads(cluster: Any, tmp
 
 async def test_episodes_go_on_after_a_node_is_killed(cluster: Any) -> None:
     nodes, second = cluster
-    config = RolloutConfig(
+    config = RolloutSettings(
         rollout_interaction_env_path=ENV, env_backend="ray", env_workers=4, env_step_timeout_s=60.0
     )
     pool = EnvPool(config)

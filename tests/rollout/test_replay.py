@@ -11,28 +11,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout.bridge.routing_replay import fill_replay, keep_routing
+from rollout.bridge.sample import SampleWriter
 from rollout.errors import ConfigError
-from rollout.samples import Segment, build_samples, convert_samples_to_train_data
-from rollout.turn import Generation, Prompt, Turn
+from rollout.samples import build_samples, convert_samples_to_train_data
+from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
 MOE = Namespace(use_rollout_routing_replay=True, num_layers=2, moe_router_topk=3, rollout_top_p=0.9)
 
 
 def turn(**meta: Any) -> Turn:
-    generation = Generation([5, 6], [-0.1, -0.2], "ab", "stop", ("3",), meta)
+    generation = Generation([5, 6], [-0.1, -0.2], "ab", FinishReason.STOP, ("3",), meta)
     return Turn(0, 0, Prompt([1, 2, 3]), generation, "a", True, "a", 1.0, False, False, None)
+
+
+def cut(task: str) -> Segment:
+    return Segment(task, (turn(),), Prompt([1, 2, 3, 4]), StopReason.CUT)
 
 
 def test_routed_experts_come_back_in_the_shape_that_training_replays() -> None:
     experts = np.arange(4 * 2 * 3, dtype=np.int32)
     sample: Any = SimpleNamespace(tokens=[1, 2, 3, 5, 6])
-    keep_routing(sample, {"routed_experts": base64.b64encode(experts.tobytes()).decode()}, MOE)
+    SampleWriter(MOE, 9)._keep_routing(sample, {"routed_experts": base64.b64encode(experts.tobytes()).decode()})
     assert (sample.rollout_routed_experts == experts.reshape(4, 2, 3)).all()
 
 
 def test_a_bootstrap_sample_has_stand_ins_for_all_that_is_replayed() -> None:
-    (samples,) = build_samples([Segment("t", (turn(),), Prompt([1, 2, 3, 4]), "cut")], [0], MOE, 9)
+    (samples,) = build_samples([cut("t")], [0], SampleWriter(MOE, 9))
     bootstrap = samples[-1]
     assert bootstrap.rollout_routed_experts.shape == (4, 2, 3)
     assert (bootstrap.rollout_routed_experts != 0).any(), "slime takes all zeros for a broken capture"
@@ -40,26 +44,26 @@ def test_a_bootstrap_sample_has_stand_ins_for_all_that_is_replayed() -> None:
 
 
 def test_an_engine_that_does_not_return_what_training_replays_is_named_at_once() -> None:
-    (samples,) = build_samples([Segment("t", (turn(),), Prompt([1, 2, 3, 4]), "cut")], [0], MOE, 9)
+    (samples,) = build_samples([cut("t")], [0], SampleWriter(MOE, 9))
     with pytest.raises(ConfigError, match="rollout_routed_experts, but 1 of 2 samples have none"):
         convert_samples_to_train_data(MOE, samples)
 
 
 def test_the_converter_names_rounds_and_tasks_for_slimes_metrics() -> None:
-    samples = build_samples([Segment("goto", (turn(),), Prompt([1]), "cut")], [0], Namespace(), 9)[0]
+    (samples,) = build_samples([cut("goto")], [0], SampleWriter(Namespace(), 9))
     data = convert_samples_to_train_data(Namespace(), samples)
     assert data["round_number"] == [0, 1] and data["source_names"] == ["goto", "goto"]
 
 
 def test_nothing_is_filled_in_where_nothing_is_replayed() -> None:
     sample: Any = SimpleNamespace(tokens=[1, 2], response_length=1)
-    fill_replay(sample, Namespace())
+    SampleWriter(Namespace(), 9).fill_replay(sample)
     assert vars(sample) == {"tokens": [1, 2], "response_length": 1}
 
 
 def test_an_altered_answer_has_an_empty_record_of_kept_tokens() -> None:
     altered = replace(turn(), generation=replace(turn().generation, trained=False))
-    (samples,) = build_samples([Segment("t", (altered,), None, "terminated")], [0], MOE, 9)
+    (samples,) = build_samples([Segment("t", (altered,), None, StopReason.TERMINATED)], [0], SampleWriter(MOE, 9))
     assert samples[0].loss_mask == [0, 0]
     if hasattr(samples[0], "append_response_tokens"):
         assert list(samples[0].rollout_top_p_token_offsets) == [0, 0, 0]

@@ -43,7 +43,7 @@ class FaultyEngine(EngineClient):
     """Answers in this process after a fixed time; a share of the answers is an error or an abort."""
 
     def __init__(self, source: EngineClient, answer: list[int], share: float) -> None:
-        super().__init__(source.url, source.config)
+        super().__init__(source.url, source.settings)
         self.answer, self.share, self.random = answer, share, random.Random(0)
 
     async def _post(self, path: str, payload: Any, headers: Any) -> Any:

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from advantage.turn_table import decode_row
+from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
+from rollout.bridge.sample import row_of
 from rollout.data_source import EpisodeSource
 from rollout.errors import EncodingError
 from rollout.fixed_turn import collect
 from rollout.generate import generate
-from rollout.play.runtime import close_runtimes, sampling_params
+from rollout.play.runtime import close_runtimes
 from tests.envs.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
@@ -59,7 +59,7 @@ async def play(folder: Path, family: str | None, **more: Any) -> tuple[Any, list
         args = rollout_args(folder, engine.port, **settings)
         sample = EpisodeSource(args).get_samples(1)[0][0]
         try:
-            result = await generate(args, sample, sampling_params(args))
+            result = await generate(args, sample, RolloutFlags.read(args).sampling_params())
         finally:
             await close_runtimes()
         return result, engine.requests
@@ -111,7 +111,7 @@ async def test_a_template_without_results_after_text_is_refused_in_full_history_
 async def test_the_mask_covers_the_answers_and_nothing_of_the_tools(tmp_path: Path) -> None:
     sample, requests = await play(tmp_path, None, history="full")
     tokenizer = chatml_tokenizer()
-    row = decode_row(torch.tensor(sample.train_metadata["turn_row"], dtype=torch.float64))
+    row = row_of(sample)
     response = sample.tokens[-sample.response_length :]
     for span, answer, request in zip(row.turns, ANSWERS, requests, strict=True):
         assert tokenizer.decode(response[span.start : span.end]) == answer + "<|im_end|>"

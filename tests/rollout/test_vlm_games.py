@@ -14,15 +14,17 @@ import torch
 import yaml
 from PIL import Image
 
-from advantage.turn_table import decode_row
 from envs.loading import build_env_from
+from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
-from rollout.bridge.settings import RolloutConfig
+from rollout.bridge.sample import SampleWriter, row_of
+from rollout.bridge.settings import RolloutSettings
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect
 from rollout.generate import generate
-from rollout.play.runtime import close_runtimes, get_runtime, sampling_params
+from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.samples import build_samples
+from slime_verlog import read_settings
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
@@ -77,7 +79,7 @@ async def play(folder: Path, game: str, vlm: Any, **more: Any) -> tuple[Any, lis
         args = rollout_args(folder, engine.port, **settings(folder, game, vlm, **more))
         sample = EpisodeSource(args).get_samples(1)[0][0]
         try:
-            result = await generate(args, sample, sampling_params(args))
+            result = await generate(args, sample, RolloutFlags.read(args).sampling_params())
         finally:
             await close_runtimes()
         return result, engine.requests
@@ -166,7 +168,7 @@ async def test_an_answer_with_a_placeholder_is_masked_and_the_episode_goes_on(tm
         args = rollout_args(tmp_path, engine.port, **settings(tmp_path, "envs.babyai", True, history=history))
         sample = EpisodeSource(args).get_samples(1)[0][0]
         try:
-            result = await generate(args, sample, sampling_params(args))
+            result = await generate(args, sample, RolloutFlags.read(args).sampling_params())
             runtime = await get_runtime(args)
         finally:
             await close_runtimes()
@@ -188,20 +190,19 @@ async def test_a_fixed_turn_batch_counts_answers_with_a_placeholder(tmp_path: Pa
         finally:
             await close_runtimes()
     assert metrics["rollout/faults/answers_with_placeholder"] == 1.0
-    groups = build_samples(segments, list(range(3)), args, dummy_token=0)
+    groups = build_samples(segments, list(range(3)), SampleWriter(args, 0))
     for sample in (sample for group in groups for sample in group):
         assert_no_stray_placeholder(sample)
     assert [set(sample.loss_mask) for sample in groups[0][:3]] == [{1}, {0}, {1}]
 
 
 def turn_row(sample: Sample) -> Any:
-    return decode_row(torch.tensor(sample.train_metadata["turn_row"], dtype=torch.float64))
+    return row_of(sample)
 
 
 def test_the_configuration_shows_pictures() -> None:
     path = Path(__file__).parents[2] / "custom_configs" / "crafter_vlm.yaml"
-    from envs.options import read_options
 
-    config = read_options(RolloutConfig, yaml.safe_load(path.read_text()))
+    config = read_settings(RolloutSettings, yaml.safe_load(path.read_text()))
     env = build_env_from(config.rollout_interaction_env_path, {"task": config.tasks[0], "seed": 1}, config.env)
     assert env.reset()["multi_modal_data"]["image"]

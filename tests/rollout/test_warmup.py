@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.bridge.settings import WarmupConfig
+from advantage.settings import WarmupSettings
 from rollout.errors import ConfigError
 from rollout.play.warmup import draw, phase_of
-from rollout.samples import Segment
-from rollout.turn import Generation, Prompt, Turn
+from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
 
 def segment(number: int, length: int, ended: bool) -> Segment:
@@ -19,7 +18,7 @@ def segment(number: int, length: int, ended: bool) -> Segment:
             episode_id=number,
             index=k,
             prompt=Prompt([number, k]),
-            generation=Generation([5], [-1.0], "x", "stop"),
+            generation=Generation([5], [-1.0], "x", FinishReason.STOP),
             action="a",
             valid=True,
             executed_action="a",
@@ -30,7 +29,9 @@ def segment(number: int, length: int, ended: bool) -> Segment:
         )
         for k in range(length)
     )
-    return Segment("t", turns, None if ended else Prompt([number, length]), "terminated" if ended else "cut")
+    if ended:
+        return Segment("t", turns, None, StopReason.TERMINATED)
+    return Segment("t", turns, Prompt([number, length]), StopReason.CUT)
 
 
 KEPT = st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=3, max_size=30).map(
@@ -63,5 +64,5 @@ def test_nothing_kept_is_refused_with_how_to_resume() -> None:
 
 
 def test_phases_follow_one_another() -> None:
-    warmup = WarmupConfig(w_epoch=2, w_iter=1)
+    warmup = WarmupSettings(w_epoch=2, w_iter=1)
     assert [phase_of(k, warmup) for k in range(5)] == ["collect", "collect", "draw", "train", "train"]

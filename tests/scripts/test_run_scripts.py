@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from envs.loading import load_attribute
-from rollout.bridge.flags import check_flags
-from rollout.bridge.settings import FIELDS, load_config
+from rollout.bridge.checks import check_flags
+from rollout.bridge.settings import YAML_KEYS, load_settings
 from tests.scripts.conftest import REPO, Command, by_flag, recorded_flags, train_flags
 
 SCRIPTS = sorted(
@@ -43,7 +43,7 @@ def test_every_hook_exists_and_the_flags_pass_the_start_up_checks(command: Comma
     switches = {name[2:].replace("-", "_"): True for name, values in flags.items() if not values}
     values = {name[2:].replace("-", "_"): _number(v[0]) for name, v in flags.items() if len(v) == 1}
     args = Namespace(**{**switches, **values, "hf_checkpoint": None})
-    check_flags(args, load_config(args))
+    check_flags(args, load_settings(args))
 
 
 def _number(text: str) -> int | float | str:
@@ -57,7 +57,7 @@ def _number(text: str) -> int | float | str:
 
 def test_no_key_of_the_yaml_is_an_argument_of_the_framework() -> None:
     """slime sets the YAML's keys on its own args: one of the same name would change the framework, or break it."""
-    assert not {f"--{name.replace('_', '-')}" for name in FIELDS} & set(recorded_flags())
+    assert not {f"--{name.replace('_', '-')}" for name in YAML_KEYS} & set(recorded_flags())
 
 
 PAPER = {

@@ -43,14 +43,14 @@ class Episodes(Played):
         super().__init__(Path(tempfile.mkdtemp()), port, env=env, **sizes, **memory, **settings)
 
     def play(self, args: Any, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
+        from rollout.bridge.flags import RolloutFlags
         from rollout.bridge.framework import RolloutFnTrainOutput, run
         from rollout.generate import generate
-        from rollout.play.runtime import sampling_params
 
         groups = source.get_samples(EPISODES)
 
         async def play() -> list[Any]:
-            params = sampling_params(args)
+            params = RolloutFlags.read(args).sampling_params()
             return await asyncio.gather(*(generate(args, sample, params) for (sample,) in groups))
 
         return RolloutFnTrainOutput(samples=[[episode] for episode in run(play())], metrics={})

@@ -23,7 +23,7 @@ from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from embedded.quickstart import quiet
 from embedded.warmstart.imitation import WarmStart, make_policy
-from rollout.bridge.settings import load_config
+from rollout.bridge.settings import load_settings
 from tests.slime.cpu.harness import Run, convert_checkpoint, find_slime
 
 CONFIG = "custom_configs/quickstart.yaml"
@@ -78,7 +78,7 @@ def learn(seed: int, updates: int, eval_interval: int, out: Path) -> list[tuple[
     slime, work = find_slime(), Path(tempfile.mkdtemp(prefix="sv-", dir="/tmp"))
     settings: dict[str, Any] = yaml.safe_load(Path(CONFIG).read_text(encoding="utf-8"))
     policy = work / "policy"
-    config = load_config(argparse.Namespace(custom_config_path=CONFIG))
+    config = load_settings(argparse.Namespace(custom_config_path=CONFIG))
     loss = make_policy(config, policy, WarmStart(), seed)
     print(f"seed {seed}: warm start, {loss:.3f} nats a token", flush=True)
     reference = convert_checkpoint(slime, work / "conversion", policy)

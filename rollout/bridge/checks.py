@@ -1,0 +1,237 @@
+"""Refuses combinations of flags under which training would go wrong silently; every sentence names the flag to change.
+
+`check_flags` runs before any GPU is asked for (`python -m rollout.preflight`), again when slime makes its data
+source, and before the first batch. Flags that the framework at hand does not have are left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from advantage.errors import FlagError
+from advantage.patch import check_flags as check_patch
+from rollout.bridge.roles import check_roles, role_args
+from rollout.bridge.settings import RolloutSettings
+from rollout.errors import ConfigError
+
+FIXED_TURN = "rollout.fixed_turn.generate_rollout"
+GENERATE = "rollout.generate.generate"
+SOURCE = "rollout.data_source.EpisodeSource"
+CONVERTER = "rollout.samples.convert_samples_to_train_data"
+INSTALL = "advantage.patch.install"
+
+OUTER_LOOP_FLAGS = ("partial_rollout", "dynamic_sampling_filter_path", "rollout_sample_filter_path", "group_rm")
+"""What only slime's own outer loop heeds; `over_sampling_batch_size` is apart, because slime fills it in."""
+
+
+def turns_per_batch(args: Any) -> int:
+    """Turns in one fixed-turn batch: `rollout_batch_size` x `n_samples_per_prompt`."""
+    return args.rollout_batch_size * args.n_samples_per_prompt
+
+
+def check_flags(args: Any, config: RolloutSettings) -> None:
+    """Check whatever of this project `args` names: the fixed-turn rollout, or `generate` in slime's own loop.
+
+    Raises:
+        ConfigError: names the flag to change.
+    """
+    _check_entry(args)
+    if getattr(args, "rollout_function_path", None) == FIXED_TURN:
+        check_fixed_turn(args, config)
+    elif getattr(args, "custom_generate_function_path", None) == GENERATE:
+        check_generate(args, config)
+
+
+def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
+    """Check the flags of fixed-turn batches.
+
+    Raises:
+        ConfigError: names the flag to change.
+    """
+    _check_batch(args, config)
+    _check_context(args)
+    _check_outer_loop(args)
+    if getattr(args, "debug_rollout_only", False):
+        return
+    _check_training(args)
+    _check_warmup(args, config)
+    _require(args, "data_source_path", SOURCE, "episodes and their tasks come from the YAML")
+    _require(args, "custom_convert_samples_to_train_data_path", CONVERTER, "the advantages are computed from its table")
+    if getattr(args, "use_dynamic_batch_size", True) is False:
+        raise ConfigError(
+            "fixed-turn batches hold bootstrap samples beside the turns, so their number varies: add "
+            "--use-dynamic-batch-size --max-tokens-per-gpu N"
+        )
+    if getattr(args, "use_dynamic_global_batch_size", False):
+        raise ConfigError("--use-dynamic-global-batch-size asks for slime's own converter; leave it out")
+    _check_advantage(args)
+
+
+def check_generate(args: Any, config: RolloutSettings) -> None:
+    """Check the flags of whole episodes inside slime's own outer loop.
+
+    Raises:
+        ConfigError: names the flag to change.
+    """
+    _check_context(args)
+    if config.critic_warmup.w_epoch:
+        raise ConfigError(
+            f"critic_warmup keeps fixed-turn batches: give --rollout-function-path {FIXED_TURN}, or leave "
+            "critic_warmup out of the YAML"
+        )
+    if getattr(args, "debug_rollout_only", False):
+        return
+    _check_training(args)
+    if not getattr(args, "prompt_data", None):
+        _require(args, "data_source_path", SOURCE, "without --prompt-data the episodes come from the YAML")
+    if config.history == "window" and getattr(args, "use_dynamic_batch_size", True) is False:
+        raise ConfigError(
+            "history: window makes one sample a turn, so their number varies: add --use-dynamic-batch-size "
+            "--max-tokens-per-gpu N, or use history: full"
+        )
+    if getattr(args, "custom_megatron_init_path", None) == INSTALL:
+        _require(
+            args, "custom_convert_samples_to_train_data_path", CONVERTER, "the advantages are computed from its table"
+        )
+        _check_advantage(args)
+
+
+def _check_entry(args: Any) -> None:
+    """With any hook of ours, turns must be played by our rollout function, or by a chosen generate function."""
+    names = ("data_source_path", "custom_convert_samples_to_train_data_path", "custom_megatron_init_path")
+    ours = [name for name in names if getattr(args, name, None) in (SOURCE, CONVERTER, INSTALL)]
+    if not ours or not hasattr(args, "rollout_function_path") or getattr(args, "custom_generate_function_path", None):
+        return
+    if _is_default(args.rollout_function_path):
+        raise ConfigError(
+            f"{_flag(ours[0])} {getattr(args, ours[0])} is given, but nothing that plays turns: give "
+            f"--rollout-function-path {FIXED_TURN}, or --custom-generate-function-path {GENERATE}"
+        )
+
+
+def _check_training(args: Any) -> None:
+    """What both ways of playing need of training itself."""
+    if getattr(args, "fp16", False):
+        raise ConfigError(
+            "--fp16 without a working loss scale makes every gradient NaN: steps are skipped while the learning "
+            "rate's warm-up goes on; leave it out, slime trains in bf16"
+        )
+    check_roles(args)
+
+
+def _check_batch(args: Any, config: RolloutSettings) -> None:
+    turns, step = turns_per_batch(args), args.global_batch_size
+    if not step or step < 1 or turns % step:
+        raise ConfigError(
+            f"a batch holds {turns} turns (--rollout-batch-size x --n-samples-per-prompt), which is not a multiple "
+            f"of --global-batch-size {step}; the rest would be dropped"
+        )
+    if config.turn_quota == "per_env" and turns % config.n_env:
+        raise ConfigError(
+            f"turn_quota: per_env deals {turns} turns to n_env: {config.n_env} slots, which does not divide; "
+            "change n_env or use turn_quota: global"
+        )
+
+
+def _check_warmup(args: Any, config: RolloutSettings) -> None:
+    warmup = config.critic_warmup.w_epoch + config.critic_warmup.w_iter
+    critic_only = getattr(args, "num_critic_only_steps", 0) or 0
+    if warmup and critic_only != warmup:
+        raise ConfigError(
+            f"--num-critic-only-steps is {critic_only} but critic_warmup.w_epoch + w_iter is {warmup}; "
+            "they must be equal, so that the actor is frozen exactly while batches are kept and drawn"
+        )
+
+
+def _check_context(args: Any) -> None:
+    context = getattr(args, "rollout_max_context_len", None)
+    if context is None:
+        return
+    if context <= args.rollout_max_response_len:
+        raise ConfigError(
+            f"--rollout-max-context-len {context} leaves no room for a prompt beside "
+            f"--rollout-max-response-len {args.rollout_max_response_len}"
+        )
+    served = getattr(args, "sglang_context_length", None)
+    if served is not None and context > served:
+        raise ConfigError(
+            f"--rollout-max-context-len {context} is longer than the engine serves (--sglang-context-length {served}); "
+            "lower the first or raise the second"
+        )
+    longest = _model_length(getattr(args, "hf_checkpoint", None)) if served is None else None
+    if longest is not None and context > longest:
+        raise ConfigError(
+            f"--rollout-max-context-len {context} is longer than the model's max_position_embeddings {longest}, which "
+            "is all that the engine serves; lower it, or extend the model's rope and give --sglang-context-length"
+        )
+
+
+def _model_length(folder: str | None) -> int | None:
+    """Positions of the model in `folder`, where its config.json says so."""
+    path = Path(folder) / "config.json" if folder else None
+    if path is None or not path.is_file():
+        return None
+    config = json.loads(path.read_text(encoding="utf-8"))
+    found = (config.get("text_config") or config).get("max_position_embeddings")
+    return found if isinstance(found, int) else None
+
+
+def _check_outer_loop(args: Any) -> None:
+    given = [name for name in OUTER_LOOP_FLAGS if getattr(args, name, None)]
+    if (getattr(args, "over_sampling_batch_size", None) or 0) > args.rollout_batch_size:
+        given.append("over_sampling_batch_size")
+    if given:
+        raise ConfigError(
+            f"{_flag(given[0])} steers slime's own outer loop, which fixed-turn batches replace; leave it out, or play "
+            f"whole episodes with --custom-generate-function-path {GENERATE} instead of --rollout-function-path"
+        )
+    if getattr(args, "rollout_global_dataset", True) is False and getattr(args, "save", None):
+        raise ConfigError(
+            "--disable-rollout-global-dataset keeps slime from saving the live episodes; leave it out to resume"
+        )
+
+
+def _check_advantage(args: Any) -> None:
+    """The advantages must be ours, in the actor and in the critic."""
+    estimator = getattr(args, "advantage_estimator", "ppo")
+    installed = getattr(args, "custom_megatron_init_path", None)
+    if installed == INSTALL:
+        _check_patch(args)
+    if estimator == "ppo" and hasattr(args, "custom_megatron_init_path") and not installed:
+        raise ConfigError(
+            f"without --custom-megatron-init-path {INSTALL} the critic would train on slime's own single-discount "
+            "targets, each turn as an episode of its own"
+        )
+    ours = str(getattr(args, "custom_advantage_function_path", None) or "")
+    if estimator != "ppo" and hasattr(args, "custom_advantage_function_path") and not ours:
+        raise ConfigError(
+            f"--advantage-estimator {estimator} takes every turn for an answer of its own; give --advantage-estimator "
+            "ppo, or --custom-advantage-function-path with a function that reads the turn table"
+        )
+
+
+def _check_patch(args: Any) -> None:
+    """What the patch refuses in each role's processes, it refuses here, before there are any."""
+    for role in ("actor", "critic"):
+        try:
+            check_patch(role_args(args, role))
+        except FlagError as error:
+            raise ConfigError(f"{error} (in the {role})") from error
+
+
+def _require(args: Any, name: str, path: str, why: str) -> None:
+    """A hook must be configured where the framework has its flag; a user-supplied hook is accepted."""
+    if hasattr(args, name) and _is_default(getattr(args, name)):
+        raise ConfigError(f"{_flag(name)} is missing: give {_flag(name)} {path}, because {why}")
+
+
+def _is_default(path: str | None) -> bool:
+    """Whether the framework chose this hook: nothing was given, or it is the parser's own default."""
+    defaults = ("rollout.sglang_rollout.generate_rollout", "rollout.data_source.RolloutDataSourceWithBuffer")
+    return not path or path.removeprefix("slime.").removeprefix("miles.") in defaults
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,207 @@
+"""Reads and writes the fields of slime's `Sample`, through slime's own methods where it has them.
+
+With `rollout/samples.py` this is the only place that knows the fields' names.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from advantage.turn_table import TurnKind, TurnRow, TurnSpan
+from rollout.bridge.framework import Sample, group_of, set_group
+from rollout.spec import EnvSpec, EpisodeSpec
+from rollout.turn import FinishReason, Generation, Prompt, SampleKind, StopReason
+
+ROW_KEY = "turn_row"
+"""Key of `sample.train_metadata` that holds the sample's `TurnRow` until the converter encodes it."""
+
+
+class SampleWriter:
+    """Makes and fills samples for one run.
+
+    `dummy_token` stands where nothing was generated (bootstrap and inert samples); its value is never read.
+    """
+
+    def __init__(self, args: Any, dummy_token: int) -> None:
+        self._args = args
+        self.dummy_token = dummy_token
+
+    def new(self, group: int, group_index: int, prompt: Prompt) -> Sample:
+        """A sample that ends with the prompt's tokens and has no response yet."""
+        sample = Sample()
+        sample.index, sample.group_index, sample.prompt = group, group_index, ""
+        set_group(sample, group)
+        restart(sample, prompt)
+        set_pictures(sample, prompt)
+        return sample
+
+    def append_generation(self, sample: Sample, generation: Generation) -> None:
+        """Append the model's tokens; slime keeps its own records (routing, top-p, speculation, caching)."""
+        append = getattr(sample, "append_response_tokens", None)
+        if append is not None:
+            append(
+                self._args,
+                tokens=generation.token_ids,
+                log_probs=generation.log_probs if generation.trained else None,
+                trainable=generation.trained,
+                meta_info=dict(generation.meta_info),
+                text=generation.text,
+            )
+            if not generation.trained and getattr(sample, "rollout_top_p_token_offsets", None) is None:
+                self._fill_top_p(sample)
+            return
+        self._append(sample, generation.token_ids, generation.log_probs, trained=generation.trained)
+        sample.response += generation.text
+        update = getattr(sample, "update_from_meta_info", None)
+        if update is not None:
+            update(self._args, {**generation.meta_info, "finish_reason": {"type": str(generation.finish_reason)}})
+            self._keep_routing(sample, generation.meta_info)
+            return
+        sample.weight_versions = [*sample.weight_versions, *generation.weight_versions]
+        cut = generation.finish_reason is FinishReason.LENGTH
+        sample.status = Sample.Status.TRUNCATED if cut else Sample.Status.COMPLETED
+
+    def append_observation(self, sample: Sample, token_ids: Sequence[int]) -> None:
+        """Append tokens between two answers: part of the response, masked from the loss."""
+        append = getattr(sample, "append_response_tokens", None)
+        if append is not None:
+            append(self._args, tokens=list(token_ids), trainable=False)
+        else:
+            self._append(sample, list(token_ids), [0.0] * len(token_ids), trained=False)
+
+    def append_dummy(self, sample: Sample) -> None:
+        """One masked token that nobody generated, so that the critic has a position to read a value at."""
+        self._append(sample, [self.dummy_token], [0.0], trained=False)
+        sample.reward, sample.status = 0.0, Sample.Status.COMPLETED
+        self.fill_replay(sample)
+
+    def make_inert(self, sample: Sample, segment: int) -> None:
+        """Replace what the sample holds by one masked token, as an episode that trains nothing."""
+        restart(sample, Prompt([self.dummy_token]))
+        self.append_dummy(sample)
+        set_row(sample, TurnRow(segment, 0, TurnKind.TURN, True, False, (TurnSpan(0, 1, 0.0),)))
+
+    def _append(self, sample: Sample, ids: list[int], log_probs: list[float], *, trained: bool) -> None:
+        sample.tokens = sample.tokens + ids
+        sample.response_length += len(ids)
+        sample.loss_mask = (sample.loss_mask or []) + [int(trained)] * len(ids)
+        sample.rollout_log_probs = (sample.rollout_log_probs or []) + log_probs
+
+    def fill_replay(self, sample: Sample) -> None:
+        """Stand-ins for what training replays (top-p's kept tokens, routed experts), for a sample without any.
+
+        slime wants them for all samples or for none. These are masked, so their values have no effect on the loss.
+        """
+        self._fill_top_p(sample)
+        if getattr(self._args, "use_rollout_routing_replay", False):
+            experts = torch.arange(self._args.moe_router_topk, dtype=torch.int32)
+            shape = (len(sample.tokens) - 1, self._args.num_layers, -1)
+            sample.rollout_routed_experts = experts.expand(*shape).numpy().copy()
+
+    def _fill_top_p(self, sample: Sample) -> None:
+        if getattr(self._args, "rollout_top_p", 1.0) != 1.0:
+            sample.rollout_top_p_token_ids = []
+            sample.rollout_top_p_token_offsets = [0] * (sample.response_length + 1)
+
+    def _keep_routing(self, sample: Sample, meta_info: Mapping[str, Any]) -> None:
+        """The engine's routed experts of all tokens so far, [tokens - 1, layers, k], as slime v0.3.0 and miles do."""
+        encoded = meta_info.get("routed_experts")
+        if encoded is None:
+            return
+        flat = torch.frombuffer(bytearray(base64.b64decode(encoded)), dtype=torch.int32)
+        shape = (len(sample.tokens) - 1, self._args.num_layers, self._args.moe_router_topk)
+        sample.rollout_routed_experts = flat.reshape(shape).numpy()
+
+
+def restart(sample: Sample, prompt: Prompt) -> None:
+    """Empty the sample's response and put the prompt's tokens in front."""
+    sample.tokens, sample.response, sample.response_length = list(prompt.token_ids), "", 0
+    sample.loss_mask, sample.rollout_log_probs, sample.weight_versions = [], [], []
+    sample.remove_sample = False
+
+
+def set_pictures(sample: Sample, prompt: Prompt) -> None:
+    """The prompt's pictures as the model's forward pass takes them."""
+    sample.multimodal_train_inputs = dict(prompt.train_inputs) if prompt.train_inputs is not None else None
+
+
+def set_row(sample: Sample, row: TurnRow) -> None:
+    """Attach the sample's row of the turn table."""
+    sample.train_metadata = {**(sample.train_metadata or {}), ROW_KEY: row}
+
+
+def row_of(sample: Sample) -> TurnRow | None:
+    """The sample's row of the turn table; None if another rollout made the sample."""
+    return (sample.train_metadata or {}).get(ROW_KEY)
+
+
+def set_start(sample: Sample, group: int | None) -> None:
+    """Record which start the sample's episode shares with others, for estimators that compare them."""
+    row = row_of(sample)
+    assert row is not None
+    set_row(sample, replace(row, group=-1 if group is None else group))
+
+
+def group_number(sample: Sample) -> int:
+    """The sample's training group; 0 where the framework gave none."""
+    group = group_of(sample)
+    return 0 if group is None else group
+
+
+def mask_response(sample: Sample, start: int = 0) -> None:
+    """Train on nothing from response offset `start` on."""
+    kept = (sample.loss_mask or [])[:start]
+    sample.loss_mask = kept + [0] * (sample.response_length - start)
+
+
+def handout(spec: EpisodeSpec, index: int) -> Sample:
+    """A sample for slime's outer loop to hand out: the episode that `rollout.generate` is to play."""
+    sample = Sample()
+    sample.group_index, sample.index = spec.episode_id, index
+    sample.metadata = {
+        **spec.env.metadata,
+        "task_name": spec.name,
+        "env_path": spec.env.env_path,
+        "env_options": dict(spec.env.options),
+        "episode_id": spec.episode_id,
+    }
+    set_group(sample, index)
+    return sample
+
+
+def episode_spec(sample: Sample, env_path: str, options: Mapping[str, Any], max_turns: int | None) -> EpisodeSpec:
+    """The episode that a handed-out sample asks for; `env_path` and `options` where its metadata names none."""
+    metadata = dict(sample.metadata or {})
+    env = EnvSpec(
+        env_path=metadata.get("env_path", env_path),
+        metadata=metadata,
+        options=metadata.get("env_options", options),
+        label=sample.label,
+        prompt=sample.prompt or None,
+        multimodal_inputs=sample.multimodal_inputs,
+        max_turns=max_turns,
+    )
+    name = metadata.get("task_name") or str(metadata.get("task", env_path))
+    return EpisodeSpec(sample.index or 0, name, env, sample.session_id)
+
+
+def mark_aborted(sample: Sample) -> Sample:
+    """slime's outer loop stopped the episode; it may hand the sample out again."""
+    sample.status = Sample.Status.ABORTED
+    return sample
+
+
+def mark_failed(sample: Sample, spec: EpisodeSpec, fault: str) -> None:
+    """The environment was lost: nothing is trained on, and every number that slime logs is there."""
+    sample.status, sample.remove_sample = Sample.Status.FAILED, True
+    sample.metadata = {
+        **(sample.metadata or {}),
+        **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0, "turns": 0},
+        **{"kind": SampleKind.FAILED, "stop": StopReason.FAILED, "fault": fault, "success": False},
+        **{"episode_return": 0.0, "episode_turns": 0},
+    }

@@ -1,0 +1,165 @@
+"""The samples of one whole episode, for slime's own outer loop.
+
+slime passes a list on where an episode became several samples, but asks a group's member for `response`, `status` or
+`reward` where it expects one sample: when it collects what it aborted, hands such a group out again, or filters it.
+`EpisodeSamples` answers these for the episode as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from advantage.turn_table import TurnKind, TurnRow, TurnSpan
+from rollout.bridge.framework import Sample
+from rollout.bridge.sample import (
+    SampleWriter,
+    group_number,
+    mark_failed,
+    mask_response,
+    restart,
+    set_pictures,
+    set_row,
+    set_start,
+)
+from rollout.samples import bootstrap_sample, turn_facts, turn_sample
+from rollout.spec import EpisodeSpec
+from rollout.turn import FinishReason, Segment
+
+
+def episode_samples(
+    writer: SampleWriter, sample: Sample, segment: Segment, *, joined: bool, stale: int
+) -> list[Sample]:
+    """The episode that `sample` asked for.
+
+    Args:
+        joined: all turns in one sample (`history: full`), instead of one sample per turn.
+        stale: the first turns, played before an abort, that are not trained on.
+    """
+    group = group_number(sample)
+    if joined:
+        samples = [_joined(writer, sample, segment, group, stale)]
+    else:
+        samples = [turn_sample(writer, turn, group, group, segment.task_name) for turn in segment.turns]
+        for number, part in enumerate(samples):
+            _inherit(part, sample, segment)
+            if number < stale:
+                mask_response(part)
+    if segment.bootstrap is not None:
+        samples.append(bootstrap_sample(writer, segment, group, samples[-1]))
+    return samples
+
+
+def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, fault: str) -> list[Sample]:
+    """One masked token in place of an episode whose environment was lost, so that the batch keeps its shape."""
+    writer.make_inert(sample, group_number(sample))
+    mark_failed(sample, spec, fault)
+    return [sample]
+
+
+def _joined(writer: SampleWriter, sample: Sample, segment: Segment, group: int, stale: int) -> Sample:
+    """All turns in one sample: the model's tokens unchanged, what lies between them masked."""
+    turns = segment.turns
+    restart(sample, turns[0].prompt)
+    spans = []
+    for number, turn in enumerate(turns):
+        gap = turn.prompt.token_ids[len(sample.tokens) :]
+        if gap:
+            writer.append_observation(sample, gap)
+        start = sample.response_length
+        writer.append_generation(sample, turn.generation)
+        if number < stale:
+            mask_response(sample, start)
+        action = start + turn.action_span[0] if turn.action_span else -1
+        spans.append(TurnSpan(start, sample.response_length, turn.reward, action))
+    set_pictures(sample, turns[-1].prompt)
+    last = turns[-1]
+    set_row(sample, TurnRow(group, turns[0].index, TurnKind.TURN, last.terminated, last.truncated, tuple(spans)))
+    sample.metadata = {**(sample.metadata or {}), **turn_facts(last), "turns": len(turns)}
+    _inherit(sample, sample, segment)
+    return sample
+
+
+def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
+    """What every sample of an episode shares with the sample that slime handed out."""
+    part.index, part.group_index, part.session_id = whole.index, whole.group_index, whole.session_id
+    part.label = whole.label
+    set_start(part, whole.group_index)
+    part.reward = segment.episode_return
+    part.metadata = {
+        **(whole.metadata or {}),
+        **part.metadata,
+        "stop": segment.stop,
+        "episode_return": segment.episode_return,
+        "episode_turns": segment.episode_turns,
+        "success": segment.turns[-1].progression >= 1.0,
+        "valid_turns": sum(turn.valid for turn in segment.turns),
+        "length_stops": sum(turn.generation.finish_reason is FinishReason.LENGTH for turn in segment.turns),
+    }
+    if segment.turns[-1].truncated:
+        part.status = Sample.Status.TRUNCATED
+    part.non_generation_time = sum(turn.env_s for turn in segment.turns)
+
+
+class EpisodeSamples(list[Sample]):
+    """A list of samples with what slime reads of a finished one."""
+
+    response = ""
+    """Empty: slime marks what it aborted midway by it, and this episode is over."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        super().__init__(samples)
+        self.metadata: dict[str, Any] = {}
+
+    @property
+    def status(self) -> Sample.Status:
+        """Over, so slime does not play it again when it hands it out."""
+        return Sample.Status.COMPLETED
+
+    @property
+    def reward(self) -> float | None:
+        return self[0].reward
+
+    def get_reward_value(self, args: Any) -> float:
+        """The episode's return, which all its samples carry; slime's dynamic filters compare it."""
+        return self[0].get_reward_value(args)
+
+    @property
+    def session_id(self) -> str | None:
+        return self[0].session_id
+
+    @property
+    def index(self) -> int | None:
+        """Hides `list.index`, because slime's fully asynchronous loop sorts a group's members by this attribute."""
+        return self[0].index
+
+    @property
+    def group_index(self) -> int | None:
+        """The episode's id, by which a buffered group is written down and handed out again."""
+        return self[0].group_index
+
+    @property
+    def remove_sample(self) -> bool:
+        return all(sample.remove_sample for sample in self)
+
+    @remove_sample.setter
+    def remove_sample(self, removed: bool) -> None:
+        """slime's sample filters take a whole sample out of the loss; here that is every turn."""
+        for sample in self:
+            sample.remove_sample = removed
+
+    @property
+    def response_length(self) -> int:
+        return sum(sample.response_length for sample in self)
+
+    @property
+    def loss_mask(self) -> list[int]:
+        return [bit for sample in self for bit in sample.loss_mask or ()]
+
+    @loss_mask.setter
+    def loss_mask(self, mask: list[int]) -> None:
+        """slime masks a whole sample from before an update; here that is every turn."""
+        start = 0
+        for sample in self:
+            sample.loss_mask = mask[start : start + sample.response_length]
+            start += sample.response_length

@@ -1,0 +1,61 @@
+"""What decides an episode: plain records, importable by worker processes without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from envs.base import BaseInteractionEnv
+
+if TYPE_CHECKING:
+    from rollout.workers.observation_limits import ObservationLimits
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Everything that builds an environment; picklable. A replay needs only the answers besides."""
+
+    env_path: str
+    metadata: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str | None = None
+    prompt: Any = None
+    multimodal_inputs: Any = None
+    max_turns: int | None = None
+    limits: ObservationLimits | None = None
+    """Size limits of observations, set by the pool; None for none."""
+
+    def build(self) -> BaseInteractionEnv:
+        """Call the environment module's `build_env`."""
+        from envs.loading import load_env_module
+
+        sample = SimpleNamespace(
+            metadata=dict(self.metadata),
+            label=self.label,
+            prompt=self.prompt,
+            multimodal_inputs=self.multimodal_inputs,
+        )
+        args = SimpleNamespace(env=dict(self.options), max_turns=self.max_turns)
+        return load_env_module(self.env_path).build_env(sample, args)
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """One episode: its id, its task's name for the metrics, and its environment."""
+
+    episode_id: int
+    name: str
+    env: EnvSpec
+    session_id: str | None = None
+    """Key by which the router keeps the episode's requests on one engine; None for the episode's own id."""
+
+    @property
+    def routing_key(self) -> str:
+        return self.session_id or session_of(self.episode_id)
+
+
+def session_of(episode_id: int) -> str:
+    """The session, and so the router's key, of an episode that slime did not hand out."""
+    return f"episode-{episode_id}"
