@@ -20,13 +20,15 @@ from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, 
 from envs.errors import ConfigError, EpisodeOverError
 from envs.options import read_options
 from envs.swe.calls import Answer, Call, parse_answer, schemas
-from envs.swe.evaluate import JudgeSettings, Verdict, evaluate, source_roots
+from envs.swe.evaluate import Verdict, evaluate
 from envs.swe.instances import Instance, load_instances
 from envs.swe.pristine import default_cache, pristine_tree
+from envs.swe.runs import JudgeSettings, source_roots
 from envs.swe.sandbox import Sandbox, check_sandbox
 from envs.swe.small_tasks import small_instance
 from envs.swe.supervise import Limits
 from envs.swe.tools import Workbench, describe, execute, harmless
+from envs.swe.validation import load_counter_tests
 from envs.swe.workspace import Workspace
 from envs.text_game import render_template
 
@@ -132,6 +134,7 @@ class SWEEnv(BaseInteractionEnv):
         self.close()
         check_machine(self.judge.python)
         self._pristine = pristine_tree(self.repository, self.instance.base_commit, self.options.cache())
+        self._counter_tests = load_counter_tests(self.instance, self._pristine, self.options.cache(), self.judge)
         self._workspace = Workspace(self._pristine)
         self._bench = self._make_bench(self._workspace)
         self._steps, self.verdict = 0, None
@@ -148,7 +151,7 @@ class SWEEnv(BaseInteractionEnv):
         text, failures, submitted = self._execute(calls)
         at_limit = self._steps >= self.max_steps and not submitted
         if submitted or (at_limit and self.options.submit_on_limit):
-            self.verdict = evaluate(self.instance, self._pristine, self._workspace.tree, self.judge)
+            self.verdict = self._evaluate(self._workspace)
             text += f"\n\n{_announce(self.verdict)}"
         done = submitted or at_limit
         if done:
@@ -162,6 +165,10 @@ class SWEEnv(BaseInteractionEnv):
         if self._workspace is not None:
             self._workspace.close()
             self._workspace = None
+
+    def _evaluate(self, workspace: Workspace) -> Verdict:
+        shares = self.options.dense_reward
+        return evaluate(self.instance, self._pristine, workspace.tree, self.judge, self._counter_tests, shares)
 
     def _execute(self, calls: tuple[Call, ...]) -> tuple[str, int, bool]:
         """Run the calls in order up to a submit: (what to show, how many failed, whether submitted)."""

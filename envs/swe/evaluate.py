@@ -1,60 +1,36 @@
-"""Decides whether a task is solved, out of the agent's reach; nothing counts unless the required tests really ran.
+"""Decides whether a task is solved, out of the agent's reach.
 
-1. The judged tree is built anew: the pristine files, the tests' patch, and of the agent's changes only those that
-   are neither tests nor configure them. It is mounted read-only.
-2. `judge_script.py` runs the required tests in a fresh sandbox and tells every step through a pipe, in numbered
-   and signed records. The chain must be whole, every required test must have been set up, called and torn down,
-   and pytest's own verdict must agree with the process's exit status.
-3. What passed runs once more as a control, with every test's body failing at its first statement. Whatever passes
-   there was not decided by the test.
+1. The judged tree is built anew: the pristine files, the tests' patch, and of the agent's changes only those that are
+   neither tests nor configure them.
+2. The required tests run once, and all of them must be green.
+3. Then they run in rounds in which every test is the original or a mutant (`counter_tests.py`): originals must pass,
+   mutants must fail. Only the judge knows which is which, so code that passes whatever it is asked is not paid, and
+   neither is code that guesses.
 
-What remains: tested code shares a process with pytest, so code that reads the signing key out of memory and tells
-the control apart could still lie, and objects that compare equal to everything satisfy any assertion.
+What remains: an answer that holds the expected values of tests that the agent could read is a solution as far as those
+tests can tell. Tests that it cannot read, in `test_patch`, are the remedy.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
-import secrets
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from envs.swe.changes import TooMuchChanged, apply_changes, collect_changes, is_protected
-from envs.swe.control import sabotage
+from envs.errors import EnvironmentFault
+from envs.swe.changes import TooMuchChanged
+from envs.swe.counter_tests import (
+    CounterTests,
+    Round,
+    counted_changes,
+    draw_rounds,
+    reference_tree,
+    run_round,
+    wrong_answers,
+)
 from envs.swe.instances import Instance
-from envs.swe.pristine import git
-from envs.swe.sandbox import TESTBED, Sandbox
-from envs.swe.supervise import Limits, Outcome
-from envs.swe.workspace import copy_tree, hand_over, remove_tree
-
-_SCRIPT = Path(__file__).with_name("judge_script.py")
-_INSIDE = "/judge/judge_script.py"
-_FIXED_ARGS = ("-q", "--tb=no", "--color=no", "-p", "no:cacheprovider", "--continue-on-collection-errors")
-
-
-@dataclass(frozen=True)
-class JudgeSettings:
-    """How tests are run: interpreter, limits, pytest arguments of this repository, and whether tests may write
-    into the tree that they are read from."""
-
-    python: Path
-    limits: Limits
-    test_args: tuple[str, ...] = ()
-    writable_tests: bool = False
-
-
-@dataclass(frozen=True)
-class TestRun:
-    """Outcome of every test that ran: passed, xfailed, skipped, failed. `reason` is set if none of it counts."""
-
-    __test__ = False
-    outcomes: Mapping[str, str] = field(default_factory=dict)
-    reason: str = ""
-    output: str = ""
+from envs.swe.runs import JudgeSettings, run_tests
 
 
 @dataclass(frozen=True)
@@ -73,153 +49,89 @@ class Verdict:
         return self.fail_to_pass * self.pass_to_pass
 
 
-def evaluate(instance: Instance, pristine: Path, tree: Path, settings: JudgeSettings) -> Verdict:
-    """Judge the agent's `tree`. The agent's doings end in a verdict, never in an error."""
-    try:
-        changes = collect_changes(tree, pristine)
-    except TooMuchChanged as error:
-        return Verdict(False, reason=str(error))
-    counted = {path: change for path, change in changes.items() if not is_protected(path, instance)}
+def evaluate(
+    instance: Instance,
+    pristine: Path,
+    tree: Path,
+    settings: JudgeSettings,
+    tests: CounterTests,
+    shares_are_paid: bool = False,
+) -> Verdict:
+    """Judge the agent's `tree`. What the agent did ends in a verdict, never in an error.
 
-    def judged_tree(target: Path) -> None:
-        build_tree(target, pristine, instance.test_patch)
-        apply_changes(target, counted)
-
-    run = run_tests(judged_tree, instance.required, settings)
-    verdict = _verdict(instance, run)
-    if verdict.solved and (faked := _control(judged_tree, instance, run, settings)):
-        return Verdict(False, reason=faked)
-    return verdict
-
-
-def build_tree(target: Path, pristine: Path, test_patch: str = "") -> None:
-    """Make a tree to run tests in: the pristine files without git's data, with the tests' patch.
+    With `shares_are_paid`, the tests that pass in an unsolved tree are verified too.
 
     Raises:
-        ConfigError: the patch does not apply.
+        EnvironmentFault: the reference solution, which was paid before, does not run any more.
     """
-    copy_tree(pristine, target)
-    remove_tree(target / ".git")
-    if test_patch.strip():
-        text = test_patch if test_patch.endswith("\n") else test_patch + "\n"
-        git("apply", "--whitespace=nowarn", "-", cwd=target, stdin=text)
-
-
-def _verdict(instance: Instance, run: TestRun) -> Verdict:
+    try:
+        build = counted_changes(tree, pristine, instance)
+    except TooMuchChanged as error:
+        return Verdict(False, reason=str(error))
+    run = run_tests(build, instance.required, settings)
     if run.reason:
         return Verdict(False, reason=run.reason)
-    green = {test for test, outcome in run.outcomes.items() if outcome in ("passed", "xfailed")}
-    fail, keep = (_share(green, tests) for tests in (instance.fail_to_pass, instance.pass_to_pass))
-    solved = green.issuperset(instance.required)
-    red = [test for test in instance.required if test not in green]
-    reason = "" if solved else f"{len(red)} of {len(instance.required)} required tests are not green, as {red[0]}"
-    return Verdict(solved, fail, keep, reason, run.outcomes)
-
-
-def _share(green: set[str], tests: Sequence[str]) -> float:
-    return sum(test in green for test in tests) / len(tests) if tests else 1.0
-
-
-def _control(build: Callable[[Path], None], instance: Instance, run: TestRun, settings: JudgeSettings) -> str:
-    """Run tests that must all fail; return what is wrong if one does not, or if they do not run at all."""
-    reached: frozenset[str] = frozenset()
-
-    def sabotaged_tree(target: Path) -> None:
-        nonlocal reached
-        build(target)
-        reached = sabotage(target, instance.required)
-
-    control = run_tests(sabotaged_tree, instance.required, settings)
-    expected = {test for test in reached if run.outcomes[test] == "passed"}
-    if not expected:
-        return ""
-    if control.reason:
-        return f"the control run broke: {control.reason}"
-    wrong = sorted(test for test in expected if control.outcomes.get(test) != "failed")
-    return f"{wrong[0]} does not fail where its body must fail, so passing means nothing" if wrong else ""
-
-
-def run_tests(build: Callable[[Path], None], ids: Iterable[str], settings: JudgeSettings) -> TestRun:
-    """Build a tree, run the tests `ids` in it (all that pytest finds, if none are named), and remove it."""
-    folder = Path(tempfile.mkdtemp(prefix="slime-verlog-judge-"))
+    solved = run.green.issuperset(instance.required)
+    if not solved and not shares_are_paid:
+        return _verdict(instance, run.green, run.outcomes)
+    verification = _Verification(build, instance, pristine, settings, tests, None if solved else run.green)
     try:
-        folder.chmod(0o711)
-        tree = folder / "tree"
-        build(tree)
-        hand_over(tree)
-        return _run_in(tree, tuple(ids), settings)
-    finally:
-        remove_tree(folder)
+        wrong = verification.run()
+    except _RoundBroke as error:
+        return Verdict(False, reason=str(error))
+    if solved and wrong:
+        test = min(wrong)
+        return Verdict(False, reason=f"{test} {wrong[test]}, so what it passes says nothing")
+    return _verdict(instance, run.green - wrong.keys(), run.outcomes)
 
 
-def _run_in(tree: Path, ids: tuple[str, ...], settings: JudgeSettings) -> TestRun:
-    files = [f for f in dict.fromkeys(i.split("::", 1)[0] for i in ids) if (tree / f).is_file()]
-    if ids and not files:
-        return TestRun(reason="none of the required test files exists")
-    sandbox = Sandbox(
-        tree,
-        settings.python,
-        settings.limits,
-        readable=((_SCRIPT, _INSIDE),),
-        writable_tree=settings.writable_tests,
-    )
-    args = [f"--rootdir={TESTBED}", "-o", "addopts=", *_FIXED_ARGS, *settings.test_args, *files]
-    job = {"ids": ids, "roots": source_roots(tree), "args": args}
-    key = secrets.token_bytes(32)
-    stdin = key.hex().encode() + b"\n" + json.dumps(job).encode()
-    outcome = sandbox.run_with_report([str(settings.python), "-s", "-B", _INSIDE], stdin)
-    return replace(read_report(outcome, key), output=outcome.output)
+class _RoundBroke(Exception):
+    """A round did not run to its end; the text says why."""
 
 
-def source_roots(tree: Path) -> list[str]:
-    """Folders inside the sandbox from which the repository's packages are imported."""
-    return [f"{TESTBED}/src", TESTBED] if (tree / "src").is_dir() else [TESTBED]
+@dataclass(frozen=True)
+class _Verification:
+    """The rounds of one verdict. `among` are the tests to be verified in an unsolved tree, None in a solved one."""
+
+    build: Callable[[Path], None]
+    instance: Instance
+    pristine: Path
+    settings: JudgeSettings
+    tests: CounterTests
+    among: frozenset[str] | None
+
+    def run(self) -> Mapping[str, str]:
+        """Tests that end otherwise than a round asks: those of the first such round, or all that are in `among`."""
+        wrong: dict[str, str] = {}
+        for shown in draw_rounds(self.tests, self.instance, random.SystemRandom()):
+            found = self._play(shown)
+            if self.among is None and found:
+                return found
+            wrong |= {test: why for test, why in found.items() if self.among is not None and test in self.among}
+        return wrong
+
+    def _play(self, shown: Round) -> Mapping[str, str]:
+        run = run_round(self.build, self.tests, shown, self.settings)
+        if run.reason:
+            raise _RoundBroke(run.reason)
+        passed, failed = wrong_answers(self.tests, shown, run)
+        if passed or failed:
+            # A failing test can leave something behind for its neighbours. What the reference solution does in the
+            # same round is held against nobody.
+            reference = run_round(reference_tree(self.instance, self.pristine), self.tests, shown, self.settings)
+            if reference.reason:
+                raise EnvironmentFault(f"the reference solution of {self.instance.instance_id}: {reference.reason}")
+            passed, failed = passed - reference.green, failed & reference.green
+        found = dict.fromkeys(passed, "passes in a version that must fail")
+        return found | dict.fromkeys(failed, "fails when it says the same in other words")
 
 
-def read_report(outcome: Outcome, key: bytes) -> TestRun:
-    """Check the chain of records and turn it into outcomes; a broken chain means that nothing counts."""
-    if outcome.stopped:
-        return TestRun(reason=f"the tests were stopped by their {outcome.stopped} limit")
-    records: list[tuple[str, Mapping]] = []
-    for line in outcome.report.splitlines():
-        signature, _, body = line.partition(b" ")
-        expected = hmac.new(key, body, hashlib.sha256).hexdigest().encode()
-        if not hmac.compare_digest(signature, expected):
-            return TestRun(reason="the report of the tests was tampered with")
-        number, kind, values = json.loads(body)
-        if number != len(records):
-            return TestRun(reason="the report of the tests has a gap")
-        records.append((kind, values))
-    tampered = [values["what"] for kind, values in records if kind == "tampered"]
-    if tampered:
-        return TestRun(reason=f"the tests' own machinery was changed while they ran: {', '.join(tampered[0])}")
-    if not records or records[-1][0] != "end":
-        return TestRun(reason=f"the tests did not run to their end (exit status {outcome.returncode})")
-    if records[-1][1]["code"] != outcome.returncode:
-        return TestRun(reason="pytest's verdict and the exit status differ")
-    return TestRun(_outcomes(records))
+def _verdict(instance: Instance, green: Collection[str], outcomes: Mapping[str, str]) -> Verdict:
+    fail, keep = (_share(green, tests) for tests in (instance.fail_to_pass, instance.pass_to_pass))
+    red = [test for test in instance.required if test not in green]
+    reason = f"{len(red)} of {len(instance.required)} required tests are not green, as {red[0]}" if red else ""
+    return Verdict(not red, fail, keep, reason, outcomes)
 
 
-def _outcomes(records: Sequence[tuple[str, Mapping]]) -> Mapping[str, str]:
-    """One word per test; only a test that was started, set up, called, torn down and finished can be green."""
-    marked = {test for kind, values in records if kind == "collected" for test in values["xfail"]}
-    steps: dict[str, list[str]] = {}
-    for kind, values in records:
-        if kind == "phase":
-            xfailed = values["xfail"] and values["outcome"] == "skipped" and values["id"] in marked
-            word = "xfailed" if xfailed else values["outcome"]
-            steps.setdefault(values["id"], []).append(f"{values['when']} {word}")
-        elif kind in ("start", "finish"):
-            steps.setdefault(values["id"], []).append(kind)
-    return {test: _outcome(done) for test, done in steps.items()}
-
-
-def _outcome(steps: Sequence[str]) -> str:
-    around = [*steps[:2], *steps[-2:]]
-    calls = set(steps[2:-2])
-    if around == ["start", "setup passed", "teardown passed", "finish"] and len(steps) > 4:
-        if calls == {"call passed"}:
-            return "passed"
-        if calls == {"call xfailed"}:
-            return "xfailed"
-    return "failed" if any(step.endswith("failed") and "xfailed" not in step for step in steps) else "skipped"
+def _share(green: Collection[str], tests: Sequence[str]) -> float:
+    return sum(test in green for test in tests) / len(tests) if tests else 1.0

@@ -32,10 +32,14 @@ def make_teller(fd, key):
 
 
 WATCHED = (
+    "_pytest.approx",
     "_pytest.assertion.rewrite",
+    "_pytest.assertion.util",
     "_pytest.main",
     "_pytest.outcomes",
     "_pytest.python",
+    "_pytest.python_api",
+    "_pytest.raises",
     "_pytest.reports",
     "_pytest.runner",
     "_pytest.skipping",
@@ -43,6 +47,7 @@ WATCHED = (
     "pluggy._callers",
     "pluggy._hooks",
     "pluggy._manager",
+    "pytest",
     "unittest.case",
     "builtins",
     "json",
@@ -60,7 +65,7 @@ def fingerprint():
     """Identity of every function and method that decides about passing."""
     found = {}
     for name in WATCHED:
-        for key, value in list(vars(sys.modules[name]).items()):
+        for key, value in list(vars(sys.modules[name]).items()) if name in sys.modules else []:
             if name == "builtins" and key == "_":
                 continue
             if callable(value):
@@ -75,9 +80,10 @@ def fingerprint():
 class Judge:
     """A pytest plugin that narrows the run to the required tests and tells what became of them."""
 
-    def __init__(self, tell, wanted):
+    def __init__(self, tell, wanted, in_order):
         self.tell = tell
-        self.wanted = frozenset(wanted)
+        self.wanted = {test: place for place, test in enumerate(wanted)}
+        self.in_order = in_order
         self.before = fingerprint()
         self.manager = None
         self.plugins = ()
@@ -86,7 +92,8 @@ class Judge:
     def check(self):
         now = fingerprint()
         changed = [".".join(k) for k, v in self.before.items() if now.get(k) != v]
-        changed += [str(p)[:80] for p in self.manager.get_plugins() if self.is_foreign(p)]
+        if self.manager is not None:
+            changed += [str(p)[:80] for p in self.manager.get_plugins() if self.is_foreign(p)]
         if changed:
             self.tell("tampered", what=changed[:5])
 
@@ -101,9 +108,12 @@ class Judge:
         self.manager = session.config.pluginmanager
         self.plugins = list(self.manager.get_plugins())
 
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
         if self.wanted:
             items[:] = [item for item in items if item.nodeid in self.wanted]
+        if self.in_order:
+            items.sort(key=lambda item: self.wanted[item.nodeid])
 
     def pytest_collection_finish(self, session):
         self.check()
@@ -136,8 +146,11 @@ def main():
     os.set_inheritable(fd, False)
 
     for name in WATCHED:
-        import_module(name)
-    judge = Judge(make_teller(fd, key), job["ids"])
+        try:
+            import_module(name)
+        except ImportError:  # not every pytest has every one of them
+            continue
+    judge = Judge(make_teller(fd, key), job["ids"], job["in_order"])
     # From here on the repository's code can be imported: first in the path, after everything of ours is loaded.
     sys.path[:0] = job["roots"]
     os.environ["PYTHONPATH"] = os.pathsep.join(job["roots"])

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from envs.errors import ConfigError
 from envs.swe.changes import apply_changes, collect_changes, is_protected
-from tests.envs.tiny_repository import DISCOUNT, HIDDEN, call, tiny_env, tiny_instance
+from tests.envs.tiny_repository import DISCOUNT, HIDDEN, call, needs_sandbox, tiny_env, tiny_instance
 
 FAKE_REPORT = """
 import pytest
@@ -178,9 +179,9 @@ REASONS = {
     "swapped code": "machinery was changed",
     "foreign plugin": "machinery was changed",
     "forged lines": "tampered with",
-    # These win the first run; the control, in which no test can pass, tells them apart.
-    "test modules replaced by empty ones": "does not fail where its body must fail",
-    "forged chain with the judge's own key": "does not fail where its body must fail",
+    # These win the first run, and pass the counter-tests too, which must fail.
+    "test modules replaced by empty ones": "passes in a version that must fail",
+    "forged chain with the judge's own key": "passes in a version that must fail",
 }
 
 
@@ -276,14 +277,13 @@ def test_tests_and_their_configuration_are_protected_and_sources_are_not() -> No
         assert not is_protected(path, instance), path
 
 
-def test_a_required_test_that_does_not_exist_is_never_green(tmp_path: Path) -> None:
-    env = tiny_env()
-    row = {**env.instance.row(), "PASS_TO_PASS": ["tests/test_prices.py::test_gone"]}
+def test_an_instance_with_a_test_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    needs_sandbox()
+    row = {**tiny_instance().row(), "PASS_TO_PASS": ["tests/test_prices.py::test_gone"]}
     path = tmp_path / "instances.jsonl"
     path.write_text(json.dumps(row))
-    env = tiny_env(instances=str(path))
-    env.step(call("edit", path="shop/prices.py", old="prices[1:]", new="prices"))
-    assert "1 of 3 required tests are not green" in _unpaid(env)
+    with pytest.raises(ConfigError, match="unknown test ids: tests/test_prices.py::test_gone"):
+        tiny_env(instances=str(path))
 
 
 def test_dense_reward_pays_the_share_that_is_green_and_nothing_for_idleness() -> None:

@@ -15,8 +15,8 @@ from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import build_env_from
 from envs.swe import small_tasks
 from envs.swe.env import SWEEnv, SWEOptions
-from envs.swe.evaluate import build_tree, run_tests
 from envs.swe.pristine import default_cache
+from envs.swe.runs import build_tree, run_tests
 from envs.swe.small_tasks import CACHETOOLS, SMALL_TASKS, TOOLZ, Package, SmallTask, small_instance
 from tests.envs.tiny_repository import call, needs_sandbox
 

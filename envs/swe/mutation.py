@@ -1,0 +1,256 @@
+"""Wrong versions of a test: one expected value, exception or comparison is changed in its syntax tree.
+
+A change is drawn from a seed, so the same function and seed always give the same change. `Change.apply` writes either
+side of it: the mutant, or the original with the same surroundings. Both sides use the same spelling and mention the
+same constants, so that only their meaning tells them apart.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from envs.swe.definitions import Function
+
+KINDS = ("value", "operator", "planted")
+"""`value` changes a constant, a container or an exception; `operator` a comparison; `planted` adds a statement, for
+tests in which nothing else can be changed."""
+
+_FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.GtE,
+    ast.GtE: ast.Lt,
+    ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+_EXCEPTIONS = ("KeyError", "ValueError", "TypeError", "IndexError", "ZeroDivisionError", "RuntimeError", "OSError")
+_ASSERT_PAIRS = (
+    ("assertEqual", "assertNotEqual"),
+    ("assertTrue", "assertFalse"),
+    ("assertIn", "assertNotIn"),
+    ("assertIs", "assertIsNot"),
+    ("assertIsNone", "assertIsNotNone"),
+    ("assertIsInstance", "assertNotIsInstance"),
+    ("assertAlmostEqual", "assertNotAlmostEqual"),
+    ("assertLess", "assertGreaterEqual"),
+    ("assertGreater", "assertLessEqual"),
+)
+_OPPOSITE = dict(_ASSERT_PAIRS) | {right: left for left, right in _ASSERT_PAIRS}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in a syntax tree that holds an expression."""
+
+    parent: ast.AST
+    field: str
+    index: int | None
+
+    def get(self) -> ast.expr:
+        value = getattr(self.parent, self.field)
+        return value if self.index is None else value[self.index]
+
+    def put(self, node: ast.expr) -> None:
+        if self.index is None:
+            setattr(self.parent, self.field, node)
+        else:
+            getattr(self.parent, self.field)[self.index] = node
+
+
+@dataclass(frozen=True)
+class Change:
+    """One way to make a test wrong: what stands in `slot` now, and what the mutant has there."""
+
+    slot: Slot
+    right: ast.expr
+    wrong: ast.expr
+
+    def apply(self, mutated: bool, rng: random.Random) -> None:
+        """Write the mutant, or the original in the same style."""
+        chosen, other = (self.wrong, self.right) if mutated else (self.right, self.wrong)
+        disguised = _disguised(chosen, other, rng)
+        if isinstance(self.slot.parent, ast.Assert) and rng.random() < 0.5:
+            disguised = ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), disguised))
+        self.slot.put(disguised)
+
+
+def draw_change(function: Function, kind: str, seed: int) -> Change | None:
+    """The change of this kind that the seed picks; None where the function offers none. The function stays as it is,
+    except that `planted` adds the statement that it changes."""
+    rng = random.Random(seed)
+    if kind == "planted":
+        return _planted(function, rng)
+    slots = [s for s in _slots(function) if (_wrong_value if kind == "value" else _wrong_operator)(s, [], rng)]
+    if not slots:
+        return None
+    # What an assertion names decides more often than what leads up to it.
+    asserted = [s for s in slots if s.asserted]
+    slot = rng.choice(asserted if asserted and rng.random() < 0.8 else slots)
+    constants = [n.value for n in ast.walk(function) if isinstance(n, ast.Constant)]
+    wrong = (_wrong_value if kind == "value" else _wrong_operator)(slot, constants, rng)
+    return None if wrong is None else Change(slot, slot.get(), wrong)
+
+
+@dataclass(frozen=True)
+class _Place(Slot):
+    asserted: bool
+    """Inside an assertion, or in the arguments of a call such as `assertEqual`, `raises` or `approx`."""
+
+
+def _slots(function: Function) -> Iterator[_Place]:
+    """Places whose expression may change. Loops that wait for a condition are left alone: they might never end."""
+    for statement in function.body[ast.get_docstring(function) is not None :]:
+        yield from _below(statement, False)
+
+
+def _below(node: ast.AST, asserted: bool) -> Iterator[_Place]:
+    if isinstance(node, ast.JoinedStr | ast.AugAssign | ast.arguments | ast.While | ast.Match | ast.Raise):
+        return
+    asserted = asserted or isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and _is_assertion(node.func))
+    skipped = {"decorator_list", "returns", "annotation", "msg", "targets", "target"}
+    for name, value in ast.iter_fields(node):
+        if name in skipped:
+            continue
+        for index, child in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(child, ast.expr):
+                yield _Place(node, name, index if isinstance(value, list) else None, asserted)
+            if isinstance(child, ast.AST):
+                yield from _below(child, asserted)
+
+
+def _is_assertion(function: ast.expr) -> bool:
+    name = _name(function)
+    return name.startswith("assert") or name in ("raises", "approx", "warns")
+
+
+def _name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _wrong_value(place: _Place, constants: list[object], rng: random.Random) -> ast.expr | None:
+    node = place.get()
+    if isinstance(node, ast.Constant):
+        return _other_constant(node.value, constants, rng)
+    # Only a display that is read, never one that names targets.
+    if isinstance(node, ast.Set) or (isinstance(node, ast.List | ast.Tuple) and isinstance(node.ctx, ast.Load)):
+        return _other_elements(node, rng) if place.asserted else None
+    return _other_exception(place, node, rng)
+
+
+def _other_constant(value: object, constants: list[object], rng: random.Random) -> ast.expr | None:
+    options: list[object] = []
+    if isinstance(value, bool):
+        options = [not value]
+    elif isinstance(value, int):
+        near = [c for c in constants if type(c) is int and abs(c) <= max(10, 2 * abs(value))]
+        options = [*near, *(value + step for step in (-2, -1, 1, 2) if value + step >= 0 or value < 0)]
+    elif isinstance(value, float):
+        options = [*(c for c in constants if type(c) is float), value + 1, value - 1, value / 2]
+    elif isinstance(value, str):
+        options = [*(c for c in constants if type(c) is str and 0 < len(c) < 60), *_near_texts(value, rng)]
+    elif isinstance(value, bytes):
+        options = [value + b"0", value[1:]]
+    elif value is None:
+        options = [0, False, ""]
+    options = [o for o in options if o != value]
+    return ast.Constant(rng.choice(options)) if options else None
+
+
+def _near_texts(text: str, rng: random.Random) -> list[str]:
+    if not text:
+        return ["a", "x"]
+    at = rng.randrange(len(text))
+    return [text[:at] + text[at + 1 :], text[:at] + text[at] + text[at:], text[::-1]]
+
+
+def _other_elements(node: ast.List | ast.Tuple | ast.Set, rng: random.Random) -> ast.expr:
+    items = list(node.elts)
+    way = rng.choice(("drop", "repeat", "swap")) if len(items) > 1 else rng.choice(("drop", "repeat"))
+    if not items:
+        items = [ast.Constant(rng.randrange(3))]
+    elif way == "swap" and not isinstance(node, ast.Set):
+        first, second = rng.sample(range(len(items)), 2)
+        items[first], items[second] = items[second], items[first]
+    elif way == "repeat" and not isinstance(node, ast.Set):
+        items.insert(rng.randrange(len(items)), rng.choice(items))
+    elif len(items) > 1 or not isinstance(node, ast.Set):
+        del items[rng.randrange(len(items))]
+    else:
+        items.append(ast.Constant(rng.randrange(100)))
+    made = copy.deepcopy(node)
+    made.elts = copy.deepcopy(items)
+    return made
+
+
+def _other_exception(place: _Place, node: ast.expr, rng: random.Random) -> ast.expr | None:
+    """Another exception where one is expected: as an argument of an assertion, or in `except`."""
+    known = getattr(builtins, _name(node), None)
+    parent = place.parent
+    first_of_raises = (
+        isinstance(parent, ast.Call)
+        and place.index == 0
+        and place.field == "args"
+        and _name(parent.func) in ("raises", "assertRaises", "assertRaisesRegex")
+    )
+    is_exception = isinstance(node, ast.Name) and isinstance(known, type) and issubclass(known, BaseException)
+    if isinstance(node, ast.Tuple) or not (first_of_raises or is_exception):
+        return None
+    if not (place.asserted or isinstance(parent, ast.ExceptHandler)):
+        return None
+    related = known if isinstance(known, type) else type(None)
+    others = [getattr(builtins, name) for name in _EXCEPTIONS]
+    names = [e.__name__ for e in others if not issubclass(e, related) and not issubclass(related, e)]
+    return ast.Name(rng.choice(names), ast.Load()) if names else None
+
+
+def _wrong_operator(place: _Place, _constants: list[object], rng: random.Random) -> ast.expr | None:
+    node, parent = place.get(), place.parent
+    if isinstance(parent, ast.Assert) and place.field == "test":
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return node.operand
+        flipped = _FLIPPED.get(type(node.ops[0])) if isinstance(node, ast.Compare) and len(node.ops) == 1 else None
+        if flipped is None or rng.random() < 0.5:
+            return ast.UnaryOp(ast.Not(), node)
+        assert isinstance(node, ast.Compare)
+        return ast.Compare(node.left, [flipped()], node.comparators)
+    if isinstance(node, ast.Attribute) and place.field == "func" and node.attr in _OPPOSITE:
+        return ast.Attribute(node.value, _OPPOSITE[node.attr], ast.Load())
+    return None
+
+
+def _planted(function: Function, rng: random.Random) -> Change:
+    """A statement of ours: true in the original, false in the mutant."""
+    right, wrong = rng.sample(range(2, 60), 2)
+    compared = ast.Compare(ast.Constant(right), [ast.Eq()], [ast.Constant(right)])
+    start = int(ast.get_docstring(function) is not None)
+    function.body.insert(rng.randint(start, len(function.body)), ast.Assert(compared))
+    return Change(Slot(compared, "comparators", 0), ast.Constant(right), ast.Constant(wrong))
+
+
+def _disguised(chosen: ast.expr, other: ast.expr, rng: random.Random) -> ast.expr:
+    """`chosen`, in a form that mentions `other` too where that does no harm, or by itself."""
+    if rng.random() < 0.25 or not (_is_literal(chosen) and _is_literal(other)):
+        return chosen
+    place = rng.randrange(2)
+    pair = [chosen, other] if place == 0 else [other, chosen]
+    forms: list[Callable[[], ast.expr]] = [
+        lambda: ast.Subscript(ast.List(pair, ast.Load()), ast.Constant(place), ast.Load()),
+        lambda: ast.Subscript(ast.Dict([ast.Constant(0), ast.Constant(1)], pair), ast.Constant(place), ast.Load()),
+    ]
+    return rng.choice(forms)()
+
+
+def _is_literal(node: ast.expr) -> bool:
+    allowed = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Name, ast.Load, ast.UnaryOp, ast.unaryop)
+    return all(isinstance(n, allowed) for n in ast.walk(node)) and not any(
+        isinstance(n, ast.Not) for n in ast.walk(node)
+    )
