@@ -67,7 +67,6 @@ class Round:
     ids: tuple[str, ...]
     drawn: Mapping[str, tuple[Mutant, bool]]
     seed: int
-    rewritten: bool = True
 
     @property
     def must_fail(self) -> frozenset[str]:
@@ -115,23 +114,29 @@ def scratch_tree() -> Iterator[Path]:
 
 
 def write_variant(tree: Path, tests: CounterTests, shown: Round) -> None:
-    """Put a round's versions of the required tests into a judged tree."""
-    modules = parse_files(tree, {name.rsplit(":", 1)[0] for name in tests.functions})
+    """Put a round's versions of the tests that it runs into a judged tree."""
+    asked = frozenset(shown.ids)
+    names = [name for name, ids in tests.functions.items() if not asked.isdisjoint(ids)]
+    modules = parse_files(tree, {_file_of(name) for name in names})
     functions, rng = named_functions(modules), random.Random(shown.seed)
     taken = {path: names_in(module) for path, module in modules.items()}
-    for name in tests.functions:
+    for name in names:
         if name in shown.drawn:
             mutant, mutated = shown.drawn[name]
             change = draw_change(functions[name], mutant.kind, mutant.seed)
             if change is not None:
                 change.apply(mutated, rng)
-        if shown.rewritten and name not in tests.as_written:
-            rewrite(functions[name], taken[name.rsplit(":", 1)[0]], rng)
-    if shown.rewritten and tests.in_order:
-        shuffle_definitions(modules, tests.functions, rng)
+        if name not in tests.as_written:
+            rewrite(functions[name], taken[_file_of(name)], rng)
+    if tests.in_order:
+        shuffle_definitions(modules, names, rng)
     for path, module in modules.items():
         text = ast.unparse(ast.fix_missing_locations(module))
         (tree / path).write_text(text + "\n", encoding="utf-8")
+
+
+def _file_of(function: str) -> str:
+    return function.rsplit(":", 1)[0]
 
 
 def run_round(build: Callable[[Path], None], tests: CounterTests, shown: Round, settings: JudgeSettings) -> TestRun:

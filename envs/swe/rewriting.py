@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from envs.swe.definitions import Function, Modules, named_functions
 
@@ -116,7 +116,7 @@ def _assignment(name: str, value: ast.expr) -> ast.Assign:
     return ast.Assign([ast.Name(name, ast.Store())], value)
 
 
-def shuffle_definitions(modules: Modules, functions: Mapping[str, object], rng: random.Random) -> None:
+def shuffle_definitions(modules: Modules, functions: Collection[str], rng: random.Random) -> None:
     """Let tests of one module or class change places, where nothing depends on their order."""
     wanted = {id(node) for name, node in named_functions(modules).items() if name in functions}
     for module in modules.values():

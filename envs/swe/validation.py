@@ -129,9 +129,9 @@ class _Validation:
             found = definitions(parse_tests(tree, self.instance.required), self.instance.required)
         return {name: ids for name, ids in found.items() if is_protected(name.rsplit(":", 1)[0], self.instance)}
 
-    def _play(self, drawn: Mapping[str, tuple[Mutant, bool]], rewritten: bool = True) -> TestRun:
+    def _play(self, drawn: Mapping[str, tuple[Mutant, bool]]) -> TestRun:
         ids = shuffled(self.instance.required, self.rng)
-        return run_round(self.build, self.tests, Round(ids, drawn, self.rng.getrandbits(32), rewritten), self.settings)
+        return run_round(self.build, self.tests, Round(ids, drawn, self.rng.getrandbits(32)), self.settings)
 
     def _check_rewriting(self) -> None:
         """Leave alone what does not stand being rewritten, and keep pytest's order if a random one breaks tests."""
