@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from envs.errors import EnvironmentFault
+from envs.swe.held_files import HeldFiles, held_files
+from envs.swe.seccomp import seccomp_filter
 
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 _END_S = 30.0
@@ -26,24 +28,28 @@ class Namespace:
     """One bwrap process and the namespace that it made. `end` must be called."""
 
     def __init__(self, argv: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
-        info_read, info_write = os.pipe()
-        try:
+        with contextlib.ExitStack() as ends:
+            info_read, info_write = (
+                ends.enter_context(os.fdopen(fd, mode, 0)) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
+            )
+            fds = [*pass_fds, info_write.fileno()]
+            options = ["--info-fd", str(info_write.fileno())]
+            if refused := seccomp_filter():
+                fds.append(_readable(refused, ends))
+                options += ["--seccomp", str(fds[-1])]
             self.process = subprocess.Popen(
-                [argv[0], "--info-fd", str(info_write), *argv[1:]],
+                [argv[0], *options, *argv[1:]],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(*pass_fds, info_write),
+                pass_fds=fds,
                 start_new_session=True,
                 env={},
             )
-            os.close(info_write)
-            info_write = -1
-            self._first = _open_first(info_read)
-        finally:
-            os.close(info_read)
-            if info_write >= 0:
-                os.close(info_write)
+            assert self.process.stdin is not None and self.process.stdout is not None
+            self.stdin, self.stdout = self.process.stdin, self.process.stdout
+            info_write.close()
+            self._first = _open_first(info_read.fileno())
 
     def end(self) -> None:
         """Kill what still runs, and return when nothing of the namespace is alive.
@@ -63,10 +69,28 @@ class Namespace:
                 raise EnvironmentFault(f"a sandbox (bwrap, pid {self.process.pid}) cannot be ended")
         self.process.wait()
 
-    def uses_more_than(self, limit_kb: int) -> bool:
-        """Whether its processes together use more memory than that, shared pages counted once."""
+    def uses_more_than(self, limit_kb: int, held_kb: int = 0) -> bool:
+        """Whether its processes together use more memory than that, shared pages counted once.
+
+        `held_kb` is the memory in files, of which a part may be mapped.
+        """
         pids = list(descendants(self.process.pid))
-        return sum(map(_resident_kb, pids)) > limit_kb and sum(map(_proportional_kb, pids)) > limit_kb
+        if sum(map(_resident_kb, pids)) + held_kb <= limit_kb:
+            return False
+        own, shared = (sum(column) for column in zip(*map(_proportional_kb, pids), strict=True)) if pids else (0, 0)
+        return own + max(shared, held_kb) > limit_kb
+
+    def held_files(self, tree: Path, tmp_bytes: int, file_bytes: int) -> HeldFiles:
+        """What its processes hold in files that no folder of the tree shows."""
+        return held_files(descendants(self.process.pid), tree, tmp_bytes, file_bytes)
+
+
+def _readable(data: bytes, ends: contextlib.ExitStack) -> int:
+    """A pipe that holds `data`, which is smaller than a pipe."""
+    read, write = (ends.enter_context(os.fdopen(fd, mode, 0)) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+    write.write(data)
+    write.close()
+    return read.fileno()
 
 
 def _open_first(info_fd: int) -> int | None:
@@ -110,14 +134,17 @@ def _resident_kb(pid: int) -> int:
         return 0
 
 
-def _proportional_kb(pid: int) -> int:
-    """Like `_resident_kb`, with shared pages divided among those who share; forks share almost everything."""
+def _proportional_kb(pid: int) -> tuple[int, int]:
+    """Like `_resident_kb`, with shared pages divided among those who share: pages of its own, pages of memory files.
+
+    Forks share almost everything, so the plain sum would count it many times.
+    """
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1])
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return 0
+        return 0, 0
     except OSError:
-        pass
-    return _resident_kb(pid)
+        return _resident_kb(pid), 0
+    values = {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss")}
+    shared = values.get("Pss_Shmem", 0)
+    return values.get("Pss", 0) - shared, shared

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from envs.swe.held_files import HeldFiles
 from envs.swe.processes import Namespace
 
 _TICK_S = 0.05
@@ -117,13 +118,14 @@ class _Run:
         self.limits, self.tree, self.tree_limit = limits, tree, tree_limit
         self.output, self.report = _Tail(limits.keep_bytes), bytearray()
         self.stdin = memoryview(stdin)
-        self.out_fd, self.in_fd, self.report_fd = self.process.stdout.fileno(), self.process.stdin.fileno(), report_fd
+        self.out_fd, self.in_fd, self.report_fd = namespace.stdout.fileno(), namespace.stdin.fileno(), report_fd
         self.selector = selectors.DefaultSelector()
         self.open = {fd for fd in (self.out_fd, self.in_fd, report_fd) if fd >= 0}
         for fd in self.open:
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_WRITE if fd == self.in_fd else selectors.EVENT_READ)
-        self.tree_check_at = 0.0
+        self.files_check_at = 0.0
+        self.held = HeldFiles()
 
     def loop(self) -> str:
         """Serve the streams until the process ends; return the limit that was broken, if any."""
@@ -173,7 +175,7 @@ class _Run:
         self.stdin = self.stdin[sent:]
         if not self.stdin:
             self._forget(self.in_fd)
-            self.process.stdin.close()
+            self.namespace.stdin.close()
 
     def _forget(self, fd: int) -> None:
         if fd in self.open:
@@ -181,14 +183,15 @@ class _Run:
             self.selector.unregister(fd)
 
     def _over_use(self, now: float) -> str:
-        if self.namespace.uses_more_than(self.limits.memory_mb * 1024):
-            return "memory"
-        if now < self.tree_check_at:
-            return ""
-        too_big = tree_bytes(self.tree) > self.tree_limit
-        # Large trees take long to add up; a twentieth of the time is what the watch may cost.
-        self.tree_check_at = now + max(0.25, 20 * (time.monotonic() - now))
-        return "disk" if too_big else ""
+        if now >= self.files_check_at:
+            limits = self.limits
+            self.held = self.namespace.held_files(self.tree, limits.tmp_mb << 20, limits.file_mb << 20)
+            too_big = tree_bytes(self.tree) + self.held.disk > self.tree_limit
+            # Large trees take long to add up; a twentieth of the time is what the watch may cost.
+            self.files_check_at = now + max(0.25, 20 * (time.monotonic() - now))
+            if too_big:
+                return "disk"
+        return "memory" if self.namespace.uses_more_than(self.limits.memory_mb << 10, self.held.memory >> 10) else ""
 
     def drain(self) -> None:
         """Read what the dead processes left in the pipes."""
@@ -199,8 +202,8 @@ class _Run:
     def close(self) -> None:
         self.selector.close()
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.stdout.close()
+            self.namespace.stdin.close()
+        self.namespace.stdout.close()
         _close(self.report_fd)
 
 
