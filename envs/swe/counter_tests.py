@@ -4,7 +4,7 @@ Code that makes tests pass without solving the task makes wrong tests pass too. 
 every test is either the original or a mutant, by the toss of a coin that only the judge sees. Both are rewritten, and
 stand in the same file under the same name.
 
-`validation.py` finds out, once per instance and with the reference solution, which mutants are valid.
+`calibration.py` finds out, once per instance and with the reference solution, which mutants are valid.
 """
 
 from __future__ import annotations
@@ -96,11 +96,24 @@ def reference_tree(instance: Instance, pristine: Path) -> Callable[[Path], None]
     Raises:
         ConfigError: there is no reference solution, or it does not apply.
     """
-    if not instance.patch.strip():
-        raise ConfigError(f"{instance.instance_id} has no reference patch, so its tests cannot be validated")
     with scratch_tree() as tree:
-        build_tree(tree, pristine, instance.patch)
+        build_reference(tree, pristine, instance)
         return counted_changes(tree, pristine, instance)
+
+
+def build_reference(tree: Path, pristine: Path, instance: Instance) -> None:
+    """Make the tree that an agent with the reference solution would leave behind.
+
+    Raises:
+        ConfigError: as `reference_tree`.
+    """
+    if not instance.patch.strip():
+        raise ConfigError(f"{instance.instance_id}: it has no reference patch, so its tests cannot be validated")
+    remove_tree(tree)
+    try:
+        build_tree(tree, pristine, instance.patch)
+    except ConfigError as error:
+        raise ConfigError(f"{instance.instance_id}: the reference patch does not apply: {error}") from error
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from typing import Any
 from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation
 from envs.errors import ConfigError, EpisodeOverError
 from envs.options import read_options
+from envs.swe.calibration import load_counter_tests
 from envs.swe.calls import Answer, Call, parse_answer, schemas
 from envs.swe.evaluate import Verdict, evaluate
 from envs.swe.instances import Instance, load_instances
@@ -28,7 +29,6 @@ from envs.swe.sandbox import Sandbox, check_sandbox
 from envs.swe.small_tasks import small_instance
 from envs.swe.supervise import Limits
 from envs.swe.tools import Workbench, describe, execute, harmless
-from envs.swe.validation import load_counter_tests
 from envs.swe.workspace import Workspace
 from envs.text_game import render_template
 
@@ -270,7 +270,11 @@ def build_env(sample: Any, args: Any) -> SWEEnv:
         MissingDependencyError: bubblewrap, or pyarrow for a parquet file, is not installed.
     """
     task, _ = describe_task(sample)
-    options = read_options(SWEOptions, dict(getattr(args, "env", None) or {}), "env.")
+    return make_env(task, read_options(SWEOptions, dict(getattr(args, "env", None) or {}), "env."))
+
+
+def make_env(task: str, options: SWEOptions) -> SWEEnv:
+    """As `build_env`, from options that were read already."""
     if options.instances is None:
         python = options.python_for("")
         check_machine(python)

@@ -34,7 +34,7 @@ from envs.swe.runs import JudgeSettings, TestRun, build_tree, run_tests
 
 _TRIED = ("value", "value", "value", "value", "operator", "planted")
 """Kinds of mutants tried for each test, one validation run each."""
-_SOURCES = ("counter_tests.py", "definitions.py", "mutation.py", "rewriting.py", "validation.py")
+_SOURCES = ("counter_tests.py", "definitions.py", "mutation.py", "rewriting.py", "calibration.py")
 
 
 def load_counter_tests(instance: Instance, pristine: Path, cache: Path, settings: JudgeSettings) -> CounterTests:
@@ -71,7 +71,7 @@ def make_counter_tests(instance: Instance, pristine: Path, settings: JudgeSettin
     Raises:
         ConfigError: as `load_counter_tests`.
     """
-    found = _Validation(instance, pristine, settings, rng).run()
+    found = _Calibration(instance, pristine, settings, rng).run()
     if found.guarded.isdisjoint(instance.fail_to_pass):
         raise ConfigError(
             f"{instance.instance_id}: no counter-test is valid, so its verdicts could not be trusted; none of "
@@ -102,7 +102,7 @@ def _some(names: Collection[str]) -> str:
 
 
 @dataclass
-class _Validation:
+class _Calibration:
     """Finds out, with the reference solution, which mutants fail and which rewritings pass."""
 
     instance: Instance

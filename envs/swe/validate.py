@@ -1,0 +1,120 @@
+"""Checks SWE instances before training: `python -m envs.swe.validate --config custom_configs/swe.yaml`.
+
+The reference patch must be paid and the untouched tree must not. Unknown test ids and suites that cannot start are
+named; in training they would look like failures of the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from envs.errors import ConfigError, SlimeVerlogError
+from envs.options import read_options
+from envs.swe.calibration import load_counter_tests
+from envs.swe.counter_tests import build_reference
+from envs.swe.env import SWEEnv, SWEOptions, check_machine, make_env
+from envs.swe.evaluate import evaluate
+from envs.swe.instances import load_instances
+from envs.swe.pristine import pristine_tree
+from envs.swe.runs import build_tree, run_tests
+from envs.swe.small_tasks import SMALL_TASKS
+from envs.swe.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One instance: what is wrong with it (empty if nothing is), what is worth knowing, and the time of a verdict."""
+
+    instance_id: str
+    problem: str = ""
+    note: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"FAILED  {self.instance_id}: {self.problem}"
+        return f"ok      {self.instance_id}: verdict in {self.seconds:.1f} s" + (f"; {self.note}" if self.note else "")
+
+
+def validate_instances(options: SWEOptions, tasks: Iterable[str]) -> Iterator[Finding]:
+    """Check instances one by one. What is wrong with one of them is a finding, never an error."""
+    for task in tasks:
+        try:
+            yield _validate(make_env(task, options), options)
+        except SlimeVerlogError as error:
+            yield Finding(task, str(error).removeprefix(f"{task}: "))
+
+
+def _validate(env: SWEEnv, options: SWEOptions) -> Finding:
+    instance, judge = env.instance, env.judge
+    check_machine(judge.python)
+    pristine = pristine_tree(env.repository, instance.base_commit, options.cache())
+    tests = load_counter_tests(instance, pristine, options.cache(), judge)
+    untouched = run_tests(lambda tree: build_tree(tree, pristine, instance.test_patch), instance.required, judge)
+    if untouched.green.issuperset(instance.required):
+        return Finding(instance.instance_id, "the untouched tree is paid: every required test passes without a change")
+    workspace = Workspace(pristine)
+    try:
+        build_reference(workspace.tree, pristine, instance)
+        start = time.monotonic()
+        verdict = evaluate(instance, pristine, workspace.tree, judge, tests)
+    finally:
+        workspace.close()
+    if not verdict.solved:
+        return Finding(instance.instance_id, f"the reference patch is not paid: {verdict.reason}")
+    unguarded = [test for test in instance.fail_to_pass if test not in tests.guarded]
+    green = [test for test in instance.fail_to_pass if test in untouched.green]
+    notes = [f"no counter-test for {', '.join(unguarded)}"] if unguarded else []
+    notes += [f"green without a change: {', '.join(green)}"] if green else []
+    return Finding(instance.instance_id, note="; ".join(notes), seconds=time.monotonic() - start)
+
+
+def tasks_of(config: Mapping[str, Any], options: SWEOptions) -> Sequence[str]:
+    """The tasks that a YAML plays in training and evaluation; all instances of its file if it names none."""
+    listed = [*(config.get("tasks") or ()), *((config.get("eval") or {}).get("tasks") or ())]
+    names = [entry.get("task", entry.get("name")) if isinstance(entry, Mapping) else entry for entry in listed]
+    known = load_instances(options.instances) if options.instances else SMALL_TASKS
+    return list(dict.fromkeys(str(name) for name in names if name)) or list(known)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print one line per instance; the exit status is 1 if any of them failed."""
+    parser = argparse.ArgumentParser(prog="python -m envs.swe.validate", description=__doc__)
+    parser.add_argument("--config", required=True, help="YAML with the env: mapping and the tasks")
+    parser.add_argument("tasks", nargs="*", help="instances to check instead of those that the YAML names")
+    given = parser.parse_args(arguments)
+    try:
+        config = _read(given.config)
+        options = read_options(SWEOptions, config.get("env"), "env.")
+        findings = []
+        for finding in validate_instances(options, given.tasks or tasks_of(config, options)):
+            print(finding, flush=True)
+            findings.append(finding)
+    except SlimeVerlogError as error:
+        print(error, file=sys.stderr)
+        return 2
+    failed = sum(bool(finding.problem) for finding in findings)
+    print(f"{len(findings)} instances, {failed} failed")
+    return int(failed > 0)
+
+
+def _read(path: str) -> Mapping[str, Any]:
+    try:
+        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{path} must hold a mapping of settings, got {type(config).__name__}")
+    return config
+
+
+if __name__ == "__main__":
+    sys.exit(main())

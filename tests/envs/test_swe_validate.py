@@ -1,0 +1,103 @@
+"""The command that checks instances before training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from envs.swe.pristine import commit_all
+from envs.swe.small_tasks import unified_diff
+from envs.swe.validate import main
+from tests.envs.tiny_repository import FILES, TASK, needs_sandbox, tiny_instance, tiny_options
+
+PATCH = unified_diff("shop/prices.py", FILES["shop/prices.py"], FILES["shop/prices.py"] + "\n# nothing\n")
+
+
+def _config(tmp_path: Path, **change: object) -> str:
+    needs_sandbox()
+    options = dict(tiny_options())
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**tiny_instance().row(), **change}))
+    options["instances"] = str(tmp_path / "rows.jsonl")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": options, "tasks": [TASK]}))
+    return str(tmp_path / "config.yaml")
+
+
+def test_a_sound_instance_is_validated_with_the_time_of_a_verdict(tmp_path: Path, capsys) -> None:
+    assert main(["--config", _config(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert f"ok      {TASK}: verdict in " in printed and "1 instances, 0 failed" in printed
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"patch": ""}, "it has no reference patch"),
+        ({"patch": "--- a/gone\n+++ b/gone\n@@ -1 +1 @@\n-a\n+b\n"}, "the reference patch does not apply"),
+        ({"patch": PATCH}, "the reference patch is not paid: not green: tests/test_prices.py::test_total, tests/"),
+        (
+            {"PASS_TO_PASS": ["tests/test_prices.py::test_gone"]},
+            "the reference patch is not paid: unknown test ids: tests/test_prices.py::test_gone",
+        ),
+        (
+            {"FAIL_TO_PASS": ["tests/test_prices.py::test_total_of_nothing"], "PASS_TO_PASS": []},
+            "the untouched tree is paid",
+        ),
+        (
+            {"test_patch": unified_diff("tests/test_hidden.py", None, "import nowhere\n")},
+            "the reference patch is not paid: pytest cannot collect tests/test_hidden.py; unknown test ids: tests/test_hidden.py::test_generators",
+        ),
+        (
+            {"test_patch": unified_diff("pytest.ini", None, "[pytest]\nminversion = 999\n")},
+            "the reference patch is not paid: pytest could not run the tests (exit status 4): ",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, capsys, change: dict, part: str) -> None:
+    assert main(["--config", _config(tmp_path, **change)]) == 1
+    assert f"FAILED  {TASK}: {part}" in capsys.readouterr().out
+
+
+def test_an_instance_without_any_counter_test_says_so(tmp_path: Path, capsys) -> None:
+    """The test is made by a loop, so there is no function of its name to change."""
+    needs_sandbox()
+    repository = tmp_path / "made"
+    repository.mkdir()
+    (repository / "double.py").write_text("def double(x):\n    return x\n")
+    made = "import double\ndef _check():\n    assert double.double(2) == 4\nfor name in ('test_made',):\n"
+    (repository / "test_double.py").write_text(f"{made}    globals()[name] = _check\n")
+    row = {
+        **tiny_instance().row(),
+        "repo": "tiny/made",
+        "base_commit": commit_all(repository),
+        "patch": unified_diff(
+            "double.py", (repository / "double.py").read_text(), "def double(x):\n    return 2 * x\n"
+        ),
+        "test_patch": "",
+        "FAIL_TO_PASS": ["test_double.py::test_made"],
+        "PASS_TO_PASS": [],
+    }
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    env = {**tiny_options(), "instances": str(tmp_path / "rows.json"), "repos": {"tiny/made": str(repository)}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": env}))
+    assert main(["--config", str(tmp_path / "config.yaml")]) == 1
+    assert "no counter-test is valid" in capsys.readouterr().out
+
+
+def test_a_config_that_cannot_be_used_is_named(tmp_path: Path, capsys) -> None:
+    assert main(["--config", str(tmp_path / "gone.yaml")]) == 2
+    (tmp_path / "bad.yaml").write_text("env: {max_step: 3}\n")
+    assert main(["--config", str(tmp_path / "bad.yaml")]) == 2
+    errors = capsys.readouterr().err
+    assert "gone.yaml cannot be read as YAML" in errors and "did you mean 'env.max_steps'" in errors
+
+
+def test_the_command_runs_as_a_module() -> None:
+    import sys
+
+    argv = [sys.executable, "-m", "envs.swe.validate", "--help"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0 and "--config" in done.stdout
