@@ -8,6 +8,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/help.sh
 help_if_asked "$@"
 source scripts/install.sh
+source scripts/system_packages.sh
+need_package bwrap bubblewrap
 install envs,embedded,dev
 try_install text-games
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,24 @@ def load_golden(name: str) -> Any:
 @pytest.fixture
 def golden() -> Any:
     return load_golden
+
+
+SYSTEM_PACKAGES = {
+    "bwrap": ("bubblewrap", "the SWE environment"),
+    "git": ("git", "the SWE environment"),
+    "cc": ("build-essential", "TextWorld and ALFWorld"),
+}
+"""Programs that tests look for: the Debian package, and what is skipped without it."""
+
+
+def missing_system_packages() -> str:
+    """One line that says which system packages would unlock what; empty if all are there."""
+    missing = [words for program, words in SYSTEM_PACKAGES.items() if shutil.which(program) is None]
+    unlocked = ", ".join(f"{package} ({tests})" for package, tests in missing)
+    packages = " ".join(package for package, _ in missing)
+    return f"apt-get install -y {packages} would unlock skipped tests: {unlocked}" if missing else ""
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if line := missing_system_packages():
+        terminalreporter.write_line(line)
