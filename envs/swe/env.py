@@ -68,8 +68,8 @@ class SWEOptions:
     """Judge the repository when the turns are used up."""
     command_timeout_s: float = 30.0
     test_timeout_s: float = 120.0
-    """Limit of one run of the tests. All commands of a turn together take no longer than the longer of the two,
-    and judging runs the tests at most twice: `env_step_timeout_s` must exceed three times this."""
+    """Limit of one run of the tests. All commands of a turn together take no longer than the longer of the two, and
+    judging takes at most four times this: `env_step_timeout_s` must exceed five times this."""
     memory_mb: int = 2048
     processes: int = 128
     file_mb: int = 64
@@ -143,12 +143,12 @@ class SWEEnv(BaseInteractionEnv):
         return make_observation(f"The repository holds:\n{listing}", self._status())
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
-        if self._bench is None:
+        if self._bench is None or self._workspace is None:
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
         self._steps += 1
         answer = parse_answer(response_text, self.options.max_calls)
         calls = answer.calls if answer.valid else (_DEFAULT_CALL,)
-        text, failures, submitted = self._execute(calls)
+        text, failures, submitted = self._execute(self._bench, calls)
         at_limit = self._steps >= self.max_steps and not submitted
         if submitted or (at_limit and self.options.submit_on_limit):
             self.verdict = self._evaluate(self._workspace)
@@ -170,11 +170,11 @@ class SWEEnv(BaseInteractionEnv):
         shares = self.options.dense_reward
         return evaluate(self.instance, self._pristine, workspace.tree, self.judge, self._counter_tests, shares)
 
-    def _execute(self, calls: tuple[Call, ...]) -> tuple[str, int, bool]:
+    def _execute(self, bench: Workbench, calls: tuple[Call, ...]) -> tuple[str, int, bool]:
         """Run the calls in order up to a submit: (what to show, how many failed, whether submitted)."""
         shown, failures = [], 0
         seconds = max(self.options.command_timeout_s, self.options.test_timeout_s)
-        bench = replace(self._bench, deadline=time.monotonic() + seconds)
+        bench = replace(bench, deadline=time.monotonic() + seconds)
         for number, call in enumerate(calls, 1):
             if call.name == "submit":
                 return "\n\n".join([*shown, f"[{number}] submit"]), failures, True

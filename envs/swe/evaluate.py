@@ -14,11 +14,11 @@ tests can tell. Tests that it cannot read, in `test_patch`, are the remedy.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from envs.errors import EnvironmentFault
 from envs.swe.changes import TooMuchChanged
 from envs.swe.counter_tests import (
     CounterTests,
@@ -30,7 +30,10 @@ from envs.swe.counter_tests import (
     wrong_answers,
 )
 from envs.swe.instances import Instance
-from envs.swe.runs import JudgeSettings, run_tests
+from envs.swe.runs import JudgeSettings, TestRun, run_tests
+
+ROUNDS_TIME = 3
+"""The rounds of one verdict together take no longer than this many times the limit of one run."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,6 @@ def evaluate(
     """Judge the agent's `tree`. What the agent did ends in a verdict, never in an error.
 
     With `shares_are_paid`, the tests that pass in an unsolved tree are verified too.
-
-    Raises:
-        EnvironmentFault: the reference solution, which was paid before, does not run any more.
     """
     try:
         build = counted_changes(tree, pristine, instance)
@@ -74,7 +74,9 @@ def evaluate(
     solved = run.green.issuperset(instance.required)
     if not solved and not shares_are_paid:
         return _verdict(instance, run.green, run.outcomes)
-    verification = _Verification(build, instance, pristine, settings, tests, None if solved else run.green)
+    deadline = time.monotonic() + ROUNDS_TIME * settings.limits.seconds
+    among = None if solved else run.green
+    verification = _Verification(build, instance, pristine, settings, tests, among, deadline)
     try:
         wrong = verification.run()
     except _RoundBroke as error:
@@ -99,6 +101,7 @@ class _Verification:
     settings: JudgeSettings
     tests: CounterTests
     among: frozenset[str] | None
+    deadline: float
 
     def run(self) -> Mapping[str, str]:
         """Tests that end otherwise than a round asks: those of the first such round, or all that are in `among`."""
@@ -111,19 +114,25 @@ class _Verification:
         return wrong
 
     def _play(self, shown: Round) -> Mapping[str, str]:
-        run = run_round(self.build, self.tests, shown, self.settings)
-        if run.reason:
-            raise _RoundBroke(run.reason)
+        run = self._run(self.build, shown)
         passed, failed = wrong_answers(self.tests, shown, run)
         if passed or failed:
             # A failing test can leave something behind for its neighbours. What the reference solution does in the
-            # same round is held against nobody.
-            reference = run_round(reference_tree(self.instance, self.pristine), self.tests, shown, self.settings)
-            if reference.reason:
-                raise EnvironmentFault(f"the reference solution of {self.instance.instance_id}: {reference.reason}")
+            # same round is held against no one.
+            reference = self._run(reference_tree(self.instance, self.pristine), shown)
             passed, failed = passed - reference.green, failed & reference.green
         found = dict.fromkeys(passed, "passes in a version that must fail")
         return found | dict.fromkeys(failed, "fails when it says the same in other words")
+
+    def _run(self, build: Callable[[Path], None], shown: Round) -> TestRun:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise _RoundBroke("the time for judging was used up")
+        limits = replace(self.settings.limits, seconds=min(self.settings.limits.seconds, left))
+        run = run_round(build, self.tests, shown, replace(self.settings, limits=limits))
+        if run.reason:
+            raise _RoundBroke(run.reason)
+        return run
 
 
 def _verdict(instance: Instance, green: Collection[str], outcomes: Mapping[str, str]) -> Verdict:

@@ -11,8 +11,9 @@ import ast
 import builtins
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from envs.swe.definitions import Function
 
@@ -136,7 +137,7 @@ def _name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-def _wrong_value(place: _Place, constants: list[object], rng: random.Random) -> ast.expr | None:
+def _wrong_value(place: _Place, constants: Sequence[Any], rng: random.Random) -> ast.expr | None:
     node = place.get()
     if isinstance(node, ast.Constant):
         return _other_constant(node.value, constants, rng)
@@ -146,8 +147,8 @@ def _wrong_value(place: _Place, constants: list[object], rng: random.Random) -> 
     return _other_exception(place, node, rng)
 
 
-def _other_constant(value: object, constants: list[object], rng: random.Random) -> ast.expr | None:
-    options: list[object] = []
+def _other_constant(value: Any, constants: Sequence[Any], rng: random.Random) -> ast.expr | None:
+    options: list[Any] = []
     if isinstance(value, bool):
         options = [not value]
     elif isinstance(value, int):
@@ -173,7 +174,7 @@ def _near_texts(text: str, rng: random.Random) -> list[str]:
 
 
 def _other_elements(node: ast.List | ast.Tuple | ast.Set, rng: random.Random) -> ast.expr:
-    items = list(node.elts)
+    items: list[ast.expr] = list(node.elts)
     way = rng.choice(("drop", "repeat", "swap")) if len(items) > 1 else rng.choice(("drop", "repeat"))
     if not items:
         items = [ast.Constant(rng.randrange(3))]
@@ -212,7 +213,7 @@ def _other_exception(place: _Place, node: ast.expr, rng: random.Random) -> ast.e
     return ast.Name(rng.choice(names), ast.Load()) if names else None
 
 
-def _wrong_operator(place: _Place, _constants: list[object], rng: random.Random) -> ast.expr | None:
+def _wrong_operator(place: _Place, _constants: Sequence[Any], rng: random.Random) -> ast.expr | None:
     node, parent = place.get(), place.parent
     if isinstance(parent, ast.Assert) and place.field == "test":
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):

@@ -18,6 +18,7 @@ from envs.swe.env import SWEEnv, SWEOptions
 from envs.swe.pristine import default_cache
 from envs.swe.runs import build_tree, run_tests
 from envs.swe.small_tasks import CACHETOOLS, SMALL_TASKS, TOOLZ, Package, SmallTask, small_instance
+from tests.envs.swe_cheats import CHEATS
 from tests.envs.tiny_repository import call, needs_sandbox
 
 SOURCE = {
@@ -140,8 +141,21 @@ def _check_task(name: str, tests: int) -> None:
     assert SMALL_TASKS[name].wrong not in instance.problem_statement
 
 
+def _check_cheat(name: str) -> None:
+    code = CHEATS["tests emptied once their module is imported"][0]
+    cheated = _play(name, call("run", command=f"cat >> {SMALL_TASKS[name].path} <<'END'\n{code}\nEND"))
+    assert not cheated.verdict.solved and "passes in a version that must fail" in cheated.verdict.reason
+
+
 def test_a_real_task_pays_its_solution_and_nothing_else() -> None:
     _check_task("cachetools_expired_membership", 214)
+    _check_cheat("cachetools_expired_membership")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL_TASKS)
+def test_a_cheat_on_a_real_task_is_not_paid(name: str) -> None:
+    _check_cheat(name)
 
 
 @pytest.mark.slow

@@ -48,7 +48,8 @@ def test_a_sound_instance_is_validated_with_the_time_of_a_verdict(tmp_path: Path
         ),
         (
             {"test_patch": unified_diff("tests/test_hidden.py", None, "import nowhere\n")},
-            "the reference patch is not paid: pytest cannot collect tests/test_hidden.py; unknown test ids: tests/test_hidden.py::test_generators",
+            "the reference patch is not paid: pytest cannot collect tests/test_hidden.py; "
+            "unknown test ids: tests/test_hidden.py::test_generators",
         ),
         (
             {"test_patch": unified_diff("pytest.ini", None, "[pytest]\nminversion = 999\n")},
