@@ -6,90 +6,105 @@ above all; where none stands, one plain line after `ACTION:` (or alone) is one t
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from envs.text_game import find_action
 from envs.tools.calls import CLOSE, OPEN, decode, find_calls, read_call, reasoning_end, short
+from envs.tools.schema import ArgumentCheck, Schema
 
 _STRUCTURE = re.compile(r"<(?=[/|]|tool_call>|think>)")
-_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """One argument of a tool."""
-
-    type: type
-    description: str
-    default: Any = None
-    required: bool = False
-
-
-@dataclass(frozen=True)
-class ToolSpec:
+class SWETool:
     """One tool. `plain` names the arguments that the plain form takes, in order; the last takes the rest of the
     line; None where the plain form cannot express the tool."""
 
-    description: str
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    schema: Schema
     plain: tuple[str, ...] | None = None
 
+    @property
+    def parameters(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.schema["function"]["parameters"]["properties"]
 
-_PATH = Parameter(str, "path inside the repository", required=True)
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Values of the arguments that a call may leave out."""
+        return {key: p["default"] for key, p in self.parameters.items() if "default" in p}
 
-TOOLS: dict[str, ToolSpec] = {
-    "view": ToolSpec(
+    @functools.cached_property
+    def check(self) -> ArgumentCheck:
+        return ArgumentCheck(self.schema)
+
+
+def _text(description: str, **more: Any) -> Mapping[str, Any]:
+    return {"type": "string", "description": description, **more}
+
+
+def _number(description: str, **more: Any) -> Mapping[str, Any]:
+    return {"type": "integer", "description": description, **more}
+
+
+def _tool(
+    description: str, parameters: Mapping[str, Mapping[str, Any]], plain: tuple[str, ...] | None = None
+) -> tuple[str, Mapping[str, Any], tuple[str, ...] | None]:
+    required = [key for key, parameter in parameters.items() if "default" not in parameter]
+    return description, {"type": "object", "properties": parameters, "required": required}, plain
+
+
+_PATH = _text("path inside the repository")
+_TOOLS = {
+    "view": _tool(
         "Show a text file with line numbers, or list a folder.",
         {
-            "path": Parameter(str, "file or folder inside the repository", "."),
-            "start": Parameter(int, "first line to show, from 1", 1),
-            "end": Parameter(int, "last line to show; without it, as many as fit"),
+            "path": _text("file or folder inside the repository", default="."),
+            "start": _number("first line to show, from 1", default=1),
+            "end": _number("last line to show; without it, as many as fit", default=None, nullable=True),
         },
         ("path", "start", "end"),
     ),
-    "search": ToolSpec(
+    "search": _tool(
         "Find lines that match an extended regular expression (as grep -E does).",
-        {
-            "pattern": Parameter(str, "what to look for", required=True),
-            "path": Parameter(str, "file or folder to look in", "."),
-        },
+        {"pattern": _text("what to look for"), "path": _text("file or folder to look in", default=".")},
         ("pattern",),
     ),
-    "edit": ToolSpec(
+    "edit": _tool(
         "Replace a piece of a file. The old text must occur exactly once, spaces and line breaks included.",
-        {
-            "path": _PATH,
-            "old": Parameter(str, "text to be replaced", required=True),
-            "new": Parameter(str, "text to put in its place", required=True),
-        },
+        {"path": _PATH, "old": _text("text to be replaced"), "new": _text("text to put in its place")},
     ),
-    "insert": ToolSpec(
+    "insert": _tool(
         "Insert lines after a line of a file.",
         {
             "path": _PATH,
-            "line": Parameter(int, "line after which the text goes; 0 for the top", required=True),
-            "text": Parameter(str, "lines to insert", required=True),
+            "line": _number("line after which the text goes; 0 for the top"),
+            "text": _text("lines to insert"),
         },
     ),
-    "create": ToolSpec(
-        "Write a whole file, new or in place of the old one.",
-        {"path": _PATH, "text": Parameter(str, "the file's content", required=True)},
+    "create": _tool(
+        "Write a whole file, new or in place of the old one.", {"path": _PATH, "text": _text("the file's content")}
     ),
-    "run": ToolSpec(
+    "run": _tool(
         "Run a shell command in the repository. There is no network, and time and memory are limited.",
-        {"command": Parameter(str, "what bash runs", required=True)},
+        {"command": _text("what bash runs")},
         ("command",),
     ),
-    "run_tests": ToolSpec(
+    "run_tests": _tool(
         "Run pytest on the repository as it is now.",
-        {"targets": Parameter(str, "files or test ids, separated by spaces; empty for all tests", "")},
+        {"targets": _text("files or test ids, separated by spaces; empty for all tests", default="")},
         ("targets",),
     ),
-    "submit": ToolSpec("Hand in the repository as it is now and end the task.", {}, ()),
+    "submit": _tool("Hand in the repository as it is now and end the task.", {}, ()),
+}
+TOOLS: Mapping[str, SWETool] = {
+    name: SWETool(
+        {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}, plain
+    )
+    for name, (description, parameters, plain) in _TOOLS.items()
 }
 
 
@@ -102,8 +117,8 @@ class Call:
 
     def text(self) -> str:
         """The call as a Hermes block that holds only what differs from the defaults."""
-        parameters = TOOLS[self.name].parameters
-        given = {k: v for k, v in self.arguments.items() if parameters[k].required or v != parameters[k].default}
+        defaults = TOOLS[self.name].defaults
+        given = {k: v for k, v in self.arguments.items() if k not in defaults or v != defaults[k]}
         body = json.dumps({"name": self.name, "arguments": given}, ensure_ascii=False)
         # Escaped, so that no tag or chat marker inside of an argument ends the block or the message.
         body = _STRUCTURE.sub(r"\\u003c", body)
@@ -174,62 +189,18 @@ def _read_line(line: str) -> Call | str:
 
 def _check_call(name: str, arguments: Mapping[str, Any], as_text: bool = False) -> Call | str:
     """Check a call against its tool; a string says what is wrong. `as_text`: numbers come as digits."""
-    spec = TOOLS.get(name)
-    if spec is None:
+    tool = TOOLS.get(name)
+    if tool is None:
         return f"there is no tool {short(name)}; there are {', '.join(TOOLS)}"
-    if as_text:
-        arguments = {key: _as_number(spec, key, value) for key, value in arguments.items()}
-    return _check_arguments(name, spec, arguments)
-
-
-def _as_number(spec: ToolSpec, key: str, value: str) -> str | int:
-    wants_number = key in spec.parameters and spec.parameters[key].type is int
-    return int(value) if wants_number and _WHOLE_NUMBER.fullmatch(value.strip()) else value
-
-
-def _check_arguments(name: str, spec: ToolSpec, given: Mapping[str, Any]) -> Call | str:
-    unknown = [key for key in given if key not in spec.parameters]
-    if unknown:
-        return f"{name} has no argument {short(unknown[0])}; it has {', '.join(spec.parameters) or 'none'}"
-    arguments: dict[str, Any] = {}
-    for key, parameter in spec.parameters.items():
-        value = given.get(key, parameter.default)
-        if value is None and not parameter.required:
-            arguments[key] = parameter.default
-        elif type(value) is not parameter.type:
-            kind = "a string" if parameter.type is str else "a whole number"
-            return f"{name}: {key} must be {kind}, got {short(value)}" if key in given else f"{name} needs {key}"
-        elif isinstance(value, str) and (error := _check_text(value)):
-            return f"{name}: {key} {error}"
-        else:
-            arguments[key] = value
-    return Call(name, arguments)
-
-
-def _check_text(value: str) -> str:
-    if "\0" in value:
-        return "holds a NUL character"
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return "holds half of a surrogate pair"
-    return ""
+    given = tool.check.convert(arguments) if as_text else dict(arguments)
+    if error := tool.check(given):
+        return error
+    for key, value in given.items():
+        if isinstance(value, str) and ("\0" in value or value.encode("utf-8", "ignore").decode() != value):
+            return f"{name}: {key} holds a NUL character or half of a surrogate pair"
+    return Call(name, {key: given.get(key, tool.defaults.get(key)) for key in tool.parameters})
 
 
 def schemas() -> Sequence[Mapping[str, Any]]:
-    """JSON schemas of the tools, as chat templates and prompts show them."""
-    names = {str: "string", int: "integer"}
-    return [
-        {
-            "name": name,
-            "description": spec.description,
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    key: {"type": names[p.type], "description": p.description} for key, p in spec.parameters.items()
-                },
-                "required": [key for key, p in spec.parameters.items() if p.required],
-            },
-        }
-        for name, spec in TOOLS.items()
-    ]
+    """JSON schemas of the tools, as prompts show them."""
+    return [tool.schema["function"] for tool in TOOLS.values()]

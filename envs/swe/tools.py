@@ -220,6 +220,6 @@ _SHOWN = ("path", "pattern", "command", "targets", "start", "end")
 
 def describe(call: Call) -> str:
     """One line that names a call where its result is shown."""
-    parameters = TOOLS[call.name].parameters
-    words = [v for k, v in call.arguments.items() if k in _SHOWN and v not in (None, parameters[k].default)]
+    defaults = TOOLS[call.name].defaults
+    words = [v for k, v in call.arguments.items() if k in _SHOWN and v not in (None, defaults.get(k))]
     return clip(harmless(" ; ".join(" ".join([call.name, *map(str, words)]).splitlines())), 200)

@@ -41,11 +41,11 @@ def test_one_bad_call_rejects_the_answer_and_is_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ({}, "needs path"),
-        ({"path": "a", "line": "3", "text": ""}, "line must be a whole number, got '3'"),
-        ({"path": "a", "line": True, "text": ""}, "line must be a whole number"),
-        ({"path": 1, "line": 3, "text": ""}, "path must be a string"),
-        ({"path": "a", "line": 3, "text": "", "more": 1}, "no argument 'more'"),
+        ({}, "'path' is a required property"),
+        ({"path": "a", "line": "3", "text": ""}, "line: '3' is not of type 'integer'"),
+        ({"path": "a", "line": True, "text": ""}, "line: True is not of type 'integer'"),
+        ({"path": 1, "line": 3, "text": ""}, "path: 1 is not of type 'string'"),
+        ({"path": "a", "line": 3, "text": "", "more": 1}, "'more' was unexpected"),
         ({"path": "a\0b", "line": 3, "text": ""}, "NUL"),
         ({"path": "a", "line": 3, "text": "\ud800"}, "surrogate"),
     ],
@@ -70,6 +70,8 @@ def test_wrong_arguments_are_named(arguments: dict, part: str) -> None:
         "ACTION:",
         "ACTION: edit a.py",
         "ACTION: view\x00",
+        "ACTION: view a\ud800",
+        "ACTION: view a\0",
         "ACTION: submit now please",
         "I would run the tests.",
         "run the tests\nand then submit",
@@ -120,13 +122,16 @@ def test_an_unclosed_block_at_the_end_counts_when_its_json_is_whole() -> None:
     assert parse_answer(call("submit").removesuffix("\n</tool_call>")).valid
 
 
-_values = {str: st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), int: st.integers()}
+_values = {
+    "string": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+    "integer": st.integers(),
+}
 
 
 @st.composite
 def _calls(draw) -> Call:
     name = draw(st.sampled_from(sorted(TOOLS)))
-    return Call(name, {key: draw(_values[p.type]) for key, p in TOOLS[name].parameters.items()})
+    return Call(name, {key: draw(_values[p["type"]]) for key, p in TOOLS[name].parameters.items()})
 
 
 @settings(deadline=None)
