@@ -45,6 +45,13 @@ _ASSERT_PAIRS = (
     ("assertLess", "assertGreaterEqual"),
     ("assertGreater", "assertLessEqual"),
 )
+_EQUALITIES = frozenset(
+    ("assertEqual", "assertIs", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertAlmostEqual")
+)
+_CONSTRUCTORS = frozenset(("list", "tuple", "set", "frozenset", "dict", "sorted", "iter", "approx"))
+"""Calls that pass on what they are given, so that their arguments are expected where they are."""
+_FIELDS: dict[type[ast.AST], str] = {ast.Assert: "test", ast.Call: "func"}
+"""Places where operators change: the condition of an assertion, and the name of unittest's."""
 _OPPOSITE = dict(_ASSERT_PAIRS) | {right: left for left, right in _ASSERT_PAIRS}
 
 
@@ -78,10 +85,13 @@ class Change:
     def apply(self, mutated: bool, rng: random.Random) -> None:
         """Write the mutant, or the original in the same style."""
         chosen, other = (self.wrong, self.right) if mutated else (self.right, self.wrong)
-        disguised = _disguised(chosen, other, rng)
-        if isinstance(self.slot.parent, ast.Assert) and rng.random() < 0.5:
-            disguised = ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), disguised))
-        self.slot.put(disguised)
+        if isinstance(self.slot.parent, ast.Assert):
+            twice = ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), chosen))
+            self.slot.put(rng.choice((chosen, twice)))
+        elif self.slot.field == "func":
+            self.slot.put(chosen)
+        else:
+            self.slot.put(_disguised(chosen, other, rng))
 
 
 def draw_change(function: Function, kind: str, seed: int) -> Change | None:
@@ -93,57 +103,66 @@ def draw_change(function: Function, kind: str, seed: int) -> Change | None:
     slots = [s for s in _slots(function) if (_wrong_value if kind == "value" else _wrong_operator)(s, [], rng)]
     if not slots:
         return None
-    # What an assertion names decides more often than what leads up to it.
-    asserted = [s for s in slots if s.asserted]
-    slot = rng.choice(asserted if asserted and rng.random() < 0.8 else slots)
+    slot = rng.choice(slots)
     constants = [n.value for n in ast.walk(function) if isinstance(n, ast.Constant)]
     wrong = (_wrong_value if kind == "value" else _wrong_operator)(slot, constants, rng)
     return None if wrong is None else Change(slot, slot.get(), wrong)
 
 
-@dataclass(frozen=True)
-class _Place(Slot):
-    asserted: bool
-    """Inside an assertion, or in the arguments of a call such as `assertEqual`, `raises` or `approx`."""
+def _slots(function: Function) -> Iterator[Slot]:
+    """Places that hold what a test expects, never what it puts in.
 
-
-def _slots(function: Function) -> Iterator[_Place]:
-    """Places whose expression may change. Loops that wait for a condition are left alone: they might never end."""
+    A solution that differs from the reference where the test does not look passes the original, so it must fail the
+    mutant too. That is certain only if the expected side changes: another input may have another right answer.
+    """
     for statement in function.body[ast.get_docstring(function) is not None :]:
         yield from _below(statement, False)
 
 
-def _below(node: ast.AST, asserted: bool) -> Iterator[_Place]:
-    if isinstance(node, ast.JoinedStr | ast.AugAssign | ast.arguments | ast.While | ast.Match | ast.Raise):
+def _below(node: ast.AST, expected: bool) -> Iterator[Slot]:
+    if isinstance(node, ast.JoinedStr | ast.Lambda | ast.Match | ast.Raise | ast.arguments):
         return
-    asserted = asserted or isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and _is_assertion(node.func))
-    skipped = {"decorator_list", "returns", "annotation", "msg", "targets", "target"}
-    for name, value in ast.iter_fields(node):
-        if name in skipped:
-            continue
+    for field, value in ast.iter_fields(node):
+        inside = _is_expected(node, field, expected)
         for index, child in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(child, ast.expr):
-                yield _Place(node, name, index if isinstance(value, list) else None, asserted)
+            if isinstance(child, ast.expr) and (inside or _FIELDS.get(type(node)) == field):
+                yield Slot(node, field, index if isinstance(value, list) else None)
             if isinstance(child, ast.AST):
-                yield from _below(child, asserted)
+                yield from _below(child, inside)
 
 
-def _is_assertion(function: ast.expr) -> bool:
-    name = _name(function)
-    return name.startswith("assert") or name in ("raises", "approx", "warns")
+def _is_expected(node: ast.AST, field: str, expected: bool) -> bool:
+    """Whether what stands in this field of the node is expected, given whether the node is."""
+    if isinstance(node, ast.Assert | ast.ExceptHandler):
+        return field in ("test", "type")
+    if isinstance(node, ast.Call):
+        name = _name(node.func)
+        asserts = name in _EQUALITIES or name in ("raises", "approx", "warns") or name.startswith("assertRaises")
+        return field == "args" and (asserts or (expected and name in _CONSTRUCTORS))
+    if isinstance(node, ast.Compare):
+        only = node.ops[0] if len(node.ops) == 1 else None
+        exact = isinstance(only, ast.Eq | ast.Is) or (isinstance(only, ast.In) and field == "left")
+        return expected and exact
+    kept = ast.List | ast.Tuple | ast.Set | ast.Dict | ast.UnaryOp | ast.BinOp | ast.Starred
+    return expected and isinstance(node, kept)
 
 
 def _name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-def _wrong_value(place: _Place, constants: Sequence[Any], rng: random.Random) -> ast.expr | None:
+def _wrong_value(place: Slot, constants: Sequence[Any], rng: random.Random) -> ast.expr | None:
     node = place.get()
+    if _FIELDS.get(type(place.parent)) == place.field:
+        return None
     if isinstance(node, ast.Constant):
         return _other_constant(node.value, constants, rng)
     # Only a display that is read, never one that names targets.
     if isinstance(node, ast.Set) or (isinstance(node, ast.List | ast.Tuple) and isinstance(node.ctx, ast.Load)):
-        return _other_elements(node, rng) if place.asserted else None
+        return _other_elements(node, rng)
+    if isinstance(place.parent, ast.Compare) or _name(getattr(place.parent, "func", place.parent)) in _EQUALITIES:
+        # Nothing that is equal to a value is equal to a list of it.
+        return ast.List([copy.deepcopy(node)], ast.Load())
     return _other_exception(place, node, rng)
 
 
@@ -192,7 +211,7 @@ def _other_elements(node: ast.List | ast.Tuple | ast.Set, rng: random.Random) ->
     return made
 
 
-def _other_exception(place: _Place, node: ast.expr, rng: random.Random) -> ast.expr | None:
+def _other_exception(place: Slot, node: ast.expr, rng: random.Random) -> ast.expr | None:
     """Another exception where one is expected: as an argument of an assertion, or in `except`."""
     known = getattr(builtins, _name(node), None)
     parent = place.parent
@@ -205,15 +224,13 @@ def _other_exception(place: _Place, node: ast.expr, rng: random.Random) -> ast.e
     is_exception = isinstance(node, ast.Name) and isinstance(known, type) and issubclass(known, BaseException)
     if isinstance(node, ast.Tuple) or not (first_of_raises or is_exception):
         return None
-    if not (place.asserted or isinstance(parent, ast.ExceptHandler)):
-        return None
     related = known if isinstance(known, type) else type(None)
     others = [getattr(builtins, name) for name in _EXCEPTIONS]
     names = [e.__name__ for e in others if not issubclass(e, related) and not issubclass(related, e)]
     return ast.Name(rng.choice(names), ast.Load()) if names else None
 
 
-def _wrong_operator(place: _Place, _constants: Sequence[Any], rng: random.Random) -> ast.expr | None:
+def _wrong_operator(place: Slot, _constants: Sequence[Any], rng: random.Random) -> ast.expr | None:
     node, parent = place.get(), place.parent
     if isinstance(parent, ast.Assert) and place.field == "test":
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -239,8 +256,10 @@ def _planted(function: Function, rng: random.Random) -> Change:
 
 def _disguised(chosen: ast.expr, other: ast.expr, rng: random.Random) -> ast.expr:
     """`chosen`, in a form that mentions `other` too where that does no harm, or by itself."""
-    if rng.random() < 0.25 or not (_is_literal(chosen) and _is_literal(other)):
+    if rng.random() < 0.25:
         return chosen
+    if not (_is_literal(chosen) and _is_literal(other)):
+        return ast.Subscript(ast.List([chosen], ast.Load()), ast.Constant(0), ast.Load())
     place = rng.randrange(2)
     pair = [chosen, other] if place == 0 else [other, chosen]
     forms: list[Callable[[], ast.expr]] = [
