@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
@@ -26,6 +27,19 @@ class ConfigError(SlimeVerlogError, ValueError):
 
 class MissingDependencyError(SlimeVerlogError, ImportError):
     """An optional package is needed and absent. The text names the command that installs it."""
+
+
+@contextmanager
+def command() -> Iterator[None]:
+    """Decorate a command's `main` with `@command()`: a `SlimeVerlogError` is printed without a traceback.
+
+    Raises:
+        SystemExit: `error: <sentence>` goes to stderr, and the exit code is 1.
+    """
+    try:
+        yield
+    except SlimeVerlogError as error:
+        raise SystemExit(f"error: {error}") from error
 
 
 class Settings(BaseModel):

@@ -1,93 +1,176 @@
-"""The `args` that slime's hooks expect, for a run on this machine: slime's flag names, sizes that a CPU can carry."""
+"""slime's flags for a run on this machine, as a checked model, and the `args` namespace that slime's hooks expect."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import yaml
+from pydantic import model_validator
 
-from rollout.bridge.settings import YAML_KEYS, load_settings
-from rollout.errors import ConfigError
+from rollout.bridge.settings import load_config
+from slime_verlog import ConfigError, Field, Settings, read_settings
 
-DEFAULTS: dict[str, Any] = {
-    # The hooks, by import path.
-    "rollout_function_path": "rollout.fixed_turn.generate_rollout",
-    "eval_function_path": None,
-    "data_source_path": "rollout.data_source.EpisodeSource",
-    "custom_convert_samples_to_train_data_path": "rollout.samples.convert_samples_to_train_data",
-    "custom_advantage_function_path": "advantage.hook.compute_advantages",
-    "rollout_data_postprocess_path": None,
-    "custom_config_path": None,
-    # Model and checkpoints.
-    "hf_checkpoint": None,
-    "ref_load": None,
-    "critic_load": None,
-    "save": None,
-    "load": None,
-    "save_interval": None,
-    # Rollout.
-    "num_rollout": 60,
-    "start_rollout_id": 0,
-    "rollout_batch_size": 256,
-    "n_samples_per_prompt": 1,
-    "global_batch_size": 64,
-    "rollout_max_response_len": 40,
-    "rollout_max_prompt_len": None,
-    "rollout_max_context_len": 512,
-    "rollout_temperature": 1.0,
-    "rollout_top_p": 1.0,
-    "rollout_top_k": -1,
-    "rollout_stop": None,
-    "rollout_stop_token_ids": None,
-    "rollout_seed": 42,
-    "sglang_enable_deterministic_inference": True,
-    "eval_interval": None,
-    # PPO.
-    "advantage_estimator": "ppo",
-    "num_critic_only_steps": 6,
-    "lr": 3e-4,
-    "critic_lr": 1e-3,
-    "lr_decay_style": "linear",
-    "weight_decay": 0.0,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.98,
-    "adam_eps": 1e-8,
-    "clip_grad": 1.0,
-    "kl_coef": 0.001,
-    "kl_loss_type": "k1",
-    "use_kl_loss": False,
-    "kl_loss_coef": 0.0,
-    "eps_clip": 0.2,
-    "eps_clip_high": None,
-    "eps_clip_c": 3.0,
-    "value_clip": 0.5,
-    "entropy_coef": 0.001,
-    "normalize_advantages": True,
-    "use_rollout_logprobs": False,
-    "use_dynamic_batch_size": True,
-    "max_tokens_per_gpu": 8192,
-    # Engine.
-    "sglang_router_ip": "127.0.0.1",
-    "sglang_router_port": None,
-    "sglang_server_concurrency": 32,
-}
-"""slime's names; values of the common runs, with batch sizes and learning rates for a policy of a million weights."""
+
+class OptimizerFlags(Settings):
+    """AdamW and its learning-rate schedule, under slime's flag names."""
+
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "linear"
+    """How the learning rate changes over the run: not at all, or down to 0."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decay of matrices; biases and norms are not decayed."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the mean of gradients."""
+    adam_beta2: float = Field(0.98, ge=0, lt=1)
+    """Decay of the mean of squared gradients."""
+    adam_eps: float = Field(1e-8, gt=0)
+    """Added to the denominator of Adam's step."""
+    clip_grad: float = Field(1.0, gt=0)
+    """Largest norm of all gradients together; larger gradients are scaled down to it."""
+
+
+class EmbeddedFlags(OptimizerFlags):
+    """Every flag of slime that the embedded run reads; batch sizes and learning rates suit a million weights."""
+
+    hf_checkpoint: str
+    """Hugging Face folder: tokenizer, initial policy and, unless set otherwise, critic and reference."""
+    ref_load: str | None = None
+    """Folder of the frozen reference policy; default: `hf_checkpoint`."""
+    critic_load: str | None = None
+    """Folder from which the critic starts; default: `hf_checkpoint`."""
+    save: str | None = None
+    """Folder for checkpoints; default: no checkpoints."""
+    load: str | None = None
+    """Folder whose latest checkpoint is resumed."""
+    save_interval: int | None = Field(None, ge=1)
+    """Updates between two checkpoints; the last update is always saved."""
+
+    rollout_function_path: str = "rollout.fixed_turn.generate_rollout"
+    """Import path of the function that plays a batch."""
+    eval_function_path: str | None = None
+    """Import path of the function that evaluates; default: `rollout_function_path`."""
+    data_source_path: str = "rollout.data_source.EpisodeSource"
+    """Import path of the class that supplies tasks and seeds."""
+    custom_convert_samples_to_train_data_path: str = "rollout.samples.convert_samples_to_train_data"
+    """Import path of the function that turns samples into train data."""
+    custom_advantage_function_path: str = "advantage.hook.compute_advantages"
+    """Import path of the function that computes advantages and returns."""
+    rollout_data_postprocess_path: str | None = None
+    """Import path of a hook that is called on the actor's data once its advantages are known."""
+    custom_config_path: str | None = None
+    """The YAML file."""
+
+    num_rollout: int = Field(60, ge=1)
+    """Updates, critic warm-up included."""
+    start_rollout_id: int = Field(0, ge=0)
+    """First update; a resumed run sets it."""
+    rollout_batch_size: int = Field(256, ge=1)
+    """Prompts per batch. A fixed-turn batch has rollout_batch_size x n_samples_per_prompt turns."""
+    n_samples_per_prompt: int = Field(1, ge=1)
+    """Samples per prompt; whole episodes per start in `embedded.whole_episodes`."""
+    global_batch_size: int = Field(64, ge=1)
+    """Training groups per optimizer step: turns, or whole episodes."""
+    rollout_max_response_len: int = Field(40, ge=1)
+    """Most tokens in one answer."""
+    rollout_max_prompt_len: int | None = Field(None, ge=1)
+    """Most tokens in one prompt."""
+    rollout_max_context_len: int | None = Field(512, ge=1)
+    """Most tokens in prompt and answer together; the engine's context length."""
+    rollout_temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; training uses the same."""
+    rollout_top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this much probability."""
+    rollout_top_k: int = Field(-1, ge=-1)
+    """Sample from the k likeliest tokens; -1: from all."""
+    rollout_stop: tuple[str, ...] | None = None
+    """Texts that end an answer."""
+    rollout_stop_token_ids: tuple[int, ...] | None = None
+    """Further tokens that end an answer."""
+    rollout_seed: int = 42
+    """Seed of training episodes and of sampling."""
+    eval_interval: int | None = Field(None, ge=1)
+    """Updates between two evaluations; the first and the last policy are always evaluated."""
+
+    advantage_estimator: str = "ppo"
+    """`ppo` trains a critic; any other estimator trains the actor alone."""
+    num_critic_only_steps: int = Field(6, ge=0)
+    """Updates at the start in which the critic learns and the actor does not."""
+    lr: float = Field(3e-4, gt=0)
+    """Learning rate of the actor."""
+    critic_lr: float = Field(1e-3, gt=0)
+    """Learning rate of the critic."""
+    kl_coef: float = Field(0.001, ge=0)
+    """Weight of KL(policy | reference) in the token rewards."""
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
+    """Estimator of the KL, in the rewards and in the loss."""
+    use_kl_loss: bool = False
+    """Add the KL to the loss. Needs kl_coef: 0."""
+    kl_loss_coef: float = Field(0.0, ge=0)
+    """Weight of the KL in the loss."""
+    eps_clip: float = Field(0.2, gt=0)
+    """PPO's clip range: the probability ratio stays above 1 - eps_clip."""
+    eps_clip_high: float | None = Field(None, gt=0)
+    """The ratio stays below 1 + eps_clip_high; default: `eps_clip`."""
+    eps_clip_c: float | None = Field(3.0, gt=1)
+    """Dual clip: bound on the loss of negative advantages, in multiples of the advantage; None: no bound."""
+    value_clip: float = Field(0.5, gt=0)
+    """How far one update may move a value before its loss is clipped."""
+    entropy_coef: float = Field(0.001, ge=0)
+    """Weight of the entropy bonus."""
+    normalize_advantages: bool = True
+    """Whiten the advantages over all trained tokens of a batch."""
+    use_rollout_logprobs: bool = False
+    """Take the old log-probs from the engine instead of recomputing them."""
+    use_dynamic_batch_size: bool = True
+    """Micro-batches are filled by tokens; the only mode of the embedded trainer."""
+    max_tokens_per_gpu: int = Field(8192, ge=1)
+    """Most tokens in one micro-batch, padding included."""
+
+    sglang_router_ip: str = "127.0.0.1"
+    """Address of the engine; set when it starts."""
+    sglang_router_port: int | None = None
+    """Port of the engine; set when it starts."""
+    sglang_server_concurrency: int = Field(32, ge=1)
+    """Requests that the engine runs at once."""
+    sglang_enable_deterministic_inference: bool = True
+    """Each turn has its own sampling seed."""
+
+    @model_validator(mode="after")
+    def _one_kl(self) -> Self:
+        if self.kl_coef and self.use_kl_loss:
+            raise ConfigError(
+                f"kl_coef {self.kl_coef} charges KL in the rewards and use_kl_loss charges it in the loss; "
+                "set one of them to 0"
+            )
+        return self
 
 
 def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
-    """slime's flags with `overrides`, and the YAML's top-level keys set on them as slime does.
+    """Build slime's `args`: the embedded flags with `overrides`, plus the YAML's top-level keys, as slime sets them.
 
     Raises:
-        ConfigError: an override that is no known flag, or a YAML that the plugin refuses.
+        ConfigError: an override is unknown or out of range, or the plugin rejects the YAML.
     """
-    unknown = sorted(set(overrides) - set(DEFAULTS))
-    if unknown:
-        raise ConfigError(f"the embedded trainer has no flag {unknown[0]}; it knows {', '.join(sorted(DEFAULTS))}")
-    args = Namespace(**{**DEFAULTS, **overrides, "custom_config_path": str(config_path)})
-    load_settings(args)
-    for key, value in yaml.safe_load(Path(config_path).read_text(encoding="utf-8")).items():
-        assert key in YAML_KEYS
-        setattr(args, key, value)
-    return args
+    keys = read_keys(config_path)
+    flags = read_settings(EmbeddedFlags, {**overrides, "custom_config_path": str(config_path)})
+    return Namespace(**flags.model_dump(), **keys)
+
+
+def read_keys(config_path: str | Path) -> dict[str, Any]:
+    """The YAML's keys as written, after a check that the plugin accepts them.
+
+    Raises:
+        ConfigError: the file cannot be read, or the plugin rejects it.
+    """
+    load_config(Namespace(custom_config_path=str(config_path)))
+    return yaml.safe_load(Path(config_path).read_text(encoding="utf-8"))
+
+
+def embedded_flags(args: Namespace) -> EmbeddedFlags:
+    """The typed flags in slime's `args`.
+
+    Raises:
+        ConfigError: a flag is missing, mistyped or out of range.
+    """
+    return read_settings(EmbeddedFlags, {k: v for k, v in vars(args).items() if k in EmbeddedFlags.model_fields})

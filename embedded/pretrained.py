@@ -1,44 +1,48 @@
-"""PPO with dual-discount GAE on a language model that exists, in place of the quickstart's own tiny one; for one GPU.
+"""Train an existing language model on BabyAI with PPO and dual-discount GAE, on one GPU.
 
-`python -m embedded.pretrained --model FOLDER` trains it on BabyAI goto and writes what the quickstart writes. Whatever
-`embedded.engine.decoder` serves will do: Llama-, Qwen2-, Qwen3- and Mistral-shaped models, in float32.
+`python -m embedded.pretrained` trains SmolLM2-135M-Instruct; `--model` takes any model that `embedded.engine.decoder`
+serves: Llama-, Qwen2-, Qwen3- and Mistral-shaped ones, in float32. The output is the same as the quickstart's.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from slime_verlog import ConfigError, command, read_settings
+
 CONFIG = "custom_configs/quickstart.yaml"
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
 def read_flags(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
-    parser.add_argument("--config", default=CONFIG, help="custom YAML: environment, memory, discounts, evaluation")
+    parser.add_argument("--model", default=MODEL, help="Hugging Face folder or hub name (default: %(default)s)")
+    parser.add_argument("--config", default=CONFIG, help="YAML with environment, memory, discounts and evaluation")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--updates", type=int, default=60, help="critic warm-up included")
-    parser.add_argument("--turns", type=int, default=256, help="turns a batch")
-    parser.add_argument("--step-turns", type=int, default=64, help="turns a training step")
-    parser.add_argument("--response-len", type=int, default=48)
-    parser.add_argument("--context-len", type=int, default=1024)
-    parser.add_argument("--lr", type=float, default=5e-6)
-    parser.add_argument("--critic-lr", type=float, default=2e-5)
-    parser.add_argument("--max-tokens", type=int, default=8192, help="tokens a micro-batch")
-    parser.add_argument("--demonstrations", type=int, default=20, help="episodes to imitate first; 0 starts zero-shot")
-    parser.add_argument("--eval-episodes", type=int, help="held-out episodes, in place of the YAML's")
-    parser.add_argument("--max-turns", type=int, help="turns an episode, in place of the YAML's")
+    parser.add_argument("--updates", type=int, default=60, help="PPO updates, critic warm-up included")
+    parser.add_argument("--turns", type=int, default=256, help="turns per batch")
+    parser.add_argument("--step-turns", type=int, default=64, help="turns per optimizer step")
+    parser.add_argument("--response-len", type=int, default=48, help="most tokens in an answer")
+    parser.add_argument("--context-len", type=int, default=1024, help="most tokens in prompt and answer together")
+    parser.add_argument("--lr", type=float, default=5e-6, help="learning rate of the actor")
+    parser.add_argument("--critic-lr", type=float, default=2e-5, help="learning rate of the critic")
+    parser.add_argument("--max-tokens", type=int, default=8192, help="tokens per micro-batch")
+    parser.add_argument("--demonstrations", type=int, default=20, help="episodes to imitate first; 0 skips imitation")
+    parser.add_argument("--eval-episodes", type=int, help="held-out episodes; overrides the YAML")
+    parser.add_argument("--max-turns", type=int, help="turns per episode; overrides the YAML")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("outputs/pretrained"))
     return parser.parse_args(argv)
 
 
+@command()
 def main(argv: list[str] | None = None) -> None:
     """Check the device, then train."""
     flags = read_flags(argv)
@@ -47,41 +51,37 @@ def main(argv: list[str] | None = None) -> None:
     import torch
 
     if flags.device == "cuda" and not torch.cuda.is_available():
-        sys.exit(
-            f"error: torch {torch.__version__} finds no CUDA device; run this on a machine with a GPU, or give "
-            "--device cpu for a trial of a few turns"
+        raise ConfigError(
+            f"torch {torch.__version__} finds no CUDA device; run this on a machine with a GPU, or try a few turns "
+            "with --device cpu"
         )
-    from embedded.quickstart import quiet
-    from rollout.errors import SlimeVerlogError
+    from embedded.quickstart import set_up_process
 
-    quiet()
-    try:
-        train_model(flags)
-    except SlimeVerlogError as error:
-        sys.exit(f"error: {error}")
+    set_up_process()
+    train_model(flags)
 
 
 def train_model(flags: argparse.Namespace) -> dict[str, Any]:
-    """Imitate, evaluate, train, evaluate, report; returns the summary.
+    """Imitate, evaluate, train, evaluate and report; returns the summary.
 
     Raises:
-        ConfigError: the YAML or the model is refused.
+        ConfigError: a flag, the YAML or the model is rejected.
     """
     from embedded.arguments import make_args
     from embedded.report import RunReport, describe
     from embedded.train import train
     from embedded.warmstart.imitation import WarmStart, adapt_policy
-    from rollout.bridge.settings import load_settings
+    from rollout.bridge.settings import load_config
 
-    args = make_args(_write_config(flags), hf_checkpoint=str(flags.model), **_slime_flags(flags))
-    config = load_settings(args)
-    report = RunReport(flags.out, {"model": flags.model.name, "seed": flags.seed, "device": _device_name()})
+    model = find_model(flags.model)
+    args = make_args(_write_config(flags), hf_checkpoint=str(model), **_slime_flags(flags))
+    report = RunReport(flags.out, {"model": Path(flags.model).name, "seed": flags.seed, "device": _device_name()})
     if flags.demonstrations:
         given = {"episodes": flags.demonstrations, "epochs": 1, "lr": 1e-4, "max_tokens": flags.max_tokens}
-        folder = flags.out / "policy"
-        loss = adapt_policy(config, flags.model, folder, WarmStart(**given), flags.seed)
+        settings, folder = read_settings(WarmStart, given, "demonstrations."), flags.out / "policy"
+        loss = adapt_policy(load_config(args), model, folder, settings, flags.seed)
         args.hf_checkpoint = str(folder)
-        print(f"imitated {flags.demonstrations} episodes, {loss:.3f} nats a token", flush=True)
+        print(f"imitated {flags.demonstrations} episodes, loss {loss:.3f} nats per token", flush=True)
     train(args, report)
     report.facts = {**report.facts, "rollout_tokens_per_s": _tokens_per_s(report.history)}
     summary = report.write()
@@ -91,12 +91,34 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     return summary
 
 
+def find_model(name: str) -> Path:
+    """The folder `name`, or else the hub's model of that name, downloaded into Hugging Face's cache.
+
+    Raises:
+        ConfigError: there is no such folder, and the hub does not provide the model.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"--model '{name}' is not a folder and could not be downloaded from the hub: {reason} "
+            "Give the folder of a Hugging Face model"
+        ) from error
+
+
 def _write_config(flags: argparse.Namespace) -> Path:
-    """The YAML with what the command line changes in it, in the run's folder."""
-    keys = yaml.safe_load(Path(flags.config).read_text(encoding="utf-8"))
-    if flags.eval_episodes:
+    """Write the YAML, with the command line's overrides, into the run's folder."""
+    from embedded.arguments import read_keys
+
+    keys = read_keys(flags.config)
+    if flags.eval_episodes is not None:
         keys["eval"] = {**keys.get("eval", {}), "episodes": flags.eval_episodes}
-    if flags.max_turns:
+    if flags.max_turns is not None:
         keys["max_turns"] = flags.max_turns
     flags.out.mkdir(parents=True, exist_ok=True)
     path = flags.out / "config.yaml"
@@ -122,7 +144,7 @@ def _slime_flags(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tokens_per_s(history: list[dict[str, float]]) -> float:
-    """New tokens a second of rollout, environments included."""
+    """New tokens per second of rollout, including the time that environments take."""
     played = [row for row in history if "turn/response_tokens" in row]
     tokens = sum(row["turn/response_tokens"] * row["rollout/turns"] for row in played)
     return round(tokens / max(sum(row["perf/rollout_s"] for row in played), 1e-9), 1)

@@ -1,4 +1,4 @@
-"""What a run leaves behind: summary, learning curve, TensorBoard metrics, the last episodes as readable text."""
+"""What a run writes: summary, learning curve, TensorBoard metrics, and its last episodes as readable text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
+
+from rollout.play.metrics import mean
 
 LINE = (
     ("reward/turn", "turn/reward", ".3f"),
@@ -28,7 +30,7 @@ SHOWN_EPISODES = 8
 
 @dataclass
 class RunReport:
-    """Collects a run's numbers (a `Tracker` of `embedded.train`) and writes them into one folder."""
+    """A `Tracker` of `embedded.train` that collects a run's numbers and writes them into one folder."""
 
     folder: Path
     facts: Mapping[str, Any]
@@ -40,7 +42,7 @@ class RunReport:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        # An earlier run's events would be drawn into the same curves.
+        # TensorBoard would draw an earlier run's events into the same curves.
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
         self._board = SummaryWriter(str(self.folder / "tensorboard"))
 
@@ -62,20 +64,20 @@ class RunReport:
         tqdm.write(f"held-out episodes after {rollout_id} updates: {describe(rate)}")
 
     def write(self) -> dict[str, Any]:
-        """Write all files; returns the summary."""
+        """Write all files and return the summary."""
         self._board.close()
         summary = self.summary()
         first, last = self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
         plot_curve(self.folder / "curve.png", self.history, self.evaluations)
         title = "Last held-out episodes, after training"
-        _write(self.folder / "episodes.txt", readable(title, _episodes(last)[-SHOWN_EPISODES:]))
+        write_text(self.folder / "episodes.txt", readable(title, _episodes(last)[-SHOWN_EPISODES:]))
         title = "Held-out episodes of the untrained policy"
-        _write(self.folder / "episodes_before.txt", readable(title, _episodes(first)[-SHOWN_EPISODES:]))
-        _write(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_text(self.folder / "episodes_before.txt", readable(title, _episodes(first)[-SHOWN_EPISODES:]))
+        write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
 
     def summary(self) -> dict[str, Any]:
-        """Win rates, turns and times as plain numbers."""
+        """Win rates, turns and times."""
         first, last = (_episodes(self.evaluations[pick(self.evaluations)]) for pick in (min, max))
         return {
             **self.facts,
@@ -83,8 +85,8 @@ class RunReport:
             "win_rate_after": win_rate(last),
             "valid_action_ratio_before": _turn_mean(first, "valid_action_ratio"),
             "valid_action_ratio_after": _turn_mean(last, "valid_action_ratio"),
-            "turns_per_episode_before": _mean(e["turns"] for e in first),
-            "turns_per_episode_after": _mean(e["turns"] for e in last),
+            "turns_per_episode_before": mean(e["turns"] for e in first),
+            "turns_per_episode_after": mean(e["turns"] for e in last),
             "updates": len(self.history),
             "turns": int(sum(row.get("rollout/turns", 0) for row in self.history)),
             "wall_time_s": round(time.monotonic() - self.began, 1),
@@ -92,10 +94,10 @@ class RunReport:
 
 
 def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Share of successful episodes, its binomial standard error, and their number."""
+    """Share of successful episodes, its binomial standard error, and the number of episodes."""
     n = len(episodes)
-    mean = _mean(e["success"] for e in episodes)
-    return {"mean": round(mean, 4), "se": round((mean * (1 - mean) / n) ** 0.5, 4), "n": n}
+    rate = mean(e["success"] for e in episodes)
+    return {"mean": round(rate, 4), "se": round((rate * (1 - rate) / n) ** 0.5, 4), "n": n}
 
 
 def describe(rate: Mapping[str, float]) -> str:
@@ -104,14 +106,14 @@ def describe(rate: Mapping[str, float]) -> str:
 
 
 def readable(title: str, episodes: Iterable[Mapping[str, Any]]) -> str:
-    """Episodes turn by turn: the last thing shown, the answer, what was executed, the reward."""
+    """Episodes turn by turn: observation, answer, executed action and reward."""
     lines = [title, "=" * len(title)]
     for k, episode in enumerate(episodes):
         outcome = "won" if episode["success"] else f"not won ({episode['stop']})"
         lines += ["", f"{episode['task_name']}, seed {episode['seed']}: {outcome} after {episode['turns']} turns", ""]
         for number, turn in enumerate(episode["story"], start=1):
             if number == 1:
-                # One whole prompt is enough to see; of the others the first paragraph names the mission.
+                # Show one whole prompt; of the others, the first paragraph, which names the mission.
                 prompt = turn["prompt"] if k == 0 else turn["prompt"].split("\n\n")[0]
                 lines += [*_indent(prompt, "    | "), ""]
             shown = turn["prompt"].split("Current Observation:\n")[-1].split("\n\n")[0]
@@ -122,10 +124,10 @@ def readable(title: str, episodes: Iterable[Mapping[str, Any]]) -> str:
 
 
 def plot_curve(path: Path, history: Sequence[Mapping[str, float]], evaluations: Mapping[int, Any]) -> None:
-    """Win rate on held-out seeds and mean reward a turn, over updates.
+    """Plot win rate on held-out seeds and mean reward per turn over updates.
 
-    The win rate of training episodes is no learning curve: lost ones last longest, so the first batches see only
-    the short, won ones end.
+    The win rate of training episodes would mislead: lost episodes last longest, so the first batches see only won
+    ones end.
     """
     import matplotlib
 
@@ -137,13 +139,13 @@ def plot_curve(path: Path, history: Sequence[Mapping[str, float]], evaluations: 
     means, errors = ([rate[key] for rate in rates.values()] for key in ("mean", "se"))
     top.errorbar(list(rates), means, yerr=errors, fmt="o-", color="tab:red", capsize=4)
     top.set(ylabel="win rate, held-out seeds ± SE", ylim=(0, 1.02), title="Dual-discount GAE, embedded policy")
-    # Batches drawn in the critic's warm-up are not played, so they have no reward of their own.
+    # Batches drawn during the critic's warm-up are not played, so they have no rewards.
     played = [row for row in history if "turn/reward" in row]
     updates, rewards = ([row[key] for row in played] for key in ("update", "turn/reward"))
-    smooth = [_mean(rewards[max(0, i - 4) : i + 1]) for i in range(len(rewards))]
+    smooth = [mean(rewards[max(0, i - 4) : i + 1]) for i in range(len(rewards))]
     bottom.plot(updates, rewards, ".", color="0.75", label="batch")
     bottom.plot(updates, smooth, color="tab:blue", label="mean of 5 batches")
-    bottom.set(xlabel="PPO update", ylabel="reward a turn")
+    bottom.set(xlabel="PPO update", ylabel="reward per turn")
     bottom.legend(loc="lower right")
     for axis in (top, bottom):
         axis.grid(alpha=0.3)
@@ -159,18 +161,14 @@ def _indent(text: str, mark: str) -> list[str]:
     return [mark + line for line in text.splitlines()]
 
 
-def _mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values) if values else 0.0
-
-
 def _turn_mean(episodes: Sequence[Mapping[str, Any]], key: str) -> float:
     """Mean over turns of a per-episode mean."""
     turns = sum(e["turns"] for e in episodes)
     return round(sum(e[key] * e["turns"] for e in episodes) / max(turns, 1), 4)
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write to a temporary file and rename it, so that no reader sees half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

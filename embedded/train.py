@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
+from embedded.arguments import EmbeddedFlags, embedded_flags
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from embedded.trainer.ppo import PpoTrainer
@@ -20,44 +21,43 @@ from rollout.play.runtime import close_runtimes
 
 
 class Tracker(Protocol):
-    """Who wants to know how a run goes."""
+    """Receives the results of a run."""
 
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
-        """One update is done."""
+        """Called after every update."""
 
     def evaluation(self, rollout_id: int, result: Any) -> None:
-        """The held-out episodes were played; `rollout_id` updates came before."""
+        """Called after every evaluation; `rollout_id` updates came before it."""
 
 
 def train(args: Namespace, tracker: Tracker) -> None:
-    """Evaluate, train `num_rollout` updates, evaluate; `eval_interval` evaluates in between too.
+    """Evaluate, train `num_rollout` updates and evaluate again; `eval_interval` adds evaluations in between.
+
+    Args:
+        args: slime's, as `make_args` builds it. The engine's address and the first update are set on it, as slime does.
+        tracker: receives every result.
 
     Raises:
-        ConfigError: flags, YAML or checkpoint cannot work together.
-        EngineError, FailureBudgetError: as the rollout function raises them.
+        ConfigError: flags, YAML or checkpoint do not fit together.
+        EngineError, FailureBudgetError: raised by the rollout function.
     """
-    generate, convert, source_of = (
-        load_attribute(getattr(args, name), name)
-        for name in ("rollout_function_path", "custom_convert_samples_to_train_data_path", "data_source_path")
+    flags = embedded_flags(args)
+    generate = load_attribute(flags.rollout_function_path, "rollout_function_path")
+    evaluate = load_attribute(flags.eval_function_path or flags.rollout_function_path, "eval_function_path")
+    convert = load_attribute(
+        flags.custom_convert_samples_to_train_data_path, "custom_convert_samples_to_train_data_path"
     )
-    evaluate = load_attribute(args.eval_function_path or args.rollout_function_path, "eval_function_path")
-    options = EngineOptions(
-        model_path=args.hf_checkpoint,
-        max_running_requests=args.sglang_server_concurrency,
-        context_length=args.rollout_max_context_len,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-        seed=args.rollout_seed,
-    )
-    with EngineServer(options) as server, _open_connections():
+    source_class = load_attribute(flags.data_source_path, "data_source_path")
+    with EngineServer(_engine_options(flags)) as server, _open_connections():
         args.sglang_router_ip, args.sglang_router_port = server.host, server.port
-        source, trainer = source_of(args), PpoTrainer(args)
-        if args.load:
-            args.start_rollout_id = trainer.load(args.load) + 1
+        source, trainer = source_class(args), PpoTrainer(args)
+        if flags.load:
+            args.start_rollout_id = trainer.load(flags.load) + 1
             source.load(args.start_rollout_id - 1)
         server.update_weights(trainer.policy_state(), str(args.start_rollout_id))
         if args.start_rollout_id == 0:
             tracker.evaluation(0, evaluate(args, 0, source, evaluation=True))
-        updates = range(args.start_rollout_id, args.num_rollout)
+        updates = range(args.start_rollout_id, flags.num_rollout)
         for rollout_id in tqdm(updates, desc="training", unit="update", dynamic_ncols=True):
             began = time.perf_counter()
             output = generate(args, rollout_id, source)
@@ -66,17 +66,27 @@ def train(args: Namespace, tracker: Tracker) -> None:
             server.update_weights(trainer.policy_state(), str(rollout_id + 1))
             times = {"perf/rollout_s": rolled - began, "perf/train_s": time.perf_counter() - rolled}
             tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **times})
-            last = rollout_id + 1 == args.num_rollout
-            if args.save and (last or _due(args.save_interval, rollout_id)):
-                trainer.save(args.save, rollout_id)
+            last = rollout_id + 1 == flags.num_rollout
+            if flags.save and (last or _due(flags.save_interval, rollout_id)):
+                trainer.save(flags.save, rollout_id)
                 source.save(rollout_id)
-            if last or _due(args.eval_interval, rollout_id):
+            if last or _due(flags.eval_interval, rollout_id):
                 tracker.evaluation(rollout_id + 1, evaluate(args, rollout_id, source, evaluation=True))
+
+
+def _engine_options(flags: EmbeddedFlags) -> EngineOptions:
+    return EngineOptions(
+        model_path=flags.hf_checkpoint,
+        max_running_requests=flags.sglang_server_concurrency,
+        context_length=flags.rollout_max_context_len,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        seed=flags.rollout_seed,
+    )
 
 
 @contextmanager
 def _open_connections() -> Iterator[None]:
-    """Close the rollout's connections and environment workers at the end, whatever the end."""
+    """Close the rollout's connections and environment workers when the run ends or fails."""
     try:
         yield
     finally:
@@ -84,4 +94,4 @@ def _open_connections() -> Iterator[None]:
 
 
 def _due(interval: int | None, rollout_id: int) -> bool:
-    return bool(interval) and (rollout_id + 1) % interval == 0
+    return interval is not None and (rollout_id + 1) % interval == 0

@@ -1,38 +1,38 @@
-"""Batches of whole episodes (`rollout.generate.generate`) on this machine: what slime's own outer loop does there.
+"""Batches of whole episodes, as slime's own outer loop makes them with `rollout.generate.generate`.
 
-`rollout_batch_size` starts, each played `n_samples_per_prompt` times; an episode is one training group, so
+A batch has `rollout_batch_size` starts, each played `n_samples_per_prompt` times. An episode is one training group, so
 `global_batch_size` counts episodes here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from argparse import Namespace
 
-from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.errors import FailureBudgetError
 from rollout.evaluate import evaluate
 from rollout.generate import generate
 from rollout.play.metrics import mean
+from rollout.play.runtime import sampling_params
 
 
 def generate_rollout(
-    args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool = False
+    args: Namespace, rollout_id: int, data_source: EpisodeSource, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """A rollout function with slime's signature: whole episodes, or the held-out ones when `evaluation`.
+    """Play one batch of whole episodes, or the held-out episodes if `evaluation`; slime's signature.
 
     Raises:
         FailureBudgetError: more episodes failed than `max_episode_failures_per_batch`.
-        ConfigError, EngineError: as `generate` raises them.
+        ConfigError, EngineError: raised by `generate`.
     """
     return run(evaluate(args, data_source) if evaluation else _play(args, data_source))
 
 
-async def _play(args: Any, source: EpisodeSource) -> RolloutFnTrainOutput:
-    slots = asyncio.Semaphore(source.settings.n_env)
-    params = RolloutFlags.read(args).sampling_params()
+async def _play(args: Namespace, source: EpisodeSource) -> RolloutFnTrainOutput:
+    slots = asyncio.Semaphore(source.config.n_env)
+    params = sampling_params(args)
 
     async def one(sample: Sample) -> list[Sample]:
         async with slots:
@@ -42,14 +42,14 @@ async def _play(args: Any, source: EpisodeSource) -> RolloutFnTrainOutput:
     starts = source.get_samples(args.rollout_batch_size)
     episodes = await asyncio.gather(*(one(sample) for group in starts for sample in group))
     failed = [episode[0].metadata["fault"] for episode in episodes if episode[0].status == Sample.Status.FAILED]
-    if len(failed) > source.settings.max_episode_failures_per_batch:
+    if len(failed) > source.config.max_episode_failures_per_batch:
         raise FailureBudgetError(f"{len(failed)} episodes of one batch failed. Last failure:\n{failed[-1]}")
     return RolloutFnTrainOutput(samples=list(episodes), metrics=_metrics(episodes))
 
 
 def _metrics(episodes: list[list[Sample]]) -> dict[str, float]:
-    """The names of the fixed-turn batches' metrics, as far as they mean the same."""
-    # Every turn of an episode knows how it ended; a failed one knows nothing.
+    """The metrics that whole episodes share with fixed-turn batches, under the same names."""
+    # Every turn records how its episode ended; a failed episode has no such record.
     ended = [episode[0].metadata for episode in episodes if "episode_turns" in episode[0].metadata]
     turns = sum(facts["episode_turns"] for facts in ended)
     returned = sum(facts["episode_return"] for facts in ended)

@@ -1,1 +1,1 @@
-"""Studies: variants of a setting over several seeds, with a table and a plot."""
+"""Studies: variants of one setting over several seeds, with a table and a plot."""

@@ -1,6 +1,6 @@
-"""The ablations: which question each asks, and how its variants differ from the embedded default.
+"""The ablation studies: the question of each, and how its variants differ from the embedded defaults.
 
-A variant states only what it changes: YAML keys (nested as in the file), slime's flags, and the warm start.
+A variant lists only its changes: YAML keys (nested as in the file), slime's flags, and settings of the warm start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One setting; what is not named stays as in `custom_configs/quickstart.yaml` and `embedded/arguments.py`."""
+    """One setting; the rest is as in `custom_configs/quickstart.yaml` and `embedded/arguments.py`."""
 
     name: str
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -20,12 +20,12 @@ class Variant:
     warm: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `embedded.warmstart.imitation.WarmStart`."""
     share: float = 1.0
-    """Of the run's updates."""
+    """Share of the study's updates that this variant trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """One question, its variants, and what to keep in mind when reading the answer."""
+    """One question, its variants, and a note on how to read the result."""
 
     question: str
     variants: tuple[Variant, ...]
@@ -38,7 +38,7 @@ WHOLE_EPISODES = {
     "n_samples_per_prompt": 4,
     "global_batch_size": 4,
 }
-"""Sixteen whole episodes an update, four of each start; a training step takes four of them."""
+"""Sixteen whole episodes per update, four from each start; four episodes per optimizer step."""
 
 CRITIC_FREE = {
     **WHOLE_EPISODES,
@@ -55,10 +55,10 @@ REWARDS = {
     "graded": {"binary_reward": False},
     "shaped": {"binary_reward": True, "shaping": 0.5},
 }
-"""BabyAI's rewards: 1 for success; less of it the later it comes; success and the way towards it."""
+"""BabyAI's rewards: 1 for success; less for later success; 1 for success plus progress towards it."""
 
 PICKUP: dict[str, Any] = {"keys": {"tasks": ["pickup"]}, "warm": {"random_share": 0.6}}
-"""Pickup is won more rarely than goto, so its warm start sees more of the expert's own actions."""
+"""Pickup is harder than goto, so its warm start has a larger share of expert actions."""
 
 RAW_KL_LOSS = {
     "normalize_advantages": False,
@@ -70,7 +70,7 @@ RAW_KL_LOSS = {
 
 STUDIES: dict[str, Study] = {
     "dual_discount": Study(
-        question="Does it help to discount between turns (0.99, 0.95), and not at all between tokens?",
+        question="Does it help to discount between turns (0.99, 0.95) but not between tokens?",
         variants=(
             Variant(name="dual", **PICKUP),
             Variant(
@@ -79,11 +79,11 @@ STUDIES: dict[str, Study] = {
                 warm=PICKUP["warm"],
             ),
         ),
-        note="On BabyAI's pickup, the Verlog paper's RQ3. With all discounts 1 the critic's targets are undiscounted "
-        "returns, so value losses differ in scale too; compare explained variance beside them.",
+        note="The Verlog paper's RQ3, on BabyAI's pickup. With all discounts at 1, the critic's targets are "
+        "undiscounted returns, so value losses also differ in scale; compare explained variance as well.",
     ),
     "stability": Study(
-        question="What keeps a run from drifting away from what it has learnt?",
+        question="What keeps a run from drifting away from what it has learned?",
         variants=(
             Variant(name="whitened", **PICKUP),
             Variant(name="constant_lr", flags={"lr_decay_style": "constant"}, **PICKUP),
@@ -100,7 +100,7 @@ STUDIES: dict[str, Study] = {
     "memory": Study(
         question="How many past turns should a prompt show?",
         variants=tuple(Variant(name=f"n={n}", keys={"memory": {"n": n}}) for n in (0, 1, 2, 4)),
-        note="Every memory has a warm start of its own, since the prompts differ; compare what training adds.",
+        note="Each variant has its own warm start, because prompts differ; compare the gain from training.",
     ),
     "fixed_turn": Study(
         question="Batches of a fixed number of turns, or of whole episodes?",
@@ -109,10 +109,10 @@ STUDIES: dict[str, Study] = {
             Variant(name="per_env", keys={"turn_quota": "per_env"}),
             Variant(name="whole_episodes", flags={**CRITIC, "rollout_batch_size": 16, "n_samples_per_prompt": 1}),
         ),
-        note="A batch of whole episodes has as many turns as they last; compare at equal turns.",
+        note="Batches of whole episodes vary in turns, so compare at equal numbers of turns.",
     ),
     "warmup": Study(
-        question="What does training the critic alone before the actor bring, and replay while it does?",
+        question="Does it help to train the critic alone first, and to replay kept turns meanwhile?",
         variants=(
             Variant(name="none", flags={"num_critic_only_steps": 0}),
             Variant(name="critic_only", flags={"num_critic_only_steps": 6}),
@@ -122,7 +122,7 @@ STUDIES: dict[str, Study] = {
                 flags={"num_critic_only_steps": 8},
             ),
         ),
-        note="Updates of the warm-up count as updates, so the variants have the same budget.",
+        note="Warm-up updates count as updates, so all variants have the same budget.",
     ),
     "density": Study(
         question="Sparse, graded or shaped reward, with a critic (PPO) and without (RLOO)?",
@@ -138,7 +138,7 @@ STUDIES: dict[str, Study] = {
         note="Rewards differ between variants, so compare win rates, not returns.",
     ),
     "estimator": Study(
-        question="With a critic, or by comparing episodes of the same start?",
+        question="A critic, or comparisons between episodes from the same start?",
         variants=(
             Variant(name="ppo", flags=CRITIC),
             *(
@@ -146,10 +146,10 @@ STUDIES: dict[str, Study] = {
                 for name in ("grpo", "rloo", "gigpo")
             ),
         ),
-        note="All play whole episodes; the critic-free ones charge no KL.",
+        note="All variants play whole episodes; those without a critic charge no KL.",
     ),
     "sft_mix": Study(
-        question="Of one budget, how much should be expert demonstrations and how much PPO?",
+        question="How should one budget be split between expert demonstrations and PPO?",
         variants=tuple(
             Variant(
                 name=f"{episodes}:{updates}",
@@ -159,6 +159,6 @@ STUDIES: dict[str, Study] = {
             )
             for episodes, updates in ((5, 60), (20, 45), (40, 25), (60, 5))
         ),
-        note="Demonstrated episodes : PPO updates of 256 turns (of 60), one demonstration in place of one update.",
+        note="Demonstrated episodes : PPO updates of 256 turns, out of 60. One more demonstration costs one update.",
     ),
 }

@@ -1,4 +1,4 @@
-"""A study's table, plot and raw CSV, from the rows that its runs left; runs under way count with what they have."""
+"""A study's table, plot and raw CSV, from the rows that its runs wrote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, float]
 COLUMNS = (
     ("win rate before", "before", ".3f"),
     ("win rate after", "after", ".3f"),
-    ("turns an episode after", "length", ".1f"),
+    ("turns per episode after", "length", ".1f"),
     ("value loss", "value_loss", ".4f"),
     ("explained variance", "explained_variance", ".2f"),
     ("turns played", "turns", ".0f"),
@@ -32,7 +32,7 @@ class Run:
     done: bool
 
     def facts(self) -> dict[str, float | None]:
-        """The table's columns; losses are means over the updates in which the actor trained too."""
+        """The table's columns. Losses are means over the updates that also trained the actor."""
         evals = [row for row in self.rows if "eval/success" in row]
         trained = [row for row in self.rows if row.get("train/actor_trains")]
         return {
@@ -48,7 +48,7 @@ class Run:
 
 
 def write_report(folder: Path, study: Study) -> str:
-    """Write `table.md`, `raw.csv` and `plot.png` into the study's folder; returns the table as text."""
+    """Write `table.md`, `raw.csv` and `plot.png` into the study's folder, and return the table as text."""
     runs = read_runs(folder, study)
     write_csv(folder / "raw.csv", runs)
     text = table(study, runs)
@@ -58,7 +58,7 @@ def write_report(folder: Path, study: Study) -> str:
 
 
 def read_runs(folder: Path, study: Study) -> list[Run]:
-    """All runs below the folder, variants in the study's order."""
+    """All runs in the folder, in the study's order of variants."""
     runs = []
     for variant in study.variants:
         paths = (folder / variant.name).glob("seed_*/rows.jsonl")
@@ -70,7 +70,7 @@ def read_runs(folder: Path, study: Study) -> list[Run]:
 
 
 def table(study: Study, runs: Sequence[Run]) -> str:
-    """One Markdown row a variant over its finished runs: mean ± standard error over seeds."""
+    """One Markdown row per variant: mean ± standard error over the seeds that are finished."""
     lines = [f"**{study.question}**", ""]
     lines += ["| variant | seeds | " + " | ".join(title for title, _, _ in COLUMNS) + " |"]
     lines += ["|" + "---|" * (len(COLUMNS) + 2)]
@@ -80,13 +80,13 @@ def table(study: Study, runs: Sequence[Run]) -> str:
         cells = [_cell([f[key] for f in facts if f[key] is not None], form) for _, key, form in COLUMNS]
         lines.append(f"| {variant.name} | {len(done)} | " + " | ".join(cells) + " |")
     open_runs = [f"{run.variant} seed {run.seed}" for run in runs if not run.done]
-    notes = ["Mean ± standard error over seeds; losses over the updates in which the actor trained.", study.note]
+    notes = ["Mean ± standard error over seeds; losses are means over the updates that trained the actor.", study.note]
     notes += [f"Not finished, and not counted: {', '.join(open_runs)}."] if open_runs else []
     return "\n".join([*lines, "", *(note for note in notes if note)]) + "\n"
 
 
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
-    """Every number of every update and evaluation."""
+    """Write every number of every update and evaluation."""
     names = sorted({key for run in runs for row in run.rows for key in row} - {"update", "turns"})
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["variant", "seed", "update", "turns", *names])
@@ -96,7 +96,7 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
 
 
 def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
-    """Held-out win rate and value loss over turns: seeds thin, their mean thick."""
+    """Plot held-out win rate and value loss over turns: thin lines for seeds, a thick line for their mean."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -121,7 +121,7 @@ def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
 
 
 def _curve(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
-    """(turns, values) of one run; losses smoothed over five updates."""
+    """(turns, values) of one run, with losses smoothed over five updates."""
     found = [row for row in rows if key in row]
     values = [row[key] for row in found]
     if not key.startswith("eval/"):
@@ -130,7 +130,7 @@ def _curve(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
 
 
 def _mean_curve(curves: Sequence[tuple[list[float], list[float]]]) -> tuple[list[float], list[float]]:
-    """Means over seeds, point by point, as far as all of them got."""
+    """Means over seeds, point by point, up to the length of the shortest curve."""
     shortest = min((len(turns) for turns, _ in curves), default=0)
     mean = lambda part: [sum(curve[part][i] for curve in curves) / len(curves) for i in range(shortest)]
     return mean(0), mean(1)

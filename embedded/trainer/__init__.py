@@ -1,1 +1,1 @@
-"""PPO on Megatron-core, on one device, CPU included."""
+"""PPO on Megatron-core, on one device; a CPU will do."""

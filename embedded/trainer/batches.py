@@ -1,6 +1,6 @@
-"""From the converter's train data to tensors and micro-batches, under slime's keys and its step rule.
+"""From the converter's train data to tensors and micro-batches, with slime's keys and slime's optimizer steps.
 
-Invariants: all samples of one training group are in one optimizer step; a step holds exactly `global_batch_size`
+Invariants: all samples of a training group are in the same optimizer step; a step holds exactly `global_batch_size`
 groups; a sample without trainable tokens is never in a training micro-batch.
 """
 
@@ -20,26 +20,31 @@ RolloutData = dict[str, Any]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some samples, right-padded; positions (row, column) are those whose outputs predict the response tokens."""
+    """Some samples, right-padded. Outputs at positions (row, column) predict the response tokens."""
 
     samples: tuple[int, ...]
+    """Indices of the samples in the batch."""
     ids: torch.Tensor
+    """[samples, longest] token ids."""
     row: torch.Tensor
+    """[n] row of each response token's predecessor."""
     column: torch.Tensor
+    """[n] column of each response token's predecessor."""
     targets: torch.Tensor
+    """[n] response tokens."""
     lengths: tuple[int, ...]
-    """Response tokens a sample."""
+    """Response tokens per sample; they add up to n."""
 
     def gather(self, per_sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Flatten a per-sample list of response-aligned tensors to this micro-batch's tokens."""
+        """Flatten a list of response-aligned tensors, one per sample, to this micro-batch's [n] tokens."""
         return torch.cat([per_sample[i] for i in self.samples])
 
 
 def to_rollout_data(train_data: dict[str, Any], device: torch.device) -> RolloutData:
-    """What one rank gets in slime: token ids, masks and log-probs as tensors; all lists stay per sample.
+    """What a rank gets in slime: token ids, masks and log-probs as tensors, one per sample.
 
     Raises:
-        ConfigError: the data lacks the keys that every converter gives.
+        ConfigError: the data lacks keys that every converter provides.
     """
     groups, sums = train_data_keys() or ("sample_indices", None)
     needed = ["tokens", "response_lengths", "loss_masks", "rewards", groups, *([sums] if sums else [])]
@@ -61,10 +66,10 @@ def to_rollout_data(train_data: dict[str, Any], device: torch.device) -> Rollout
 
 
 def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> list[list[int]]:
-    """Samples of each optimizer step, `global_batch_size` training groups a step, in order of appearance.
+    """The samples of each optimizer step: `global_batch_size` training groups per step, in order of appearance.
 
     Raises:
-        ConfigError: the groups do not fill whole steps; slime would drop the rest in silence.
+        ConfigError: the groups do not fill whole steps. slime would drop the rest without a word.
     """
     groups: dict[int, list[int]] = {}
     for sample, group in enumerate(rollout_ids):
@@ -72,7 +77,7 @@ def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> list[
     if not groups or len(groups) % global_batch_size:
         raise ConfigError(
             f"{len(groups)} training groups do not fill steps of --global-batch-size {global_batch_size}; "
-            "make it a divisor of the batch"
+            f"choose a divisor of {len(groups)}"
         )
     members = list(groups.values())
     return [
@@ -84,7 +89,7 @@ def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> list[
 def micro_batches(data: RolloutData, samples: Sequence[int], max_tokens: int) -> list[MicroBatch]:
     """Split samples into right-padded micro-batches of at most `max_tokens` tokens, padding included.
 
-    Samples of like length go together; a single sample that is longer gets a micro-batch of its own.
+    Samples of similar length share a micro-batch. A sample longer than `max_tokens` has its own.
     """
     lengths = data["total_lengths"]
     batches: list[list[int]] = []

@@ -1,12 +1,16 @@
-"""The trainer's state on disk: safetensors and JSON, written aside and renamed, so that a crash leaves the old one."""
+"""The trainer's checkpoints: safetensors and JSON, written to a temporary folder and renamed.
+
+A crash during a save leaves the previous checkpoint intact.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,15 +18,20 @@ from safetensors.torch import load_file, save_file
 
 from rollout.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from embedded.trainer.megatron import Adam
+
+Models = Mapping[str, torch.nn.Module]
+Optimizers = Mapping[str, "Adam"]
 FORMAT = "slime-verlog-trainer-2"
 _LATEST = "latest.json"
 
 
-def save_trainer(folder: str | Path, rollout_id: int, models: dict[str, Any], optimizers: dict[str, Any]) -> Path:
+def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers: Optimizers) -> Path:
     """Write models and optimizers as `folder/trainer_<rollout_id>` and point `latest.json` at it.
 
     Raises:
-        CheckpointError: the folder cannot be written; what was there before is untouched.
+        CheckpointError: the folder cannot be written. Earlier checkpoints are untouched.
     """
     target = Path(folder) / f"trainer_{rollout_id}"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
@@ -50,18 +59,18 @@ def save_trainer(folder: str | Path, rollout_id: int, models: dict[str, Any], op
     return target
 
 
-def load_trainer(folder: str | Path, models: dict[str, Any], optimizers: dict[str, Any]) -> int:
-    """Restore what `save_trainer` wrote last; returns its rollout id.
+def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> int:
+    """Restore the latest checkpoint of `save_trainer`, and return its rollout id.
 
     Raises:
-        CheckpointError: there is none, or it is damaged or of another model; nothing of it was loaded.
+        CheckpointError: there is none, or it is damaged, or it belongs to another model. Nothing was loaded.
     """
     try:
         rollout_id = json.loads((Path(folder) / _LATEST).read_text(encoding="utf-8"))["rollout_id"]
         source = Path(folder) / f"trainer_{rollout_id}"
         info = json.loads((source / "state.json").read_text(encoding="utf-8"))
         if info["format"] != FORMAT:
-            raise CheckpointError(f"{source} has format {info['format']!r}, this project reads {FORMAT}")
+            raise CheckpointError(f"{source} has format {info['format']!r}; this version reads {FORMAT} only")
         progress = {name: (info["param_groups"][name], info["samples"][name]) for name in optimizers}
         weights = {name: load_file(source / f"{name}.safetensors") for name in models}
         moments = {name: load_file(source / f"{name}_optimizer.safetensors") for name in optimizers}
@@ -83,7 +92,7 @@ def load_trainer(folder: str | Path, models: dict[str, Any], optimizers: dict[st
 
 
 def _tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Own, contiguous copies of a state's tensors; Megatron's empty extra states are left out."""
+    """Contiguous copies of a state's tensors, without Megatron's empty extra states."""
     return {k: v.detach().clone().contiguous() for k, v in state.items() if isinstance(v, torch.Tensor)}
 
 
@@ -92,4 +101,4 @@ def _check_shapes(path: Path, wanted: dict[str, torch.Tensor], found: dict[str, 
         here, there = wanted.get(name), found.get(name)
         if here is None or there is None or here.shape != there.shape:
             shapes = [None if t is None else tuple(t.shape) for t in (here, there)]
-            raise CheckpointError(f"{path}: {name} has shape {shapes[1]}, the model has {shapes[0]}")
+            raise CheckpointError(f"{path}: {name} has shape {shapes[1]}, but the model has {shapes[0]}")

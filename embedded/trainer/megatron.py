@@ -1,8 +1,10 @@
 """Megatron-core models on one device, CPU included: GPTModel actor and critic from a Hugging Face folder.
 
-Of Megatron-core, what a CPU cannot run is replaced here and nowhere else: the core attention (stock code masks through
-fused CUDA kernels; here torch's SDPA, causal, which right-padded batches need no mask for), the gradient-norm clipping
-(stock code allocates on "cuda"; here torch's own), and the one question it asks of torch.cuda, which device is current.
+Three parts of Megatron-core cannot run on a CPU. All of them are replaced here:
+1. core attention: stock code masks with fused CUDA kernels; here torch's causal SDPA, which needs no mask, because
+   batches are padded on the right;
+2. clipping of gradient norms: stock code allocates on "cuda"; here torch's own clipping;
+3. rotary embeddings: stock code moves them to the current CUDA device; here they stay where they are.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from embedded.arguments import OptimizerFlags
 from embedded.trainer.weights import hf_to_megatron, megatron_shapes
 from rollout.errors import ConfigError, MissingDependencyError
 
 with warnings.catch_warnings():
-    # Megatron warns for each fused kernel that is not installed; none is needed here.
+    # Megatron warns about each fused kernel that is not installed; none is needed here.
     warnings.simplefilter("ignore")
     try:
         from megatron.core import parallel_state
+        from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
         from megatron.core.models.gpt import GPTModel
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
         from megatron.core.optimizer import OptimizerConfig
@@ -39,11 +43,8 @@ with warnings.catch_warnings():
 
 
 def initialize(port: int = 0) -> torch.device:
-    """Make this process Megatron's only rank (gloo on a CPU, NCCL on a GPU); calling it twice is fine."""
+    """Make this process Megatron's only rank (gloo on a CPU, NCCL on a GPU). Safe to call twice."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cpu":
-        # Rotary embeddings ask for the current CUDA device; without CUDA torch raises instead of answering.
-        torch.cuda.current_device = lambda: torch.device("cpu")
     if not torch.distributed.is_initialized():
         store = torch.distributed.TCPStore("127.0.0.1", port, world_size=1, is_master=True)
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -56,15 +57,22 @@ def initialize(port: int = 0) -> torch.device:
 
 
 def build_model(folder: str | Path, device: torch.device, *, critic: bool = False) -> GPTModel:
-    """Build a GPTModel with the folder's weights; a critic gets an untied head of one output that starts at zero.
+    """Build a GPTModel with the folder's weights. A critic gets an untied head with one output, initially zero.
 
     Raises:
-        ConfigError: the folder's model is not of a shape that the mapping covers.
+        ConfigError: no such folder, or its model has an unsupported shape.
     """
     from embedded.engine.decoder import load_hf_model
 
     hf = load_hf_model(folder)
     model = _empty_model(hf.config, tied=hf.config.tie_word_embeddings and not critic)
+    if device.type == "cpu":
+        model.rotary_pos_emb = CpuRotaryEmbedding(
+            kv_channels=model.config.kv_channels,
+            rotary_percent=1.0,
+            rotary_base=hf.config.rope_parameters["rope_theta"],
+            use_cpu_initialization=True,
+        )
     if critic:
         model.output_layer = ValueHead(hf.config.hidden_size)
     model.load_state_dict(hf_to_megatron(hf.state_dict(), megatron_shapes(hf.config), head=not critic), strict=False)
@@ -74,7 +82,10 @@ def build_model(folder: str | Path, device: torch.device, *, critic: bool = Fals
 def _empty_model(config: Any, *, tied: bool) -> GPTModel:
     rope = config.rope_parameters
     if rope.get("rope_type", "default") != "default":
-        raise ConfigError(f"the embedded trainer knows plain rotary embeddings only, not {rope['rope_type']}")
+        raise ConfigError(
+            f"the embedded trainer supports plain rotary embeddings only, but this model has {rope['rope_type']} ones; "
+            "choose another model"
+        )
     heads = config.num_attention_heads
     is_qwen3 = config.model_type == "qwen3"
     transformer = TransformerConfig(
@@ -94,7 +105,7 @@ def _empty_model(config: Any, *, tied: bool) -> GPTModel:
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
-        # Nobody else draws from these weights: they are overwritten at once.
+        # The folder's weights replace these at once.
         perform_initialization=False,
     )
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=is_qwen3)
@@ -110,8 +121,17 @@ def _empty_model(config: Any, *, tied: bool) -> GPTModel:
     )
 
 
+class CpuRotaryEmbedding(RotaryEmbedding):
+    """Rotary embeddings on the CPU; the stock `get_emb` moves them to the current CUDA device."""
+
+    def get_emb(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
+        """Angles [max_seq_len, 1, 1, head_dim]."""
+        freqs = self.get_freqs_non_repeated(max_seq_len, offset)
+        return torch.cat((freqs, freqs), dim=-1)[:, None, None, :]
+
+
 class SdpaAttention(torch.nn.Module):
-    """Causal core attention; padding must stand right of what is read, where no real token sees it."""
+    """Causal core attention without a mask: padding must be on the right, where no real token attends to it."""
 
     def __init__(self, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
         super().__init__()
@@ -130,20 +150,21 @@ class SdpaAttention(torch.nn.Module):
 
 
 class ValueHead(torch.nn.Linear):
-    """One output a position, zero at the start; returns (values, no bias) as Megatron's output layer does."""
+    """One output per position, initially zero; returns (values, None), like Megatron's output layer."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__(hidden, 1)
         torch.nn.init.zeros_(self.weight)
         torch.nn.init.zeros_(self.bias)
 
-    def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        """Values [..., 1] of hidden states [..., hidden]."""
         return super().forward(hidden_states), None
 
 
 @contextmanager
 def only_positions(model: GPTModel, row: torch.Tensor, column: torch.Tensor) -> Iterator[None]:
-    """While active, the output layer sees positions (row, column) of the batch alone: logits are [1, n, outputs]."""
+    """Inside this context the output layer computes positions (row, column) only: logits are [1, n, outputs]."""
 
     def select(_: Any, __: Any, hidden: torch.Tensor) -> torch.Tensor:
         return hidden[column, row][:, None]
@@ -164,7 +185,7 @@ def predict(model: GPTModel, ids: torch.Tensor, row: torch.Tensor, column: torch
 class Adam(FP32Optimizer):
     """Megatron's float32 optimizer around AdamW, with gradient clipping that needs no CUDA kernels.
 
-    `schedule` is Megatron's too: its `step(n)` sets the learning rate for what comes after n more samples.
+    `schedule` is Megatron's as well: `schedule.step(n)` moves the learning rate on by n samples.
     """
 
     schedule: OptimizerParamScheduler
@@ -178,34 +199,26 @@ class Adam(FP32Optimizer):
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_eps,
         )
-        # FP32Optimizer's own __init__ adds a loss scale on the device "cuda" that a float32 run never uses.
+        # FP32Optimizer.__init__ also allocates a loss scale on "cuda", which a float32 run never uses.
         MegatronOptimizer.__init__(self, inner, config)
         self.is_stub_optimizer = False
 
     def clip_grad_norm(self, clip_grad: float) -> float:
-        """Scale all gradients to a joint norm of at most `clip_grad`; return the norm before."""
+        """Scale all gradients to a joint norm of at most `clip_grad`, and return the norm before."""
         return torch.nn.utils.clip_grad_norm_(self.get_parameters(), clip_grad).item()
 
 
-def build_optimizer(model: GPTModel, args: Any, lr: float, samples: int) -> Adam:
-    """AdamW with a learning rate that decays over `samples`, from slime's and Megatron's flag names.
-
-    `adam_beta1`, `adam_beta2`, `adam_eps`, `weight_decay`, `clip_grad`; `lr_decay_style` (constant, linear, cosine).
-
-    Raises:
-        ConfigError: another decay style.
-    """
-    if args.lr_decay_style not in ("constant", "linear", "cosine"):
-        raise ConfigError(f"lr_decay_style must be constant, linear or cosine, got {args.lr_decay_style!r}")
+def build_optimizer(model: GPTModel, flags: OptimizerFlags, lr: float, samples: int) -> Adam:
+    """AdamW with a learning rate that starts at `lr` and follows `flags.lr_decay_style` over `samples` samples."""
     optimizer = Adam(
         model,
         OptimizerConfig(
             optimizer="adam",
             lr=lr,
-            adam_beta1=args.adam_beta1,
-            adam_beta2=args.adam_beta2,
-            adam_eps=args.adam_eps,
-            clip_grad=args.clip_grad,
+            adam_beta1=flags.adam_beta1,
+            adam_beta2=flags.adam_beta2,
+            adam_eps=flags.adam_eps,
+            clip_grad=flags.clip_grad,
         ),
     )
     optimizer.schedule = OptimizerParamScheduler(
@@ -215,9 +228,9 @@ def build_optimizer(model: GPTModel, args: Any, lr: float, samples: int) -> Adam
         min_lr=0.0,
         lr_warmup_steps=0,
         lr_decay_steps=samples,
-        lr_decay_style=args.lr_decay_style,
-        start_wd=args.weight_decay,
-        end_wd=args.weight_decay,
+        lr_decay_style=flags.lr_decay_style,
+        start_wd=flags.weight_decay,
+        end_wd=flags.weight_decay,
         wd_incr_steps=samples,
         wd_incr_style="constant",
     )

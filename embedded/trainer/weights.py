@@ -1,6 +1,6 @@
-"""Weights of Qwen2/Llama/Qwen3-shaped models between Hugging Face's names and Megatron-core's, both ways.
+"""Convert weights of Qwen2-, Qwen3- and Llama-shaped models between Hugging Face's and Megatron-core's names.
 
-Megatron keeps queries, keys and values of one group side by side in one matrix, and gate above up in another.
+Megatron fuses the queries, keys and values of each group into one matrix, and gate and up projection into another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPTIONAL = {
 
 @dataclass(frozen=True)
 class Shapes:
-    """What of a model's shape the mapping needs."""
+    """The parts of a model's shape that the conversion needs."""
 
     layers: int
     groups: int
@@ -42,7 +42,7 @@ def megatron_shapes(config: Any) -> Shapes:
 def hf_to_megatron(
     state: Mapping[str, torch.Tensor], shapes: Shapes, *, head: bool = True
 ) -> dict[str, torch.Tensor]:
-    """Rename and fuse; `head` False leaves the output layer out. The result shares no memory with `state`."""
+    """Rename and fuse. Without `head`, the output layer is left out. The result shares no memory with `state`."""
     out = {
         "embedding.word_embeddings.weight": state["model.embed_tokens.weight"].clone(),
         "decoder.final_layernorm.weight": state["model.norm.weight"].clone(),
@@ -69,7 +69,7 @@ def hf_to_megatron(
 
 
 def megatron_to_hf(state: Mapping[str, torch.Tensor], shapes: Shapes) -> dict[str, torch.Tensor]:
-    """The inverse of `hf_to_megatron`; a critic's head and Megatron's extra states are left out."""
+    """The inverse of `hf_to_megatron`, without a critic's head and without Megatron's extra states."""
     out = {
         "model.embed_tokens.weight": state["embedding.word_embeddings.weight"],
         "model.norm.weight": state["decoder.final_layernorm.weight"],

@@ -1,57 +1,64 @@
-"""The policy that training starts from: a tokenizer and weights that imitate demonstrations."""
+"""Make the policy that training starts from: a tokenizer, and weights that imitate demonstrations."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
+from embedded.arguments import OptimizerFlags
 from embedded.engine.decoder import load_hf_model
 from embedded.trainer.batches import RolloutData, micro_batches
 from embedded.trainer.losses import log_probs_and_entropy
-from embedded.trainer.megatron import build_model, build_optimizer, initialize, predict
+from embedded.trainer.megatron import Adam, GPTModel, build_model, build_optimizer, initialize, predict
 from embedded.trainer.weights import megatron_shapes, megatron_to_hf
 from embedded.warmstart.demonstrations import Demonstration, demonstrate
 from embedded.warmstart.policy import PolicySize, build_policy, save_policy
 from embedded.warmstart.tokenizer import fixed_phrases, train_tokenizer
-from rollout.bridge.settings import RolloutSettings
+from rollout.bridge.settings import RolloutConfig
 from rollout.tokens.encoding import DeltaEncoder
+from slime_verlog import Field, Settings
 
-ADAM = SimpleNamespace(
-    weight_decay=0.01, adam_beta1=0.9, adam_beta2=0.98, adam_eps=1e-8, clip_grad=1.0, lr_decay_style="cosine"
-)
+OPTIMIZER = OptimizerFlags(weight_decay=0.01, lr_decay_style="cosine")
 
 
-@dataclass(frozen=True, kw_only=True)
-class WarmStart:
-    """How the policy is made: demonstrations, passes over them, learning rate (cosine to zero).
+class WarmStart(Settings):
+    """How the policy learns from demonstrations.
 
-    Play is mostly random on purpose: it teaches what words mean and how an answer looks, and leaves to PPO what to
-    do. With a quarter of random actions the imitation alone wins 98 % of the quickstart's episodes.
+    Demonstrated actions are mostly random on purpose: they teach the meaning of words and the format of answers, and
+    leave it to PPO to learn what to do. With a quarter of the actions random, imitation alone wins 98 % of the
+    quickstart's episodes.
     """
 
-    episodes: int = 40
-    random_share: float = 0.85
-    epochs: int = 5
-    batch_size: int = 32
-    lr: float = 2e-3
-    max_tokens: int = 1 << 14
-    """Tokens a micro-batch."""
-    size: PolicySize = field(default_factory=PolicySize)
+    episodes: int = Field(40, ge=1)
+    """Demonstrated episodes."""
+    random_share: float = Field(0.85, ge=0, le=1)
+    """Probability that a demonstrated action is random instead of the expert's."""
+    epochs: int = Field(5, ge=1)
+    """Passes over the demonstrations."""
+    batch_size: int = Field(32, ge=1)
+    """Turns per optimizer step."""
+    lr: float = Field(2e-3, gt=0)
+    """Learning rate at the start; it falls to 0 along a cosine."""
+    max_tokens: int = Field(1 << 14, ge=1)
+    """Tokens per micro-batch."""
+    size: PolicySize = PolicySize()
+    """Shape of the policy."""
 
 
-def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart, seed: int) -> float:
-    """Demonstrate, train a tokenizer, imitate, and write a Hugging Face folder; returns the last epoch's loss.
+def make_policy(config: RolloutConfig, folder: str | Path, settings: WarmStart, seed: int) -> float:
+    """Demonstrate, train a tokenizer, imitate, and write a Hugging Face folder.
+
+    Returns:
+        The last epoch's mean loss per token, in nats.
 
     Raises:
-        ConfigError: the environment cannot be demonstrated.
+        ConfigError: the environment has no expert to demonstrate it.
     """
     turns = demonstrate(config, settings.episodes, settings.random_share, seed)
     tokenizer = train_tokenizer(
@@ -62,12 +69,12 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
 
 
 def adapt_policy(
-    config: RolloutSettings, source: str | Path, folder: str | Path, settings: WarmStart, seed: int
+    config: RolloutConfig, source: str | Path, folder: str | Path, settings: WarmStart, seed: int
 ) -> float:
-    """Like `make_policy`, from the model and the tokenizer in `source`, which stay as they are.
+    """Like `make_policy`, but starting from the model and tokenizer in `source`, which are not changed.
 
     Raises:
-        ConfigError: the environment cannot be demonstrated, or the model is of a shape that is not served.
+        ConfigError: the environment has no expert to demonstrate it, or the model's shape is not supported.
     """
     from transformers import AutoTokenizer
 
@@ -79,12 +86,12 @@ def adapt_policy(
 def _imitate_into(
     folder: str | Path, model: Any, tokenizer: Any, turns: Sequence[Demonstration], settings: WarmStart, seed: int
 ) -> float:
-    """Write model and tokenizer to `folder`, after they learned the demonstrations in Megatron's form."""
+    """Train the model on the demonstrations as a Megatron model, and write it with its tokenizer to `folder`."""
     save_policy(model, tokenizer, folder)
     device = initialize()
     actor = build_model(folder, device)
     loss = imitate(actor, encode(tokenizer, turns, device), settings, seed)
-    # A head that is tied to the embeddings has no weights of its own.
+    # A head that is tied to the embeddings has no weights in the state.
     tied = model.config.tie_word_embeddings
     model.load_state_dict(megatron_to_hf(actor.state_dict(), megatron_shapes(model.config)), strict=not tied)
     save_policy(model, tokenizer, folder)
@@ -92,7 +99,7 @@ def _imitate_into(
 
 
 def encode(tokenizer: Any, turns: Sequence[Demonstration], device: torch.device) -> RolloutData:
-    """Prompts as the rollout encodes them, answers closed by the end-of-turn token."""
+    """Encode prompts exactly as the rollout does, and end each answer with the end-of-turn token."""
     encoder = DeltaEncoder(tokenizer)
     end = encoder.end_of_turn_ids[0]
     tokens, lengths = [], []
@@ -103,11 +110,11 @@ def encode(tokenizer: Any, turns: Sequence[Demonstration], device: torch.device)
     return {"tokens": tokens, "response_lengths": lengths, "total_lengths": [len(t) for t in tokens]}
 
 
-def imitate(model: Any, data: RolloutData, settings: WarmStart, seed: int) -> float:
-    """Raise the likelihood of the answers' tokens; returns the last epoch's mean loss a token, in nats."""
+def imitate(model: GPTModel, data: RolloutData, settings: WarmStart, seed: int) -> float:
+    """Maximize the likelihood of the answers; returns the last epoch's mean loss per token, in nats."""
     order, rng = list(range(len(data["tokens"]))), random.Random(seed)
     total, mean = settings.epochs * math.ceil(len(order) / settings.batch_size), math.nan
-    optimizer = build_optimizer(model, ADAM, settings.lr, total)
+    optimizer = build_optimizer(model, OPTIMIZER, settings.lr, total)
     with tqdm(total=total, desc="warm start", unit="step", leave=False) as progress:
         for _ in range(settings.epochs):
             rng.shuffle(order)
@@ -122,7 +129,9 @@ def imitate(model: Any, data: RolloutData, settings: WarmStart, seed: int) -> fl
     return mean
 
 
-def _imitation_step(model: Any, optimizer: Any, data: RolloutData, samples: Sequence[int], max_tokens: int) -> float:
+def _imitation_step(
+    model: GPTModel, optimizer: Adam, data: RolloutData, samples: Sequence[int], max_tokens: int
+) -> float:
     optimizer.zero_grad()
     total = sum(data["response_lengths"][i] for i in samples)
     loss_sum = 0.0

@@ -1,33 +1,49 @@
-"""A tiny Qwen2-shaped policy as a Hugging Face folder: random weights, to be warm-started."""
+"""A tiny Qwen2-shaped policy with random weights, as a Hugging Face folder; imitation trains it first."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+from pydantic import model_validator
+
+from slime_verlog import ConfigError, Field, Settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicySize:
+class PolicySize(Settings):
     """Shape of the transformer; the default has about half a million parameters."""
 
-    layers: int = 3
-    hidden: int = 128
-    heads: int = 4
-    kv_heads: int = 4
-    ffn: int = 256
-    context: int = 1024
+    layers: int = Field(3, ge=1)
+    """Transformer blocks."""
+    hidden: int = Field(128, ge=1)
+    """Width of the residual stream."""
+    heads: int = Field(4, ge=1)
+    """Query heads; a divisor of `hidden`."""
+    kv_heads: int = Field(4, ge=1)
+    """Key and value heads; a divisor of `heads`."""
+    ffn: int = Field(256, ge=1)
+    """Width inside the MLP."""
+    context: int = Field(1024, ge=1)
+    """Positions: the longest prompt plus answer, in tokens."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden % self.heads or self.heads % self.kv_heads:
+            raise ConfigError(
+                f"size: heads {self.heads} must divide hidden {self.hidden}, and kv_heads {self.kv_heads} must divide "
+                "heads"
+            )
+        return self
 
 
 def build_policy(tokenizer: Any, size: PolicySize | None = None, seed: int = 0) -> Any:
-    """A randomly initialised Qwen2 model for the tokenizer's vocabulary."""
+    """A randomly initialized Qwen2 model for the tokenizer's vocabulary."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     size = size or PolicySize()
     config = Qwen2Config(
-        # Rounded up, so that matrix kernels see an even width.
+        # Rounded up to a multiple of 32, which matrix kernels prefer.
         vocab_size=-(-len(tokenizer) // 32) * 32,
         hidden_size=size.hidden,
         intermediate_size=size.ffn,

@@ -1,6 +1,6 @@
-"""A ChatML tokenizer trained on a game's own text: byte-level, so that any text can be encoded.
+"""A ChatML tokenizer trained on a game's own text. It is byte-level, so it can encode any text.
 
-What every prompt of a game repeats word for word becomes one token each, which keeps prompts short enough for a CPU.
+Each phrase that all prompts of a game repeat becomes one token, which keeps prompts short enough for a CPU.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CHAT_TEMPLATE = """\
 def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_size: int = 512) -> Qwen2Tokenizer:
     """Train byte-level BPE on `texts`; each of `phrases` becomes one token wherever it occurs.
 
-    `vocab_size` bounds the 256 bytes and the merges; phrases and control tokens come on top. It is Qwen2's own
-    tokenizer class, which is what AutoTokenizer gives a Qwen2-shaped model whatever its tokenizer file says.
+    `vocab_size` counts the 256 bytes and the merges; phrases and control tokens come on top. The class is Qwen2's own,
+    because AutoTokenizer loads that class for every Qwen2-shaped model, whatever the tokenizer file says.
     """
     core = Qwen2Tokenizer().backend_tokenizer
     trainer = trainers.BpeTrainer(
@@ -46,7 +46,7 @@ def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_siz
         show_progress=False,
     )
     plain = [p for p in dict.fromkeys((*ANSWER_PHRASES, *NUMBERS, *phrases)) if p]
-    # Merges are for what varies: phrases never reach them, longer phrases are taken out first.
+    # Merges are trained on the rest of the text. Longer phrases are cut out first.
     fixed = re.compile("|".join(map(re.escape, sorted(plain, key=len, reverse=True))))
     varying = [part for text in texts for part in fixed.split(text)]
     core.train_from_iterator([*["system", "user", "assistant", "tool"] * 8, *varying], trainer)
@@ -67,7 +67,7 @@ def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_siz
 
 
 def common_ends(texts: Sequence[str]) -> tuple[str, str]:
-    """The text that all of `texts` start with and the text that all end with, cut at word boundaries."""
+    """The longest common start and the longest common end of `texts`, cut at word boundaries."""
     if not texts:
         return "", ""
     prefix = _common_prefix(texts)
@@ -75,7 +75,7 @@ def common_ends(texts: Sequence[str]) -> tuple[str, str]:
         prefix = prefix[: prefix.rfind("\n") + 1 or max(prefix.rfind(" "), 0)]
     rest = [text[len(prefix) :][::-1] for text in texts]
     suffix = _common_prefix(rest)
-    # The suffix starts where a line starts, so that the words before it are split as everywhere else.
+    # The suffix starts at a line break, so that the words before it are tokenized as everywhere else.
     suffix = suffix[: suffix.rfind("\n") + 1][::-1]
     return prefix, suffix
 
@@ -86,9 +86,9 @@ def _common_prefix(texts: Sequence[str]) -> str:
 
 
 def fixed_phrases(conversations: Iterable[Sequence[dict[str, Any]]]) -> list[str]:
-    """What messages of one kind have in common over all conversations: their first and last words.
+    """The common starts and ends of all messages of one kind, over all conversations.
 
-    Messages are of one kind by role and by whether they are the conversation's last.
+    A kind is a role, with the last message of a conversation as a kind of its own.
     """
     kinds: dict[tuple[str, bool], list[str]] = {}
     for messages in conversations:

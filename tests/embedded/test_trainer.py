@@ -14,7 +14,9 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 
 from transformers import AutoModelForCausalLM
 
-from embedded.trainer.ppo import PpoTrainer
+from advantage.settings import AdvantageSettings
+from embedded.trainer.batches import to_rollout_data
+from embedded.trainer.ppo import PpoTrainer, add_advantages
 from rollout.errors import CheckpointError, ConfigError
 from tests.embedded.conftest import made_up_batch, trainer_args
 
@@ -192,16 +194,26 @@ def test_the_rollouts_own_log_probs_can_stand_in_for_the_actors(make: Any) -> No
     assert metrics["actor/ppo_kl"] != pytest.approx(make().train(0, made_up_batch())["actor/ppo_kl"], abs=1e-2)
 
 
-def test_whitened_advantages_have_mean_zero_over_trained_tokens(make: Any) -> None:
-    from embedded.trainer.batches import to_rollout_data
-    from embedded.trainer.ppo import add_advantages
+def test_advantages_are_whitened_with_slimes_formula(make: Any) -> None:
+    """slime divides by sqrt(variance + 1e-8), with the unbiased variance of all trained tokens."""
+    raw, white = ({}, {})
+    for normalize, found in ((False, raw), (True, white)):
+        found |= to_rollout_data(made_up_batch(), torch.device("cpu"))
+        # Tiny advantages, so that the 1e-8 counts.
+        found["rewards"] = [reward * 1e-4 for reward in found["rewards"]]
+        found["values"] = [torch.zeros(n) for n in found["response_lengths"]]
+        add_advantages(trainer_args(normalize_advantages=normalize), found)
+    mask = torch.cat(raw["loss_masks"]).bool()
+    advantages = torch.cat(raw["advantages"]).double()
+    mean, variance = advantages[mask].mean(), advantages[mask].var()
+    expected = (advantages - mean) / (variance + 1e-8).sqrt()
+    assert torch.allclose(torch.cat(white["advantages"]).double(), expected, atol=1e-5)
 
-    args = trainer_args(normalize_advantages=True)
-    data = to_rollout_data(made_up_batch(), torch.device("cpu"))
-    data["values"] = [torch.zeros(n) for n in data["response_lengths"]]
-    add_advantages(args, data)
-    flat = torch.cat(data["advantages"])[torch.cat(data["loss_masks"]).bool()]
-    assert flat.mean().abs() < 1e-5 and flat.std() == pytest.approx(1.0, abs=1e-3)
+
+def test_without_the_key_the_first_tokens_weight_is_that_of_the_yaml(make: Any) -> None:
+    """One default for both: a run whose YAML leaves the key out, and the YAML's documented value."""
+    wanted = AdvantageSettings().value_first_token_weight
+    assert make().train(0, made_up_batch()) == make(value_first_token_weight=wanted).train(0, made_up_batch())
 
 
 def test_kl_is_charged_in_the_reward_or_in_the_loss_but_not_in_both(make: Any) -> None:
@@ -210,7 +222,7 @@ def test_kl_is_charged_in_the_reward_or_in_the_loss_but_not_in_both(make: Any) -
 
 
 def test_an_unknown_decay_of_the_learning_rate_is_refused(make: Any) -> None:
-    with pytest.raises(ConfigError, match="constant, linear or cosine, got 'step'"):
+    with pytest.raises(ConfigError, match="lr_decay_style must be one of 'constant', 'linear', 'cosine', got 'step'"):
         make(lr_decay_style="step")
 
 

@@ -220,10 +220,10 @@ def make_policy(folder: Path) -> Path:
 
 def run_checks(device: torch.device, turns: int, longest: int, show: Callable[[str], None]) -> bool:
     """Run everything and show a line each; returns whether all of it holds."""
-    from embedded.quickstart import quiet
+    from embedded.quickstart import set_up_process
     from embedded.trainer.megatron import initialize
 
-    quiet()
+    set_up_process()
     show(f"device: {describe(device)}")
     found = initialize()
     assert found.type == device.type, f"the embedded trainer chose {found}"

@@ -21,7 +21,7 @@ import yaml
 
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
-from embedded.quickstart import quiet
+from embedded.quickstart import set_up_process
 from embedded.warmstart.imitation import WarmStart, make_policy
 from rollout.bridge.settings import load_settings
 from tests.slime.cpu.harness import Run, convert_checkpoint, find_slime
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("outputs/slime_cpu"))
     options = parser.parse_args()
-    quiet()
+    set_up_process()
     options.out.mkdir(parents=True, exist_ok=True)
     task = yaml.safe_load(Path(CONFIG).read_text(encoding="utf-8"))["tasks"][0]
     curves: dict[int, Sequence[tuple[int, dict[str, float]]]] = {}

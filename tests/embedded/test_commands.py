@@ -1,0 +1,50 @@
+"""Every command reports a mistake as one sentence on stderr, without a traceback, and exits with code 1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+
+ROOT = Path(__file__).parents[2]
+MISTAKES = {
+    "an unreadable YAML": (
+        ["embedded.quickstart", "--config", "missing.yaml"],
+        "--custom-config-path missing.yaml cannot be read",
+    ),
+    "an impossible number": (["embedded.quickstart", "--updates", "0"], "num_rollout must be at least 1, got 0"),
+    "a study's budget": (
+        ["embedded.studies.run", "memory", "--eval-interval", "0"],
+        "eval_interval must be at least 1, got 0",
+    ),
+    "an unknown variant": (
+        ["embedded.studies.run", "memory", "--variants", "n=9"],
+        "memory has no variant 'n=9'; choose from n=0, n=1, n=2, n=4",
+    ),
+    "a model that the hub does not have": (
+        ["embedded.pretrained", "--device", "cpu", "--model", "nobody/nothing"],
+        "--model 'nobody/nothing' is not a folder and could not be downloaded from the hub",
+    ),
+    "a folder without a model": (
+        ["embedded.engine.server", "--model-path", "missing"],
+        "'missing' is not a model folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", sorted(MISTAKES))
+def test_a_mistake_ends_in_one_sentence(mistake: str, tmp_path: Path) -> None:
+    command, sentence = MISTAKES[mistake]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+    out = [] if command[0] == "embedded.engine.server" else ["--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, *out], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {sentence}") and done.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("out/*.*"))
