@@ -1,11 +1,11 @@
-"""What encoding one turn costs at turns 4, 40 and 400, beside the two common ways to do it, in one run.
+"""CPU cost of encoding one turn, at turns 4, 40 and 400, with three methods back to back.
 
-- re-encode: the whole conversation through template and tokenizer (or processor) each turn;
-- two templates: the conversation rendered with and without the new messages, the difference encoded (a processor
-  has to see both whole conversations);
+- re-encode: the whole conversation goes through template and tokenizer (or processor) in every turn;
+- two templates: the conversation is rendered with and without the new messages, and the difference is encoded (a
+  processor has to see both conversations whole);
 - ours: `DeltaEncoder.append` (full history) and `DeltaEncoder.prompt` (window of one past turn).
 
-Times are CPU time of one thread; ratios hold across machines, milliseconds do not.
+Times are CPU time of one thread. Compare ratios: milliseconds depend on the machine.
 
     python benchmarks/encoding.py [--tokenizer FOLDER] [--turns 4 40 400] [--no-images]
 """
@@ -38,7 +38,7 @@ NEXT = 25
 
 
 class Conversation:
-    """A game of many turns: observations of about 120 words, one fixed answer."""
+    """A game of many turns, with observations of about 120 words and one fixed answer."""
 
     def __init__(self, encoder: DeltaEncoder, turns: int, images: bool) -> None:
         rng = random.Random(0)
@@ -65,7 +65,7 @@ class Conversation:
 
 
 def cpu_ms(work: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None, repeats: int = 9) -> float:
-    """Median CPU milliseconds of `work` on what `prepare` returns; preparing is not measured."""
+    """Median CPU milliseconds of `work` on the result of `prepare`, without the time of `prepare`."""
     times = []
     for _ in range(repeats):
         prepared = prepare()
@@ -76,14 +76,14 @@ def cpu_ms(work: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None
 
 
 def forget(encoder: DeltaEncoder, user: dict[str, Any]) -> None:
-    """Make the turn's text and picture new again."""
+    """Drop the turn's text and picture from the caches."""
     encoder.text._cached.cache_clear()
     if encoder.images is not None:
         encoder.images._kept.pop(id(user["content"][0]["image"]), None)
 
 
 def appended_ms(conversation: Conversation, turn: int) -> float:
-    """Median CPU milliseconds of one appended turn, over this turn and the next ones of the same conversation."""
+    """Median CPU milliseconds to append one turn, over this turn and the next 24 of the same conversation."""
     encoder, prompt, times = conversation.encoder, conversation.prompt_before(turn), []
     for user in conversation.users[turn : turn + NEXT]:
         forget(encoder, user)
@@ -121,7 +121,7 @@ def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float
 
     def past_known() -> None:
         forget(encoder, whole[-1])
-        encoder.prompt(window[:-2])  # the past turn of the window was encoded when it was the current one
+        encoder.prompt(window[:-2])  # the past turn was encoded when it was the current one
 
     repeats = 5 if turn > 100 else 15
     return {
@@ -133,7 +133,7 @@ def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float
 
 
 def table(title: str, conversation: Conversation, turns: list[int], images: bool) -> None:
-    print(f"\n{title}: CPU ms a turn")
+    print(f"\n{title}: CPU ms per turn")
     found = {turn: rows(conversation, turn, images) for turn in turns}
     print(f"{'':<16}" + "".join(f"{f'turn {turn}':>12}" for turn in turns) + f"{'last / first':>14}")
     for way in found[turns[0]]:
@@ -145,14 +145,15 @@ def table(title: str, conversation: Conversation, turns: list[int], images: bool
 
 
 def memory(encoder: DeltaEncoder) -> None:
-    """Memory of an episode with a picture a turn, every prompt kept."""
+    """Print the memory of an episode with one picture per turn and all prompts kept."""
     conversation = Conversation(encoder, 60, images=True)
     tracemalloc.start()
     kept, sizes = [encoder.prompt(conversation.messages(0))], {}
     for turn in range(1, 60):
         prompt, _ = encoder.append(kept[-1], conversation.response, [conversation.users[turn]])
         kept.append(prompt)
-        tensors = {id(t): t.nbytes for p in kept for part in p.train_inputs.parts for t in part.values()}
+        inputs = [p.train_inputs for p in kept if p.train_inputs is not None]
+        tensors = {id(t): t.nbytes for chain in inputs for part in chain.parts for t in part.values()}
         sizes[turn + 1] = tracemalloc.get_traced_memory()[0] + sum(tensors.values())
     tracemalloc.stop()
     shown = "  ".join(f"{n} pictures {sizes[n] / 2**20:.1f} MiB" for n in (15, 30, 60))
@@ -160,7 +161,7 @@ def memory(encoder: DeltaEncoder) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", help="folder of a tokenizer with a chat template; default: a tiny ChatML one")
     parser.add_argument("--turns", type=int, nargs="+", default=[4, 40, 400])
     parser.add_argument("--no-images", action="store_true")

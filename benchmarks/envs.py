@@ -1,9 +1,9 @@
-"""Steps per CPU-second of the environments, text only and with pictures, beside BALROG's wrappers.
+"""Steps per CPU-second of the environments, with text only and with pictures, compared with BALROG's wrappers.
 
     python benchmarks/envs.py [--seconds 2] [--only babyai]
 
-BALROG's figures were measured on its own code with its own settings, which render every step; they are of one
-machine, so read the ratio as an order of magnitude. "with pictures" is our own world rendering every step.
+BALROG's figures come from its own code with its own settings, which render every step. They were measured on one
+machine, so the ratio is an order of magnitude. "with pictures" means that our environment also renders every step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# This file shares its name with the package: the repository has to come first, not this folder.
+# This file has the same name as the package `envs`, so the repository must come before this folder.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from envs.loading import build_env_from  # noqa: E402
@@ -26,9 +26,10 @@ from envs.loading import build_env_from  # noqa: E402
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; `balrog` is BALROG's steps per CPU-second in the same task, where known.
+    """One row of the table.
 
-    `answers` are played where the environment has no list of actions; it then has no pictures either.
+    `balrog` is BALROG's steps per CPU-second in the same task, if known. `answers` are played in environments without
+    a list of actions, which have no pictures either.
     """
 
     module: str
@@ -54,14 +55,14 @@ ROWS = [
 
 @dataclass(frozen=True)
 class Speed:
-    """Steps per CPU-second without resets, and CPU-milliseconds for a reset."""
+    """Steps per CPU-second without resets, and CPU-milliseconds per reset."""
 
     steps: float
     reset_ms: float
 
 
 def measure(row: Row, seconds: float, **options: Any) -> Speed:
-    """Play random legal actions until the steps have taken `seconds` of CPU time."""
+    """Play random legal actions for `seconds` of CPU time, resets not counted."""
     rng = random.Random(0)
     step_time = reset_time = 0.0
     steps = episodes = 0
@@ -77,7 +78,7 @@ def measure(row: Row, seconds: float, **options: Any) -> Speed:
 
 
 def _play(env: Any, answers: Sequence[str], rng: random.Random, seconds: float) -> tuple[int, float]:
-    """Play on until the episode or the time is over; the clock is read once in 50 steps."""
+    """Play until the episode or the time is over; the clock is read every 50 steps."""
     done, steps = False, 0
     began = time.process_time()
     while not done and time.process_time() - began < seconds:
@@ -91,8 +92,8 @@ def _play(env: Any, answers: Sequence[str], rng: random.Random, seconds: float) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=2.0, help="CPU time to play for, a figure (default 2)")
-    parser.add_argument("--only", default="", help="rows whose module or task contains this")
+    parser.add_argument("--seconds", type=float, default=2.0, help="CPU seconds per figure (default: %(default)g)")
+    parser.add_argument("--only", default="", help="only rows whose module or task contains this text")
     arguments = parser.parse_args()
     head = ("environment", "text steps/s", "with pictures", "BALROG", "ratio", "reset ms")
     print("{:<34}{:>14}{:>15}{:>9}{:>9}{:>11}".format(*head))

@@ -1,8 +1,8 @@
-"""Dual-discount GAE against plain ways to compute it, side by side: `python benchmarks/gae.py [--turns 2048]`.
+"""Dual-discount GAE and plain loops for it, back to back: `python benchmarks/gae.py [--turns 2048]`.
 
-Work: turns of 1 to 512 tokens, 16 turns an episode part, as in Verlog's Crafter runs. One thread, CPU time, best of
-several rounds; every method computes the same advantages, which is checked first. `chunked_gae` of slime joins when
-SLIME_PATH points to a checkout; it has one discount and pads, so its result is a different one.
+The work: turns of 1 to 512 tokens, 16 turns per episode part, as in Verlog's Crafter runs. Times are CPU time of one
+thread, the best of several rounds. A check comes first: every method computes the same advantages. With SLIME_PATH
+set to a checkout, slime's `chunked_gae` runs too; it pads and has one discount, so its result differs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ TURNS_PER_EPISODE = 16
 
 
 def make_work(turns: int, longest: int, seed: int) -> dict[str, Tensor]:
-    """A packed batch in which every episode part is cut by the batch's end."""
+    """A packed batch in which the end of the batch cuts every episode part."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (turns,), generator=generator)
     following = torch.arange(1, turns + 1)
@@ -44,7 +45,7 @@ def make_work(turns: int, longest: int, seed: int) -> dict[str, Tensor]:
 
 
 def token_by_token(work: dict[str, Tensor], d: Discounts) -> Tensor:
-    """The definition as two loops, turns outside and tokens inside, one token at a time."""
+    """The definition as two loops: over turns, and over the tokens of each turn."""
     values, rewards = work["values"].double(), work["token_rewards"].double()
     lengths, following = work["turn_lengths"].tolist(), work["next_turn"].tolist()
     starts = (work["turn_lengths"].cumsum(0) - work["turn_lengths"]).tolist()
@@ -65,11 +66,11 @@ def token_by_token(work: dict[str, Tensor], d: Discounts) -> Tensor:
 
 def pad(work: dict[str, Tensor], key: str) -> Tensor:
     rows = work[key].split(work["turn_lengths"].tolist())
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
 def loop_over_columns(work: dict[str, Tensor], d: Discounts) -> Tensor:
-    """Two loops over a padded [episode, turn, token] block, all episodes at once; returns the padded advantages."""
+    """Two loops over a padded [episode, turn, token] block, all episodes at once; returns padded advantages."""
     grid = lambda x: x.double().reshape(-1, TURNS_PER_EPISODE, *x.shape[1:])
     values, rewards = grid(work["padded_values"]), grid(work["padded_rewards"])
     lengths, paid, last = (grid(work[k]) for k in ("turn_lengths", "turn_rewards", "bootstrap_values"))
@@ -89,7 +90,7 @@ def loop_over_columns(work: dict[str, Tensor], d: Discounts) -> Tensor:
 
 
 def single_discount(work: dict[str, Tensor], d: Discounts) -> Tensor:
-    """One discount, every turn on its own: a plain loop over the columns of the padded block."""
+    """One discount, each turn by itself: a loop over the columns of the padded block."""
     values, rewards = work["padded_values"], work["padded_rewards"]
     after = F.pad(values[:, 1:], (0, 1))
     deltas = rewards + d.gamma_step * after - values
@@ -101,11 +102,11 @@ def single_discount(work: dict[str, Tensor], d: Discounts) -> Tensor:
 
 
 def slime_chunked_gae(path: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """slime's own scan, cut out of its source, because importing slime needs far more than this file."""
+    """slime's own scan, cut out of its source, because importing slime needs many more packages."""
     source = (Path(path) / "slime" / "utils" / "ppo_utils.py").read_text(encoding="utf-8")
     wanted = {"chunked_discounted_returns", "chunked_gae"}
     body = [node for node in ast.parse(source).body if getattr(node, "name", None) in wanted]
-    scope = {"torch": torch, "F": F}
+    scope: dict[str, Any] = {"torch": torch, "F": F}
     exec(compile(ast.Module(body, type_ignores=[]), "ppo_utils.py", "exec"), scope)
     return scope["chunked_gae"]
 
@@ -120,7 +121,7 @@ def cpu_ms(run: Callable[[], object], rounds: int) -> float:
 
 
 def check(work: dict[str, Tensor], d: Discounts) -> float:
-    """Largest difference between the three ways to compute the same thing."""
+    """Largest difference between the three methods."""
     kept = torch.arange(work["padded_values"].shape[1]) < work["turn_lengths"][:, None]
     ours = dual(work, d).double()
     slow = token_by_token(work, d)

@@ -1,11 +1,11 @@
-"""What the rollout costs beside engine and environment, and how well it keeps an engine busy.
+"""CPU cost of the rollout per turn, and how busy it keeps an engine.
 
-Two tables from one run:
-1. host time per turn, CPU of this process: an environment that steps at once, and an engine that answers at once, in
-   this process and over HTTP from another;
-2. useful engine time: a simulated engine (fixed time a turn, a number of places) under fixed-turn batches, and under
-   an outer loop that waits for whole episodes and throws away what is over, on the same episode lengths. With as many
-   slots as places the host's work on each answer is time in which a place is empty; with a third more it is not.
+Two tables:
+1. CPU time of this process per turn. Environment and engine respond at once; the engine runs in this process, or in
+   another one over HTTP.
+2. Useful engine time. A simulated engine (fixed time per turn, fixed number of places) serves fixed-turn batches, and
+   a loop that waits for whole episodes of the same lengths. With as many slots as places, a place is idle while the
+   host works on its answer; a third more slots avoid that.
 
     python benchmarks/rollout.py [--turns 2048] [--places 96]
 """
@@ -39,18 +39,18 @@ ANSWER = "THINK: the tree is near.\nACTION: left"
 
 
 def crafter_like_length(seed: int) -> int:
-    """Episode lengths as Verlog reports them for Crafter: 70 to 400 turns, about 190 on average."""
+    """An episode length, distributed as Verlog reports for Crafter: 70 to 400 turns, about 190 on average."""
     return min(400, max(70, round(random.Random(seed).lognormvariate(5.15, 0.42))))
 
 
 class InstantEngine(EngineClient):
-    """Answers in this process; `turn_s` and `places` simulate an engine that is slow and has limited room."""
+    """An engine in this process; `turn_s` seconds per turn and `places` requests at once simulate a real one."""
 
     def __init__(self, source: EngineClient, answer: list[int], turn_s: float, places: int) -> None:
         super().__init__(source.url, source.settings)
         self.answer, self.turn_s, self.places = answer, turn_s, asyncio.Semaphore(places)
 
-    async def generate(self, prompt: Any, params: Any, **kwargs: Any) -> Generation:
+    async def generate(self, prompt: Any, sampling_params: Any, **kwargs: Any) -> Generation:
         self.load.change(+1)
         try:
             async with self.places:
@@ -63,7 +63,7 @@ class InstantEngine(EngineClient):
 
 
 def serve(port: Any) -> None:
-    """An engine in a process of its own, so that its CPU time is not ours."""
+    """Serve an engine in another process, so that its CPU time is not counted."""
 
     async def forever() -> None:
         async with ScriptedEngine(chatml_tokenizer(), lambda body, number: ANSWER) as engine:
@@ -74,7 +74,7 @@ def serve(port: Any) -> None:
 
 
 async def prepare(folder: Path, slots: int, turns: int, port: int = 1) -> tuple[Any, EpisodeSource, Any]:
-    """Arguments, data source and runtime of a game whose episodes last as long as Crafter's."""
+    """Arguments, data source and runtime of a game with episodes as long as Crafter's."""
     args = rollout_args(
         folder,
         port,
@@ -90,13 +90,13 @@ async def prepare(folder: Path, slots: int, turns: int, port: int = 1) -> tuple[
 
 
 def simulated(runtime: Any, turn_s: float, places: int) -> InstantEngine:
-    """The engine that answers in this process."""
+    """The engine in this process."""
     answer = runtime.encoder.tokenizer.encode(f"{ANSWER}<|im_end|>")
     return InstantEngine(runtime.engine, answer, turn_s, places)
 
 
 async def host_time(folder: Path, turns: int, port: int | None) -> tuple[float, float]:
-    """CPU milliseconds of this process per turn, and the environment's share; over HTTP if there is a port."""
+    """CPU milliseconds of this process per turn, and the environment's part of them; over HTTP if `port` is given."""
     args, source, runtime = await prepare(folder, 32, turns, port or 1)
     if port is None:
         runtime.engine = simulated(runtime, 0.0, 32)
@@ -111,7 +111,7 @@ async def host_time(folder: Path, turns: int, port: int | None) -> tuple[float, 
 
 
 async def fixed_turn_busy(folder: Path, slots: int, places: int, turns: int, turn_s: float) -> float:
-    """Share of the engine's place-seconds that went into turns of the batches."""
+    """Share of the engine's place-seconds spent on turns of the batches."""
     args, source, runtime = await prepare(folder, slots, turns)
     runtime.engine = simulated(runtime, turn_s, places)
     await collect(args, 0, source)
@@ -126,9 +126,9 @@ async def fixed_turn_busy(folder: Path, slots: int, places: int, turns: int, tur
 
 
 def episode_loop_busy(slots: int, turns: int) -> float:
-    """The same turns from whole episodes: `slots` start together, and the batch waits for the longest.
+    """The same share for batches of whole episodes: `slots` episodes start together, and the longest ends the batch.
 
-    Computed, not slept: the outer loop issues one episode a slot, waits for all, and trains on them.
+    This is computed, not measured: the loop starts one episode per slot, waits for all of them, and trains.
     """
     lengths = [crafter_like_length(seed) for seed in range(20 * slots)]
     shares = []
@@ -139,7 +139,7 @@ def episode_loop_busy(slots: int, turns: int) -> float:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=2048)
     parser.add_argument("--places", type=int, default=96, help="requests that the simulated engine runs at once")
     parser.add_argument("--turn-s", type=float, default=0.5, help="simulated engine time of one turn")
@@ -152,7 +152,7 @@ async def main() -> None:
         folder = Path(name)
         for label, port in (("in process", None), ("over HTTP", ours.recv())):
             cpu, env = await host_time(folder, options.turns, port)
-            print(f"{f'host ms a turn (CPU), engine {label}':<60}{cpu:8.3f}   of it environment {env:.3f}")
+            print(f"{f'host ms per turn (CPU), engine {label}':<60}{cpu:8.3f}   of which environment {env:.3f}")
         for slots in (places, more):
             busy = await fixed_turn_busy(folder, slots, places, options.turns, options.turn_s)
             print(f"{f'useful engine time, {slots} slots for {places} places':<60}{busy:8.1%}")

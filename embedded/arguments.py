@@ -18,15 +18,15 @@ class OptimizerFlags(Settings):
 
     lr_decay_style: Literal["constant", "linear", "cosine"] = "linear"
     """How the learning rate changes over the run: not at all, or down to 0."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Decay of matrices; biases and norms are not decayed."""
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the mean of gradients."""
-    adam_beta2: float = Field(0.98, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.98, ge=0, lt=1)
     """Decay of the mean of squared gradients."""
-    adam_eps: float = Field(1e-8, gt=0)
+    adam_eps: float = Field(default=1e-8, gt=0)
     """Added to the denominator of Adam's step."""
-    clip_grad: float = Field(1.0, gt=0)
+    clip_grad: float = Field(default=1.0, gt=0)
     """Largest norm of all gradients together; larger gradients are scaled down to it."""
 
 
@@ -43,7 +43,7 @@ class EmbeddedFlags(OptimizerFlags):
     """Folder for checkpoints; default: no checkpoints."""
     load: str | None = None
     """Folder whose latest checkpoint is resumed."""
-    save_interval: int | None = Field(None, ge=1)
+    save_interval: int | None = Field(default=None, ge=1)
     """Updates between two checkpoints; the last update is always saved."""
 
     rollout_function_path: str = "rollout.fixed_turn.generate_rollout"
@@ -61,27 +61,27 @@ class EmbeddedFlags(OptimizerFlags):
     custom_config_path: str | None = None
     """The YAML file."""
 
-    num_rollout: int = Field(60, ge=1)
+    num_rollout: int = Field(default=60, ge=1)
     """Updates, critic warm-up included."""
-    start_rollout_id: int = Field(0, ge=0)
+    start_rollout_id: int = Field(default=0, ge=0)
     """First update; a resumed run sets it."""
-    rollout_batch_size: int = Field(256, ge=1)
+    rollout_batch_size: int = Field(default=256, ge=1)
     """Prompts per batch. A fixed-turn batch has rollout_batch_size x n_samples_per_prompt turns."""
-    n_samples_per_prompt: int = Field(1, ge=1)
+    n_samples_per_prompt: int = Field(default=1, ge=1)
     """Samples per prompt; whole episodes per start in `embedded.whole_episodes`."""
-    global_batch_size: int = Field(64, ge=1)
+    global_batch_size: int = Field(default=64, ge=1)
     """Training groups per optimizer step: turns, or whole episodes."""
-    rollout_max_response_len: int = Field(40, ge=1)
+    rollout_max_response_len: int = Field(default=40, ge=1)
     """Most tokens in one answer."""
-    rollout_max_prompt_len: int | None = Field(None, ge=1)
+    rollout_max_prompt_len: int | None = Field(default=None, ge=1)
     """Most tokens in one prompt."""
-    rollout_max_context_len: int | None = Field(512, ge=1)
+    rollout_max_context_len: int | None = Field(default=512, ge=1)
     """Most tokens in prompt and answer together; the engine's context length."""
-    rollout_temperature: float = Field(1.0, gt=0)
+    rollout_temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; training uses the same."""
-    rollout_top_p: float = Field(1.0, gt=0, le=1)
+    rollout_top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample from the smallest set of tokens with this much probability."""
-    rollout_top_k: int = Field(-1, ge=-1)
+    rollout_top_k: int = Field(default=-1, ge=-1)
     """Sample from the k likeliest tokens; -1: from all."""
     rollout_stop: tuple[str, ...] | None = None
     """Texts that end an answer."""
@@ -89,34 +89,34 @@ class EmbeddedFlags(OptimizerFlags):
     """Further tokens that end an answer."""
     rollout_seed: int = 42
     """Seed of training episodes and of sampling."""
-    eval_interval: int | None = Field(None, ge=1)
+    eval_interval: int | None = Field(default=None, ge=1)
     """Updates between two evaluations; the first and the last policy are always evaluated."""
 
     advantage_estimator: str = "ppo"
     """`ppo` trains a critic; any other estimator trains the actor alone."""
-    num_critic_only_steps: int = Field(6, ge=0)
+    num_critic_only_steps: int = Field(default=6, ge=0)
     """Updates at the start in which the critic learns and the actor does not."""
-    lr: float = Field(3e-4, gt=0)
+    lr: float = Field(default=3e-4, gt=0)
     """Learning rate of the actor."""
-    critic_lr: float = Field(1e-3, gt=0)
+    critic_lr: float = Field(default=1e-3, gt=0)
     """Learning rate of the critic."""
-    kl_coef: float = Field(0.001, ge=0)
+    kl_coef: float = Field(default=0.001, ge=0)
     """Weight of KL(policy | reference) in the token rewards."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
     """Estimator of the KL, in the rewards and in the loss."""
     use_kl_loss: bool = False
     """Add the KL to the loss. Needs kl_coef: 0."""
-    kl_loss_coef: float = Field(0.0, ge=0)
+    kl_loss_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL in the loss."""
-    eps_clip: float = Field(0.2, gt=0)
+    eps_clip: float = Field(default=0.2, gt=0)
     """PPO's clip range: the probability ratio stays above 1 - eps_clip."""
-    eps_clip_high: float | None = Field(None, gt=0)
+    eps_clip_high: float | None = Field(default=None, gt=0)
     """The ratio stays below 1 + eps_clip_high; default: `eps_clip`."""
-    eps_clip_c: float | None = Field(3.0, gt=1)
+    eps_clip_c: float | None = Field(default=3.0, gt=1)
     """Dual clip: bound on the loss of negative advantages, in multiples of the advantage; None: no bound."""
-    value_clip: float = Field(0.5, gt=0)
+    value_clip: float = Field(default=0.5, gt=0)
     """How far one update may move a value before its loss is clipped."""
-    entropy_coef: float = Field(0.001, ge=0)
+    entropy_coef: float = Field(default=0.001, ge=0)
     """Weight of the entropy bonus."""
     normalize_advantages: bool = True
     """Whiten the advantages over all trained tokens of a batch."""
@@ -124,14 +124,14 @@ class EmbeddedFlags(OptimizerFlags):
     """Take the old log-probs from the engine instead of recomputing them."""
     use_dynamic_batch_size: bool = True
     """Micro-batches are filled by tokens; the only mode of the embedded trainer."""
-    max_tokens_per_gpu: int = Field(8192, ge=1)
+    max_tokens_per_gpu: int = Field(default=8192, ge=1)
     """Most tokens in one micro-batch, padding included."""
 
     sglang_router_ip: str = "127.0.0.1"
     """Address of the engine; set when it starts."""
     sglang_router_port: int | None = None
     """Port of the engine; set when it starts."""
-    sglang_server_concurrency: int = Field(32, ge=1)
+    sglang_server_concurrency: int = Field(default=32, ge=1)
     """Requests that the engine runs at once."""
     sglang_enable_deterministic_inference: bool = True
     """Each turn has its own sampling seed."""

@@ -1,7 +1,7 @@
-"""A Qwen2/Llama-shaped language model with a static key-value cache, one row a running request.
+"""A Qwen2/Llama-shaped language model with a static key-value cache: one row per running request.
 
 Invariant: `cache[..., row, :, :n, :]` holds the keys and values of the row's first n tokens, under one set of weights.
-Written out by hand because for small models on a CPU the Python around each operator is what costs.
+The forward pass is written by hand, because for small models on a CPU most time goes into Python around the operators.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rollout.errors import ConfigError
 
 SERVED_TYPES = ("qwen2", "llama", "qwen3", "mistral")
 PREFILL_CHUNK = 512
-"""Prompt tokens a row computes at once; bounds the score matrix of a long prompt."""
+"""Prompt tokens computed at once per row; this bounds the score matrix of a long prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one block; projections that read the same input are fused into one matrix."""
+    """Weights of one block. Projections of the same input are fused into one matrix."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -41,7 +41,7 @@ class Decoder:
     """Computes next-token logits for rows of a key-value cache."""
 
     def __init__(self, folder: str | Path, rows: int, context_length: int | None, device: str = "cpu") -> None:
-        """Load the Hugging Face model folder and lay out a cache of `rows` x `context_length` tokens.
+        """Load a Hugging Face model folder and allocate a cache of `rows` x `context_length` tokens.
 
         Raises:
             ConfigError: the folder is unknown, or the model is not Qwen2/Llama-shaped.
@@ -59,15 +59,15 @@ class Decoder:
         self.device = torch.device(device)
         self._cos, self._sin = _rotary_table(model.model.rotary_emb, self.context_length, self.device)
         shape = (self.layer_count, 2, rows, self.kv_heads, self.context_length, self.head_dim)
-        # calloc'ed pages cost memory only once written, so a long context is free until it is used.
+        # NumPy's zeros take up memory only where they are written, so an unused context costs nothing.
         self.cache = torch.from_numpy(np.zeros(shape, dtype=np.float32)).to(self.device)
         self.load_weights(model.state_dict())
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over weights under their Hugging Face names; copies, so the source may go on changing.
+        """Copy in weights under their Hugging Face names; later changes to `state` have no effect.
 
         Raises:
-            ConfigError: a weight is missing or of another shape; the old weights stay.
+            ConfigError: a weight is missing or has another shape. The old weights stay in place.
         """
         take = _WeightReader(state, self.device)
         embed = take("model.embed_tokens.weight")
@@ -76,18 +76,18 @@ class Decoder:
         head = take("lm_head.weight") if "lm_head.weight" in state else embed
         if embed.shape[0] != self.vocab_size or f"model.layers.{self.layer_count}.mlp.down_proj.weight" in state:
             raise ConfigError(
-                f"the new weights have a vocabulary of {embed.shape[0]}, the served model has {self.vocab_size} and "
-                f"{self.layer_count} layers; they are of another model, start the engine with that one"
+                f"the new weights belong to another model: their vocabulary has {embed.shape[0]} entries, while the "
+                f"served model has {self.vocab_size} and {self.layer_count} layers; start the engine with that model"
             )
         self.embed, self.layers, self.norm, self.head = embed, layers, norm, head
 
     def _read_layer(self, take: _WeightReader, prefix: str) -> Layer:
         qkv = [f"{prefix}self_attn.{x}_proj" for x in "qkv"]
-        bias = [take.optional(f"{name}.bias") for name in qkv]
+        biases = [bias for name in qkv if (bias := take.optional(f"{name}.bias")) is not None]
         layer = Layer(
             input_norm=take(f"{prefix}input_layernorm.weight"),
             qkv=torch.cat([take(f"{name}.weight") for name in qkv]),
-            qkv_bias=None if bias[0] is None else torch.cat(bias),
+            qkv_bias=torch.cat(biases) if biases else None,
             q_norm=take.optional(f"{prefix}self_attn.q_norm.weight"),
             k_norm=take.optional(f"{prefix}self_attn.k_norm.weight"),
             out=take(f"{prefix}self_attn.o_proj.weight"),
@@ -97,7 +97,7 @@ class Decoder:
         )
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         if layer.qkv.shape[0] != width:
-            raise ConfigError(f"{prefix}self_attn has {layer.qkv.shape[0]} outputs, the served model has {width}")
+            raise ConfigError(f"{prefix}self_attn has {layer.qkv.shape[0]} outputs, but the served model has {width}")
         return layer
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -107,7 +107,7 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> torch.Tensor:
-        """Compute new tokens of several rows, each from its own start; return the last logits [rows, vocab]."""
+        """Compute new tokens of several rows, each from its own start; returns the last logits [rows, vocab]."""
         logits = torch.empty(len(rows), self.vocab_size, device=self.device)
         longest = max(len(t) for t in tokens)
         for offset in range(0, longest, PREFILL_CHUNK):
@@ -119,12 +119,12 @@ class Decoder:
 
     @torch.inference_mode()
     def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor:
-        """Compute one token a row at its position; return logits [rows, vocab]."""
+        """Compute one token per row, at its position; returns logits [rows, vocab]."""
         row = torch.from_numpy(rows).to(self.device)
         position = torch.from_numpy(positions).to(self.device)
         keys = int(positions.max()) + 1
         used = int(rows.max()) + 1
-        # All rows up to the highest are attended in one strided view: idle ones cost less than gathering the rest.
+        # Attend over all rows up to the highest in one strided view: idle rows cost less than a gather would.
         mask = torch.full((used, 1, 1, keys), -torch.inf, device=self.device)
         mask[:, 0, 0, 0] = 0.0
         visible = torch.arange(keys, device=self.device) <= position[:, None]
@@ -147,7 +147,7 @@ class Decoder:
         flat_row = torch.from_numpy(np.asarray(rows)[group]).to(self.device)
         group_t, column_t = torch.from_numpy(group).to(self.device), torch.from_numpy(column).to(self.device)
         keys = int(position.max()) + 1
-        # Padding queries see the first key, so that no softmax runs over nothing.
+        # Padding queries see the first key, so that no softmax is empty.
         limit = torch.zeros(len(rows), width, dtype=torch.long, device=self.device)
         limit[group_t, column_t] = position
         visible = torch.arange(keys, device=self.device) <= limit[..., None]
@@ -169,7 +169,7 @@ class Decoder:
     def _project(
         self, x: torch.Tensor, layer: Layer, index: int, row: torch.Tensor, position: torch.Tensor
     ) -> torch.Tensor:
-        """Queries [n, heads, head_dim]; keys and values go into the cache."""
+        """Queries [n, heads, head_dim]; writes keys and values into the cache."""
         qkv = F.linear(F.rms_norm(x, x.shape[-1:], layer.input_norm, self.eps), layer.qkv, layer.qkv_bias)
         qkv = qkv.view(len(x), self.heads + 2 * self.kv_heads, self.head_dim)
         split = self.heads + self.kv_heads
@@ -200,7 +200,7 @@ def load_hf_model(folder: str | Path) -> Any:
     """Load a Hugging Face causal language model in float32.
 
     Raises:
-        ConfigError: no such folder, or its model is of a kind that the decoder does not compute.
+        ConfigError: no such folder, or a kind of model that the decoder does not support.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -224,7 +224,7 @@ class _WeightReader:
 
     def __call__(self, name: str) -> torch.Tensor:
         if name not in self._state:
-            raise ConfigError(f"the new weights lack '{name}'; they are not of the served model")
+            raise ConfigError(f"the new weights lack '{name}', so they belong to another model")
         return self._state[name].detach().to(self._device, torch.float32, copy=True)
 
     def optional(self, name: str) -> torch.Tensor | None:
@@ -232,7 +232,7 @@ class _WeightReader:
 
 
 def _rotary_table(rotary: Any, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [length, 1, head_dim], with transformers' own frequencies and scaling."""
+    """Cosines and sines [length, 1, head_dim], with transformers' frequencies and scaling."""
     angles = torch.outer(torch.arange(length, dtype=torch.float32), rotary.inv_freq.float().cpu())
     angles = torch.cat([angles, angles], -1)[:, None]
     return (angles.cos() * rotary.attention_scaling).to(device), (angles.sin() * rotary.attention_scaling).to(device)

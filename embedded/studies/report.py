@@ -77,7 +77,7 @@ def table(study: Study, runs: Sequence[Run]) -> str:
     for variant in study.variants:
         done = [run for run in runs if run.variant == variant.name and run.done]
         facts = [run.facts() for run in done]
-        cells = [_cell([f[key] for f in facts if f[key] is not None], form) for _, key, form in COLUMNS]
+        cells = [_cell([value for f in facts if (value := f[key]) is not None], form) for _, key, form in COLUMNS]
         lines.append(f"| {variant.name} | {len(done)} | " + " | ".join(cells) + " |")
     open_runs = [f"{run.variant} seed {run.seed}" for run in runs if not run.done]
     notes = ["Mean ± standard error over seeds; losses are means over the updates that trained the actor.", study.note]

@@ -33,11 +33,11 @@ class Budget(Settings):
 
     config: str = CONFIG
     """The YAML that the variants change."""
-    updates: int = Field(60, ge=1)
+    updates: int = Field(default=60, ge=1)
     """Updates per run, critic warm-up included."""
-    eval_episodes: int = Field(128, ge=1)
+    eval_episodes: int = Field(default=128, ge=1)
     """Held-out seeds per task."""
-    eval_interval: int = Field(20, ge=1)
+    eval_interval: int = Field(default=20, ge=1)
     """Updates between two evaluations."""
     flags: Mapping[str, Any] = {}
     """slime's flags; those of a variant override them."""

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from embedded.arguments import OptimizerFlags
-from embedded.trainer.weights import hf_to_megatron, megatron_shapes
+from embedded.trainer.weights import head_dim, hf_to_megatron, megatron_shapes
 from rollout.errors import ConfigError, MissingDependencyError
 
 with warnings.catch_warnings():
@@ -46,7 +47,7 @@ def initialize(port: int = 0) -> torch.device:
     """Make this process Megatron's only rank (gloo on a CPU, NCCL on a GPU). Safe to call twice."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     if not torch.distributed.is_initialized():
-        store = torch.distributed.TCPStore("127.0.0.1", port, world_size=1, is_master=True)
+        store = TCPStore("127.0.0.1", port, world_size=1, is_master=True)
         backend = "nccl" if device.type == "cuda" else "gloo"
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     if not parallel_state.model_parallel_is_initialized():
@@ -68,13 +69,13 @@ def build_model(folder: str | Path, device: torch.device, *, critic: bool = Fals
     model = _empty_model(hf.config, tied=hf.config.tie_word_embeddings and not critic)
     if device.type == "cpu":
         model.rotary_pos_emb = CpuRotaryEmbedding(
-            kv_channels=model.config.kv_channels,
+            kv_channels=head_dim(hf.config),
             rotary_percent=1.0,
             rotary_base=hf.config.rope_parameters["rope_theta"],
             use_cpu_initialization=True,
         )
     if critic:
-        model.output_layer = ValueHead(hf.config.hidden_size)
+        model.output_layer = ValueHead(hf.config.hidden_size)  # type: ignore[assignment]
     model.load_state_dict(hf_to_megatron(hf.state_dict(), megatron_shapes(hf.config), head=not critic), strict=False)
     return model.to(device)
 
@@ -93,7 +94,7 @@ def _empty_model(config: Any, *, tied: bool) -> GPTModel:
         hidden_size=config.hidden_size,
         num_attention_heads=heads,
         num_query_groups=config.num_key_value_heads or heads,
-        kv_channels=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        kv_channels=head_dim(config),
         ffn_hidden_size=config.intermediate_size,
         normalization="RMSNorm",
         layernorm_epsilon=config.rms_norm_eps,
@@ -109,7 +110,8 @@ def _empty_model(config: Any, *, tied: bool) -> GPTModel:
         perform_initialization=False,
     )
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=is_qwen3)
-    spec.submodules.self_attention.submodules.core_attention = SdpaAttention
+    block: Any = spec.submodules
+    block.self_attention.submodules.core_attention = SdpaAttention
     return GPTModel(
         config=transformer,
         transformer_layer_spec=spec,
@@ -190,12 +192,12 @@ class Adam(FP32Optimizer):
 
     schedule: OptimizerParamScheduler
 
-    def __init__(self, model: GPTModel, config: OptimizerConfig) -> None:
+    def __init__(self, model: GPTModel, config: OptimizerConfig, lr: float) -> None:
         decay = [p for p in model.parameters() if p.dim() > 1]
         plain = [p for p in model.parameters() if p.dim() <= 1]
         inner = torch.optim.AdamW(
             [{"params": decay}, {"params": plain, "wd_mult": 0.0}],
-            lr=config.lr,
+            lr=lr,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_eps,
         )
@@ -220,6 +222,7 @@ def build_optimizer(model: GPTModel, flags: OptimizerFlags, lr: float, samples: 
             adam_eps=flags.adam_eps,
             clip_grad=flags.clip_grad,
         ),
+        lr,
     )
     optimizer.schedule = OptimizerParamScheduler(
         optimizer,

@@ -191,7 +191,7 @@ class PpoTrainer:
                     totals[key] += value.item() / groups
             _, norm, _ = optimizer.step()
             optimizer.schedule.step(groups)
-            totals["grad_norm"] += norm
+            totals["grad_norm"] += norm or 0.0
         return {key: value / len(steps) for key, value in totals.items()}
 
 
@@ -225,7 +225,7 @@ def _per_sample(
     """Run `compute` on every micro-batch and split its flat results by sample."""
     found: dict[int, torch.Tensor] = {}
     for batch in batches:
-        found.update(zip(batch.samples, torch.split(compute(batch), batch.lengths), strict=True))
+        found.update(zip(batch.samples, torch.split(compute(batch), list(batch.lengths)), strict=True))
     return [found[i] for i in range(len(data["tokens"]))]
 
 

@@ -34,9 +34,13 @@ class Shapes:
 
 def megatron_shapes(config: Any) -> Shapes:
     """Read the shapes from a Hugging Face model config."""
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return Shapes(config.num_hidden_layers, config.num_key_value_heads or heads, head_dim)
+    groups = config.num_key_value_heads or config.num_attention_heads
+    return Shapes(config.num_hidden_layers, groups, head_dim(config))
+
+
+def head_dim(config: Any) -> int:
+    """Width of one attention head, from a Hugging Face model config."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def hf_to_megatron(

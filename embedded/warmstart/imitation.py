@@ -35,17 +35,17 @@ class WarmStart(Settings):
     quickstart's episodes.
     """
 
-    episodes: int = Field(40, ge=1)
+    episodes: int = Field(default=40, ge=1)
     """Demonstrated episodes."""
-    random_share: float = Field(0.85, ge=0, le=1)
+    random_share: float = Field(default=0.85, ge=0, le=1)
     """Probability that a demonstrated action is random instead of the expert's."""
-    epochs: int = Field(5, ge=1)
+    epochs: int = Field(default=5, ge=1)
     """Passes over the demonstrations."""
-    batch_size: int = Field(32, ge=1)
+    batch_size: int = Field(default=32, ge=1)
     """Turns per optimizer step."""
-    lr: float = Field(2e-3, gt=0)
+    lr: float = Field(default=2e-3, gt=0)
     """Learning rate at the start; it falls to 0 along a cosine."""
-    max_tokens: int = Field(1 << 14, ge=1)
+    max_tokens: int = Field(default=1 << 14, ge=1)
     """Tokens per micro-batch."""
     size: PolicySize = PolicySize()
     """Shape of the policy."""
@@ -105,7 +105,7 @@ def encode(tokenizer: Any, turns: Sequence[Demonstration], device: torch.device)
     tokens, lengths = [], []
     for turn in turns:
         answer = [*tokenizer.encode(turn.answer), end]
-        tokens.append(torch.tensor(encoder.prompt(turn.messages).token_ids + answer, device=device))
+        tokens.append(torch.tensor([*encoder.prompt(turn.messages).token_ids, *answer], device=device))
         lengths.append(len(answer))
     return {"tokens": tokens, "response_lengths": lengths, "total_lengths": [len(t) for t in tokens]}
 

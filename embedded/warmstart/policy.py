@@ -14,17 +14,17 @@ from slime_verlog import ConfigError, Field, Settings
 class PolicySize(Settings):
     """Shape of the transformer; the default has about half a million parameters."""
 
-    layers: int = Field(3, ge=1)
+    layers: int = Field(default=3, ge=1)
     """Transformer blocks."""
-    hidden: int = Field(128, ge=1)
+    hidden: int = Field(default=128, ge=1)
     """Width of the residual stream."""
-    heads: int = Field(4, ge=1)
+    heads: int = Field(default=4, ge=1)
     """Query heads; a divisor of `hidden`."""
-    kv_heads: int = Field(4, ge=1)
+    kv_heads: int = Field(default=4, ge=1)
     """Key and value heads; a divisor of `heads`."""
-    ffn: int = Field(256, ge=1)
+    ffn: int = Field(default=256, ge=1)
     """Width inside the MLP."""
-    context: int = Field(1024, ge=1)
+    context: int = Field(default=1024, ge=1)
     """Positions: the longest prompt plus answer, in tokens."""
 
     @model_validator(mode="after")

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, pre_tokenizers, trainers
-from transformers import Qwen2Tokenizer
+from tokenizers import pre_tokenizers, trainers
+from transformers import AddedToken, Qwen2Tokenizer
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ANSWER_PHRASES = ("Previous plan:\n", "THINK:", "\nACTION:")
@@ -54,15 +54,16 @@ def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_siz
     vocab = {token: i for token, i in model["vocab"].items() if token not in CONTROL_TOKENS}
     tokenizer = Qwen2Tokenizer(
         vocab={token: i for i, token in enumerate(sorted(vocab, key=vocab.__getitem__))},
-        merges=[tuple(merge) for merge in model["merges"]],
-        unk_token=None,
+        merges=[tuple(merge) for merge in model["merges"]],  # type: ignore[arg-type]
+        unk_token=None,  # type: ignore[arg-type]
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         extra_special_tokens=["<|im_start|>"],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in plain])
+    added: list[str | AddedToken] = [AddedToken(phrase, normalized=False) for phrase in plain]
+    tokenizer.add_tokens(added)
     return tokenizer
 
 

@@ -118,7 +118,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_onc
 def test_runs_of_other_settings_are_never_mixed(budget: Budget, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "settings.json").write_text(json.dumps({"keys": {}, "flags": {}, "warm": {}}))
-    with pytest.raises(ConfigError, match="holds a run with other keys.*give another --out"):
+    with pytest.raises(ConfigError, match="holds a run with other keys.*choose another --out"):
         run_one(Variant(name="v"), 0, tmp_path / "run", tmp_path, budget)
 
 
