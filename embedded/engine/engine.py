@@ -1,4 +1,4 @@
-"""What answers a request on one machine: tokenizer, decoder and scheduler behind SGLang's native bodies and answers."""
+"""The engine behind the HTTP routes: tokenizer, decoder and scheduler, with SGLang's native requests and answers."""
 
 from __future__ import annotations
 
@@ -17,25 +17,32 @@ import torch
 from embedded.engine.decoder import Decoder, load_hf_model
 from embedded.engine.sampling import SamplingParams, read_sampling_params
 from embedded.engine.scheduler import Request, Scheduler
-from rollout.errors import ConfigError
+from slime_verlog import ConfigError, Field, Settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """What a server serves and how; `port` 0 takes a free one, `context_length` None the model's own (at most 4096)."""
+class EngineOptions(Settings):
+    """What a server serves, and how."""
 
     model_path: str
+    """Hugging Face folder."""
     host: str = "127.0.0.1"
-    port: int = 0
-    max_running_requests: int = 32
-    context_length: int | None = None
+    """Address to listen on."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    max_running_requests: int = Field(default=32, ge=1)
+    """Requests that run at once; the others wait."""
+    context_length: int | None = Field(default=None, ge=1)
+    """Most tokens in prompt and answer together; default: the model's own length, at most 4096."""
     device: str = "cpu"
+    """torch device."""
     seed: int = 0
+    """Seed of requests without a sampling_seed."""
     prefix_cache: bool = True
+    """Reuse the keys and values of prefixes that earlier requests computed."""
     admin_api_key: str | None = None
-    """What clients on other machines must send to pause, abort or load weights; None: they cannot."""
-    idle_timeout_s: float = 75.0
-    """Seconds after which a connection without a whole request is closed."""
+    """Bearer token with which clients on other machines may pause, abort and load weights; default: they may not."""
+    idle_timeout_s: float = Field(default=75.0, gt=0)
+    """Seconds after which a connection without a complete request is closed."""
 
 
 MOST_PROMPTS = 1024
@@ -151,7 +158,7 @@ class Engine:
             raise ConfigError("give either input_ids or text")
         if text is not None:
             return [self.tokenizer.encode(t) for t in self._texts(text)]
-        batch = ids if isinstance(ids, list) and ids and isinstance(ids[0], list) else [ids]
+        batch: list[Any] = ids if isinstance(ids, list) and ids and isinstance(ids[0], list) else [ids]
         _check_count(batch)
         for prompt in batch:
             if not isinstance(prompt, list) or not all(type(t) is int for t in prompt):

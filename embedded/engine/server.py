@@ -1,7 +1,7 @@
-"""An HTTP engine that speaks SGLang's native API, for small models on one machine.
+"""An HTTP engine with SGLang's native API, for small models on one machine.
 
-`python -m embedded.engine.server --model-path FOLDER --port PORT` serves one model; `EngineServer` does so inside a
-process.
+`python -m embedded.engine.server --model-path FOLDER --port PORT` serves one model. `EngineServer` serves it from
+inside a process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiohttp import web
 from embedded.engine.engine import Engine, EngineOptions
 from embedded.engine.routes import IDLE, build_app
 from embedded.engine.vision import VisionEngine, has_vision
-from rollout.errors import ConfigError, EngineError
+from slime_verlog import ConfigError, command, read_settings
 
 
 class EngineServer:
@@ -44,11 +44,11 @@ class EngineServer:
         self.url = f"http://{self.host}:{self.port}"
 
     def update_weights(self, state: Mapping[str, torch.Tensor], version: str | None = None) -> str:
-        """Hand weights with Hugging Face names to the engine; return the version that it now serves."""
+        """Load weights with Hugging Face names into the engine; returns the version that it now serves."""
         return self.engine.scheduler.update_weights(state, version).result(timeout=600)
 
     def close(self) -> None:
-        """Stop listening and end the worker; in-flight requests come back aborted. Calling it twice is fine."""
+        """Stop listening and end the worker; requests in flight are aborted. Safe to call twice."""
         self.engine.scheduler.close()
         if self._loop.is_closed():
             return
@@ -69,7 +69,7 @@ class EngineServer:
 
 
 def open_engine(options: EngineOptions) -> Engine:
-    """The engine for the model in `options.model_path`, which may be one that sees.
+    """The engine for the model in `options.model_path`: a language model or a vision-language model.
 
     Raises:
         ConfigError: the model folder is unknown or of a kind that is not served.
@@ -89,12 +89,13 @@ async def _listen(engine: Engine) -> tuple[web.AppRunner, int]:
         await runner.cleanup()
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port {port} on {host} is in use; stop what listens there or choose another --port"
+                f"port {port} on {host} is in use; stop the process that listens there, or choose another --port"
             ) from error
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return runner, runner.addresses[0][1]
 
 
+@command()
 def main() -> None:
     """Serve one model until interrupted."""
     parser = argparse.ArgumentParser(description="Serve a small model with SGLang's native API.")
@@ -111,10 +112,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads; more than one is slower on a busy CPU")
     flags = vars(parser.parse_args())
     torch.set_num_threads(flags.pop("threads"))
-    try:
-        server = EngineServer(EngineOptions(**flags))
-    except (ConfigError, EngineError) as error:
-        raise SystemExit(f"error: {error}") from error
+    server = EngineServer(read_settings(EngineOptions, flags))
     print(f"serving {server.engine.model_path} on {server.url}", flush=True)
     try:
         threading.Event().wait()

@@ -126,7 +126,7 @@ class VisionEngine(Engine):
         from transformers import AutoTokenizer
 
         self.options, self.model_path = options, options.model_path
-        self.processor = load_processor(options.model_path)
+        self.processor: Any = load_processor(options.model_path)
         if self.processor is None:
             raise ConfigError(f"'{options.model_path}' has no preprocessor_config.json, so pictures cannot be read")
         self.decoder = VisionDecoder(
@@ -134,7 +134,8 @@ class VisionEngine(Engine):
         )
         self.tokenizer = AutoTokenizer.from_pretrained(options.model_path)
         self._eos = end_tokens(options.model_path, self.tokenizer)
-        self.scheduler = VisionScheduler(self.decoder, self._find_stop, options.seed, prefix_cache=False)
+        decoder: Any = self.decoder
+        self.scheduler = VisionScheduler(decoder, self._find_stop, options.seed, prefix_cache=False)
 
     def _load_state(self, folder: str) -> Mapping[str, torch.Tensor]:
         return load_vision_model(folder).state_dict()
@@ -192,6 +193,6 @@ def load_vision_model(folder: str | Path) -> Any:
 
 
 def has_vision(folder: str | Path) -> bool:
-    """Whether a model folder holds a model that sees."""
+    """Whether a folder holds a vision-language model."""
     path = Path(folder) / "config.json"
     return path.is_file() and "vision_config" in json.loads(path.read_text(encoding="utf-8"))
