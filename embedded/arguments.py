@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import model_validator
 
-from rollout.bridge.settings import load_config
+from rollout.bridge.settings import load_settings
 from slime_verlog import ConfigError, Field, Settings, read_settings
 
 
@@ -163,7 +163,7 @@ def read_keys(config_path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or the plugin rejects it.
     """
-    load_config(Namespace(custom_config_path=str(config_path)))
+    load_settings(Namespace(custom_config_path=str(config_path)))
     return yaml.safe_load(Path(config_path).read_text(encoding="utf-8"))
 
 

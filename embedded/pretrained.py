@@ -71,7 +71,7 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     from embedded.report import RunReport, describe
     from embedded.train import train
     from embedded.warmstart.imitation import WarmStart, adapt_policy
-    from rollout.bridge.settings import load_config
+    from rollout.bridge.settings import load_settings
 
     model = find_model(flags.model)
     args = make_args(_write_config(flags), hf_checkpoint=str(model), **_slime_flags(flags))
@@ -79,7 +79,7 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     if flags.demonstrations:
         given = {"episodes": flags.demonstrations, "epochs": 1, "lr": 1e-4, "max_tokens": flags.max_tokens}
         settings, folder = read_settings(WarmStart, given, "demonstrations."), flags.out / "policy"
-        loss = adapt_policy(load_config(args), model, folder, settings, flags.seed)
+        loss = adapt_policy(load_settings(args), model, folder, settings, flags.seed)
         args.hf_checkpoint = str(folder)
         print(f"imitated {flags.demonstrations} episodes, loss {loss:.3f} nats per token", flush=True)
     train(args, report)

@@ -10,12 +10,12 @@ import asyncio
 from argparse import Namespace
 
 from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
+from rollout.bridge.whole_episodes import episode_facts
 from rollout.data_source import EpisodeSource
 from rollout.errors import FailureBudgetError
 from rollout.evaluate import evaluate
 from rollout.generate import generate
-from rollout.play.metrics import mean
-from rollout.play.runtime import sampling_params
+from rollout.play.metrics import whole_episode_metrics
 
 
 def generate_rollout(
@@ -31,33 +31,17 @@ def generate_rollout(
 
 
 async def _play(args: Namespace, source: EpisodeSource) -> RolloutFnTrainOutput:
-    slots = asyncio.Semaphore(source.config.n_env)
-    params = sampling_params(args)
+    slots = asyncio.Semaphore(source.settings.n_env)
+    params = source.flags.sampling_params()
 
     async def one(sample: Sample) -> list[Sample]:
         async with slots:
             played = await generate(args, sample, params)
         return played if isinstance(played, list) else [played]
 
-    starts = source.get_samples(args.rollout_batch_size)
+    starts = source.get_samples(source.flags.rollout_batch_size)
     episodes = await asyncio.gather(*(one(sample) for group in starts for sample in group))
     failed = [episode[0].metadata["fault"] for episode in episodes if episode[0].status == Sample.Status.FAILED]
-    if len(failed) > source.config.max_episode_failures_per_batch:
+    if len(failed) > source.settings.max_episode_failures_per_batch:
         raise FailureBudgetError(f"{len(failed)} episodes of one batch failed. Last failure:\n{failed[-1]}")
-    return RolloutFnTrainOutput(samples=list(episodes), metrics=_metrics(episodes))
-
-
-def _metrics(episodes: list[list[Sample]]) -> dict[str, float]:
-    """The metrics that whole episodes share with fixed-turn batches, under the same names."""
-    # Every turn records how its episode ended; a failed episode has no such record.
-    ended = [episode[0].metadata for episode in episodes if "episode_turns" in episode[0].metadata]
-    turns = sum(facts["episode_turns"] for facts in ended)
-    returned = sum(facts["episode_return"] for facts in ended)
-    return {
-        "rollout/turns": float(turns),
-        "turn/reward": returned / max(turns, 1),
-        "episode/finished": float(len(ended)),
-        "episode/return": mean(facts["episode_return"] for facts in ended),
-        "episode/turns": mean(facts["episode_turns"] for facts in ended),
-        "episode/success": mean(facts["success"] for facts in ended),
-    }
+    return RolloutFnTrainOutput(samples=list(episodes), metrics=whole_episode_metrics(episode_facts(episodes)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import importlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rollout.bridge.framework import FRAMEWORK, Sample
-from rollout.play.metrics import FAULTS, mean, quantile
+from rollout.bridge.whole_episodes import episode_facts, without_fillers
+from rollout.play.metrics import FAULTS, whole_episode_metrics
 from rollout.play.runtime import Runtime, open_runtimes
-from rollout.turn import StopReason
 
 _LOGGERS = {
     "slime": ("slime.observability.rollout_metrics", "slime.ray.rollout"),
@@ -32,11 +32,11 @@ def log_rollout(
     samples. Returns True: nothing is left for the framework to log. `rollout_time` is in seconds.
     """
     metrics = dict(rollout_extra_metrics or {})
-    episodes = episode_metrics(samples)
+    episodes = whole_episode_metrics(episode_facts(samples))
     if episodes and "rollout/turns" not in metrics:
         metrics |= episodes
         metrics |= {f"rollout/faults/{name}": value for name, value in new_faults(open_runtimes()).items()}
-    turns = [sample for sample in samples if (sample.metadata or {}).get("kind") not in ("bootstrap", "padding")]
+    turns = without_fillers(samples)
     _framework_logger("log_rollout_data", "_log_rollout_data")(
         rollout_id, _without(args, "custom_rollout_log_function_path"), turns, metrics, rollout_time
     )
@@ -50,45 +50,12 @@ def log_eval_rollout(
     extra_metrics = dict(extra_metrics or {})
     for name, results in data.items():
         if f"eval/{name}/episodes" not in extra_metrics:
-            found = episode_metrics(results.get("samples") or ())
+            found = whole_episode_metrics(episode_facts(results.get("samples") or ()))
             extra_metrics |= {f"eval/{name}/{key.partition('/')[2]}": value for key, value in found.items()}
     _framework_logger("log_eval_rollout_data", "_log_eval_rollout_data")(
         rollout_id, _without(args, "custom_eval_rollout_log_function_path"), data, extra_metrics
     )
     return True
-
-
-def episode_metrics(samples: Iterable[Sample | Sequence[Sample]]) -> dict[str, float]:
-    """Turn counts, stop reasons and outcomes of whole episodes; empty if the samples are not of whole episodes.
-
-    An episode's samples share slime's index and each tells of the whole episode, so it counts once.
-    """
-    flat = [part for sample in samples for part in (sample if isinstance(sample, list) else [sample])]
-    episodes: dict[Any, Mapping[str, Any]] = {}
-    for number, sample in enumerate(flat):
-        facts = sample.metadata or {}
-        if "stop" in facts and ("episode_turns" in facts or facts["stop"] == "failed"):
-            episodes[number if sample.index is None else sample.index] = facts
-    if not episodes:
-        return {}
-    played = [facts for facts in episodes.values() if "episode_turns" in facts]
-    lengths = [facts["episode_turns"] for facts in played]
-    stops = Counter(facts["stop"] for facts in episodes.values())
-    turns = sum(lengths)
-    return {
-        "rollout/turns": float(turns),
-        "rollout/episodes_finished": float(len(played)),
-        "rollout/episodes_failed": float(stops["failed"]),
-        "rollout/episode_turns_mean": mean(lengths),
-        "rollout/episode_turns_p50": quantile(lengths, 0.5),
-        "rollout/episode_turns_p95": quantile(lengths, 0.95),
-        "rollout/episode_turns_max": float(max(lengths, default=0)),
-        "episode/return": mean(facts["episode_return"] for facts in played),
-        "episode/success": mean(facts["success"] for facts in played),
-        "turn/valid_action_ratio": sum(facts["valid_turns"] for facts in played) / max(turns, 1),
-        "turn/length_stop_ratio": sum(facts["length_stops"] for facts in played) / max(turns, 1),
-        **{f"rollout/stop/{stop}": float(stops[stop]) for stop in StopReason},
-    }
 
 
 def new_faults(runtimes: Iterable[Runtime]) -> dict[str, float]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, anchor_of, encode_row
+from advantage.turn_table import TABLE_KEY, encode_row
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample, group_of, train_data_keys
-from rollout.bridge.sample import SampleWriter, group_number, row_of, set_row
+from rollout.bridge.sample import SampleWriter, bootstrap_sample, row_of, turn_sample
 from rollout.errors import ConfigError
-from rollout.spec import EpisodeSpec, session_of
+from rollout.spec import EpisodeSpec
 from rollout.turn import Prompt, SampleKind, Segment, Turn
 
 
@@ -33,54 +33,6 @@ def build_samples(segments: Sequence[Segment], group_ids: Sequence[int], writer:
             samples.append(bootstrap_sample(writer, segment, number, samples[-1]))
         groups.append(samples)
     return groups
-
-
-def turn_sample(writer: SampleWriter, turn: Turn, segment: int, group: int, task_name: str) -> Sample:
-    """One turn as one sample: the prompt's tokens, then the model's, trained on unless they were altered."""
-    sample = writer.new(group, segment, turn.prompt)
-    writer.append_generation(sample, turn.generation)
-    sample.reward, sample.session_id = turn.reward, session_of(turn.episode_id)
-    sample.metadata = {"task_name": task_name, "episode_id": turn.episode_id, **turn_facts(turn)}
-    action = turn.action_span[0] if turn.action_span else -1
-    span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor_of(turn.prompt.token_ids))
-    set_row(sample, TurnRow(segment, turn.index, TurnKind.TURN, turn.terminated, turn.truncated, (span,)))
-    return sample
-
-
-def turn_facts(turn: Turn) -> dict[str, Any]:
-    """What the metrics and the trajectory viewer read of a turn."""
-    return {
-        "round_number": turn.index,
-        "kind": SampleKind.TURN,
-        "action": turn.action,
-        "valid_action": turn.valid,
-        "executed_action": turn.executed_action,
-        "reward": turn.reward,
-        "terminated": turn.terminated,
-        "truncated": turn.truncated,
-        "progression": turn.progression,
-        "finish_reason": turn.generation.finish_reason,
-        "mixed_weights": len(set(turn.generation.weight_versions)) > 1,
-        "env_metrics": dict(turn.metrics),
-        "engine_s": turn.engine_s,
-        "env_s": turn.env_s,
-    }
-
-
-def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: Sample) -> Sample:
-    """The state after the last turn: its prompt, one token that nobody generated, no loss."""
-    assert segment.bootstrap is not None
-    turn = segment.turns[-1]
-    sample = writer.new(group_number(last), number, segment.bootstrap)
-    writer.append_dummy(sample)
-    sample.metadata = {
-        "task_name": segment.task_name,
-        "episode_id": turn.episode_id,
-        "kind": SampleKind.BOOTSTRAP,
-        "round_number": turn.index + 1,
-    }
-    set_row(sample, TurnRow(number, turn.index + 1, TurnKind.BOOTSTRAP))
-    return sample
 
 
 def evaluation_sample(

@@ -169,7 +169,7 @@ def _rewind(rows: Path, checkpoints: Path, updates: int) -> bool:
 def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]) -> Path:
     """The initial policy for this seed; variants with the same prompts and the same warm start share it."""
     from embedded.warmstart.imitation import WarmStart, make_policy
-    from rollout.bridge.settings import load_config
+    from rollout.bridge.settings import load_settings
 
     keys, warm = settings["keys"], settings["warm"]
     # Rewards do not affect demonstrations.
@@ -179,7 +179,7 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
     folder = policies / f"{name}-seed_{seed}"
     if not folder.is_dir():
         temporary = policies / f".{folder.name}.{os.getpid()}"
-        demonstrated = load_config(argparse.Namespace(custom_config_path=str(config)))
+        demonstrated = load_settings(argparse.Namespace(custom_config_path=str(config)))
         make_policy(demonstrated, temporary, read_settings(WarmStart, warm, "warm."), seed)
         try:
             temporary.rename(folder)

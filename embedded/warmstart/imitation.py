@@ -20,7 +20,7 @@ from embedded.trainer.weights import megatron_shapes, megatron_to_hf
 from embedded.warmstart.demonstrations import Demonstration, demonstrate
 from embedded.warmstart.policy import PolicySize, build_policy, save_policy
 from embedded.warmstart.tokenizer import fixed_phrases, train_tokenizer
-from rollout.bridge.settings import RolloutConfig
+from rollout.bridge.settings import RolloutSettings
 from rollout.tokens.encoding import DeltaEncoder
 from slime_verlog import Field, Settings
 
@@ -51,7 +51,7 @@ class WarmStart(Settings):
     """Shape of the policy."""
 
 
-def make_policy(config: RolloutConfig, folder: str | Path, settings: WarmStart, seed: int) -> float:
+def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart, seed: int) -> float:
     """Demonstrate, train a tokenizer, imitate, and write a Hugging Face folder.
 
     Returns:
@@ -69,7 +69,7 @@ def make_policy(config: RolloutConfig, folder: str | Path, settings: WarmStart, 
 
 
 def adapt_policy(
-    config: RolloutConfig, source: str | Path, folder: str | Path, settings: WarmStart, seed: int
+    config: RolloutSettings, source: str | Path, folder: str | Path, settings: WarmStart, seed: int
 ) -> float:
     """Like `make_policy`, but starting from the model and tokenizer in `source`, which are not changed.
 

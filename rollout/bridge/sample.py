@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from advantage.turn_table import TurnKind, TurnRow, TurnSpan
+from advantage.turn_table import TurnKind, TurnRow, TurnSpan, anchor_of
 from rollout.bridge.framework import Sample, group_of, set_group
-from rollout.spec import EnvSpec, EpisodeSpec
-from rollout.turn import FinishReason, Generation, Prompt, SampleKind, StopReason
+from rollout.spec import EnvSpec, EpisodeSpec, session_of
+from rollout.turn import FinishReason, Generation, Prompt, SampleKind, Segment, StopReason, Turn
 
 ROW_KEY = "turn_row"
 """Key of `sample.train_metadata` that holds the sample's `TurnRow` until the converter encodes it."""
@@ -118,6 +118,54 @@ class SampleWriter:
         sample.rollout_routed_experts = flat.reshape(shape).numpy()
 
 
+def turn_sample(writer: SampleWriter, turn: Turn, segment: int, group: int, task_name: str) -> Sample:
+    """One turn as one sample: the prompt's tokens, then the model's, trained on unless they were altered."""
+    sample = writer.new(group, segment, turn.prompt)
+    writer.append_generation(sample, turn.generation)
+    sample.reward, sample.session_id = turn.reward, session_of(turn.episode_id)
+    sample.metadata = {"task_name": task_name, "episode_id": turn.episode_id, **turn_facts(turn)}
+    action = turn.action_span[0] if turn.action_span else -1
+    span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor_of(turn.prompt.token_ids))
+    set_row(sample, TurnRow(segment, turn.index, TurnKind.TURN, turn.terminated, turn.truncated, (span,)))
+    return sample
+
+
+def turn_facts(turn: Turn) -> dict[str, Any]:
+    """What the metrics and the trajectory viewer read of a turn."""
+    return {
+        "round_number": turn.index,
+        "kind": SampleKind.TURN,
+        "action": turn.action,
+        "valid_action": turn.valid,
+        "executed_action": turn.executed_action,
+        "reward": turn.reward,
+        "terminated": turn.terminated,
+        "truncated": turn.truncated,
+        "progression": turn.progression,
+        "finish_reason": turn.generation.finish_reason,
+        "mixed_weights": len(set(turn.generation.weight_versions)) > 1,
+        "env_metrics": dict(turn.metrics),
+        "engine_s": turn.engine_s,
+        "env_s": turn.env_s,
+    }
+
+
+def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: Sample) -> Sample:
+    """The state after the last turn: its prompt, one token that nobody generated, no loss."""
+    assert segment.bootstrap is not None
+    turn = segment.turns[-1]
+    sample = writer.new(group_number(last), number, segment.bootstrap)
+    writer.append_dummy(sample)
+    sample.metadata = {
+        "task_name": segment.task_name,
+        "episode_id": turn.episode_id,
+        "kind": SampleKind.BOOTSTRAP,
+        "round_number": turn.index + 1,
+    }
+    set_row(sample, TurnRow(number, turn.index + 1, TurnKind.BOOTSTRAP))
+    return sample
+
+
 def restart(sample: Sample, prompt: Prompt) -> None:
     """Empty the sample's response and put the prompt's tokens in front."""
     sample.tokens, sample.response, sample.response_length = list(prompt.token_ids), "", 0
@@ -203,5 +251,5 @@ def mark_failed(sample: Sample, spec: EpisodeSpec, fault: str) -> None:
         **(sample.metadata or {}),
         **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0, "turns": 0},
         **{"kind": SampleKind.FAILED, "stop": StopReason.FAILED, "fault": fault, "success": False},
-        **{"episode_return": 0.0, "episode_turns": 0},
+        **{"episode_return": 0.0, "episode_turns": 0, "valid_turns": 0, "length_stops": 0},
     }

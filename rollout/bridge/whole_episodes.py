@@ -7,13 +7,14 @@ slime passes a list on where an episode became several samples, but asks a group
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
 from rollout.bridge.framework import Sample
 from rollout.bridge.sample import (
     SampleWriter,
+    bootstrap_sample,
     group_number,
     mark_failed,
     mask_response,
@@ -21,10 +22,11 @@ from rollout.bridge.sample import (
     set_pictures,
     set_row,
     set_start,
+    turn_facts,
+    turn_sample,
 )
-from rollout.samples import bootstrap_sample, turn_facts, turn_sample
 from rollout.spec import EpisodeSpec
-from rollout.turn import FinishReason, Segment
+from rollout.turn import FinishReason, SampleKind, Segment
 
 
 def episode_samples(
@@ -99,6 +101,26 @@ def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
     if segment.turns[-1].truncated:
         part.status = Sample.Status.TRUNCATED
     part.non_generation_time = sum(turn.env_s for turn in segment.turns)
+
+
+def episode_facts(samples: Iterable[Sample | Sequence[Sample]]) -> list[Mapping[str, Any]]:
+    """What each whole episode's samples say of it; empty if the samples are not of whole episodes.
+
+    An episode's samples share slime's index and each tells of the whole episode, so it counts once.
+    """
+    flat = [part for sample in samples for part in (sample if isinstance(sample, list) else [sample])]
+    episodes: dict[Any, Mapping[str, Any]] = {}
+    for number, sample in enumerate(flat):
+        facts = sample.metadata or {}
+        if "stop" in facts and "episode_turns" in facts:
+            episodes[number if sample.index is None else sample.index] = facts
+    return list(episodes.values())
+
+
+def without_fillers(samples: Iterable[Sample]) -> list[Sample]:
+    """The samples that stand for turns, without bootstrap states and padding."""
+    fillers = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
+    return [sample for sample in samples if (sample.metadata or {}).get("kind") not in fillers]
 
 
 class EpisodeSamples(list[Sample]):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rollout.turn import FinishReason, Segment, StopReason, Turn
 
@@ -135,6 +136,33 @@ def _episode_metrics(segments: Sequence[Segment]) -> dict[str, float]:
     for key in sorted(keys):
         metrics[f"env/{key}"] = mean(segment.turns[-1].metrics.get(key, 0.0) for segment in ended)
     return metrics
+
+
+def whole_episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Turn counts, stop reasons and outcomes of whole episodes, from what their samples say; empty for none."""
+    if not episodes:
+        return {}
+    played = [facts for facts in episodes if facts["stop"] != StopReason.FAILED]
+    lengths = [facts["episode_turns"] for facts in played]
+    stops = Counter(facts["stop"] for facts in episodes)
+    turns, paid = sum(lengths), sum(facts["episode_return"] for facts in played)
+    return {
+        "rollout/turns": float(turns),
+        "rollout/episodes_finished": float(len(played)),
+        "rollout/episodes_failed": float(stops[StopReason.FAILED]),
+        "rollout/episode_turns_mean": mean(lengths),
+        "rollout/episode_turns_p50": quantile(lengths, 0.5),
+        "rollout/episode_turns_p95": quantile(lengths, 0.95),
+        "rollout/episode_turns_max": float(max(lengths, default=0)),
+        "episode/finished": float(len(played)),
+        "episode/return": paid / max(len(played), 1),
+        "episode/turns": mean(lengths),
+        "episode/success": mean(facts["success"] for facts in played),
+        "turn/reward": paid / max(turns, 1),
+        "turn/valid_action_ratio": sum(facts["valid_turns"] for facts in played) / max(turns, 1),
+        "turn/length_stop_ratio": sum(facts["length_stops"] for facts in played) / max(turns, 1),
+        **{f"rollout/stop/{stop}": float(stops[stop]) for stop in StopReason},
+    }
 
 
 def quantile(values: Sequence[float], share: float) -> float:

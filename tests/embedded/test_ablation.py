@@ -20,7 +20,7 @@ from embedded.studies.definitions import STUDIES, Study, Variant
 from embedded.studies.report import Run, read_runs, table
 from embedded.studies.run import CONFIG, Budget, RowTracker, main, merge, read_rows, run_one, run_study
 from embedded.warmstart.imitation import WarmStart
-from rollout.bridge.settings import load_config
+from rollout.bridge.settings import load_settings
 from slime_verlog import ConfigError, read_settings
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_every_variant_names_only_keys_and_flags_that_exist(name: str, tmp_path:
         read_settings(WarmStart, variant.warm)
         path = tmp_path / "run.yaml"
         path.write_text(yaml.safe_dump(merge(shared, variant.keys)))
-        config = load_config(type("Args", (), {"custom_config_path": str(path)}))
+        config = load_settings(type("Args", (), {"custom_config_path": str(path)}))
         warmup = config.critic_warmup.w_epoch + config.critic_warmup.w_iter
         assert not warmup or variant.flags["num_critic_only_steps"] == warmup
 
