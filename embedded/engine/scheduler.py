@@ -132,9 +132,12 @@ class Scheduler:
         return done
 
     def flush_cache(self) -> bool:
-        """Forget shared prefixes; False while requests are in flight, as in SGLang."""
+        """Forget shared prefixes; False while requests are in flight, as in SGLang.
+
+        While the engine is paused, requests that wait do not count: they are not begun before it goes on.
+        """
         with self._wake:
-            if self._running or self._waiting:
+            if self._running or (self._waiting and not self._paused):
                 return False
             self._written[:] = 0
             return True

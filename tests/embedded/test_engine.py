@@ -217,6 +217,19 @@ async def test_a_paused_request_goes_on_where_it_was(server: EngineServer, mode:
     assert (await task)["output_ids"] == whole["output_ids"]
 
 
+async def test_the_cache_of_a_paused_engine_is_flushed_though_requests_wait_for_it_to_go_on(
+    server: EngineServer,
+) -> None:
+    """A trainer pauses, flushes and updates while rollouts keep sending requests; SGLang holds those back too."""
+    assert (await post(server, "/pause_generation", {"mode": "abort"}))[0] == 200
+    await asyncio.sleep(0.2)  # what was in flight is aborted by now
+    task = asyncio.create_task(generate(server, prompts(1)[0], max_new_tokens=4, ignore_eos=True))
+    await asyncio.sleep(0.2)
+    assert not task.done() and (await get(server, "/flush_cache"))[0] == 200
+    assert (await post(server, "/continue_generation", {}))[0] == 200
+    assert len((await task)["output_ids"]) == 4
+
+
 async def test_new_weights_raise_the_version_and_are_what_answers(
     policy_folder: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
