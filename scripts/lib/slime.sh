@@ -123,14 +123,16 @@ last_step() {
 
 # Where actor and critic go on. The actor is not saved while only the critic trains, the critic always is.
 resume_arguments() {
-  local actor critic critic_load=$REFERENCE resumed=
+  local actor critic actor_load=$ACTOR_DIR critic_load=$REFERENCE resumed=
   actor=$(last_step "$ACTOR_DIR") critic=$(last_step "$CRITIC_DIR")
   RESUME_ARGS=()
   if [ "$critic" -ge 0 ]; then
     critic_load=$CRITIC_DIR
     if [ "$actor" -lt 0 ]; then
-      RESUME_ARGS=(--start-rollout-id $((critic + 1)))
-      # slime takes a run without an actor's checkpoint for a fresh one, and would drop the critic's optimizer.
+      # slime takes a run without an actor's checkpoint for a fresh one: it would drop the critic's optimizer, and v0.3.1
+      # begins at rollout 0 whatever it is told. So the actor's load is the reference, as slime would set it.
+      RESUME_ARGS=(--start-rollout-id $((critic + 1)) --finetune --no-load-optim --no-load-rng)
+      actor_load=$REFERENCE
       resumed=", finetune: false, no_load_optim: false, no_load_rng: false"
     elif [ "$actor" -ne "$critic" ]; then
       RESUME_ARGS=(--ckpt-step $((actor < critic ? actor : critic)))
@@ -144,7 +146,7 @@ END
   CKPT_ARGS=(
     --hf-checkpoint "$HF_CHECKPOINT"
     --ref-load "$REFERENCE"
-    --load "$ACTOR_DIR"
+    --load "$actor_load"
     --save "$ACTOR_DIR"
     --save-interval 20
     --megatron-config-path "$ROLES_FILE"

@@ -120,6 +120,7 @@ def test_a_stopped_run_goes_on_from_what_both_roles_have(command: Command, tmp_p
     _saved(run / "critic", 19)
     flags, critic = start()
     assert flags["--start-rollout-id"] == ["20"] and critic["load"] == str(run / "critic")
+    assert flags["--load"][0].endswith("_torch_dist") and "--finetune" in flags
     assert (critic["finetune"], critic["no_load_optim"], critic["no_load_rng"]) == (False, False, False)
     _saved(run / "critic", 59)
     _saved(run / "actor", 59)
