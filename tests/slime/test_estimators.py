@@ -78,7 +78,7 @@ def test_supervised_training_takes_the_exported_demonstrations(make_run: Callabl
         *("--debug-train-only", "--advantage-estimator", "grpo", "--lr", "3e-3"),
     )
     rows = run.work / "rows.jsonl"
-    export(["--config", str(REPO / "custom_configs" / "quickstart.yaml"), "--episodes", "4", "--out", str(rows)])
+    export(["--config", str(REPO / "custom_configs" / "quickstart.yaml"), "--episodes", "8", "--out", str(rows)])
     turns = len(rows.read_text().splitlines())
     run.train(["--prompt-data", str(rows)], without=SFT)
     losses = [float(x) for x in re.findall(r"'train/loss': ([\d.e+-]+)", run.log.read_text(errors="replace"))]
