@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/help.sh
 help_if_asked "$@"
 source scripts/install.sh
-source scripts/system_packages.sh
+source scripts/lib/system_packages.sh
 need_package bwrap bubblewrap
 install envs,embedded,dev
 try_install text-games

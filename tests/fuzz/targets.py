@@ -106,7 +106,7 @@ def checkpoint_state(data: bytes) -> None:
     folder = scratch().name
     checkpoint_path(folder, 0).write_bytes(save(tensors, metadata))
     try:
-        state = load_state(Namespace(load=folder, save=folder), 0)
+        state = load_state(folder, folder, 0)
     except CheckpointError as error:
         assert str(error)
         return

@@ -18,7 +18,7 @@ def _need(folder: Path, ci: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     if not (folder / "id").exists():
         os.symlink(shutil.which("id"), folder / "id")
-    script = "set -euo pipefail; source scripts/system_packages.sh; need_package bwrap bubblewrap; echo went on"
+    script = "set -euo pipefail; source scripts/lib/system_packages.sh; need_package bwrap bubblewrap; echo went on"
     environment = {"PATH": str(folder), "CI": ci}
     argv = ["/bin/bash", "-c", script]
     return subprocess.run(argv, cwd=REPO, env=environment, capture_output=True, text=True, check=False)

@@ -168,15 +168,15 @@ def what_training_replays_reaches_the_rank(played: Played) -> None:
 
 def whole_episodes_keep_what_training_replays(played: Played) -> None:
     """Many turns in one sample: observations between them were routed too, and no token of them was drawn."""
+    from rollout.bridge.flags import RolloutFlags
     from rollout.bridge.framework import run
     from rollout.generate import generate
-    from rollout.play.runtime import sampling_params
 
     has_top_p = hasattr(played.samples[0], "rollout_top_p_token_ids")
     changes = {**REPLAY, "history": "full", "memory": {"kind": "full"}}
     replay = Played(Path(tempfile.mkdtemp()), played.port, **changes, **({"rollout_top_p": 0.9} if has_top_p else {}))
     (given,) = replay.source.get_samples(1)[0]
-    sample = run(generate(replay.args, given, sampling_params(replay.args)))
+    sample = run(generate(replay.args, given, RolloutFlags.read(replay.args).sampling_params()))
     turns = sample.metadata["turns"]
     assert turns > 1 and sample.spec_info.spec_accept_token_num == 3 * turns
     assert torch.equal(torch.as_tensor(sample.rollout_routed_experts), experts_of(sample.tokens))
@@ -198,12 +198,12 @@ def saved_samples_are_converted_alike(played: Played) -> None:
 
 
 def whole_episodes_satisfy_the_frameworks_contract(played: Played) -> None:
+    from rollout.bridge.flags import RolloutFlags
     from rollout.bridge.framework import run
     from rollout.generate import generate
-    from rollout.play.runtime import sampling_params
 
     (sample,) = played.source.get_samples(1)[0]
-    samples = run(generate(played.args, sample, sampling_params(played.args)))
+    samples = run(generate(played.args, sample, RolloutFlags.read(played.args).sampling_params()))
     assert isinstance(samples, list)
     checks = module("observability.rollout_data_utils") if _has("observability.rollout_data_utils") else None
     validate = getattr(checks or module("ray.rollout"), "validate_rollout_id_annotated", None)
