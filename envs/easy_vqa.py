@@ -15,8 +15,8 @@ from envs.errors import ConfigError, MissingDependencyError
 from envs.options import read_options
 from envs.questions import read_question
 from envs.tools.env import ToolEnv
-from envs.tools.options import ToolOptions
 from envs.tools.registry import load_tools
+from envs.tools.settings import ToolOptions
 
 INSTRUCTION = "Look at the picture and answer the question about it with one word: {}."
 

@@ -16,8 +16,8 @@ from envs.grading import find_answer, math
 from envs.options import read_options
 from envs.questions import Question, read_question
 from envs.tools.env import ToolEnv, check_gradable
-from envs.tools.options import ToolOptions
 from envs.tools.registry import Tool, ToolEpisode, load_tools, select_tools
+from envs.tools.settings import ToolOptions
 
 INSTRUCTION = (
     "Solve the geometry problem that the user shows you; the picture holds what the text leaves out. Reason step by "

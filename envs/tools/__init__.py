@@ -1,9 +1,9 @@
 """Tools for the model: `@tool` functions and `Tool` classes, and the environment that offers them."""
 
 from envs.tools.env import ToolEnv, build_env
-from envs.tools.options import ToolOptions
 from envs.tools.registry import Tool, ToolEpisode, ToolSpec, load_tools, make_tool, tool
 from envs.tools.results import ToolResult
+from envs.tools.settings import ToolOptions
 
 __all__ = [
     "Tool",

@@ -23,10 +23,10 @@ from envs.questions import Question, read_question
 from envs.text_game import render_template
 from envs.tools.calls import CLOSE, OPEN, Call, find_calls, reasoning_end, short
 from envs.tools.execution import ToolTimeout, run_bounded
-from envs.tools.options import ToolOptions
 from envs.tools.registry import ToolEpisode, ToolSpec, load_tools, select_tools
 from envs.tools.results import ToolResult, encodable
 from envs.tools.session import ToolSession
+from envs.tools.settings import ToolOptions
 
 _TEMPLATE = Path(__file__).with_name("prompt.j2")
 _RIGHT, _WRONG = "Your answer is right.", "Your answer is wrong."
