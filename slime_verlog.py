@@ -60,7 +60,7 @@ class Settings(BaseModel):
         """YAML has lists only, and a frozen model holds tuples. A section without keys is an empty one."""
         if not isinstance(data, Mapping):
             return data
-        hints = {name: field.annotation for name, field in cls.model_fields.items()}
+        hints = {key: field.annotation for key, field in _fields(cls).items()}
         return {key: _from_yaml(hints.get(key), value) for key, value in data.items()}
 
 
@@ -97,7 +97,7 @@ def _explain(model: type[Settings], error: Any, where: str) -> str:
         case "value_error":
             return str(context["error"])
         case "extra_forbidden":
-            return unknown_key(key, holder.model_fields, where + path.rpartition(".")[0] + "." * ("." in path))
+            return unknown_key(key, _fields(holder), where + path.rpartition(".")[0] + "." * ("." in path))
         case "missing":
             return f"{key} is missing; it has no default"
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
@@ -123,6 +123,11 @@ def unknown_key(key: str, known: typing.Iterable[str], where: str = "") -> str:
     return f"unknown key '{key}'; {hint}"
 
 
+def _fields(model: type[Settings]) -> dict[str, Any]:
+    """The model's fields by their keys in the YAML."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
 def _locate(model: type[Settings], location: Sequence[int | str]) -> tuple[str, Any, type[Settings]]:
     """The key that pydantic's location names, the type expected there, and the innermost model on the way."""
     path, hint, holder = "", typing.cast(Any, model), model
@@ -133,12 +138,19 @@ def _locate(model: type[Settings], location: Sequence[int | str]) -> tuple[str, 
         elif isinstance(inner, type) and issubclass(inner, Settings):
             holder = inner
             path = f"{path}.{part}" if path else part
-            hint = inner.model_fields[part].annotation if part in inner.model_fields else Any
+            hint = _fields(inner)[part].annotation if part in _fields(inner) else Any
         elif _is_mapping(inner):
             path, hint = f"{path}.{part}", (*typing.get_args(inner), Any, Any)[1]
-        else:
-            break  # the name of one alternative of a union
+        else:  # the name of one alternative of a union
+            alternative = next((option for option in typing.get_args(inner) if _name(option) == part), None)
+            if alternative is None or part == location[-1]:
+                break
+            hint = alternative
     return path, hint, holder
+
+
+def _name(hint: Any) -> str | None:
+    return hint.__name__ if isinstance(hint, type) and issubclass(hint, Settings) else None
 
 
 def _inner(hint: Any) -> Any:
@@ -152,7 +164,8 @@ def _inner(hint: Any) -> Any:
 
 
 def _from_yaml(hint: Any, value: Any) -> Any:
-    if isinstance(value, list) and typing.get_origin(_inner(hint)) is tuple:
+    inner = _inner(hint)
+    if isinstance(value, list) and tuple in map(typing.get_origin, (inner, *typing.get_args(inner))):
         return tuple(value)
     return {} if value is None and isinstance(hint, type) and issubclass(hint, Settings) else value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -24,11 +24,24 @@ class Outer(Settings):
     limit: int | None = None
     vlm: bool | Literal["only"] = False
     several: tuple[Inner, ...] = ()
+    given_schema: Mapping[str, Any] | None = Field(None, alias="schema")
+    source: str | tuple[Any, ...] | None = None
+    nested: Annotated[Inner | str, Field(union_mode="left_to_right")] = Inner()
 
 
 def test_lists_become_tuples_and_integers_floats() -> None:
     found = read_settings(Outer, {"rate": 1, "tasks": ["a", {"task": "b"}], "several": [{"period": 2}]})
     assert (found.rate, found.tasks, found.several) == (1.0, ("a", {"task": "b"}), (Inner(period=2),))
+
+
+def test_one_of_several_types_may_be_a_list_a_section_or_text() -> None:
+    found = read_settings(Outer, {"source": ["a"], "nested": {"period": 3}})
+    assert (found.source, found.nested) == (("a",), Inner(period=3))
+    assert read_settings(Outer, {"source": "a", "nested": "b"}).nested == "b"
+
+
+def test_a_key_may_differ_from_the_name_of_its_field() -> None:
+    assert read_settings(Outer, {"schema": {"a": 1}}).given_schema == {"a": 1}
 
 
 def test_a_section_without_keys_keeps_its_defaults() -> None:
@@ -60,6 +73,12 @@ def test_settings_cannot_be_changed() -> None:
         ({"names": "goto"}, "env.names must be a list, got 'goto'"),
         ({"names": ["goto", 3]}, "env.names[1] must be text, got 3"),
         ({"inner": 3}, "env.inner must be a mapping, got 3"),
+        ({"schem": {}}, "unknown key 'env.schem'; did you mean 'env.schema'?"),
+        ({"schema": 3}, "env.schema must be a mapping, got 3"),
+        ({"source": 3}, "env.source must be text or a list, got 3"),
+        ({"nested": {"period": 0}}, "env.nested.period must be at least 1, got 0"),
+        ({"nested": {"perod": 1}}, "unknown key 'env.nested.perod'; did you mean 'env.nested.period'?"),
+        ({"nested": 3}, "env.nested must be a mapping or text, got 3"),
     ],
 )
 def test_a_mistake_is_one_sentence(mapping: dict[str, Any], sentence: str) -> None:
