@@ -11,9 +11,11 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 
@@ -88,6 +90,20 @@ def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str 
         raise ConfigError(_explain(model, first, where)) from error
 
 
+def read_yaml(path: str, key: str) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        ConfigError: the file cannot be read or is not valid YAML; the text names `key`, the setting with the path.
+    """
+    try:
+        return yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key}: {path} is not valid YAML: {error}") from error
+
+
 def _explain(model: type[Settings], error: Any, where: str) -> str:
     """pydantic's error as one sentence in the words of the YAML."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
@@ -142,10 +158,10 @@ def _locate(model: type[Settings], location: Sequence[int | str]) -> tuple[str, 
         elif _is_mapping(inner):
             path, hint = f"{path}.{part}", (*typing.get_args(inner), Any, Any)[1]
         else:  # the name of one alternative of a union
-            alternative = next((option for option in typing.get_args(inner) if _name(option) == part), None)
-            if alternative is None or part == location[-1]:
-                break
-            hint = alternative
+            named = part.rstrip("]").rpartition(" ")[2]  # a model with a validator is `function-after[f(), Model]`
+            hint = next((option for option in typing.get_args(inner) if _name(option) == named), inner)
+            if hint is inner or part == location[-1]:
+                return path, inner, holder
     return path, hint, holder
 
 

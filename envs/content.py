@@ -1,6 +1,6 @@
-"""The content of a question: texts and pictures in order, in any form that data sets have.
+"""Reads a question's content, in the forms that data sets use, into texts and pictures in order.
 
-Invariant: a picture keeps its place between the texts, and a part that cannot be shown is refused by name.
+Invariant: a picture keeps its place between the texts; the error about an unsupported part names its type.
 """
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ PLACEHOLDER = "<image>"
 """Marks a picture's place in the texts of data sets."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}://")
-_TAKEN = "a question takes parts of type 'text' and 'image'"
+_SUPPORTED = "a question takes parts of type 'text' and 'image'"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A question's text, and the texts around its pictures.
-
-    `text` has `<image>` where a picture stands inside of it. `pieces` are the texts before, between and after the
-    pictures, one more than there are pictures; empty where all pictures come first.
-    """
+    """A question's text, and how pictures divide it."""
 
     text: str
+    """The whole text, with `<image>` in place of each picture that has text before it."""
     pieces: tuple[str, ...] = ()
+    """The texts before, between and after the pictures, one more than pictures; empty if all pictures come first."""
 
 
 def read_messages(messages: Any) -> tuple[str, list[str | None], list[Any]]:
-    """The system text, the texts of all user messages with None in each picture's place, and the pictures in them.
+    """The system text, the texts of all user messages with None in place of each picture, and their pictures.
 
     Raises:
-        ConfigError: it is not a list of messages, or has a role or a part that cannot be shown.
+        ConfigError: `messages` is not a list of messages, or has an unsupported role or part.
     """
     if not isinstance(messages, list | tuple):
         raise ConfigError(f"a question must be a text or a list of messages, got {type(messages).__name__}")
@@ -71,7 +69,7 @@ def _read_content(content: Any) -> tuple[list[str | None], list[Any]]:
             texts.append(None)
             pictures.append(part.get("image", part))
         else:
-            raise ConfigError(f"a question has a content part of {_kind_of(part)}; {_TAKEN}")
+            raise ConfigError(f"a question has a content part of {_kind_of(part)}; {_SUPPORTED}")
     return texts, pictures
 
 
@@ -83,12 +81,13 @@ def _kind_of(part: Any) -> str:
 
 
 def lay_out(texts: Sequence[str | None], count: int) -> Layout:
-    """Text and pieces of a question with `count` pictures.
+    """Lay out the texts of a question with `count` pictures.
 
-    Places are the Nones, or else the `<image>` marks in the texts; without either, pictures come first.
+    A None in `texts` is the place of a picture. Without any, the `<image>` marks inside the texts are; without those,
+    the pictures come first.
 
     Raises:
-        ConfigError: there are places, but not as many as pictures.
+        ConfigError: there are more or fewer places than pictures.
     """
     if None not in texts:
         texts = [part for text in texts for part in _split(text or "")]
@@ -113,20 +112,20 @@ def _split(text: str) -> list[str | None]:
     return [first, *(part for piece in rest for part in (None, piece))]
 
 
-def open_pictures(values: Sequence[Any], most_pixels: int) -> tuple[Any, ...]:
+def open_pictures(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
     """The pictures of a question as RGB PIL images.
 
     Raises:
-        ConfigError: one is a URL, or something other than a picture.
-        PictureError: one cannot be read, or has more than `most_pixels` pixels.
+        ConfigError: one is a URL or not a picture.
+        PictureError: one cannot be read or has more than `max_pixels` pixels.
     """
-    return tuple(open_picture(_checked(value), most_pixels) for value in values)
+    return tuple(open_picture(_checked(value), max_pixels) for value in values)
 
 
 def _checked(value: Any) -> Any:
     if isinstance(value, Mapping):
         if value.get("type", "image") != "image":
-            raise ConfigError(f"a question's pictures hold one of {_kind_of(value)}; {_TAKEN}")
+            raise ConfigError(f"a question's pictures hold one of {_kind_of(value)}; {_SUPPORTED}")
         addresses = [value.get(key) for key in ("path", "image", "url") if not value.get("bytes")]
     else:
         addresses = [value]

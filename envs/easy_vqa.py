@@ -1,55 +1,57 @@
 """Questions about one coloured shape in a small picture (PyPI's easy-vqa): a VLM environment for a laptop.
 
-Tasks are `train` and `test`; the seed picks the question. A wrong answer may be corrected, which makes it multi-turn.
+The tasks are `train` and `test`; the seed selects the question. A wrong answer may be corrected in further turns.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from envs.base import describe_task
 from envs.errors import ConfigError, MissingDependencyError
-from envs.options import read_options
 from envs.questions import read_question
 from envs.tools.env import ToolEnv
 from envs.tools.registry import load_tools
-from envs.tools.settings import ToolOptions
+from envs.tools.settings import ToolSettings
+from slime_verlog import Field, read_settings
 
 INSTRUCTION = "Look at the picture and answer the question about it with one word: {}."
 
 
-@dataclass(frozen=True, kw_only=True)
-class EasyVQAOptions(ToolOptions):
-    """The tool environment's options; `data` is the package's own."""
+class EasyVQASettings(ToolSettings):
+    """The settings of the tool environment; `data` is replaced by the package's questions."""
 
     grader: str | None = "exact"
-    answer_retries: int = 2
-    max_steps: int = 3
+    answer_retries: int = Field(2, ge=0)
+    max_steps: int = Field(3, ge=1)
+
+
+SETTINGS = EasyVQASettings
 
 
 def build_env(sample: Any, args: Any) -> ToolEnv:
     """The environment of one question.
 
     Raises:
-        ConfigError: a bad option, or a task other than train and test.
+        ConfigError: a wrong setting, or a task other than train and test.
         MissingDependencyError: easy-vqa or Pillow is not installed.
     """
-    options = read_options(EasyVQAOptions, dict(getattr(args, "env", None) or {}), "env.")
+    settings = read_settings(EasyVQASettings, getattr(args, "env", None), "env.")
     task, seed = describe_task(sample)
     if task not in ("train", "test"):
         raise ConfigError(f"easy-vqa has the tasks train and test, got {task!r}")
     rows, answers = _load(task)
-    options = replace(options, data={task: rows}, instruction=options.instruction or INSTRUCTION.format(answers))
-    question, _, _ = read_question(sample, options)
-    return ToolEnv(question, load_tools(options.tools), options, task, seed)
+    instruction = settings.instruction or INSTRUCTION.format(answers)
+    settings = settings.model_copy(update={"data": rows, "instruction": instruction})
+    question, _, _ = read_question(sample, settings)
+    return ToolEnv(question, load_tools(settings.tools), settings, task, seed)
 
 
 @functools.lru_cache(maxsize=2)
 def _load(task: str) -> tuple[tuple[Mapping[str, Any], ...], str]:
-    """All questions of a split, and the answers that there are."""
+    """All questions of a task, and the list of possible answers."""
     try:
         import easy_vqa
     except ModuleNotFoundError as error:

@@ -1,7 +1,4 @@
-"""Geometry problems with a picture (geometry3k): the answer is checked, and a wrong one may be corrected.
-
-`check: answer` (the default) checks every answer in `\\boxed{}` and lets the model try again; `check: tool` gives it
-a tool to check with before it answers for good, as slime's example of the same name does.
+"""Geometry problems with pictures (geometry3k).
 
 The problems come from slime's own data set (`--prompt-data`, `--input-key problem --label-key answer
 --multimodal-keys '{"image": "images"}'`), or from the parquet files themselves (`env: {data: train.parquet}`).
@@ -9,38 +6,42 @@ The problems come from slime's own data set (`--prompt-data`, `--input-key probl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from envs.grading import find_answer, math
-from envs.options import read_options
 from envs.questions import Question, read_question
-from envs.tools.env import ToolEnv, check_gradable
-from envs.tools.registry import Tool, ToolEpisode, load_tools, select_tools
-from envs.tools.settings import ToolOptions
+from envs.tools.env import ToolEnv
+from envs.tools.registry import Tool, ToolEpisode, load_tools, make_tool, select_tools
+from envs.tools.settings import ToolSettings
+from slime_verlog import Field, read_settings
 
 INSTRUCTION = (
     "Solve the geometry problem that the user shows you; the picture holds what the text leaves out. Reason step by "
     "step, and simplify the result: a number, or an expression with roots and fractions, without unit."
 )
 _CHECKERS = ("calc_score", "calc_geo3k_reward")
-"""Names under which published copies of the data set list a checking tool; `check` decides whether there is one."""
+"""Names of the checking tool in published copies of the data set; ignored, because `check` decides about it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Geo3kOptions(ToolOptions):
-    """The tool environment's options, with the data set's column names and slime's three turns."""
+class Geo3kSettings(ToolSettings):
+    """The settings of the tool environment, with the data set's column names and slime's three turns."""
 
     check: Literal["answer", "tool"] = "answer"
+    """`answer` checks every answer and lets the model correct a wrong one. `tool` provides a tool that checks answers
+    before the only final one, as slime's example of the same name does."""
     question_key: str = "problem"
     instruction: str | None = INSTRUCTION
     grader: str | None = "math"
-    answer_retries: int = 2
-    max_steps: int = 3
+    answer_retries: int = Field(2, ge=0)
+    max_steps: int = Field(3, ge=1)
+
+
+SETTINGS = Geo3kSettings
 
 
 class CalcScore(Tool):
-    """Tells whether an answer is right, as often as it is asked."""
+    """Tells the model whether an answer is right."""
 
     name = "calc_score"
 
@@ -63,14 +64,13 @@ def build_env(sample: Any, args: Any) -> ToolEnv:
     """The environment of one problem.
 
     Raises:
-        ConfigError: a bad option, no problem, or a problem without answer.
+        ConfigError: a wrong setting, no problem, or a problem without answer.
         MissingDependencyError: math-verify, or pyarrow for a parquet file, is not installed.
     """
-    options = read_options(Geo3kOptions, dict(getattr(args, "env", None) or {}), "env.")
-    question, task, seed = read_question(sample, options)
-    check_gradable(question, options)
-    specs = select_tools(load_tools(options.tools), question.tools, ignore=_CHECKERS)
-    if options.check == "tool":
-        options = replace(options, answer_retries=0)
-        specs = (*load_tools(["envs.geo3k:CalcScore"]), *specs)
-    return ToolEnv(replace(question, tools=None), specs, options, task, seed)
+    settings = read_settings(Geo3kSettings, getattr(args, "env", None), "env.")
+    question, task, seed = read_question(sample, settings)
+    specs = select_tools(load_tools(settings.tools), question.tools, ignore=_CHECKERS)
+    if settings.check == "tool":
+        settings = settings.model_copy(update={"answer_retries": 0})
+        specs = (make_tool(CalcScore), *specs)
+    return ToolEnv(replace(question, tools=None), specs, settings, task, seed)

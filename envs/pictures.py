@@ -1,4 +1,4 @@
-"""Pictures from wherever they come: PIL images, arrays, files, data URIs, rows of a parquet file."""
+"""Opens pictures of every kind: PIL images, arrays, files, data URIs, rows of a parquet file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from envs.errors import EnvironmentFault, MissingDependencyError
 
-MOST_PIXELS = 4096 * 4096
-MOST_BYTES = 64 << 20
+MAX_PIXELS = 4096 * 4096
+MAX_BYTES = 64 << 20
 
 
 class PictureError(EnvironmentFault):
-    """A picture cannot be read, or is larger than allowed."""
+    """A picture cannot be read or is too large."""
 
 
 def is_picture(value: Any) -> bool:
@@ -29,13 +29,13 @@ def is_picture(value: Any) -> bool:
     return type(value).__module__.startswith("PIL.")
 
 
-def open_picture(value: Any, most_pixels: int = MOST_PIXELS) -> Any:
-    """An RGB PIL image, decoded; one that is RGB comes back as it is, so that caches keyed by identity stay warm.
+def open_picture(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
+    """Decode a picture to an RGB PIL image. An RGB PIL image is returned itself, so caches keyed by identity stay warm.
 
-    Takes what `is_picture` accepts, the bytes of an image file, a path, a data URI, and `{"path": ...}`.
+    Accepts what `is_picture` accepts, the bytes of an image file, a path, a data URI, and `{"path": ...}`.
 
     Raises:
-        PictureError: it cannot be read, is damaged, or has more than `most_pixels` pixels.
+        PictureError: it cannot be read or has more than `max_pixels` pixels.
         MissingDependencyError: Pillow is not installed.
     """
     try:
@@ -46,9 +46,9 @@ def open_picture(value: Any, most_pixels: int = MOST_PIXELS) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             picture = _open(value, Image)
-            if picture.width * picture.height > most_pixels:
+            if picture.width * picture.height > max_pixels:
                 raise PictureError(
-                    f"a picture of {picture.width} x {picture.height} has more than the {most_pixels} pixels allowed"
+                    f"a picture of {picture.width} x {picture.height} has more than the {max_pixels} pixels allowed"
                 )
             picture.load()
             return picture if picture.mode == "RGB" else picture.convert("RGB")
@@ -69,8 +69,8 @@ def _open(value: Any, image_module: Any) -> Any:
         except binascii.Error as error:
             raise ValueError(f"its base64 is damaged ({error})") from error
     if isinstance(value, str | Path):
-        if Path(value).stat().st_size > MOST_BYTES:
-            raise ValueError(f"the file has more than {MOST_BYTES >> 20} MiB")
+        if Path(value).stat().st_size > MAX_BYTES:
+            raise ValueError(f"the file has more than {MAX_BYTES >> 20} MiB")
         value = Path(value).read_bytes()
     if isinstance(value, bytes):
         return image_module.open(io.BytesIO(value))

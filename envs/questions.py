@@ -1,4 +1,4 @@
-"""Questions with answers and pictures: from slime's data set, from a file of one's own, or from the YAML.
+"""Questions with answers and pictures, read from slime's data set, from a file or from the YAML.
 
 Invariant: task and seed decide the question; one pass over the data shows every row once.
 """
@@ -16,18 +16,16 @@ from typing import Any
 
 from envs.content import lay_out, open_pictures, read_messages
 from envs.errors import ConfigError, MissingDependencyError
-from envs.pictures import MOST_PIXELS
+from envs.pictures import MAX_PIXELS
+from slime_verlog import Field, Settings
 
-_TEMPLATED = ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>")
-"""What a prompt holds that went through a chat template."""
+_TEMPLATE_MARKS = ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>")
+"""Strings that show that a prompt has already been through a chat template."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question. `images` are PIL images in the order in which the text refers to them.
-
-    `pieces` are the texts before, between and after the images where they do not all come first; see `Layout`.
-    """
+    """One question. `images` are PIL images in the order in which the text refers to them."""
 
     text: str
     answer: Any = None
@@ -35,104 +33,103 @@ class Question:
     system: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     tools: Any = None
-    """What this question's own list of tools holds (`registry.select_tools` reads it); None for all that there are."""
+    """The question's own list of tools, as `registry.select_tools` takes it; None offers all tools."""
     pieces: tuple[str, ...] = ()
+    """The texts before, between and after the images; empty if all images come first. See `Layout`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuestionOptions:
-    """Where the questions come from; without `data`, from the sample that slime's own data set hands out."""
+class QuestionSettings(Settings):
+    """Where the questions come from."""
 
     data: str | tuple[Any, ...] | Mapping[str, Any] | None = None
-    """A `.parquet`, `.jsonl` or `.json` file, a list of rows, or a mapping from a task's name to either."""
+    """A `.parquet`, `.jsonl` or `.json` file, a list of rows, or a mapping from task names to either. Without it, the
+    question is the sample's prompt, as slime's own data set provides it."""
     question_key: str = "question"
+    """Column with the question: text, or a list of chat messages."""
     answer_key: str = "answer"
+    """Column with the reference answer."""
     image_key: str = "images"
+    """Column with the question's pictures."""
     tool_key: str = "tools"
-    """Column with a row's own list of tools; a sample brings it in its metadata, as slime's `--tool-key` leaves it."""
-    max_image_pixels: int = MOST_PIXELS
+    """Column with the row's own list of tools, by name or schema. A sample's metadata takes precedence; slime's
+    `--tool-key` puts a list there."""
+    max_image_pixels: int = Field(MAX_PIXELS, ge=1)
+    """Largest picture of a question, in pixels. Larger ones are refused."""
 
 
-def read_question(sample: Any, options: QuestionOptions) -> tuple[Question, str, int]:
+def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, str, int]:
     """The question of a sample, its task and its seed.
 
     Raises:
-        ConfigError: no data, an unknown task, a file or key that is not there, a prompt of an unknown form, a content
-            part that cannot be shown, or not as many pictures as the text refers to.
+        ConfigError: no data, an unknown task, a missing file or key, a prompt of an unknown form, a content part that
+            cannot be shown, or a text that refers to more or fewer pictures than there are.
         EnvironmentFault: a picture cannot be read.
     """
     metadata = getattr(sample, "metadata", None) or {}
     task, seed = str(metadata.get("task", "sample")), metadata.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ConfigError(f"sample.metadata['seed'] must be an int, not negative, got {seed!r}")
-    if options.data is None:
-        return replace(_from_sample(sample, options), tools=metadata.get("tools")), task, seed
-    rows = _rows(options.data, task)
+        raise ConfigError(f"sample.metadata['seed'] must be an integer, not negative, got {seed!r}")
+    if settings.data is None:
+        return replace(_from_sample(sample, settings), tools=metadata.get("tools")), task, seed
+    rows = _rows(settings.data, task)
     if not rows:
         raise ConfigError(f"env.data holds no rows for task {task!r}")
-    row = rows[_place(len(rows), seed)]
-    question = _from_row(row, options)
-    tools = _first(metadata.get("tools"), row.get(options.tool_key), question.metadata.get("tools"))
-    return replace(question, tools=tools), task, seed
-
-
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
-
-
-def _place(count: int, seed: int) -> int:
-    """Each run of `count` seeds visits every row once, in an order of its own."""
-    return _order(count, seed // count)[seed % count]
+    epoch, place = divmod(seed, len(rows))
+    row = rows[_order(len(rows), epoch)[place]]
+    question = _from_row(row, settings)
+    choices = (metadata.get("tools"), row.get(settings.tool_key), question.metadata.get("tools"))
+    return replace(question, tools=next((tools for tools in choices if tools is not None), None)), task, seed
 
 
 @functools.lru_cache(maxsize=8)
 def _order(count: int, epoch: int) -> Sequence[int]:
+    """The order of the rows in one pass over the data."""
     order = list(range(count))
     random.Random(f"{count}/{epoch}").shuffle(order)
     return order
 
 
-def _from_row(row: Mapping[str, Any], options: QuestionOptions) -> Question:
-    if options.question_key not in row:
+def _from_row(row: Mapping[str, Any], settings: QuestionSettings) -> Question:
+    if settings.question_key not in row:
         raise ConfigError(
-            f"env.data: a row has no {options.question_key!r}, it has {', '.join(map(str, row))}; "
+            f"env.data: a row has no {settings.question_key!r}, it has {', '.join(map(str, row))}; "
             "set env.question_key, env.answer_key and env.image_key"
         )
-    found = row.get(options.image_key)
+    found = row.get(settings.image_key)
     found = [] if found is None else found if isinstance(found, list | tuple) else [found]
-    images = open_pictures(found, options.max_image_pixels)
+    images = open_pictures(found, settings.max_image_pixels)
     metadata = row.get("metadata") if isinstance(row.get("metadata"), Mapping) else {}
-    content = row[options.question_key]
-    return _question(content, row.get(options.answer_key), images, options, metadata)
+    content = row[settings.question_key]
+    return _question(content, row.get(settings.answer_key), images, settings, metadata)
 
 
-def _from_sample(sample: Any, options: QuestionOptions) -> Question:
+def _from_sample(sample: Any, settings: QuestionSettings) -> Question:
     prompt, label = getattr(sample, "prompt", None), getattr(sample, "label", None)
     if not prompt:
         raise ConfigError(
-            "there is no question: set env.data to a file, or hand questions over with --prompt-data and slime's own "
+            "there is no question: set env.data to a file, or provide questions with --prompt-data and slime's own "
             "data source"
         )
     inputs = getattr(sample, "multimodal_inputs", None) or {}
     unknown = [str(kind) for kind, values in inputs.items() if kind != "images" and values is not None]
     if unknown:
         raise ConfigError(f"the sample comes with {', '.join(unknown)}; a question takes images only")
-    images = open_pictures(inputs.get("images") or (), options.max_image_pixels)
+    images = open_pictures(inputs.get("images") or (), settings.max_image_pixels)
     metadata = dict(getattr(sample, "metadata", None) or {})
-    if isinstance(prompt, str) and any(mark in prompt for mark in _TEMPLATED):
+    if isinstance(prompt, str) and any(mark in prompt for mark in _TEMPLATE_MARKS):
         raise ConfigError(
-            "the sample's prompt went through a chat template already; leave out --apply-chat-template, the "
-            "rollout applies it"
+            "the sample's prompt has already been through a chat template; leave out --apply-chat-template, because "
+            "the rollout applies the template"
         )
-    return _question(prompt, label, images, options, metadata)
+    return _question(prompt, label, images, settings, metadata)
 
 
 def _question(
-    content: Any, answer: Any, images: tuple[Any, ...], options: QuestionOptions, metadata: Mapping[str, Any]
+    content: Any, answer: Any, images: tuple[Any, ...], settings: QuestionSettings, metadata: Mapping[str, Any]
 ) -> Question:
-    """A question given as a text or as chat messages; pictures that came beside them stand in for those inside."""
+    """A question from a text or from chat messages; `images`, if any, replace the pictures inside the messages."""
     system, texts, inside = ("", [content], []) if isinstance(content, str) else read_messages(content)
-    images = images or open_pictures(inside, options.max_image_pixels)
+    images = images or open_pictures(inside, settings.max_image_pixels)
     layout = lay_out(texts, len(images))
     return Question(layout.text, answer, images, system, metadata, pieces=layout.pieces)
 
@@ -166,11 +163,11 @@ def _read_rows(path: Path, edited: int) -> Sequence[Mapping[str, Any]]:
 
 
 class ParquetRows(Sequence[Mapping[str, Any]]):
-    """Rows of a parquet file, read a row group at a time; the last few groups are kept.
+    """Rows of a parquet file, read one row group at a time; the last few groups are kept in memory.
 
     Raises:
         MissingDependencyError: pyarrow is not installed.
-        ConfigError: the file is no parquet file.
+        ConfigError: the file is not a parquet file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -191,7 +188,7 @@ class ParquetRows(Sequence[Mapping[str, Any]]):
     def __len__(self) -> int:
         return sum(self._sizes)
 
-    def __getitem__(self, index: int) -> Mapping[str, Any]:  # type: ignore[override]
+    def __getitem__(self, index: Any) -> Any:
         if not 0 <= index < len(self):
             raise IndexError(index)
         for group, size in enumerate(self._sizes):

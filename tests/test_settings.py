@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pytest
+from pydantic import model_validator
 
 from slime_verlog import ConfigError, Field, Settings, read_settings
 
 
 class Inner(Settings):
     period: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _not_thirteen(self) -> Self:
+        if self.period == 13:
+            raise ConfigError("a period of 13 brings bad luck")
+        return self
 
 
 class Outer(Settings):
@@ -78,6 +85,7 @@ def test_settings_cannot_be_changed() -> None:
         ({"source": 3}, "env.source must be text or a list, got 3"),
         ({"nested": {"period": 0}}, "env.nested.period must be at least 1, got 0"),
         ({"nested": {"perod": 1}}, "unknown key 'env.nested.perod'; did you mean 'env.nested.period'?"),
+        ({"nested": {"period": 13}}, "a period of 13 brings bad luck"),
         ({"nested": 3}, "env.nested must be a mapping or text, got 3"),
     ],
 )

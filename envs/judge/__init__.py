@@ -1,15 +1,15 @@
 """A language model as judge: reward and feedback around any environment."""
 
-from envs.judge.client import EndpointOptions, JudgeClient
-from envs.judge.env import JudgedEnv, JudgeOptions, build_env
+from envs.judge.env import SETTINGS, JudgedEnv, build_env
 from envs.judge.rubric import Criterion, Rubric, Verdict, read_rubric, read_verdict
+from envs.judge.settings import JudgedSettings, JudgeSettings
 
 __all__ = [
+    "SETTINGS",
     "Criterion",
-    "EndpointOptions",
-    "JudgeClient",
-    "JudgeOptions",
+    "JudgeSettings",
     "JudgedEnv",
+    "JudgedSettings",
     "Rubric",
     "Verdict",
     "build_env",

@@ -1,4 +1,4 @@
-"""What a judge is asked and how its verdict is read: criteria from a YAML, one JSON object back, nothing guessed."""
+"""What a judge is asked, and how its verdict is read: a rubric from the YAML, one JSON object in return."""
 
 from __future__ import annotations
 
@@ -6,52 +6,61 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
-import yaml
+from pydantic import model_validator
 
 from envs.errors import ConfigError, JudgeError
-from envs.options import read_options
 from envs.text_game import render_template
 from envs.tools.calls import decode, reasoning_end, short
+from slime_verlog import Field, Settings, read_settings, read_yaml
 
 _TEMPLATE = Path(__file__).with_name("prompt.j2")
 FEEDBACK = "feedback"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Criterion:
-    """One thing that is scored."""
+class Criterion(Settings):
+    """One thing that the judge scores."""
 
     name: str
+    """Key in the judge's verdict and in the metrics (`judge/<name>`)."""
     description: str
-    weight: float = 1.0
+    """What the judge is told about it."""
+    weight: float = Field(1.0, gt=0)
+    """Weight in the mean of all scores."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _name_is_a_key(self) -> Self:
         if not self.name.isidentifier() or self.name == FEEDBACK:
-            raise ConfigError(f"rubric.criteria: {self.name!r} must be a plain name, and not {FEEDBACK}")
-        if self.weight <= 0:
-            raise ConfigError(f"rubric.criteria: the weight of {self.name} must be above 0, got {self.weight}")
+            raise ConfigError(
+                f"rubric.criteria: a name has letters, digits and _ and is not {FEEDBACK}, got {self.name!r}"
+            )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rubric:
-    """Criteria, the scale from worst to best, and what else the judge should know."""
+class Rubric(Settings):
+    """What the judge is asked."""
 
     criteria: tuple[Criterion, ...]
+    """At least one criterion, with different names."""
     scale: tuple[float, ...] = (0.0, 10.0)
+    """The worst and the best score of a criterion."""
     instruction: str = "You judge the work of an agent."
+    """First sentence of the judge's system message."""
     prompt_template: str | None = None
+    """Jinja file that replaces the built-in system message."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _scorable(self) -> Self:
         names = [criterion.name for criterion in self.criteria]
         if not names or len(set(names)) != len(names):
-            raise ConfigError(f"rubric.criteria needs at least one, each with a name of its own, got {names}")
+            raise ConfigError(f"rubric.criteria must list at least one criterion, with different names, got {names}")
         if len(self.scale) != 2 or self.scale[0] >= self.scale[1]:
             raise ConfigError(f"rubric.scale must be [worst, best], got {list(self.scale)}")
+        return self
 
     def system_prompt(self) -> str:
-        """What the judge is told before it sees anything."""
+        """The judge's system message."""
         variables = {
             "instruction": self.instruction,
             "criteria": self.criteria,
@@ -65,38 +74,32 @@ class Rubric:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`score` is 0 for the worst and 1 for the best; `scores` are the criteria's own, on the rubric's scale."""
+    """A judge's verdict on one turn or episode."""
 
     score: float
+    """Weighted mean of the scores, from 0 (worst) to 1 (best)."""
     scores: Mapping[str, float]
+    """Score of each criterion, on the rubric's scale."""
     feedback: str
 
 
-def read_rubric(source: str | Mapping[str, Any]) -> Rubric:
-    """A rubric from a YAML file or from the mapping that such a file holds.
+def read_rubric(path: str) -> Rubric:
+    """The rubric in a YAML file.
 
     Raises:
         ConfigError: the file cannot be read, or a key is missing, unknown or impossible.
     """
-    if isinstance(source, Mapping):
-        return read_options(Rubric, source, "env.judge.rubric.")
-    try:
-        data = yaml.safe_load(Path(source).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"env.judge.rubric: {source} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"env.judge.rubric: {source} is not valid YAML: {error}") from error
-    return read_options(Rubric, data, f"{source}: ")
+    return read_settings(Rubric, read_yaml(path, "env.judge.rubric"), f"{path}: ")
 
 
 def read_verdict(text: str, rubric: Rubric) -> Verdict:
-    """The verdict that a judge wrote: a JSON object with a number for every criterion, and words.
+    """Read a verdict: a JSON object with a number for every criterion, and feedback.
 
-    Reasoning before `</think>` and a code fence around the object are let pass; anything else is refused, because a
-    verdict that is half guessed would be paid out as reward.
+    Reasoning before `</think>` and a code fence around the object are accepted. Everything else is refused, because the
+    verdict is paid as reward and must not be guessed.
 
     Raises:
-        JudgeError: it is no such object, or a number is missing or off the scale.
+        JudgeError: the text is not such an object, or a number is missing or off the scale.
     """
     start = reasoning_end(text)
     body = "" if start is None else text[start:].strip()

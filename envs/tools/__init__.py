@@ -1,16 +1,17 @@
 """Tools for the model: `@tool` functions and `Tool` classes, and the environment that offers them."""
 
-from envs.tools.env import ToolEnv, build_env
+from envs.tools.env import SETTINGS, ToolEnv, build_env
 from envs.tools.registry import Tool, ToolEpisode, ToolSpec, load_tools, make_tool, tool
 from envs.tools.results import ToolResult
-from envs.tools.settings import ToolOptions
+from envs.tools.settings import ToolSettings
 
 __all__ = [
+    "SETTINGS",
     "Tool",
     "ToolEnv",
     "ToolEpisode",
-    "ToolOptions",
     "ToolResult",
+    "ToolSettings",
     "ToolSpec",
     "build_env",
     "load_tools",

@@ -1,7 +1,7 @@
-"""The tool environment: a question, tools to work on it with, and a final answer that may be graded.
+"""The tool environment: a question, tools, and a final answer that may be graded.
 
-Invariants: any text is a legal answer; an answer with a call that cannot be read or does not fit its schema runs
-nothing and is paid the format penalty; an answer without calls is the final one.
+Invariants: any text is a legal answer. An answer with a call that cannot be read or does not fit its schema runs
+nothing and costs the format penalty. An answer without calls is the final one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 from envs.base import PICTURE_PLACE, BaseInteractionEnv, Observation, StepInfo, interleave
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.grading import GRADERS, find_answer, load_grader
-from envs.options import read_options
 from envs.questions import Question, read_question
 from envs.text_game import render_template
 from envs.tools.calls import CLOSE, OPEN, Call, find_calls, reasoning_end, short
@@ -26,8 +25,10 @@ from envs.tools.execution import ToolTimeout, run_bounded
 from envs.tools.registry import ToolEpisode, ToolSpec, load_tools, select_tools
 from envs.tools.results import ToolResult, encodable
 from envs.tools.session import ToolSession
-from envs.tools.settings import ToolOptions
+from envs.tools.settings import ToolSettings
+from slime_verlog import read_settings
 
+SETTINGS = ToolSettings
 _TEMPLATE = Path(__file__).with_name("prompt.j2")
 _RIGHT, _WRONG = "Your answer is right.", "Your answer is wrong."
 _AGAIN = "Look for the mistake and answer again; do not repeat the answer."
@@ -37,10 +38,10 @@ _NO_ANSWER = "There is neither a call nor an answer after the reasoning."
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one answer led to."""
+    """What one answer of the model led to."""
 
     results: tuple[tuple[str, ToolResult], ...] = ()
-    """Results under their tools' names, in order."""
+    """Names of tools and their results, in order."""
     feedback: str = ""
     reward: float = 0.0
     valid: bool = True
@@ -50,28 +51,31 @@ class _Outcome:
 
 
 class ToolEnv(BaseInteractionEnv):
-    """One question. `tools` is what the chat template shows; stateful tools live until the episode's end.
+    """One question and its tools. Stateful tools live until the end of the episode.
 
-    A question that brings its own list of tools (`Question.tools`) is offered those of `specs` alone.
-
-    The metrics of a step are the episode's totals so far.
+    `specs` are the tools on offer, of which `Question.tools` may choose some. The metrics of a step are the episode's
+    totals so far.
     """
 
     default_action = "nothing"
 
     def __init__(
-        self, question: Question, specs: Sequence[ToolSpec], options: ToolOptions, task: str = "sample", seed: int = 0
+        self, question: Question, specs: Sequence[ToolSpec], settings: ToolSettings, task: str = "sample", seed: int = 0
     ) -> None:
-        self.question, self.options = question, options
+        self.question, self.settings = question, settings
         self.task, self.seed = task, seed
         self.mission = question.text
-        self.max_steps = options.max_steps
-        specs = select_tools(specs, question.tools)
-        self.deterministic = options.deterministic
-        self.tools = tuple(spec.schema for spec in specs) if options.tools_in == "template" else ()
-        self._specs = specs
-        self._grade = load_grader(options.grader) if options.grader else None
-        self._session = ToolSession(specs, options)
+        self.max_steps = settings.max_steps
+        self.deterministic = settings.deterministic
+        self._specs = select_tools(specs, question.tools)
+        self.tools = tuple(spec.schema for spec in self._specs) if settings.tools_in == "template" else ()
+        self._grade = load_grader(settings.grader) if settings.grader else None
+        if settings.grader in GRADERS and question.answer is None:
+            raise ConfigError(
+                f"env.grader {settings.grader} needs an answer to compare with: set env.answer_key, or --label-key for "
+                "slime's own data set"
+            )
+        self._session = ToolSession(self._specs, settings)
         self._running = False
 
     def reset(self) -> Observation:
@@ -83,7 +87,7 @@ class ToolEnv(BaseInteractionEnv):
         episode = ToolEpisode(
             self.task, self.seed, question.text, question.answer, question.images, question.metadata
         )
-        self._session = ToolSession(self._specs, self.options)
+        self._session = ToolSession(self._specs, self.settings)
         self._totals: Counter[str] = Counter()
         greetings = self._session.create(episode)
         self._running = True
@@ -97,7 +101,7 @@ class ToolEnv(BaseInteractionEnv):
         return self._observe("", [], obs_str=text)
 
     def _placed(self, greeting: str) -> tuple[list[dict[str, Any]], str]:
-        """Content parts and short-term text of a question with pictures between its texts; tools' pictures follow."""
+        """Content parts and short-term text of a question with pictures between its texts; pictures of tools follow."""
         more = len(self._images) - len(self.question.images)
         *pieces, last = [*self.question.pieces, *[""] * more]
         pieces = [piece.replace(PICTURE_PLACE, "") for piece in [*pieces, last + greeting]]
@@ -107,7 +111,7 @@ class ToolEnv(BaseInteractionEnv):
         if not self._running:
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
         self._steps += 1
-        outcome = self._take(response_text, time.monotonic() + self.options.turn_timeout_s)
+        outcome = self._take(response_text, time.monotonic() + self.settings.turn_timeout_s)
         truncated = self._steps >= self.max_steps and not outcome.ended
         if self._steps == self.max_steps - 1 and not outcome.ended:
             outcome = replace(outcome, feedback=" ".join(filter(None, [outcome.feedback, _LAST_TURN])))
@@ -127,10 +131,8 @@ class ToolEnv(BaseInteractionEnv):
         self._running = False
         self._session.release()
 
-    # One answer.
-
     def _take(self, text: str, deadline: float) -> _Outcome:
-        found = find_calls(text, self.options.max_calls)
+        found = find_calls(text, self.settings.max_calls)
         if found.span is None or not self._specs:
             return self._final(text)
         calls, errors = self._session.check(found)
@@ -138,11 +140,11 @@ class ToolEnv(BaseInteractionEnv):
             return self._invalid("No tool was run: " + "; ".join(errors) + ".")
         results = tuple((call.name, self._session.run(call, deadline)) for call in calls)
         reward = sum(result.reward for _, result in results)
-        reward -= self.options.tool_error_penalty * sum(result.failed for _, result in results)
+        reward -= self.settings.tool_error_penalty * sum(result.failed for _, result in results)
         return _Outcome(results, "", reward, executed=_written(calls), span=found.span)
 
     def _invalid(self, feedback: str) -> _Outcome:
-        return _Outcome(feedback=encodable(feedback), valid=False, reward=-self.options.format_penalty)
+        return _Outcome(feedback=encodable(feedback), valid=False, reward=-self.settings.format_penalty)
 
     def _final(self, text: str) -> _Outcome:
         start = reasoning_end(text)
@@ -153,31 +155,29 @@ class ToolEnv(BaseInteractionEnv):
             return self._invalid(_NO_ANSWER)
         score, words = self._graded(answer)
         self._score = max(self._score, min(score, 1.0))
-        ended = self._grade is None or score >= 1.0 or self._wrong >= self.options.answer_retries
+        ended = self._grade is None or score >= 1.0 or self._wrong >= self.settings.answer_retries
         self._wrong += 1
         if self._grade is not None and not words:
             words = _RIGHT if score >= 1.0 else _WRONG if ended else f"{_WRONG} {_AGAIN}"
         return _Outcome((), encodable(words), score if ended else 0.0, ended=ended, executed=answer, span=span)
 
     def _graded(self, answer: str) -> tuple[float, str]:
-        """Score and words for an answer; a grader that does not end in time gives nothing."""
+        """Score and feedback for an answer; 0 and no feedback if the grader does not end in time."""
         if self._grade is None:
             return 0.0, ""
         arguments = {"answer": answer, "question": self.question}
         try:
-            value = run_bounded("grader", self._grade, arguments, self.options.turn_timeout_s)
+            value = run_bounded("grader", self._grade, arguments, self.settings.turn_timeout_s)
         except ToolTimeout:
             self._session.counts["grader_timeouts"] += 1
             return 0.0, ""
         except ToolError as error:
-            raise EnvironmentFault(f"env.grader {self.options.grader} raised {error}") from error
+            raise EnvironmentFault(f"env.grader {self.settings.grader} raised {error}") from error
         score, words = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
         if not isinstance(score, int | float) or not math.isfinite(score):
-            name = self.options.grader
+            name = self.settings.grader
             raise EnvironmentFault(f"env.grader {name} returned {short(value)}, not a number or (number, text)")
         return float(score), str(words or "")
-
-    # What is shown and said.
 
     def _info(self, outcome: _Outcome, earned: float, truncated: bool) -> StepInfo:
         progression = self._score if self._grade is not None else min(max(earned, 0.0), 1.0)
@@ -197,7 +197,7 @@ class ToolEnv(BaseInteractionEnv):
         }
 
     def _observe(self, shown: str, images: list[Any], obs_str: str | None = None) -> Observation:
-        """The question belongs to the current observation alone: a window would otherwise repeat or lose it."""
+        """The question is short-term text, so a window shows it exactly once."""
         observation: Observation = {
             "obs_str": shown if obs_str is None else obs_str,
             "text": {"long_term_context": shown, "short_term_context": self._text},
@@ -207,14 +207,14 @@ class ToolEnv(BaseInteractionEnv):
         return observation
 
     def _as_messages(self, outcome: _Outcome) -> list[dict[str, Any]]:
-        """One message a result, as chat templates want them, then words of the environment's own."""
+        """One message per result, as chat templates expect, then the environment's feedback."""
         messages = []
-        in_template = self.options.tools_in == "template"
+        in_template = self.settings.tools_in == "template"
         for number, (name, result) in enumerate(outcome.results):
             text = result.text if in_template else f"Result of {name}:\n{result.text}"
             message = _message("tool" if in_template else "user", text, result.images)
             if in_template:
-                # Mistral's template asks for an id of nine characters; templates without ids drop it.
+                # Mistral's template needs an id of nine characters; other templates ignore it.
                 message["tool_call_id"] = f"call{self._steps % 1000:03d}{number % 100:02d}"
             messages.append(message)
         if outcome.feedback or not messages:
@@ -222,23 +222,22 @@ class ToolEnv(BaseInteractionEnv):
         return messages
 
     def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
-        """The messages of the latest observation, for a history in which the question still stands."""
+        """The messages of the latest observation, for a history that already shows the question."""
         return self._messages
 
     def _render_prompt(self) -> str:
-        options = self.options
+        settings = self.settings
+        in_prompt = settings.tools_in == "prompt"
         variables = {
-            "instruction": self.question.system or options.instruction or "",
-            "tools": [json.dumps(spec.schema["function"], ensure_ascii=False) for spec in self._specs]
-            if options.tools_in == "prompt"
-            else [],
+            "instruction": self.question.system or settings.instruction or "",
+            "tools": [json.dumps(spec.schema["function"], ensure_ascii=False) for spec in self._specs if in_prompt],
             "has_tools": bool(self._specs),
-            "boxed": options.grader == "math",
-            "retries": options.answer_retries,
-            "max_calls": options.max_calls,
-            "max_steps": options.max_steps,
+            "boxed": settings.grader == "math",
+            "retries": settings.answer_retries,
+            "max_calls": settings.max_calls,
+            "max_steps": settings.max_steps,
         }
-        return render_template(options.prompt_template or _TEMPLATE, variables)
+        return render_template(settings.prompt_template or _TEMPLATE, variables)
 
 
 def _message(role: str, text: str, images: Sequence[Any]) -> dict[str, Any]:
@@ -248,33 +247,19 @@ def _message(role: str, text: str, images: Sequence[Any]) -> dict[str, Any]:
 
 
 def _written(calls: Sequence[Call]) -> str:
-    """The calls as the model might have written them, one form for all."""
+    """The calls in one canonical form."""
     bodies = (json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
     return "\n".join(f"{OPEN}\n{body}\n{CLOSE}" for body in bodies)
 
 
-def check_gradable(question: Question, options: ToolOptions) -> None:
-    """Refuse to grade against nothing.
-
-    Raises:
-        ConfigError: a built-in grader is asked for, and the question has no answer.
-    """
-    if options.grader in GRADERS and question.answer is None:
-        raise ConfigError(
-            f"env.grader {options.grader} needs an answer to compare with: set env.answer_key, or --label-key for "
-            "slime's own data set"
-        )
-
-
 def build_env(sample: Any, args: Any) -> ToolEnv:
-    """The tool environment of one question; a sample of slime's own data set needs no task and no seed.
+    """The tool environment of one question; a sample of slime's own data set needs neither task nor seed.
 
     Raises:
-        ConfigError: a bad option, or there is no such question.
+        ConfigError: a wrong setting, no such question, or a built-in grader and a question without answer.
         ToolError: a tool violates its contract, or two have the same name.
-        MissingDependencyError: jsonschema, or what the data or the grader need, is not installed.
+        MissingDependencyError: jsonschema, or a package for the data or the grader, is not installed.
     """
-    options = read_options(ToolOptions, dict(getattr(args, "env", None) or {}), "env.")
-    question, task, seed = read_question(sample, options)
-    check_gradable(question, options)
-    return ToolEnv(question, load_tools(options.tools), options, task, seed)
+    settings = read_settings(ToolSettings, getattr(args, "env", None), "env.")
+    question, task, seed = read_question(sample, settings)
+    return ToolEnv(question, load_tools(settings.tools), settings, task, seed)

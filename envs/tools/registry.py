@@ -1,6 +1,6 @@
-"""What makes a tool: a plain typed function, or a class with state for each episode; and how a YAML names them.
+"""Defines tools, as typed functions or as classes with state per episode, and loads them from a YAML's entries.
 
-Every contract violation is refused while the tools are read, with the function's name and the fix.
+A tool that violates its contract is refused while it is loaded; the error names the function and the fix.
 """
 
 from __future__ import annotations
@@ -9,44 +9,41 @@ import abc
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
-
-import yaml
+from typing import Any, ClassVar
 
 from envs.errors import ConfigError, ToolError
 from envs.loading import load_attribute, load_module
-from envs.options import read_options
 from envs.tools.calls import decode, short
 from envs.tools.schema import ArgumentCheck, Schema, check_schema, infer_schema
+from slime_verlog import Field, Settings, read_settings, read_yaml
 
-F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__slime_verlog_tool__"
 
 
 @dataclass(frozen=True)
 class ToolEpisode:
-    """What a stateful tool is told when an episode begins. `shared` is one dict for all tools of the episode."""
+    """What a stateful tool learns at the start of an episode."""
 
     task: str
     seed: int
     question: str = ""
     answer: Any = None
-    """The data set's label; the model never sees it."""
+    """The reference answer; the model never sees it."""
     images: tuple[Any, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=dict)
+    """One dict for all tools of the episode."""
 
 
 class Tool(abc.ABC):
-    """A tool with state: one instance an episode, made with the `config` mapping of its YAML entry.
+    """A tool with state: one instance per episode, made with the `config` mapping of its YAML entry.
 
-    The schema is inferred from `execute`'s type hints and docstring unless `schema` gives it. `create`, `execute`,
+    The schema is inferred from the type hints and docstring of `execute`, unless `schema` is set. `create`, `execute`,
     `calc_reward` and `release` may be `async`.
     """
 
     name: ClassVar[str] = ""
-    """What the model calls it; the class's name in snake_case if empty."""
+    """The name that the model uses; by default the class's name in snake_case."""
     schema: ClassVar[Mapping[str, Any] | None] = None
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -57,20 +54,20 @@ class Tool(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def execute(self, **arguments: Any) -> Any:
-        """Serve one call; subclasses name their arguments. May return whatever `results.read_result` takes."""
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Serve one call; subclasses name their arguments. May return whatever `results.read_result` accepts."""
 
-    def calc_reward(self) -> float:
-        """What the episode was worth to this tool; added to the reward of its last turn."""
+    def calc_reward(self) -> Any:
+        """This tool's reward for the episode, a number; added to the reward of the last turn."""
         return 0.0
 
-    def release(self) -> None:  # noqa: B027 - optional hook
-        """Free what `create` took; called once an episode, also after a failure."""
+    def release(self) -> Any:  # noqa: B027 - optional hook
+        """Free what `create` took; called once per episode, also after a failure."""
 
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """One offered tool: what the model sees, how its arguments are checked, what runs."""
+    """One tool that is offered to the model."""
 
     name: str
     schema: Schema
@@ -85,23 +82,26 @@ class ToolSpec:
         return inspect.isclass(self.target)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    """One entry of a YAML's `tools:` list; a bare string is its `path`."""
+class ToolEntry(Settings):
+    """One entry of a YAML's `tools:` list. A plain string is its `path`."""
 
     path: str
+    """A function or class (`package.module:name`, `file.py:name`), or a module or file: its `@tool` functions and
+    `Tool` classes."""
     name: str | None = None
-    schema: Mapping[str, Any] | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    timeout_s: float | None = None
+    """Name for the model, in place of the tool's own."""
+    schema_: Mapping[str, Any] | None = Field(None, alias="schema")
+    """Schema in OpenAI's form, in place of the inferred one."""
+    config: Mapping[str, Any] = {}
+    """Passed to a `Tool` class when an episode begins."""
+    timeout_s: float | None = Field(None, gt=0)
+    """Seconds that one call may take; `env.timeout_s` by default."""
 
-    def __post_init__(self) -> None:
-        if self.timeout_s is not None and self.timeout_s <= 0:
-            raise ConfigError(f"timeout_s of {self.path} must be above 0, got {self.timeout_s}")
 
-
-def tool(function: F | None = None, *, name: str | None = None, schema: Mapping[str, Any] | None = None) -> Any:
-    """Mark a function as a tool, so that naming its module or file is enough: `@tool` or `@tool(name=...)`.
+def tool(
+    function: Callable[..., Any] | None = None, *, name: str | None = None, schema: Mapping[str, Any] | None = None
+) -> Any:
+    """Decorator, `@tool` or `@tool(name=...)`: the function is offered when its module or file is listed in a YAML.
 
     Raises:
         ToolError: its schema cannot be inferred; see `infer_schema`.
@@ -120,18 +120,19 @@ def make_tool(
     config: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
 ) -> ToolSpec:
-    """A tool from a function or a `Tool` class.
+    """Make a tool from a function or a `Tool` class.
 
     Raises:
-        ToolError: it is neither, or its schema cannot be inferred or is not well formed.
+        ToolError: `target` is neither, or its schema cannot be inferred or is not well formed.
     """
-    if inspect.isclass(target):
-        _check_class(target)
-        name, schema = name or target.name or _snake_case(target.__name__), schema or target.schema
-    elif not callable(target):
+    if not callable(target):
         raise ToolError(f"a tool is a function or a subclass of envs.tools.Tool, got {target!r}")
-    function = target.execute if inspect.isclass(target) else target
-    name = name or getattr(function, "__name__", "")
+    function = target
+    if inspect.isclass(target):
+        tool_class = _checked_class(target)
+        function, schema = tool_class.execute, schema or tool_class.schema
+        name = name or tool_class.name or _snake_case(target.__name__)
+    name = name or str(getattr(function, "__name__", ""))
     where = f"the tool {name} ({getattr(target, '__module__', '?')})"
     checked = check_schema(schema or infer_schema(function, name), where)
     checked["function"]["name"] = name
@@ -139,32 +140,29 @@ def make_tool(
     return ToolSpec(name, checked, ArgumentCheck(checked), target, dict(config or {}), timeout_s)
 
 
-def _check_class(target: type) -> None:
+def _checked_class(target: type) -> type[Tool]:
     if not issubclass(target, Tool):
-        raise ToolError(f"{target.__module__}.{target.__qualname__} is a class but no subclass of envs.tools.Tool")
+        raise ToolError(f"{target.__module__}.{target.__qualname__} is a class but not a subclass of envs.tools.Tool")
     if inspect.isabstract(target):
         raise ToolError(f"{target.__module__}.{target.__qualname__} has no execute method")
+    return target
 
 
-def load_tools(source: str | Sequence[Any], where: str = "env.tools") -> tuple[ToolSpec, ...]:
-    """The tools that a YAML offers, in order.
-
-    `source` is a list of entries, or the path of a YAML file whose `tools:` holds one, or a single entry. An entry
-    is a path or `{path, name, schema, config, timeout_s}`; a path names a function or class
-    (`package.module:name`, `file.py:name`) or a whole module or file, which offers what it marks with `@tool` and
-    its `Tool` classes.
+def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpec, ...]:
+    """Load the tools that the YAML's `env.tools` lists, in order; see `ToolSettings.tools` and `ToolEntry`.
 
     Raises:
-        ConfigError: a path leads nowhere, a file cannot be read, or an entry has an unknown key.
+        ConfigError: a path does not exist, a file cannot be read, or an entry has an unknown key.
         ToolError: a tool violates its contract, or two have the same name.
     """
     if isinstance(source, str) and source.endswith((".yaml", ".yml")):
-        source = _read_list(source, where)
-    entries = [source] if isinstance(source, str | Mapping) else list(source)
+        source = _read_list(source)
+    entries = [source] if isinstance(source, str | Mapping) else source
     specs: dict[str, ToolSpec] = {}
     for number, raw in enumerate(entries):
-        key = f"{where}[{number}]"
-        for spec in _load_entry(read_options(_Entry, {"path": raw} if isinstance(raw, str) else raw, f"{key}."), key):
+        key = f"env.tools[{number}]"
+        entry = read_settings(ToolEntry, {"path": raw} if isinstance(raw, str) else raw, f"{key}.")
+        for spec in _load_entry(entry, key):
             if spec.name in specs:
                 raise ToolError(
                     f"{key}: two tools are called {spec.name!r} ({_origin(specs[spec.name])} and {_origin(spec)}); "
@@ -179,11 +177,11 @@ def select_tools(
 ) -> tuple[ToolSpec, ...]:
     """The tools that one sample asks for, in its order; all of `specs` for None.
 
-    `chosen` is what slime's `--tool-key` reads: a list of schemas in OpenAI's form, or its JSON. A bare name keeps
-    tool's own schema; a schema replaces it. Entries that name one of `ignore` are skipped.
+    `chosen` is what slime's `--tool-key` reads: a list of schemas in OpenAI's form or of names, or its JSON. A schema
+    replaces the tool's own one. Entries that name one of `ignore` are skipped.
 
     Raises:
-        ConfigError: it is not such a list, or names a tool that `specs` lacks or that it named before.
+        ConfigError: it is not such a list, or names a tool twice or one that is not in `specs`.
         ToolError: a schema is not well formed.
     """
     if chosen is None:
@@ -205,7 +203,10 @@ def select_tools(
             )
         if name in selected:
             raise ConfigError(f"the sample asks for the tool {name!r} twice")
-        selected[name] = known[name] if isinstance(entry, str) else _with_schema(known[name], entry)
+        spec = known[name]
+        if not isinstance(entry, str):
+            spec = make_tool(spec.target, name=name, schema=entry, config=spec.config, timeout_s=spec.timeout_s)
+        selected[name] = spec
     return tuple(selected.values())
 
 
@@ -224,16 +225,12 @@ def _name_of(entry: Any) -> str:
     return name
 
 
-def _with_schema(spec: ToolSpec, schema: Mapping[str, Any]) -> ToolSpec:
-    return make_tool(spec.target, name=spec.name, schema=schema, config=spec.config, timeout_s=spec.timeout_s)
-
-
-def _load_entry(entry: _Entry, key: str) -> list[ToolSpec]:
+def _load_entry(entry: ToolEntry, key: str) -> list[ToolSpec]:
     if ":" in entry.path:
         found = [load_attribute(entry.path, f"{key}.path")]
     else:
         module = load_module(entry.path, f"{key}.path")
-        # A module may hold one tool under several names (`plus = add`).
+        # The same tool may have several names in its module (`plus = add`).
         found = list({id(value): value for value in vars(module).values() if _is_offered(value, module)}.values())
         if not found:
             raise ConfigError(
@@ -249,31 +246,26 @@ def _is_offered(value: Any, module: Any) -> bool:
     own = getattr(value, "__module__", None) == module.__name__
     if inspect.isclass(value):
         return own and issubclass(value, Tool) and not inspect.isabstract(value)
-    return own and isinstance(_mark_of(value), ToolSpec)
+    return own and _mark_of(value) is not None
 
 
-def _mark_of(target: Any) -> Any:
-    """What `@tool` left on this very object; a subclass does not inherit it."""
+def _mark_of(target: Any) -> ToolSpec | None:
+    """The tool that `@tool` made of this object; subclasses do not inherit it."""
     return getattr(target, "__dict__", {}).get(_MARK)
 
 
-def _with_entry(target: Any, entry: _Entry) -> ToolSpec:
+def _with_entry(target: Any, entry: ToolEntry) -> ToolSpec:
     marked = _mark_of(target)
-    if isinstance(marked, ToolSpec) and entry.name is None and entry.schema is None:
+    if marked is not None and entry.name is None and entry.schema_ is None:
         return replace(marked, config=dict(entry.config), timeout_s=entry.timeout_s)
-    name = entry.name or (marked.name if isinstance(marked, ToolSpec) else None)
-    return make_tool(target, name=name, schema=entry.schema, config=entry.config, timeout_s=entry.timeout_s)
+    name = entry.name or (marked.name if marked is not None else None)
+    return make_tool(target, name=name, schema=entry.schema_, config=entry.config, timeout_s=entry.timeout_s)
 
 
-def _read_list(path: str, where: str) -> Sequence[Any]:
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{where}: {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: {path} is not valid YAML: {error}") from error
+def _read_list(path: str) -> Sequence[Any]:
+    data = read_yaml(path, "env.tools")
     if not isinstance(data, Mapping) or not isinstance(data.get("tools"), list) or set(data) != {"tools"}:
-        raise ConfigError(f"{where}: {path} must hold one key, tools, with a list of tools")
+        raise ConfigError(f"env.tools: {path} must hold one key, tools, with a list of tools")
     return data["tools"]
 
 

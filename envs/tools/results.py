@@ -1,4 +1,4 @@
-"""What a tool may return, and what becomes of it: text, pictures, reward and metrics, all of bounded size."""
+"""Turns whatever a tool returns into a `ToolResult`: text, pictures, reward and metrics, all of bounded size."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 from envs.errors import ToolError
 from envs.pictures import is_picture, open_picture
 from envs.tools.calls import short
+from envs.tools.settings import ToolSettings
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """One result. `failed` marks an error that the model is shown in place of a result."""
+    """One result. `failed` marks an error message that the model sees instead of a result."""
 
     text: str = ""
     images: tuple[Any, ...] = ()
@@ -24,33 +25,24 @@ class ToolResult:
     failed: bool = False
 
 
-@dataclass(frozen=True)
-class ResultLimits:
-    """Most characters of text, most pictures, and most pixels of a picture that one result may show."""
-
-    chars: int = 8000
-    images: int = 4
-    pixels: int = 2048 * 2048
+def failure(text: str, settings: ToolSettings) -> ToolResult:
+    """An error message as a result."""
+    return _bounded(ToolResult(f"error: {text}", failed=True), settings)
 
 
-def failure(text: str, limits: ResultLimits) -> ToolResult:
-    """An error as the model is shown it."""
-    return _bounded(ToolResult(f"error: {text}", failed=True), limits)
+def read_result(value: Any, settings: ToolSettings) -> ToolResult:
+    """Read what a tool returned.
 
-
-def read_result(value: Any, limits: ResultLimits) -> ToolResult:
-    """Bring whatever a tool returned into one form.
-
-    A text is shown as it is; a mapping as JSON, save one with `text` and `image` or `images`; a picture or a list of
-    pictures as pictures; `(response, reward)` and `(response, reward, metrics)` give the turn a reward and the logs
-    numbers; None is an empty text, anything else JSON where it can be JSON.
+    Text is shown unchanged, None as empty text, a picture or a list of pictures as pictures, and a mapping with `image`
+    or `images` as its pictures and its `text`. Everything else is shown as JSON, or as `str` where JSON fails.
+    `(response, reward)` and `(response, reward, metrics)` add a reward and numbers for the logs.
 
     Raises:
-        ToolError: a tuple of another length, a reward or metric that is no finite number, or a picture that cannot
-            be read, is too large or one too many.
+        ToolError: a tuple of another length, a reward or metric that is not a finite number, or pictures that cannot be
+            read, are too large or too many.
     """
     if not isinstance(value, tuple) or isinstance(value, ToolResult):
-        return _bounded(_response(value), limits)
+        return _bounded(_response(value), settings)
     if not 2 <= len(value) <= 3:
         forms = "response, (response, reward) or (response, reward, metrics)"
         raise ToolError(f"a tool returned {short(value)}, not {forms}")
@@ -60,7 +52,7 @@ def read_result(value: Any, limits: ResultLimits) -> ToolResult:
         raise ToolError(f"a tool's metrics must be a mapping of numbers, got {short(metrics)}")
     reward = 0.0 if value[1] is None else _number(value[1], "reward")
     numbers = {str(key): _number(number, f"metric {key}") for key, number in metrics.items()}
-    return _bounded(replace(result, reward=result.reward + reward, metrics={**result.metrics, **numbers}), limits)
+    return _bounded(replace(result, reward=result.reward + reward, metrics={**result.metrics, **numbers}), settings)
 
 
 def _response(value: Any) -> ToolResult:
@@ -96,20 +88,20 @@ def _number(value: Any, what: str) -> float:
     return number
 
 
-def _bounded(result: ToolResult, limits: ResultLimits) -> ToolResult:
-    if len(result.images) > limits.images:
-        raise ToolError(f"the tool returned {len(result.images)} pictures; at most {limits.images} are shown")
-    images = tuple(open_picture(image, limits.pixels) for image in result.images)
-    return replace(result, text=clip(encodable(result.text), limits.chars), images=images)
+def _bounded(result: ToolResult, settings: ToolSettings) -> ToolResult:
+    if len(result.images) > settings.max_images:
+        raise ToolError(f"the tool returned {len(result.images)} pictures; at most {settings.max_images} are shown")
+    images = tuple(open_picture(image, settings.max_tool_image_pixels) for image in result.images)
+    return replace(result, text=clip(encodable(result.text), settings.output_chars), images=images)
 
 
 def encodable(text: str) -> str:
-    """The text without halves of surrogate pairs, which no tokenizer takes."""
+    """The text with halves of surrogate pairs, which tokenizers refuse, replaced by `?`."""
     return text.encode("utf-8", "replace").decode()
 
 
 def clip(text: str, limit: int) -> str:
-    """Keep the first and the last part of a text of more than `limit` characters, and say so in between."""
+    """Cut the middle out of a text of more than `limit` characters, and say so there."""
     if len(text) <= limit:
         return text
     half = max((limit - 60) // 2, 1)

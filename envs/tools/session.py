@@ -1,7 +1,7 @@
-"""The tools of one episode: created, called, asked for their reward, released.
+"""The tools of one episode: creates, calls and releases them, and collects their rewards.
 
-Invariant: what a tool does wrong while the model uses it is a result that the model is shown and the logs count;
-only a tool that cannot begin its episode, or says itself that the machine is broken, is a fault.
+Invariant: when a call fails, its result is an error message and the failure is counted. A tool is a fault of the
+environment only if it cannot begin the episode or raises `EnvironmentFault`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from envs.tools.calls import Call, Calls, short
 from envs.tools.execution import ToolTimeout, run_bounded
 from envs.tools.registry import Tool, ToolEpisode, ToolSpec
 from envs.tools.results import ToolResult, failure, read_result
-from envs.tools.settings import ToolOptions
+from envs.tools.settings import ToolSettings
 
 
 class ToolSession:
-    """One episode's tools. `counts` holds what went wrong since it was last emptied."""
+    """One episode's tools. `counts` holds the number of failures of each kind."""
 
-    def __init__(self, specs: Sequence[ToolSpec], options: ToolOptions) -> None:
-        self.options = options
+    def __init__(self, specs: Sequence[ToolSpec], settings: ToolSettings) -> None:
+        self.settings = settings
         self.counts: Counter[str] = Counter()
         self._specs = {spec.name: spec for spec in specs}
         self._live: dict[str, Tool] = {}
 
     def create(self, episode: ToolEpisode) -> list[ToolResult]:
-        """Make the stateful tools; what their `create` returned is shown with the question.
+        """Make the stateful tools; the results of their `create` are shown with the question.
 
         Raises:
-            EnvironmentFault: one of them could not begin; those that had begun are released.
+            EnvironmentFault: a tool could not begin; those that had begun are released.
         """
         shown = []
         for name, spec in self._specs.items():
@@ -41,17 +41,17 @@ class ToolSession:
             try:
                 self._live[name] = spec.target(dict(spec.config))
                 value = run_bounded(name, self._live[name].create, {"episode": episode}, self._timeout(name))
-                shown += [] if value is None else [read_result(value, self.options.limits())]
+                shown += [] if value is None else [read_result(value, self.settings)]
             except Exception as error:
                 self.release()
                 raise EnvironmentFault(f"the tool {name} could not begin the episode: {error}") from error
         return shown
 
     def check(self, found: Calls) -> tuple[list[Call], list[str]]:
-        """The calls with their arguments in the types of the schema, and everything that is wrong with them."""
+        """The calls, with arguments converted to the schema's types, and all errors."""
         errors = list(found.errors)
         if found.cut:
-            errors.append(f"an answer may hold at most {self.options.max_calls} calls")
+            errors.append(f"an answer may hold at most {self.settings.max_calls} calls")
         calls = []
         for call in found.calls:
             spec = self._specs.get(call.name)
@@ -68,7 +68,7 @@ class ToolSession:
         """Run one checked call; `deadline` is the turn's, in `time.monotonic` seconds.
 
         Raises:
-            EnvironmentFault: the tool says that the machine is broken.
+            EnvironmentFault: raised by the tool itself: the machine is broken.
         """
         seconds = min(self._timeout(call.name), deadline - time.monotonic())
         live = self._live.get(call.name)
@@ -76,19 +76,19 @@ class ToolSession:
         try:
             if seconds <= 0:
                 raise ToolTimeout("not run: the calls of this turn took longer than they may together")
-            return read_result(run_bounded(call.name, function, call.arguments, seconds), self.options.limits())
+            return read_result(run_bounded(call.name, function, call.arguments, seconds), self.settings)
         except (ToolError, PictureError) as error:
             self.counts["tool_errors"] += 1
             self.counts["tool_timeouts"] += isinstance(error, ToolTimeout)
-            return failure(str(error), self.options.limits())
+            return failure(str(error), self.settings)
 
     def reward(self) -> float:
-        """The sum of what the stateful tools pay for the episode; one that fails to say pays nothing."""
+        """Sum of the stateful tools' rewards for the episode; a tool whose `calc_reward` fails counts as 0."""
         total = 0.0
         for name, tool in self._live.items():
             try:
                 value = run_bounded(name, tool.calc_reward, {}, self._timeout(name))
-                total += read_result((None, value), self.options.limits()).reward
+                total += read_result((None, value), self.settings).reward
             except ToolError:
                 self.counts["tool_errors"] += 1
         return total
@@ -104,4 +104,4 @@ class ToolSession:
 
     def _timeout(self, name: str) -> float:
         own = self._specs[name].timeout_s
-        return own if own is not None else self.options.timeout_s
+        return own if own is not None else self.settings.timeout_s

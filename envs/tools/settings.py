@@ -1,63 +1,58 @@
-"""Every option of the tool environment, checked."""
+"""The settings of the tool environment, which geo3k and easy_vqa extend."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
 
 from envs.errors import ConfigError
-from envs.questions import QuestionOptions
-from envs.tools.results import ResultLimits
+from envs.questions import QuestionSettings
+from slime_verlog import Field
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolOptions(QuestionOptions):
-    """The YAML's `env:` mapping; where the questions come from is in `QuestionOptions`."""
+class ToolSettings(QuestionSettings):
+    """The YAML's `env:` mapping."""
 
-    tools: str | Mapping[str, Any] | tuple[Any, ...] = ()
-    """Entries as `registry.load_tools` takes them."""
+    tools: str | tuple[Any, ...] | Mapping[str, Any] = ()
+    """Tools to offer: import paths, `.py` files, or mappings with `path`, `name`, `schema`, `config` and `timeout_s`.
+    Also a single one of these, or a `.yaml` file with such a list under `tools:`."""
     tools_in: Literal["template", "prompt"] = "template"
-    """Who shows tools and results: the chat template (its tools section, the role tool), or this project's prompt
-    and user messages, for templates that know no tools."""
+    """`template` passes tools and results through the chat template's tools section and tool role. `prompt` writes
+    them into the system message and user messages, for chat templates without tools."""
     instruction: str | None = None
-    """What the system message says in place of the built-in sentence; a data set's own system message wins."""
+    """First sentence of the system message. A data set's own system message takes precedence."""
     prompt_template: str | None = None
+    """Jinja file that replaces the built-in system message."""
     grader: str | None = None
-    """`exact`, `math` or an import path: what the final answer is worth; None: only tools pay."""
-    answer_retries: int = 0
-    """Times that a wrong final answer may be corrected."""
-    max_steps: int = 8
-    max_calls: int = 4
-    """Calls taken per turn; an answer with more is invalid."""
-    timeout_s: float = 20.0
-    """Longest run of one call, unless the tool's entry says otherwise."""
-    turn_timeout_s: float = 45.0
-    """Longest run of all calls of a turn; keep it below env_step_timeout_s."""
-    output_chars: int = 8000
-    max_images: int = 4
-    max_tool_image_pixels: int = 2048 * 2048
-    format_penalty: float = 0.1
-    tool_error_penalty: float = 0.0
-    """Subtracted for every call that failed while it ran."""
+    """How the final answer is scored: `exact`, `math`, or the import path of a function `(answer, question) -> score`
+    or `(score, feedback)`. Without a grader, only tools give reward."""
+    answer_retries: int = Field(0, ge=0)
+    """How often a wrong final answer may be corrected. Needs a grader."""
+    max_steps: int = Field(8, ge=1)
+    """Turns per episode."""
+    max_calls: int = Field(4, ge=1)
+    """Calls per turn; an answer with more is invalid."""
+    timeout_s: float = Field(20.0, gt=0)
+    """Seconds that one call may take, unless the tool sets its own limit."""
+    turn_timeout_s: float = Field(45.0, gt=0)
+    """Seconds that all calls of a turn may take together. Keep it below `env_step_timeout_s`."""
+    output_chars: int = Field(8000, ge=200)
+    """Characters of one result; the middle of a longer one is cut."""
+    max_images: int = Field(4, ge=1)
+    """Pictures in one result."""
+    max_tool_image_pixels: int = Field(2048 * 2048, ge=1)
+    """Largest picture in a result, in pixels."""
+    format_penalty: float = Field(0.1, ge=0)
+    """Subtracted from the reward of an invalid answer."""
+    tool_error_penalty: float = Field(0.0, ge=0)
+    """Subtracted for every call that fails while it runs."""
     deterministic: bool = True
-    """False where a call must not be repeated: a lost episode is then given up instead of replayed."""
+    """Set to false if calls must not be repeated. A lost episode is then given up instead of replayed."""
 
-    def __post_init__(self) -> None:
-        for key in ("max_steps", "max_calls", "max_images", "max_tool_image_pixels", "max_image_pixels"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"env.{key} must be at least 1, got {getattr(self, key)}")
-        for key in ("timeout_s", "turn_timeout_s"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"env.{key} must be above 0, got {getattr(self, key)}")
-        for key in ("format_penalty", "tool_error_penalty", "answer_retries"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"env.{key} must not be negative, got {getattr(self, key)}")
-        if self.output_chars < 200:
-            raise ConfigError(f"env.output_chars must be at least 200, got {self.output_chars}")
+    @model_validator(mode="after")
+    def _retries_need_a_grader(self) -> Self:
         if self.answer_retries and self.grader is None:
-            raise ConfigError("env.answer_retries needs env.grader: without it no answer is ever wrong")
-
-    def limits(self) -> ResultLimits:
-        """Size limits of one result."""
-        return ResultLimits(self.output_chars, self.max_images, self.max_tool_image_pixels)
+            raise ConfigError("env.answer_retries needs env.grader: without a grader, no answer is ever wrong")
+        return self

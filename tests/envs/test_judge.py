@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from envs.errors import ConfigError, EnvironmentFault, JudgeError
-from envs.judge import read_rubric, read_verdict
+from envs.judge import Rubric, read_rubric, read_verdict
 from envs.judge.material import quoted
 from envs.judge.tokens import JudgeTokenizer
 from envs.loading import build_env_from
+from slime_verlog import read_settings
 from tests.envs.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.judge_server import JudgeServer, Script
@@ -264,10 +265,10 @@ def test_a_rubric_is_a_yaml_file_too(tmp_path: Path) -> None:
     ("rubric", "words"),
     [
         ({"criteria": []}, "at least one"),
-        ({"criteria": [{"name": "a", "description": ""}] * 2}, "name of its own"),
-        ({"criteria": [{"name": "feedback", "description": ""}]}, "plain name"),
-        ({"criteria": [{"name": "a b", "description": ""}]}, "plain name"),
-        ({"criteria": [{"name": "a", "description": "", "weight": 0}]}, "weight of a"),
+        ({"criteria": [{"name": "a", "description": ""}] * 2}, "with different names"),
+        ({"criteria": [{"name": "feedback", "description": ""}]}, "has letters, digits and _ and is not feedback"),
+        ({"criteria": [{"name": "a b", "description": ""}]}, "has letters, digits and _ and is not feedback"),
+        ({"criteria": [{"name": "a", "description": "", "weight": 0}]}, r"\.criteria\[0\]\.weight must be greater than 0"),
         ({**RUBRIC, "scale": [3, 3]}, r"\[worst, best\]"),
         ({**RUBRIC, "scales": [1, 3]}, "did you mean"),
         ("nowhere.yaml", "cannot be read"),
@@ -280,7 +281,11 @@ def test_a_rubric_that_makes_no_sense_is_refused(rubric: Any, words: str) -> Non
 
 @pytest.mark.parametrize(
     ("judge", "words"),
-    [({"url": "127.0.0.1:1"}, "http://"), ({"timeout_s": 0}, "above 0"), ({"timeouts": 1}, "did you mean")],
+    [
+        ({"url": "127.0.0.1:1"}, "http://"),
+        ({"timeout_s": 0}, r"env\.judge\.timeout_s must be greater than 0"),
+        ({"timeouts": 1}, "did you mean"),
+    ],
 )
 def test_an_endpoint_that_makes_no_sense_is_refused(judge: dict[str, Any], words: str) -> None:
     with JudgeServer(lambda body, number: GOOD) as server, pytest.raises(ConfigError, match=words):
@@ -290,6 +295,6 @@ def test_an_endpoint_that_makes_no_sense_is_refused(judge: dict[str, Any], words
 @given(st.text(max_size=200) | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(json.dumps))
 @settings(max_examples=100, deadline=None)
 def test_any_text_is_a_verdict_or_a_judge_error(text: str) -> None:
-    rubric = read_rubric(RUBRIC)
+    rubric = read_settings(Rubric, RUBRIC)
     with contextlib.suppress(JudgeError):
         assert 0.0 <= read_verdict(text, rubric).score <= 1.0

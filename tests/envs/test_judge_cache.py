@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envs.errors import ConfigError, EnvironmentFault
-from envs.judge import JudgeClient
 from envs.judge.cache import VerdictCache
+from envs.judge.client import JudgeClient
 from envs.loading import build_env_from
 from tests.envs.test_judge import CRITERIA, GOOD, RUBRIC, build, play
 from tests.fixtures.chatml import chatml_tokenizer
@@ -46,11 +45,11 @@ def same_url(monkeypatch: pytest.MonkeyPatch) -> None:
 def _key_without_url(key: Any) -> Any:
     def of_one_url(self: Any, *arguments: Any) -> str:
         _ = self._model
-        self.options, kept = replace(self.options, url="http://judge"), self.options
+        self.settings, kept = self.settings.model_copy(update={"url": "http://judge"}), self.settings
         try:
             return key(self, *arguments)
         finally:
-            self.options = kept
+            self.settings = kept
 
     return of_one_url
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from envs.base import PICTURE_PLACE
 from envs.errors import ConfigError
-from envs.questions import Question, QuestionOptions, read_question
+from envs.questions import Question, QuestionSettings, read_question
 from envs.tools import build_env
 from rollout.bridge.settings import MemorySettings
 from rollout.play.memory import build_memory, build_messages
@@ -30,7 +30,7 @@ USER = [{"role": "user", "content": PARTS}]
 
 def row(**fields: Any) -> Question:
     sample = SimpleNamespace(metadata={"task": "t", "seed": 0})
-    return read_question(sample, QuestionOptions(data=(fields,)))[0]
+    return read_question(sample, QuestionSettings(data=(fields,)))[0]
 
 
 def sample(prompt: Any, images: Any = None, **more: Any) -> SimpleNamespace:
@@ -39,7 +39,7 @@ def sample(prompt: Any, images: Any = None, **more: Any) -> SimpleNamespace:
 
 
 def asked(source: SimpleNamespace) -> Question:
-    return read_question(source, QuestionOptions())[0]
+    return read_question(source, QuestionSettings())[0]
 
 
 INTERLEAVED = {

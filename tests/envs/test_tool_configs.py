@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from envs.geo3k import Geo3kOptions
-from envs.judge.env import JudgedOptions
-from envs.options import read_options
-from envs.tools import ToolOptions, load_tools
+from envs.geo3k import Geo3kSettings
+from envs.judge.env import JudgedSettings
+from envs.tools import ToolSettings, load_tools
 from rollout.bridge.settings import RolloutSettings
 from slime_verlog import read_settings
 
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
-OPTIONS = {"tools": ToolOptions, "judge": JudgedOptions, "geo3k": Geo3kOptions}
+SETTINGS = {"tools": ToolSettings, "judge": JudgedSettings, "geo3k": Geo3kSettings}
 
 
 def load(name: str, uncomment: bool = False) -> dict[str, Any]:
@@ -35,15 +34,15 @@ def _is_key(line: str) -> bool:
     return words.split(":")[0].isidentifier() and not words.startswith(("train:", "test:", "data: null", "tasks:"))
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_every_key_exists_and_every_commented_key_shows_its_default(name: str) -> None:
     config, full = load(name), load(name, uncomment=True)
     plain = read_settings(RolloutSettings, config)
     read_settings(RolloutSettings, full)
-    options = read_options(OPTIONS[name], config["env"], "env.")
-    everything = read_options(OPTIONS[name], full["env"], "env.")
+    settings = read_settings(SETTINGS[name], config["env"], "env.")
+    everything = read_settings(SETTINGS[name], full["env"], "env.")
     assert plain.rollout_interaction_env_path == f"envs.{name}"
-    assert options == everything, "a commented key does not show its default"
+    assert settings == everything, "a commented key does not show its default"
     assert set(full["env"]) > set(config["env"]) or set(full["env"].get("judge", {})) > set(config["env"]["judge"])
 
 

@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from envs.errors import ConfigError, ToolError
-from envs.tools import Tool, ToolEpisode, ToolOptions, ToolResult, load_tools, make_tool, tool
+from envs.tools import Tool, ToolEpisode, ToolResult, ToolSettings, load_tools, make_tool, tool
 from envs.tools.calls import find_calls
-from envs.tools.results import ResultLimits, read_result
+from envs.tools.results import read_result
 from envs.tools.session import ToolSession
 
 TOOLBOX = "tests.envs.toolbox"
-LIMITS = ResultLimits(chars=300)
+LIMITS = ToolSettings(output_chars=300)
 
 
 def undocumented(a: int) -> int:
@@ -110,7 +110,7 @@ class UndocumentedTool(Tool):
         (takes_picture, "no JSON schema"),
         (NoExecute, "no execute method"),
         (UndocumentedTool, "no docstring"),
-        (dict, "no subclass"),
+        (dict, "not a subclass"),
         (3, "function or a subclass"),
     ],
 )
@@ -243,7 +243,7 @@ def test_another_name_for_a_tool_in_its_module_does_not_make_two_of_it(tmp_path:
         (["tests.envs.text_worlds"], ConfigError, "offers no tools"),
         ([{"path": TOOLBOX, "name": "x"}], ConfigError, "a single name does not fit"),
         ([{"path": f"{TOOLBOX}:add", "timeout": 3}], ConfigError, "did you mean 'env.tools\\[0\\].timeout_s'"),
-        ([{"path": f"{TOOLBOX}:add", "timeout_s": 0}], ConfigError, "must be above 0"),
+        ([{"path": f"{TOOLBOX}:add", "timeout_s": 0}], ConfigError, "must be greater than 0"),
         ("missing.yaml", ConfigError, "cannot be read"),
     ],
 )
@@ -289,7 +289,7 @@ def test_results_of_every_form_are_understood(value: Any, text: str, images: int
 
 def test_results_are_bounded_and_can_be_encoded() -> None:
     result = read_result("a" * 5_000_000 + "\ud800 end", LIMITS)
-    assert len(result.text) <= LIMITS.chars and "characters left out" in result.text
+    assert len(result.text) <= LIMITS.output_chars and "characters left out" in result.text
     assert result.text.startswith("aaa") and result.text.encode().endswith(b"end")
 
 
@@ -335,7 +335,7 @@ class AsyncTool(Tool):
 
 
 def test_a_stateful_tool_may_be_async_throughout() -> None:
-    session = ToolSession([make_tool(AsyncTool)], ToolOptions())
+    session = ToolSession([make_tool(AsyncTool)], ToolSettings())
     assert [result.text for result in session.create(ToolEpisode("task", 0))] == ["ready"]
     calls, errors = session.check(find_calls('{"name": "async_tool", "arguments": {"word": "hi"}}'))
     assert not errors
