@@ -268,7 +268,7 @@ def test_a_rubric_is_a_yaml_file_too(tmp_path: Path) -> None:
         ({"criteria": [{"name": "a", "description": ""}] * 2}, "with different names"),
         ({"criteria": [{"name": "feedback", "description": ""}]}, "has letters, digits and _ and is not feedback"),
         ({"criteria": [{"name": "a b", "description": ""}]}, "has letters, digits and _ and is not feedback"),
-        ({"criteria": [{"name": "a", "description": "", "weight": 0}]}, r"\.criteria\[0\]\.weight must be greater than 0"),
+        ({"criteria": [{"name": "a", "description": "", "weight": 0}]}, r"criteria\[0\].weight must be greater than 0"),
         ({**RUBRIC, "scale": [3, 3]}, r"\[worst, best\]"),
         ({**RUBRIC, "scales": [1, 3]}, "did you mean"),
         ("nowhere.yaml", "cannot be read"),
