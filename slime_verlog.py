@@ -181,7 +181,7 @@ def _inner(hint: Any) -> Any:
 
 def _from_yaml(hint: Any, value: Any) -> Any:
     inner = _inner(hint)
-    if isinstance(value, list) and tuple in map(typing.get_origin, (inner, *typing.get_args(inner))):
+    if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in (inner, *typing.get_args(inner))):
         return tuple(value)
     return {} if value is None and isinstance(hint, type) and issubclass(hint, Settings) else value
 

@@ -1,4 +1,4 @@
-"""Finds the final answer in what the model wrote and holds it against the reference."""
+"""Finds the final answer in the model's text and compares it with the reference."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ import subprocess
 import sys
 import threading
 import unicodedata
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import IO
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.loading import load_attribute
 from envs.questions import Question
 
 Grade = Callable[[str, Question], float | tuple[float, str]]
-"""A grader: answer and question to a score, 1 for right; or to a score and words for the model."""
+"""A grader: takes answer and question, returns a score, 1 for right, or a score and feedback for the model."""
 
 START_S = 120.0
-LONGEST = 500
-"""Characters of an answer that could still be a formula."""
+"""Seconds that the comparison process may take to start."""
+MAX_CHARS = 500
+"""Longest answer that is compared as an expression."""
 
 _MARKER = re.compile(r"answer\s{0,3}(?:is\s{0,3})?[:=]", re.IGNORECASE)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def load_grader(name: str) -> Grade:
-    """`exact`, `math`, or the import path of a function of one's own.
+    """The grader `exact` or `math`, or the function at an import path.
 
     Raises:
-        ConfigError: the name is unknown or leads nowhere.
-        MissingDependencyError: `math` without math-verify.
+        ConfigError: there is no such grader or function.
+        MissingDependencyError: `math` needs math-verify.
     """
     if name in GRADERS:
         if name == "math" and importlib.util.find_spec("math_verify") is None:
@@ -45,19 +46,19 @@ def load_grader(name: str) -> Grade:
         return GRADERS[name]
     if "." not in name and ":" not in name:
         raise ConfigError(f"env.grader must be {', '.join(GRADERS)} or the import path of a function, got {name!r}")
-    grader = load_attribute(name, "env.grader")
+    grader: Grade = load_attribute(name, "env.grader")
     if not callable(grader):
         raise ConfigError(f"env.grader: {name} is {grader!r}, not a function of (answer, question)")
     return grader
 
 
 def find_answer(text: str, start: int = 0) -> tuple[str, tuple[int, int]]:
-    """The final answer after `start` and its [start, end): the last `\\boxed{}`, else what follows the last
-    `Answer:` on its line, else everything."""
-    boxed = _last_boxed(text, start)
-    if boxed is not None:
-        span = boxed
-    else:
+    """The final answer after position `start`, and its span [start, end).
+
+    The answer is the content of the last `\\boxed{}`, or the rest of the line after the last `Answer:`, or everything.
+    """
+    span = _last_boxed(text, start)
+    if span is None:
         marks = list(_MARKER.finditer(text, start))
         begin = marks[-1].end() if marks else start
         end = text.find("\n", begin + len(text[begin:]) - len(text[begin:].lstrip())) if marks else -1
@@ -70,12 +71,12 @@ def find_answer(text: str, start: int = 0) -> tuple[str, tuple[int, int]]:
 def _last_boxed(text: str, start: int) -> tuple[int, int] | None:
     """The [start, end) inside the braces of the last complete `\\boxed{...}`."""
     mark = text.rfind("\\boxed{")
-    for _ in range(8):  # more broken ones in a row are gibberish
+    for _ in range(8):  # bounds the time for texts with many unclosed boxes
         if mark < start:
             return None
         begin = mark + len("\\boxed{")
         depth = 1
-        for position in range(begin, min(len(text), begin + 4 * LONGEST)):
+        for position in range(begin, min(len(text), begin + 4 * MAX_CHARS)):
             depth += {"{": 1, "}": -1}.get(text[position], 0)
             if depth == 0:
                 return begin, position
@@ -84,7 +85,7 @@ def _last_boxed(text: str, start: int) -> tuple[int, int] | None:
 
 
 def exact(answer: str, question: Question) -> float:
-    """1 if the answer equals the reference, or one of several, up to case, articles, punctuation and white space."""
+    """1 if the answer equals a reference, ignoring case, articles, punctuation and white space, else 0."""
     references = question.answer if isinstance(question.answer, list | tuple) else [question.answer]
     return float(_normal(answer) in {_normal(str(reference)) for reference in references})
 
@@ -95,8 +96,8 @@ def _normal(text: str) -> str:
 
 
 def math(answer: str, question: Question) -> float:
-    """1 if the answer has the reference's value, however it is written; see `math_server`."""
-    if not answer or len(answer) > LONGEST:
+    """1 if the answer has the same value as the reference in any notation, else 0; see `math_server.equal`."""
+    if not answer or len(answer) > MAX_CHARS:
         return 0.0
     return float(_checker().equal(str(question.answer), answer))
 
@@ -110,65 +111,66 @@ def _checker() -> MathChecker:
 
 
 class MathChecker:
-    """A comparison process that is started again when an expression was too much for it."""
+    """Compares expressions in another process, which is restarted after a comparison that it could not end."""
 
-    def __init__(self, most_kept: int = 10_000) -> None:
+    def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, str], bool] = OrderedDict()
-        self._most_kept = most_kept
+        self._cached = functools.lru_cache(10_000)(self._ask)
 
     def equal(self, reference: str, answer: str) -> bool:
-        """Whether both have the same value; False where that cannot be told in time.
+        """Whether both have the same value; False if the comparison takes too long.
 
         Raises:
             EnvironmentFault: the process does not start.
         """
-        key = (reference, answer)
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = self._ask(reference, answer)
-                if len(self._kept) > self._most_kept:
-                    self._kept.popitem(last=False)
-            return self._kept[key]
+            return self._cached(reference, answer)
 
     def _ask(self, reference: str, answer: str) -> bool:
         if self._process is None or self._process.poll() is not None:
-            self._start()
-        assert self._process is not None and self._process.stdin is not None
+            self._process = _start()
+        stdin, stdout = _pipes(self._process)
         try:
-            self._process.stdin.write(json.dumps([reference, answer]) + "\n")
-            self._process.stdin.flush()
+            stdin.write(json.dumps([reference, answer]) + "\n")
+            stdin.flush()
+            reply = stdout.readline()
         except BrokenPipeError:
-            self._process.wait()
-            return False
-        reply = self._process.stdout.readline()  # type: ignore[union-attr]
+            reply = ""
         if not reply:
             self._process.wait()
             return False
         return json.loads(reply)
 
-    def _start(self) -> None:
-        # -P keeps the current folder's files from shadowing what the process imports.
-        command = [sys.executable, "-P", "-c", _BOOT.format(path=sys.path)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        ready, _, _ = select.select([self._process.stdout], [], [], START_S)
-        if not ready or json.loads(self._process.stdout.readline() or "null") != "ready":  # type: ignore[union-attr]
-            self._process.kill()
-            raise EnvironmentFault(
-                f"the process that compares expressions did not start within {START_S:g} s; run "
-                f"{sys.executable} -m envs.math_server to see why"
-            )
-
     def close(self) -> None:
-        """End the process; the next question starts another."""
+        """End the process; the next comparison starts another."""
         with self._lock:
             if self._process is not None:
                 self._process.kill()
                 self._process.wait()
                 self._process = None
+
+
+def _start() -> subprocess.Popen[str]:
+    # -P keeps the current folder's files from shadowing what the process imports.
+    command = [sys.executable, "-P", "-c", _BOOT.format(path=sys.path)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    _, stdout = _pipes(process)
+    ready, _, _ = select.select([stdout], [], [], START_S)
+    if not ready or json.loads(stdout.readline() or "null") != "ready":
+        process.kill()
+        raise EnvironmentFault(
+            f"the process that compares expressions did not start within {START_S:g} s; run "
+            f"{sys.executable} -m envs.math_server to see why"
+        )
+    return process
+
+
+def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    assert process.stdin is not None and process.stdout is not None
+    return process.stdin, process.stdout
 
 
 _BOOT = "import sys; sys.path[:] = {path!r}; from envs.math_server import main; main()"

@@ -1,9 +1,9 @@
-"""Decides in a process of its own whether two mathematical expressions are equal.
+"""A process that decides whether two mathematical expressions are equal.
 
-Some expressions take for ever (`9^{9^{9^9}}`), and nothing inside of Python can stop them; here the kernel ends the
-process when a comparison takes too long, and its parent starts another.
+Some comparisons never end (`9^{9^{9^9}}`) and cannot be interrupted from Python. When one takes too long, the kernel
+ends this process, and its parent starts another.
 
-One JSON object a line: in `[reference, answer]`, out `true` or `false`; the first line out says that it is ready.
+The process reads one JSON list `[reference, answer]` per line and writes `true` or `false`. Its first line is "ready".
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import sys
 from envs.math_text import read_result
 
 SECONDS = 5.0
+"""Time limit of one comparison."""
 MEMORY_BYTES = 4 << 30
+"""Memory limit of the process."""
 
 
 def equal(reference: str, answer: str) -> bool:
-    """Whether two LaTeX or plain expressions have the same value; notation does not matter.
+    """Whether two expressions, in LaTeX or plain text, have the same value.
 
-    A unit counts where both have one. 25% is 0.25; a reference in percent takes the bare number as well.
+    Units are compared only if both sides have one. 25% equals 0.25; a reference of 25% also accepts the bare 25.
     """
     gold, given = read_result(reference), read_result(answer)
     if gold.unit and given.unit and gold.unit != given.unit:
@@ -39,7 +41,7 @@ def equal(reference: str, answer: str) -> bool:
 def _same(reference: str, answer: str) -> bool:
     from math_verify import parse, verify
 
-    gold, given = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (reference, answer))
+    gold, given = (parse(f"\\boxed{{{text}}}", parsing_timeout=0) for text in (reference, answer))
     return bool(verify(gold, given, timeout_seconds=None))
 
 
@@ -50,7 +52,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     replies = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
-        import math_verify  # noqa: F401 - the slow import belongs before "ready"
+        import math_verify  # noqa: F401 - the slow import must end before "ready"
 
         print(json.dumps("ready"), file=replies, flush=True)
         for line in sys.stdin:
@@ -58,7 +60,7 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_REAL, SECONDS)
             try:
                 result = equal(reference, answer)
-            except Exception:  # a parser that stumbles over gibberish has decided: not equal
+            except Exception:  # what the parser cannot read is not equal
                 result = False
             signal.setitimer(signal.ITIMER_REAL, 0)
             print(json.dumps(result), file=replies, flush=True)

@@ -1,4 +1,4 @@
-"""Brings a written result into LaTeX that a parser reads by value: units, degrees, percent, roots, mixed numbers.
+"""Rewrites an answer into LaTeX that a parser reads by value: units, degrees, percent, roots, mixed numbers.
 
 Invariant: only notation changes. What could be algebra (`13m`, `2\\frac{9}{2}`) is left to the parser.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Result:
-    """A result and its unit: "" without one, "degree", "percent", or a short name with its power (`cm^2`)."""
+    """An expression, and its unit: "" for none, "degree", "percent", or a short name with its power (`cm^2`)."""
 
     expression: str
     unit: str = ""
@@ -65,26 +65,26 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 
 
 def read_result(text: str) -> Result:
-    """The expression and the unit of a result, whether written in LaTeX, in Unicode or as plain text."""
+    """The expression and the unit of a result in LaTeX, Unicode or plain text."""
     text = _THOUSANDS.sub("", text.translate(_CHARACTERS).replace("\\$", "").replace("$", ""))
     text = _TEXT.sub(_unwrapped, _WRAPPERS.sub(r"\\text", _SPACES.sub(" ", text)))
     text = _PI.sub(r"\\pi ", _APPROXIMATELY.sub("=", _with_roots(text)))
     text = _NAME.sub("", text.strip()).strip().removesuffix(".")
     text, unit = _without_unit(_GROUPS.sub(lambda number: number[0].replace(" ", ""), text))
     text = _MIXED.sub(_sum, text).strip()
-    # Two numbers side by side are two numbers; the parser would add them up.
+    # The parser would add up two numbers side by side, so they become a list.
     return Result(_SIDE_BY_SIDE.sub(", ", _SCIENTIFIC.sub(r"\1\\times 10^{\2}", text)), unit)
 
 
 def _unwrapped(wrapped: re.Match[str]) -> str:
-    """A unit or a degree sign without its `\\text{}`; other text stays as it is."""
+    """A unit or a degree sign without its `\\text{}`; other text is unchanged."""
     words = wrapped[1].strip()
     is_unit = words in ("o", "degree", "degrees") or bool(_parsed_unit(f"1 {words}"))
     return f" {words} " if is_unit else wrapped[0]
 
 
 def _with_roots(text: str) -> str:
-    """The text with roots as LaTeX writes them; the sign alone takes a number, a letter or what stands in brackets."""
+    """The text with LaTeX roots. A root sign applies to the number, letter or bracket that follows it."""
     out, position = "", 0
     while (root := _ROOT.search(text, position)) is not None:
         command = r"\sqrt[3]" if root[1] == "∛" else r"\sqrt"
@@ -119,7 +119,7 @@ def _without_unit(text: str) -> tuple[str, str]:
 
 
 def _parsed_unit(text: str) -> tuple[str, str] | None:
-    """Number and unit of a text that ends in a known unit; None for algebra and for everything else."""
+    """Number and unit of a text that ends in a known unit; None for algebra and for all other texts."""
     found = _MEASURE.fullmatch(text)
     if found is None or found["name"] not in _NAMES or (found["per"] and found["per"] not in _NAMES):
         return None
@@ -135,7 +135,7 @@ def _parsed_unit(text: str) -> tuple[str, str] | None:
 
 
 def _sum(mixed: re.Match[str]) -> str:
-    """A mixed number as a sum; an improper fraction makes it something else."""
+    """A mixed number as a sum; unchanged if its fraction is improper."""
     whole, *parts = mixed.groups()
     above, below = (part for part in parts if part is not None)
     return rf"({whole}+\frac{{{above}}}{{{below}}})" if int(above) < int(below) else mixed[0]

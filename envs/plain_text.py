@@ -1,7 +1,7 @@
-"""Text to token ids, where only the chat template may write control tokens and each piece of text is encoded once.
+"""Encodes text to token ids; only the chat template may write control tokens.
 
-Control tokens cut a conversation into pieces that a tokenizer encodes independently, so a piece's ids can be kept.
-A control token's string inside a message (`<|im_end|>` in an observation) stays ordinary text.
+Control tokens divide a conversation into pieces that a tokenizer encodes independently, so the ids of a piece can be
+cached. The string of a control token inside a message (`<|im_end|>` in an observation) stays ordinary text.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 TAG = re.compile(r"</?[a-z_]+>")
-"""Tokens such as `<think>` and `</tool_call>`: the model writes them in its answers, they change no role."""
+"""Tokens such as `<think>` and `</tool_call>`, which models write in their answers and which do not change the role."""
 
 STAND_INS = 0x100000
-"""First of the private-use characters that stand for control strings while a template is rendered."""
+"""First of the private-use characters that replace control strings while a template is rendered."""
 
 LONG_CHARS = 4096
-"""Characters from which on encoding takes milliseconds, and so does not belong on an event loop."""
+"""Texts with more characters take milliseconds to encode, too long for an event loop."""
 
 LONGEST_KEPT = 32_768
-"""Characters of the longest piece whose ids are kept, so that the cache's memory stays bounded."""
+"""Characters of the longest piece that is cached, to bound the cache's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Template text split at its control tokens; `ids` runs from the first to the last of them, None without any."""
+    """Template text, split at its first and last control token."""
 
     head: str
     ids: tuple[int, ...] | None
+    """Ids from the first to the last control token; None if there is none."""
     tail: str
     strip_before: bool = False
     strip_after: bool = False
 
 
 class PlainText:
-    """Encodes text with the tokenizer's own rules, minus its control tokens; keeps the ids of recent pieces."""
+    """Encodes text with the tokenizer's rules except for its control tokens, and caches the ids of recent pieces."""
 
     def __init__(self, tokenizer: Any, template: str, *, cache_pieces: int = 2048) -> None:
         added = tokenizer.added_tokens_decoder
@@ -54,7 +55,7 @@ class PlainText:
         self._cached = lru_cache(cache_pieces)(self._encode)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of text that holds no control token, whatever it looks like."""
+        """Ids of text; none of them is a control token."""
         return self._cached(text) if len(text) <= LONGEST_KEPT else self._encode(text)
 
     def _encode(self, text: str) -> tuple[int, ...]:
@@ -63,7 +64,7 @@ class PlainText:
         if self._backend is None:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
         if len(text) > LONG_CHARS:
-            # Unlike `encode`, this lets other threads run meanwhile: an event loop, for one.
+            # Unlike `encode`, this releases the GIL.
             ids = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
         else:
             ids = self._backend.encode(text, add_special_tokens=False).ids
@@ -77,14 +78,14 @@ class PlainText:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def stand_ins(self, text: str, marks: dict[str, str]) -> str:
-        """The text with one private character for each control string (and each private character of its own).
+        """The text with a private-use character for each control string and each private-use character.
 
-        `marks` collects the stand-in of each; `frame` takes the inverse.
+        `marks` collects these characters by the string that they replace; `frame` takes the inverse.
         """
         return self._escaped.sub(lambda m: marks.setdefault(m.group(), chr(STAND_INS + len(marks))), text)
 
     def broken(self, value: Any) -> Any:
-        """The value with a space after the first character of every control string; pictures as they are."""
+        """The value with a space after the first character of every control string; pictures are unchanged."""
         if isinstance(value, str):
             return self.pattern.sub(lambda match: f"{match.group()[0]} {match.group()[1:]}", value)
         if isinstance(value, Mapping):
@@ -92,9 +93,9 @@ class PlainText:
         return [self.broken(v) for v in value] if isinstance(value, list) else value
 
     def frame(self, text: str, plain: Mapping[int, str] | None = None) -> Frame:
-        """Split template text, in which control tokens are real, at its first and last control token.
+        """Split template text, whose control strings become control tokens, at the first and the last of them.
 
-        `plain` maps stand-ins in the text (by code point) back to what they stand for in the messages.
+        `plain` maps the code points of stand-ins back to the strings that they replace.
         """
         found = list(self.pattern.finditer(text))
         if not found:
@@ -110,7 +111,7 @@ class PlainText:
         return Frame(_restored(head, plain), tuple(ids), _restored(tail, plain), before, after)
 
     def _stripped(self, piece: str, previous: re.Match[str], following: re.Match[str]) -> str:
-        """Some tokens swallow the white space beside them (`rstrip` of the token before, `lstrip` of the one after)."""
+        """Remove the white space that the tokens on both sides absorb (`rstrip`, `lstrip`)."""
         piece = piece.lstrip() if self._flags[self.control[previous.group()]][1] else piece
         return piece.rstrip() if self._flags[self.control[following.group()]][0] else piece
 
@@ -138,18 +139,18 @@ def _restored(text: str, plain: Mapping[int, str] | None) -> str:
 
 
 def _is_control(token: AddedToken, template: str) -> bool:
-    """Special tokens, and others that the template itself writes (DeepSeek's `<｜User｜>` is not marked special).
+    """Whether a token is special or written by the template (DeepSeek's `<｜User｜>` is not marked special).
 
-    White space is text even where it is a token of its own (Gemma's line breaks).
+    White space is text, even if it is one token (Gemma's line breaks).
     """
     text = token.content
     return token.special or (text in template and not text.isspace() and not TAG.fullmatch(text))
 
 
 def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer | None, dict[int, int]]:
-    """The tokenizer's pipeline without control tokens, sharing its model, and its ids that differ from the original's.
+    """A copy of the tokenizer's pipeline without control tokens, and a map from its ids to the tokenizer's.
 
-    A private pipeline also keeps out truncation or padding that somebody else sets on the shared one.
+    The copy shares the model, but neither truncation nor padding.
     """
     original = getattr(tokenizer, "backend_tokenizer", None)
     if original is None:
@@ -161,12 +162,12 @@ def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer
         backend.pre_tokenizer = _inside_text(original.pre_tokenizer)
     harmless = {t.content: (i, t) for i, t in tokenizer.added_tokens_decoder.items() if t.content not in control}
     backend.add_tokens([t for _, t in harmless.values()])
-    names = {content: backend.token_to_id(content) for content in harmless}
-    return backend, {names[content]: i for content, (i, _) in harmless.items() if names[content] != i}
+    ids = [(backend.token_to_id(content), i) for content, (i, _) in harmless.items()]
+    return backend, {ours: original for ours, original in ids if ours is not None and ours != original}
 
 
 def _inside_text(pre_tokenizer: Any) -> Any:
-    """Pieces follow a control token, so a prefix space that belongs to the very first word must not be added."""
+    """Pieces follow a control token, so they must not get the prefix space of a text's first word."""
     if isinstance(pre_tokenizer, pre_tokenizers.Metaspace) and pre_tokenizer.prepend_scheme == "first":
         return pre_tokenizers.Metaspace(pre_tokenizer.replacement, "never", pre_tokenizer.split)
     return pre_tokenizer

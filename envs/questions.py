@@ -98,9 +98,9 @@ def _from_row(row: Mapping[str, Any], settings: QuestionSettings) -> Question:
     found = row.get(settings.image_key)
     found = [] if found is None else found if isinstance(found, list | tuple) else [found]
     images = open_pictures(found, settings.max_image_pixels)
-    metadata = row.get("metadata") if isinstance(row.get("metadata"), Mapping) else {}
-    content = row[settings.question_key]
-    return _question(content, row.get(settings.answer_key), images, settings, metadata)
+    metadata = row.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    return _question(row[settings.question_key], row.get(settings.answer_key), images, settings, metadata)
 
 
 def _from_sample(sample: Any, settings: QuestionSettings) -> Question:

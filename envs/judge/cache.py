@@ -1,4 +1,4 @@
-"""Verdicts in a SQLite file that workers and runs share; one that is damaged is set aside and begun anew."""
+"""Keeps verdicts in a SQLite file that workers and runs share; a damaged file is renamed and replaced by a new one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ _BESIDE = ("", "-journal", "-wal", "-shm")
 
 
 class VerdictCache:
-    """One connection per use, so that threads and processes share the file.
+    """Opens one connection per use, so threads and processes can share the file.
 
-    Losing the cache costs questions, not episodes: when the file is locked for too long or the disk is full, that is
-    logged and the judge is asked.
+    If the file is locked for too long or the disk is full, a warning is logged and the judge is asked.
 
     Raises:
-        ConfigError: the file can be neither opened nor made.
+        ConfigError: the file can be neither opened nor created.
     """
 
     def __init__(self, path: str) -> None:
@@ -38,7 +37,7 @@ class VerdictCache:
             raise ConfigError(f"env.judge.cache: {path} cannot be used: {error}") from error
 
     def get(self, key: str) -> str | None:
-        """The judge's answer that was kept under this key."""
+        """The judge's answer under this key, or None."""
         with self._tolerated():
             row = self._with_repair(
                 lambda connection: connection.execute("SELECT text FROM verdicts WHERE key = ?", (key,)).fetchone()
@@ -47,7 +46,7 @@ class VerdictCache:
         return None
 
     def put(self, key: str, text: str) -> None:
-        """Keep an answer that was understood, in place of any earlier one."""
+        """Store an answer, in place of any earlier one."""
         with self._tolerated():
             self._with_repair(
                 lambda connection: connection.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (key, text))
@@ -58,13 +57,13 @@ class VerdictCache:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            logger.warning("the judge's cache %s cannot be used just now: %s", self._path, error)
+            logger.warning("the judge's cache %s cannot be used: %s", self._path, error)
 
     def _with_repair(self, use: Callable[[sqlite3.Connection], T]) -> T:
         seen = self._identity()
         try:
             return self._using(use)
-        except sqlite3.OperationalError:  # locked, full, not writable: the content is not to blame
+        except sqlite3.OperationalError:  # locked, full or not writable, but not damaged
             raise
         except sqlite3.DatabaseError as error:
             self._set_aside(seen, error)
@@ -79,12 +78,12 @@ class VerdictCache:
         return self._path.stat().st_ino if self._path.exists() else None
 
     def _set_aside(self, seen: int | None, error: sqlite3.DatabaseError) -> None:
-        """Rename the damaged file, unless another process has done so since."""
+        """Rename the damaged file, unless another process has just done so."""
         with open(f"{self._path}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self._identity() != seen:
                 return
-            logger.warning("the judge's cache %s is damaged (%s): renamed to .damaged, begun anew", self._path, error)
+            logger.warning("the judge's cache %s is damaged (%s): renamed to .damaged", self._path, error)
             for ending in _BESIDE:
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self._path}{ending}", f"{self._path}.damaged{ending}")

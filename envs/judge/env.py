@@ -20,6 +20,7 @@ from envs.tools.results import clip, encodable
 from slime_verlog import read_settings
 
 SETTINGS = JudgedSettings
+_DESCRIPTION = ("mission", "instruction_prompt", "answer_format", "actions", "default_action", "max_steps", "tools")
 
 
 class JudgedEnv(BaseInteractionEnv):
@@ -29,31 +30,27 @@ class JudgedEnv(BaseInteractionEnv):
         self.inner, self.settings, self._task = inner, settings, task
         self.rubric = settings.rubric if isinstance(settings.rubric, Rubric) else read_rubric(settings.rubric)
         self.client = JudgeClient(settings)
+        self.deterministic = inner.deterministic and settings.cache is not None
+        self._copy_description()
         self._turns: list[dict[str, Any]] = []
         self._failures = 0
-        self._feedback = ""
+        self._feedback = self._shown = ""
 
-    mission = property(lambda self: self.inner.mission)
-    instruction_prompt = property(lambda self: self.inner.instruction_prompt)
-    answer_format = property(lambda self: self.inner.answer_format)
-    actions = property(lambda self: self.inner.actions)
-    default_action = property(lambda self: self.inner.default_action)
-    max_steps = property(lambda self: self.inner.max_steps)
-    tools = property(lambda self: self.inner.tools)
-
-    @property
-    def deterministic(self) -> bool:
-        """Only a cache makes sure that a replay gets the same verdicts."""
-        return self.inner.deterministic and self.settings.cache is not None
+    def _copy_description(self) -> None:
+        """Take over the attributes that describe the inner environment's task; they may change during an episode."""
+        for name in _DESCRIPTION:
+            setattr(self, name, getattr(self.inner, name))
 
     def reset(self) -> Observation:
         observation = self.inner.reset()
+        self._copy_description()
         self._turns, self._failures, self._feedback = [], 0, ""
         self._shown = observation["obs_str"]
         return observation
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         observation, done, info = self.inner.step(response_text)
+        self._copy_description()
         limit = self.settings.text_chars
         self._turns.append(
             {

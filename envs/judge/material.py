@@ -1,7 +1,7 @@
-"""Text that the judge is shown and others wrote: quoted, and without anything that reads as a control token.
+"""Removes control strings from untrusted text that is shown to the judge.
 
-An endpoint that takes messages as text applies its chat template to them, and `<|im_end|>` inside an answer would end
-the message there. The openai API leaves no way to send tokens, so the text itself must not hold such strings.
+A server that receives messages as text applies its chat template to them, so `<|im_end|>` inside an answer would end
+the message there. The OpenAI API cannot take tokens, so the text itself must not contain such strings.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from envs.tools.results import encodable
 
 _OPENING = re.compile(r"[<\[](?=\S)|\](?=~)")
-"""Where control tokens of today's model families begin: `<|im_end|>`, `</s>`, `<｜User｜>`, `[INST]`, `]~b]`."""
+"""Start of a control token in known model families: `<|im_end|>`, `</s>`, `<｜User｜>`, `[INST]`, `]~b]`."""
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def quoted(value: Any) -> str:
-    """The value as JSON with the same meaning: `<` and `[` before other text are escaped inside its strings."""
+    """The value as JSON; inside its strings, `<` and `[` before other text are escaped."""
     written = encodable(json.dumps(value, ensure_ascii=False))
     return _STRING.sub(lambda string: _OPENING.sub(lambda c: f"\\u{ord(c.group()):04x}", string.group()), written)
 
 
 def broken(text: str) -> str:
-    """The text with a space after every character that may open a control token."""
+    """The text with a space after every character that may begin a control token."""
     return _OPENING.sub(lambda c: f"{c.group()} ", encodable(text))

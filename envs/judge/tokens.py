@@ -1,4 +1,4 @@
-"""A conversation as token ids for SGLang's `/generate`, in which only the chat template writes control tokens."""
+"""Encodes the judge's conversation for SGLang's `/generate`, and asks a server which model and tokenizer it uses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JudgeTokenizer:
         self._text = PlainText(self._tokenizer, template)
 
     def encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Ids of the conversation with the header that asks for an answer; content is plain text throughout."""
+        """Ids of the conversation and of the header for the answer; message contents never become control tokens."""
         from jinja2.exceptions import TemplateError
 
         marks: dict[str, str] = {}
@@ -50,10 +50,10 @@ load_tokenizer = functools.lru_cache(maxsize=4)(JudgeTokenizer)
 
 @functools.lru_cache(maxsize=4)
 def served_tokenizer(url: str) -> str:
-    """Folder of the tokenizer that an SGLang server says it uses.
+    """Folder of the tokenizer that an SGLang server reports.
 
     Raises:
-        JudgeError: it does not say.
+        JudgeError: the server reports none.
     """
     info = ask_server(f"{url}/get_model_info", 10.0)
     found = info.get("tokenizer_path") or info.get("model_path") if isinstance(info, dict) else None
@@ -63,7 +63,7 @@ def served_tokenizer(url: str) -> str:
 
 
 def served_model(url: str, api: str, headers: dict[str, str], seconds: float) -> str | None:
-    """The model that a server says it serves; None where it does not say."""
+    """The model that a server reports, or None."""
     try:
         if api == "sglang":
             found = ask_server(f"{url}/get_model_info", seconds, headers)["model_path"]
@@ -78,7 +78,7 @@ def ask_server(address: str, seconds: float, headers: dict[str, str] | None = No
     """The JSON at an address.
 
     Raises:
-        JudgeError: it cannot be had.
+        JudgeError: it cannot be read.
     """
     try:
         request = urllib.request.Request(address, headers=headers or {})

@@ -1,8 +1,8 @@
-"""Tool calls as models write them, read out of an answer; what cannot be read is an error in words.
+"""Finds tool calls in a model's answer; a call that cannot be read becomes an error message for the model.
 
-Three ways of writing are understood: JSON between `<tool_call>` tags (Hermes, Qwen), `<function=...>` markup between
-the same tags (Qwen3-Coder, Qwen3.5), and an answer that is nothing but JSON (Llama, Mistral). Strict on purpose: a
-policy that is paid for repaired JSON learns to write broken JSON.
+Three forms are accepted: JSON between `<tool_call>` tags (Hermes, Qwen), `<function=...>` markup between the same tags
+(Qwen3-Coder, Qwen3.5), and an answer that is only JSON (Llama, Mistral). Broken JSON is not repaired, because a policy
+that is rewarded for it learns to write it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _PARAMETER = re.compile(r"\s*<parameter=([^<>\s]+)>")
 _SEPARATOR = re.compile(r"[\s;,]*")
 _FUNCTION_END, _PARAMETER_END = "</function>", "</parameter>"
 _FORM = '{"name": ..., "arguments": {...}}'
+_UNCLOSED = f"after the call comes something other than {CLOSE}"
 
 
 def _no_constant(name: str) -> Any:
@@ -30,7 +31,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object's members; which of two equal keys counts would be a guess."""
+    """An object's members; equal keys are refused."""
     members = dict(pairs)
     if len(members) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -38,30 +39,30 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-# Raw line breaks inside strings are let through: they are unambiguous, and common in code.
+# Raw line breaks inside strings are accepted: they are unambiguous and common in code.
 _decoder = json.JSONDecoder(strict=False, parse_constant=_no_constant, object_pairs_hook=_distinct)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One readable call. `as_text`: the arguments came as markup, so every value is still a string."""
+    """One readable call."""
 
     name: str
     arguments: Mapping[str, Any]
     as_text: bool = False
+    """The call was markup, so all its values are still strings."""
 
 
 @dataclass(frozen=True)
 class Calls:
-    """What an answer asks for: calls and errors in order of appearance, and the [start, end) of the asking text.
-
-    `span` is None where the answer holds no call at all. `cut`: more followed than `limit` allows.
-    """
+    """The calls of one answer, and the errors in calls that cannot be read, each in order of appearance."""
 
     calls: tuple[Call, ...] = ()
     errors: tuple[str, ...] = ()
     span: tuple[int, int] | None = None
+    """Characters [start, end) from the first to the last call; None if the answer has none."""
     cut: bool = False
+    """There were more calls than `limit`."""
 
     @property
     def valid(self) -> bool:
@@ -70,9 +71,9 @@ class Calls:
 
 
 def find_calls(text: str, limit: int = 8) -> Calls:
-    """Read the calls out of an answer; what stands in the reasoning before `</think>` is none. Never raises.
+    """Find the calls after the reasoning of an answer. Never raises.
 
-    Tags inside a call's own JSON strings belong to the string.
+    Tags inside a JSON string of a call belong to the string.
     """
     start = reasoning_end(text)
     if start is None:
@@ -87,7 +88,7 @@ def find_calls(text: str, limit: int = 8) -> Calls:
 
 
 def reasoning_end(text: str) -> int | None:
-    """Where the reasoning ends and the answer begins; None where the answer never left its reasoning."""
+    """Position after the reasoning; None if the reasoning never ends."""
     end, reasons = text.find(_REASONING_END), text.lstrip().startswith(_REASONING_START)
     if end < 0:
         return None if reasons else 0
@@ -95,7 +96,7 @@ def reasoning_end(text: str) -> int | None:
 
 
 def _inside_json(text: str, position: int) -> bool:
-    """Whether `position` lies in the JSON of a call or of a bare answer, so in one of its strings."""
+    """Whether `position` is inside the JSON of a call or of a bare answer, so inside one of its strings."""
     start = len(text) - len(text.lstrip())
     if not text.startswith(("{", "["), start):
         opened = text.find(OPEN, 0, position)
@@ -123,28 +124,27 @@ def _in_tags(text: str, start: int, limit: int) -> Calls:
         block, read = _block(text, position + len(OPEN))
         found.append(block)
         close, following = text.find(CLOSE, read), text.find(OPEN, read)
-        # A missing end tag is fine where nothing could be meant but the end of the call.
-        end = close + len(CLOSE) if close >= 0 and not 0 <= following < close else _or_end(following, text)
+        # The end tag may be missing before the next call or the end of the text.
+        if close >= 0 and not 0 <= following < close:
+            end = close + len(CLOSE)
+        else:
+            end = following if following >= 0 else len(text)
         position = following
     return _collected(found, (first, end), cut=position >= 0)
 
 
-def _or_end(position: int, text: str) -> int:
-    return position if position >= 0 else len(text)
-
-
 def _block(text: str, start: int) -> tuple[Call | str, int]:
-    """The call after a tag, and where its text ends; `start` where that cannot be told."""
+    """The call after a tag, and where its text ends; `start` if that is unknown."""
     if _FUNCTION.match(text, start):
         return _markup(text, start)
     value, end, error = decode(text, start)
     if error:
         return error, start
-    return read_call(value) if _closed(text, end) else _unclosed(), end
+    return read_call(value) if _closed(text, end) else _UNCLOSED, end
 
 
 def _markup(text: str, start: int) -> tuple[Call | str, int]:
-    """The call that `<function=name><parameter=key>value</parameter></function>` spells, and where its text ends."""
+    """The call in `<function=name><parameter=key>value</parameter></function>`, and where its text ends."""
     head = _FUNCTION.match(text, start)
     assert head is not None
     end = text.find(_FUNCTION_END, head.end())
@@ -152,7 +152,7 @@ def _markup(text: str, start: int) -> tuple[Call | str, int]:
         return f"the call of {short(head[1])} has no {_FUNCTION_END}", start
     call = _markup_call(head[1], text[head.end() : end])
     end += len(_FUNCTION_END)
-    return call if isinstance(call, str) or _closed(text, end) else _unclosed(), end
+    return call if isinstance(call, str) or _closed(text, end) else _UNCLOSED, end
 
 
 def _markup_call(name: str, body: str) -> Call | str:
@@ -176,12 +176,8 @@ def _closed(text: str, position: int) -> bool:
     return position == len(text) or text.startswith((CLOSE, OPEN), position)
 
 
-def _unclosed() -> str:
-    return f"after the call comes something other than {CLOSE}"
-
-
 def _bare(text: str, start: int, limit: int) -> Calls:
-    """Calls in an answer that is nothing but JSON: an object, a list of them, or several one after the other."""
+    """Calls in an answer that is only JSON: an object, a list of objects, or several objects in sequence."""
     body = text[start:]
     content = _unwrapped(body.strip())
     if not content.lstrip().startswith(("{", "[")):
@@ -190,14 +186,14 @@ def _bare(text: str, start: int, limit: int) -> Calls:
     span = (begin, start + len(body.rstrip()))
     values, error = _sequence(content, limit + 1)
     if not any(_looks_like_call(value) for value in values):
-        # JSON that names no tool is an answer in JSON; broken JSON that starts like a call is a broken call.
+        # JSON without a tool's name is a final answer; broken JSON that starts like a call is a broken call.
         return Calls(errors=(error,), span=span) if error and re.match(r'[\[\s]*\{\s*"name"', content) else Calls()
     found: list[Call | str] = [read_call(value) for value in values[:limit]]
     return _collected(found + [error] * bool(error), span, cut=len(values) > limit)
 
 
 def _unwrapped(body: str) -> str:
-    """The answer without a model family's marker or a code fence around all of it."""
+    """The answer without a leading marker or a code fence around all of it."""
     for marker in _MARKERS:
         body = body.removeprefix(marker)
     fence = next((f for f in _FENCES if body.startswith(f)), None)
@@ -214,7 +210,8 @@ def _sequence(content: str, limit: int) -> tuple[list[Any], str]:
         if error:
             return values, error
         values += value if isinstance(value, list) else [value]
-        position = _SEPARATOR.match(content, end).end()  # type: ignore[union-attr]
+        separator = _SEPARATOR.match(content, end)
+        position = separator.end() if separator is not None else end
     return values[:limit], ""
 
 
@@ -251,7 +248,7 @@ def read_call(value: Any) -> Call | str:
         return f"a call has the form {_FORM}, got {short(value)}"
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
-        # OpenAI's own format holds the arguments as a string of JSON.
+        # In OpenAI's form, the arguments are a string of JSON.
         arguments, end, error = decode(written := arguments)
         if error or written[end:].strip():
             return f"the arguments of {short(value['name'])} are a string that is not JSON"
@@ -261,7 +258,7 @@ def read_call(value: Any) -> Call | str:
 
 
 def _checked(call: Call) -> Call | str:
-    """Refuse text that nothing downstream could encode."""
+    """The call, or an error if its text cannot be encoded."""
     try:
         f"{call.name}{json.dumps(call.arguments, ensure_ascii=False)}".encode()
     except UnicodeEncodeError:
@@ -270,13 +267,10 @@ def _checked(call: Call) -> Call | str:
 
 
 def short(value: Any) -> str:
-    """A value for an error message: at most 60 characters that can be encoded."""
+    """A value for an error message: at most 60 characters, safe to encode."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
         text = type(value).__name__
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-__all__ = ["CLOSE", "OPEN", "Call", "Calls", "decode", "find_calls", "read_call", "reasoning_end", "short"]

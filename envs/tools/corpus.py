@@ -1,7 +1,7 @@
-"""A corpus of passages and its full-text index: BM25 in SQLite, built once and rebuilt when it does not fit.
+"""A corpus of passages and its full-text index (BM25 in SQLite), which is built once.
 
-Invariant: an index records the name, size and modification time of the corpus that it was built from, and is only
-read when they match. A damaged index is never an error of the search: it is built again.
+Invariant: the index records the name, size and modification time of its corpus, and is rebuilt when they differ or when
+it is damaged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from envs.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 Source = tuple[str, int, int]
-"""Name, size in bytes and modification time in ns of a corpus."""
+"""A corpus's name, size in bytes and modification time in ns."""
 
 _WORD = re.compile(r"\w+")
 _MOST_WORDS = 32
@@ -45,20 +45,20 @@ class CorpusIndex:
         self.path = path if path is not None else corpus.with_name(corpus.name + ".fts5")
 
     def ensure(self) -> None:
-        """Build the index unless there is one that fits the corpus; whoever comes second waits.
+        """Build the index unless it is up to date; waits while another process builds it.
 
         Raises:
-            ConfigError: the corpus cannot be read or has a line of another form, or the index cannot be written.
+            ConfigError: the corpus cannot be read or has a malformed line, or the index cannot be written.
         """
         source = self._source()
         if not self._fits(source):
             self._rebuild(lambda: not self._fits(source))
 
     def find(self, query: str, count: int) -> list[dict[str, str]]:
-        """The `count` passages that fit best, best first; operators of the query language are words like others.
+        """The `count` passages that fit best, best first. The query has no operators, only words.
 
         Raises:
-            ConfigError: the index had to be built again, and could not be.
+            ConfigError: the index had to be rebuilt, and that failed.
         """
         words = list(dict.fromkeys(_WORD.findall(query.lower())))[:_MOST_WORDS]
         if not words:
@@ -73,13 +73,12 @@ class CorpusIndex:
                         return [{"title": title, "text": text, "id": name} for title, text, name, _ in rows]
             except sqlite3.DatabaseError as error:
                 self._warn(error)
-            # Whatever the reason, the file that was just seen is of no use.
-            self._rebuild(lambda seen=seen: self._stamp() == seen)  # type: ignore[misc]
-        raise ConfigError(f"config.index: {self.path} never fits {self.corpus}; does another corpus use it as well?")
+            self._rebuild(lambda seen=seen: self._stamp() == seen)
+        raise ConfigError(f"config.index: {self.path} never fits {self.corpus}; does another corpus use it, too?")
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        # As a URI, the path's `#`, `?` and `%` must be escaped.
+        # `as_uri` escapes `#`, `?` and `%`.
         address = self.path.absolute().as_uri() + "?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
             yield connection
@@ -102,7 +101,7 @@ class CorpusIndex:
             return False
 
     def _stamp(self) -> tuple[int, int, int] | None:
-        """What tells this index file from the one that replaces it."""
+        """Identifies this version of the index file; None if there is no file."""
         try:
             facts = self.path.stat()
         except OSError:
@@ -111,10 +110,10 @@ class CorpusIndex:
 
     def _warn(self, error: sqlite3.DatabaseError) -> None:
         if self.path.exists():
-            logger.warning("the index %s is damaged (%s) and is built again", self.path, error)
+            logger.warning("the index %s is damaged (%s) and will be rebuilt", self.path, error)
 
     def _rebuild(self, is_needed: Callable[[], bool]) -> None:
-        """Build the index under a lock, unless somebody else did so in the meantime."""
+        """Build the index under a lock, unless another process has just done so."""
         try:
             with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -140,16 +139,15 @@ class CorpusIndex:
 
 
 def _recorded(connection: sqlite3.Connection) -> Source | None:
-    """What the index was built from."""
-    row = connection.execute("SELECT name, size, edited_ns FROM source").fetchone()
-    return tuple(row) if row else None  # type: ignore[return-value]
+    """The corpus that the index was built from."""
+    return connection.execute("SELECT name, size, edited_ns FROM source").fetchone()
 
 
 def read_passages(corpus: Path) -> Iterator[tuple[str, str, str]]:
     """Title, text and id of each line; the line's number stands in for a missing id.
 
     Raises:
-        ConfigError: a line has another form or bytes that are not UTF-8, or the file begins with a byte order mark.
+        ConfigError: a line is malformed or not UTF-8, or the file begins with a byte order mark.
     """
     try:
         with open(corpus, "rb") as file:

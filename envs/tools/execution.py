@@ -1,8 +1,7 @@
-"""Runs one call of a tool with a time limit: sync functions in a thread, async ones on a loop that all of them share.
+"""Runs one call of a tool with a time limit: sync functions in a thread, async ones on a shared event loop.
 
-A function that hangs cannot be stopped from outside. It is left behind in a daemon thread (an async one that blocks
-takes its loop's thread with it) and counted; after `MOST_HUNG` of them the tool is not started again in this process
-until some of them end.
+A function that hangs cannot be stopped from outside. Its daemon thread (for an async function that blocks, the thread
+of its loop) is left running and counted. While `MAX_HUNG` calls of a tool hang, the tool is not called in this process.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from typing import Any
 
 from envs.errors import EnvironmentFault, ToolError
 
-MOST_HUNG = 8
+MAX_HUNG = 8
 STUCK_S = 1.0
-"""Seconds within which a loop must answer, and a cancelled coroutine must end."""
+"""Seconds within which a loop must respond and a cancelled coroutine must end."""
 DRAIN_S = 60.0
-"""Longest time that other coroutines get to end on a loop that was stuck."""
+"""Seconds that the other coroutines of a blocked loop have to end once it is free."""
 _hung: dict[str, list[Callable[[], bool]]] = {}
-"""For each tool, what tells whether a call that was left behind still runs."""
+"""For each tool, functions that tell whether a call that hung is still running."""
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _threads: dict[asyncio.AbstractEventLoop, threading.Thread] = {}
 _owners: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
-"""The tool that each task runs for, handed down to the tasks that it starts."""
+"""The tool that each task runs for; tasks inherit it from the task that starts them."""
 
 
 class ToolTimeout(ToolError):
@@ -39,12 +38,12 @@ def run_bounded(name: str, function: Callable[..., Any], arguments: Mapping[str,
     """Call a sync or async function and return what it returned.
 
     Raises:
-        ToolTimeout: it ran longer than `timeout_s`, or too many earlier calls of the tool still hang.
-        ToolError: it raised; the text is the exception's.
-        EnvironmentFault: it said so itself: the machine is broken, not the call.
+        ToolTimeout: the call took longer than `timeout_s`, or too many earlier calls of the tool still hang.
+        ToolError: the call raised an exception; the text is the exception's.
+        EnvironmentFault: raised by the function itself: the machine is broken.
     """
-    if _still_hung(name) >= MOST_HUNG:
-        raise ToolTimeout(f"{name} is out of order: {MOST_HUNG} of its calls never ended")
+    if _still_hung(name) >= MAX_HUNG:
+        raise ToolTimeout(f"{name} is out of order: {MAX_HUNG} of its calls never ended")
     call: _Threaded | _Awaited = _Threaded(name, function, arguments)
     value = _wait(call, timeout_s)
     if inspect.iscoroutine(value):
@@ -53,7 +52,7 @@ def run_bounded(name: str, function: Callable[..., Any], arguments: Mapping[str,
 
 
 class _Threaded:
-    """A call in a thread of its own."""
+    """A call in its own thread."""
 
     def __init__(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         self.name = name
@@ -66,11 +65,11 @@ class _Threaded:
     def _work(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         try:
             self.future.set_result(function(**arguments))
-        except BaseException as error:  # SystemExit of a tool must not pass for silence
+        except BaseException as error:  # SystemExit must be reported, too
             self.future.set_exception(error)
 
     def give_up(self) -> None:
-        """Leave the thread behind, counted."""
+        """Leave the thread running, and count it."""
         _leave(self.name, self._thread.is_alive)
 
 
@@ -97,11 +96,11 @@ class _Awaited:
             self.future.set_result(task.result())
 
     def give_up(self) -> None:
-        """Cancel the coroutine; count it if it goes on all the same, and its loop if that is blocked."""
+        """Cancel the coroutine; count it if it continues, and retire its loop if that is blocked."""
         alive = threading.Event()
         try:
             self._loop.call_soon_threadsafe(self._cancel, alive)
-        except RuntimeError:  # the loop was drained and closed, so nothing runs on it any more
+        except RuntimeError:  # the loop is closed, so the coroutine has ended
             return
         if not alive.wait(STUCK_S):
             _retire(self._loop, self.name)
@@ -155,7 +154,7 @@ def _still_hung(name: str) -> int:
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """The loop that async tools and judges of this process share, so that their connections outlive a call."""
+    """The event loop shared by the async tools and judges of this process, whose connections outlive a call."""
     global _loop
     with _lock:
         if _loop is None:
@@ -181,10 +180,9 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) 
 
 
 def _retire(loop: asyncio.AbstractEventLoop, waiting: str) -> None:
-    """Take a blocked loop out of use, so that it takes no other tool with it; its thread counts as hung.
+    """Replace a blocked loop. Its thread counts as a hung call of the tool that blocks it.
 
-    The tool that blocks it is to blame, not the one whose call was waiting. The loop ends once it is free again and
-    what else ran on it has ended.
+    The loop ends once it is free again and its other coroutines have ended.
     """
     global _loop
     with _lock:

@@ -1,7 +1,6 @@
-"""JSON schemas of tools: inferred from signature and docstring, checked once, and held against every call.
+"""JSON schemas of tools: inferred from signature and docstring, and used to check the arguments of calls.
 
-What a chat template shows is the schema as OpenAI writes it; what a call is held against is the same, closed: an
-argument that the schema does not name is refused.
+The chat template shows the schema in OpenAI's form. Arguments that it does not name are refused.
 """
 
 from __future__ import annotations
@@ -26,11 +25,14 @@ def infer_schema(function: Callable[..., Any], name: str) -> Schema:
     """The schema of a function or method with type hints and a Google-style docstring.
 
     Raises:
-        ToolError: it has no docstring, an argument without type hint or without a line under `Args:`, a type that
-            JSON cannot carry, `*args` or `**kwargs`, or an argument that can only be given by position.
+        ToolError: it has no docstring, an argument without type hint or without a line under `Args:`, a type without
+            JSON form, `*args` or `**kwargs`, or a positional-only argument.
     """
-    from transformers.utils import get_json_schema
-    from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+    from transformers.utils.chat_template_utils import (
+        DocstringParsingException,
+        TypeHintParsingException,
+        get_json_schema,
+    )
 
     parameters = [p for key, p in inspect.signature(function).parameters.items() if key not in ("self", "cls")]
     for parameter in parameters:
@@ -44,15 +46,15 @@ def infer_schema(function: Callable[..., Any], name: str) -> Schema:
         inferred = get_json_schema(function)["function"]
     except (DocstringParsingException, TypeHintParsingException, NameError, ValueError) as error:
         raise ToolError(f"{_place(function)}: {error}") from error
-    # The return value is nothing that the model writes, and OpenAI's form has no place for it.
+    # OpenAI's form has no key for the return value.
     return {"type": "function", "function": {k: v for k, v in {**inferred, "name": name}.items() if k != "return"}}
 
 
 def check_schema(schema: Mapping[str, Any], where: str) -> Schema:
-    """A schema that was given instead of inferred, with its parts in place.
+    """Check a schema and complete it to OpenAI's form.
 
     Raises:
-        ToolError: it is not of OpenAI's form, or its parameters are no JSON schema of an object.
+        ToolError: it does not have OpenAI's form, or its parameters are not a JSON schema of an object.
     """
     function = schema.get("function", schema) if isinstance(schema, Mapping) else None
     if not isinstance(function, Mapping):
@@ -61,7 +63,7 @@ def check_schema(schema: Mapping[str, Any], where: str) -> Schema:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ToolError(f"{where}: a tool's name has letters, digits, _, - and ., at most 64; got {short(name)}")
     if not isinstance(description, str) or not description.strip():
-        raise ToolError(f"{where}: the tool {name} needs a description; the model knows nothing else about it")
+        raise ToolError(f"{where}: the tool {name} needs a description for the model")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         raise ToolError(f"{where}: the parameters of {name} must be a JSON schema of type object")
@@ -70,7 +72,7 @@ def check_schema(schema: Mapping[str, Any], where: str) -> Schema:
 
 
 class ArgumentCheck:
-    """Holds the arguments of calls against one tool's schema."""
+    """Checks the arguments of calls against one tool's schema."""
 
     def __init__(self, schema: Schema) -> None:
         self.name: str = schema["function"]["name"]
@@ -81,7 +83,7 @@ class ArgumentCheck:
         self._best_match = best_match
 
     def __call__(self, arguments: Mapping[str, Any]) -> str | None:
-        """What is wrong with the arguments, or None."""
+        """The error in the arguments, or None."""
         error = self._best_match(self._validator.iter_errors(dict(arguments)))
         if error is None:
             return None
@@ -89,7 +91,7 @@ class ArgumentCheck:
         return f"{self.name}: {where + ': ' if where else ''}{_readable(error.message)}"
 
     def convert(self, arguments: Mapping[str, str]) -> dict[str, Any]:
-        """Arguments that came as markup, so as text, in the types that the schema asks for where they fit."""
+        """Arguments from markup, which are text, converted to the schema's types where possible."""
         properties = self._parameters.get("properties", {})
         return {key: _converted(value, properties.get(key, {})) for key, value in arguments.items()}
 
@@ -106,7 +108,7 @@ def _converted(text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _strict(schema: Any) -> Any:
-    """The schema with `nullable` as JSON Schema writes it; objects with named properties take no others."""
+    """The schema with `nullable` in JSON Schema's form, and without additional properties in objects."""
     if isinstance(schema, list):
         return [_strict(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -129,14 +131,14 @@ def _strict_part(key: str, value: Any) -> Any:
 
 def _validator(schema: Mapping[str, Any], where: str) -> Any:
     try:
-        import jsonschema
+        import jsonschema.validators
     except ModuleNotFoundError as error:
         raise MissingDependencyError("tools need jsonschema; install it with: pip install jsonschema") from error
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise ToolError(f"{where} are no JSON schema: {error.message}") from error
-    # JSON Schema takes 1.0 for an integer; a Python function that asks for an int would get a float.
+        raise ToolError(f"{where} are not a JSON schema: {error.message}") from error
+    # JSON Schema accepts 1.0 as an integer; a Python function that expects an int would get a float.
     types = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
     return jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=types)(schema)
 

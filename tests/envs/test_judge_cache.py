@@ -104,7 +104,7 @@ def test_a_cache_that_is_locked_or_another_programs_file(tmp_path: Path, caplog:
     cache = VerdictCache(str(tmp_path / "verdicts.sqlite"))
     cache._path = tmp_path
     cache.put("key", GOOD)
-    assert cache.get("key") is None and "cannot be used just now" in caplog.text
+    assert cache.get("key") is None and "cannot be used" in caplog.text
 
 
 DIFFERENT: dict[str, dict[str, Any]] = {

@@ -52,7 +52,7 @@ def test_a_tool_that_says_the_machine_is_broken_is_believed() -> None:
 
 def test_a_tool_that_hangs_again_and_again_is_put_out_of_order_until_its_calls_end(hanging: Any) -> None:
     arguments = {"how": "hang"}
-    for _ in range(execution_module.MOST_HUNG):
+    for _ in range(execution_module.MAX_HUNG):
         with pytest.raises(ToolTimeout, match="did not end"):
             run_bounded("misbehave", toolbox.misbehave, arguments, 0.01)
     before = threading.active_count()
@@ -89,12 +89,12 @@ def test_an_async_tool_that_hangs_again_and_again_is_put_out_of_order_too(
 ) -> None:
     monkeypatch.setattr(execution_module, "STUCK_S", 0.2)
     before = threading.active_count()
-    for number in range(execution_module.MOST_HUNG + 3):
-        words = "did not end" if number < execution_module.MOST_HUNG else "out of order"
+    for number in range(execution_module.MAX_HUNG + 3):
+        words = "did not end" if number < execution_module.MAX_HUNG else "out of order"
         with pytest.raises(ToolTimeout, match=words):
             run_bounded("blocker", function, arguments, 0.05)
     # One loop for each call that blocks, and one that works.
-    assert threading.active_count() <= before + execution_module.MOST_HUNG + 1
+    assert threading.active_count() <= before + execution_module.MAX_HUNG + 1
     assert run_bounded("later", toolbox.later, {"word": "hi"}, 5) == "HI", "other async tools go on"
     toolbox.release.set()
     for _ in range(100):

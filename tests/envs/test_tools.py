@@ -107,7 +107,7 @@ class UndocumentedTool(Tool):
         (keywords, r"\*\*values.*name every argument"),
         (positional, "cannot be given by name"),
         (custom_type, "custom class"),
-        (takes_picture, "no JSON schema"),
+        (takes_picture, "not a JSON schema"),
         (NoExecute, "no execute method"),
         (UndocumentedTool, "no docstring"),
         (dict, "not a subclass"),
@@ -131,7 +131,7 @@ UNKNOWN_TYPE = {"type": "object", "properties": {"a": {"type": "int"}}}
         ({"name": "x y", "description": "d"}, "name has letters"),
         ({"name": "x"}, "needs a description"),
         ({"name": "x", "description": "d", "parameters": {"type": "array"}}, "of type object"),
-        ({"name": "x", "description": "d", "parameters": UNKNOWN_TYPE}, "no JSON"),
+        ({"name": "x", "description": "d", "parameters": UNKNOWN_TYPE}, "not a JSON schema"),
         ("x", "a schema is a mapping"),
     ],
 )
