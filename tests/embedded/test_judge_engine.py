@@ -81,7 +81,7 @@ def test_the_engines_verdict_is_the_reward(judge: EngineServer, rubric: dict[str
     assert done and info["reward"] == pytest.approx(0.7) and info["metrics"]["judge/progress"] == 7.0
 
 
-def test_a_judge_that_writes_gibberish_gives_no_verdict(
+def test_gibberish_is_not_a_verdict(
     tokenizer: Any, rubric: dict[str, Any], tmp_path: Path
 ) -> None:
     with serve(tokenizer, tmp_path, learnt=False) as server:
@@ -94,7 +94,7 @@ def test_a_judge_that_writes_gibberish_gives_no_verdict(
         assert env.step("ACTION: right")[2]["metrics"]["judge/failures"] == 1.0
 
 
-def test_an_engine_that_is_gone_gives_no_verdict(rubric: dict[str, Any], tokenizer: Any, tmp_path: Path) -> None:
+def test_an_unreachable_engine_gives_no_verdict(rubric: dict[str, Any], tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     env = build("http://127.0.0.1:9", rubric, max_retries=1, tokenizer=str(tmp_path))
     env.reset()

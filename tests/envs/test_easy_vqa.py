@@ -23,7 +23,7 @@ def test_a_question_comes_with_its_picture_and_a_wrong_answer_may_be_corrected()
     assert done and info["reward"] == 1.0
 
 
-def test_the_splits_are_apart_and_seeds_differ() -> None:
+def test_splits_are_disjoint_and_seeds_differ() -> None:
     def seen(task: str, seed: int) -> tuple[str, bytes]:
         question = build_env_from("envs.easy_vqa", {"task": task, "seed": seed}).question
         return question.text, question.images[0].tobytes()

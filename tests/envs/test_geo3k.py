@@ -129,7 +129,7 @@ def test_the_tool_checks_before_the_final_answer() -> None:
     assert env.step(r"\boxed{3\sqrt{2}}")[2]["reward"] == 1.0
 
 
-def test_check_decides_about_the_checking_tool_and_the_sample_about_the_others() -> None:
+def test_check_adds_the_checking_tool_and_the_sample_chooses_the_others() -> None:
     listed = [{"type": "function", "function": {"name": "calc_geo3k_reward"}}, "add"]
     for check, names in (("answer", ["add"]), ("tool", ["calc_score", "add"])):
         env = build(sample(metadata={"tools": listed}), check=check, tools=["tests.envs.toolbox"])
@@ -153,7 +153,7 @@ def test_what_cannot_be_asked_or_graded_is_refused(given: Any, options: dict[str
         build(given, **options)
 
 
-def test_a_file_that_is_no_parquet_file_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "broken.parquet"
     path.write_bytes(b"not parquet")
     with pytest.raises(ConfigError, match="is not a parquet file"):

@@ -158,7 +158,7 @@ def test_reading_a_result_takes_time_in_proportion_to_the_text(piece: str) -> No
     read_result(piece * (2_000 // len(piece)))
 
 
-def test_an_expression_that_takes_for_ever_is_not_equal_and_the_next_one_is_answered(checker: MathChecker) -> None:
+def test_a_comparison_that_never_ends_is_stopped_and_the_next_one_is_answered(checker: MathChecker) -> None:
     assert checker.equal("27", "9^{9^{9^9}}") is False
     first = checker._process
     assert checker.equal("81", "3^4") is True
@@ -171,7 +171,7 @@ def test_a_checker_that_does_not_start_is_a_fault(monkeypatch: pytest.MonkeyPatc
         MathChecker().equal("1", "1")
 
 
-def test_a_grader_that_is_not_there_is_refused() -> None:
+def test_an_unknown_grader_is_refused() -> None:
     refused = [("maths", "must be exact, math"), ("envs.grading:gone", "has no gone")]
     for name, words in [*refused, ("envs.grading:START_S", "not a function")]:
         with pytest.raises(ConfigError, match=words):

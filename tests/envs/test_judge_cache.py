@@ -18,7 +18,7 @@ from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.judge_server import JudgeServer
 
 
-def test_verdicts_are_kept_in_a_file_that_runs_share(tmp_path: Path) -> None:
+def test_verdicts_are_cached_in_a_file_that_runs_share(tmp_path: Path) -> None:
     cache = str(tmp_path / "deep" / "verdicts.sqlite")
     first, server = play(lambda body, number: GOOD, cache=cache)
     assert len(server.requests) == 1
@@ -54,7 +54,7 @@ def _key_without_url(key: Any) -> Any:
     return of_one_url
 
 
-def test_a_kept_verdict_that_cannot_be_read_is_asked_for_again(tmp_path: Path, same_url: None) -> None:
+def test_a_cached_verdict_that_cannot_be_read_is_asked_for_again(tmp_path: Path, same_url: None) -> None:
     cache = tmp_path / "verdicts.sqlite"
     assert [asked_again(cache), asked_again(cache)] == [1, 0]
     bad = ['{"progress": 1, "progress": 10, "care": 1, "feedback": ""}', "I think 7.", b"\x00", None]
@@ -65,7 +65,7 @@ def test_a_kept_verdict_that_cannot_be_read_is_asked_for_again(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("how", ["text", "cut", "pages"])
-def test_a_damaged_cache_is_begun_anew_with_a_warning(
+def test_a_damaged_cache_is_replaced_with_a_warning(
     tmp_path: Path, same_url: None, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = tmp_path / "verdicts.sqlite"
@@ -79,7 +79,7 @@ def test_a_damaged_cache_is_begun_anew_with_a_warning(
     assert asked_again(cache) == 0
 
 
-def test_a_cache_that_is_damaged_while_it_is_used_costs_a_question_and_no_episode(
+def test_a_cache_that_is_damaged_during_an_episode_costs_one_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = tmp_path / "verdicts.sqlite"
@@ -115,7 +115,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", DIFFERENT)
-def test_a_verdict_is_kept_for_one_rubric_and_model(tmp_path: Path, same_url: None, what: str) -> None:
+def test_a_verdict_is_cached_for_one_rubric_and_model(tmp_path: Path, same_url: None, what: str) -> None:
     template = tmp_path / "short.j2"
     template.write_text("Score the play.")
     shown = {**RUBRIC, "prompt_template": str(template)}
@@ -129,7 +129,7 @@ def test_a_verdict_is_kept_for_one_rubric_and_model(tmp_path: Path, same_url: No
 
 
 @pytest.mark.parametrize("api", ["openai", "sglang"])
-def test_a_verdict_is_kept_for_the_model_that_the_server_names(tmp_path: Path, same_url: None, api: str) -> None:
+def test_a_verdict_is_cached_for_the_model_that_the_server_reports(tmp_path: Path, same_url: None, api: str) -> None:
     folder = tmp_path / "tokenizer"
     chatml_tokenizer().save_pretrained(folder)
 
@@ -143,7 +143,7 @@ def test_a_verdict_is_kept_for_the_model_that_the_server_names(tmp_path: Path, s
     assert [asks("small"), asks("small"), asks("large"), asks(None), asks("large")] == [1, 0, 1, 1, 0]
 
 
-def test_a_verdict_is_kept_for_one_task(tmp_path: Path) -> None:
+def test_a_verdict_is_cached_for_one_task(tmp_path: Path) -> None:
     with JudgeServer(lambda body, number: GOOD) as server:
         for task in ("count", "count", "other"):
             settings = {"url": server.url, "rubric": RUBRIC, "cache": str(tmp_path / "verdicts.sqlite")}
@@ -155,7 +155,7 @@ def test_a_verdict_is_kept_for_one_task(tmp_path: Path) -> None:
         assert len(server.requests) == 2
 
 
-def test_a_bad_answer_is_not_kept(tmp_path: Path) -> None:
+def test_an_unusable_answer_is_not_cached(tmp_path: Path) -> None:
     cache = str(tmp_path / "verdicts.sqlite")
     with pytest.raises(EnvironmentFault):
         play(lambda body, number: "I think 7.", cache=cache, max_retries=0)

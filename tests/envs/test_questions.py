@@ -83,7 +83,7 @@ def test_a_tools_picture_and_greeting_follow_an_interleaved_question() -> None:
     assert message["content"][:-1] == PARTS[:-1] and message["content"][-1]["text"] == "?\n\nGo."
 
 
-def test_leading_pictures_come_first_as_before_and_a_mark_in_the_text_is_no_place() -> None:
+def test_leading_pictures_come_first_and_a_literal_mark_stays_text() -> None:
     for question in (row(question="<image>\n<image>Which?", images=[RED, BLUE]), row(question="Which?", images=[RED])):
         assert question.text == "Which?" and question.pieces == ()
     literal = [{"role": "user", "content": [PARTS[1], {"type": "text", "text": "What is <image> in HTML?"}]}]
@@ -117,7 +117,7 @@ URL = "https://example.org/a.png"
         ("Which <image>?", "places for 1 pictures, but 0 were given"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_by_name(question: Any, words: str) -> None:
+def test_unsupported_parts_are_refused_with_their_type(question: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         row(question=question)
     with pytest.raises(ConfigError, match=words):
@@ -135,7 +135,7 @@ def test_what_cannot_be_shown_is_refused_by_name(question: Any, words: str) -> N
         ([RED] * 3, "but 3 were given"),
     ],
 )
-def test_pictures_that_cannot_be_shown_are_refused_by_name(images: Any, words: str) -> None:
+def test_unsupported_pictures_are_refused_with_the_reason(images: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         row(question=TEXT, images=images)
 

@@ -31,7 +31,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_of_writing_a_call_is_read(way: str) -> None:
+def test_every_form_of_call_is_read(way: str) -> None:
     found = find_calls(WAYS[way])
     assert found.valid and not found.cut
     assert [(c.name, dict(c.arguments)) for c in found.calls] == [("add", {"a": 1, "b": 2})]
@@ -118,7 +118,7 @@ def test_more_calls_than_allowed_are_reported() -> None:
         ('{"name": "add", "arguments": {', "not JSON"),
     ],
 )
-def test_a_broken_call_is_an_error_in_words(text: str, words: str) -> None:
+def test_a_broken_call_gives_an_error_message(text: str, words: str) -> None:
     found = find_calls(text)
     assert not found.valid and found.span is not None
     assert words in "; ".join(found.errors)
@@ -128,7 +128,7 @@ def test_a_broken_call_is_an_error_in_words(text: str, words: str) -> None:
     "text",
     ["", "The answer is 4.", '{"answer": 4}', "[1, 2]", "{", '{"name": "Ada"}', "<think>\n" + HERMES, "`tool_call`"],
 )
-def test_an_answer_without_a_call_has_none(text: str) -> None:
+def test_an_answer_without_calls_has_no_calls(text: str) -> None:
     found = find_calls(text)
     assert found.span is None and not found.calls and not found.errors
 
@@ -154,7 +154,7 @@ def test_reading_takes_time_in_proportion_to_the_text(piece: str) -> None:
     find_calls("<tool_call><function=f>" + piece * (400_000 // len(piece)) + "</function>")
 
 
-def test_what_a_chat_template_writes_for_a_call_is_read_back() -> None:
+def test_calls_written_by_chat_templates_are_read_back() -> None:
     arguments = {"a": 1, "text": 'line\n"quoted" </b> é', "list": [1, None, True]}
     call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
     for family in ("qwen2_5", "qwen3"):

@@ -53,7 +53,7 @@ def test_a_call_runs_and_its_result_is_shown_in_both_histories() -> None:
         env.step("5")
 
 
-def test_several_calls_run_in_order_and_each_has_a_message_of_its_own() -> None:
+def test_several_calls_run_in_order_with_one_message_each() -> None:
     env = started()
     text = call("counter") + "\n" + call("pay", amount=0.5) + "\n" + call("counter", step=4)
     observation, _, info = env.step(text)
@@ -65,7 +65,7 @@ def test_several_calls_run_in_order_and_each_has_a_message_of_its_own() -> None:
     assert info["metrics"] == {"tool_calls": 3.0, "pay/amount": 0.5}
 
 
-def test_pictures_of_a_result_come_with_it_and_the_questions_own_ones_stay() -> None:
+def test_pictures_of_a_result_are_shown_beside_the_questions_pictures() -> None:
     picture = Image.new("RGB", (30, 20), "green")
     env = build(data=[{"question": "<image>\nWhich colour?", "answer": "red", "images": [picture]}])
     first = env.reset()
@@ -93,7 +93,7 @@ def test_pictures_of_a_result_come_with_it_and_the_questions_own_ones_stay() -> 
         ("", "neither a call nor an answer"),
     ],
 )
-def test_an_invalid_answer_runs_nothing_is_paid_the_penalty_and_told_what_was_wrong(text: str, words: str) -> None:
+def test_an_invalid_answer_runs_nothing_costs_the_penalty_and_is_explained(text: str, words: str) -> None:
     env = started()
     observation, done, info = env.step(text)
     assert not done and not info["valid_action"]
@@ -118,7 +118,7 @@ MISHAPS = {
 
 
 @pytest.mark.parametrize("how", MISHAPS)
-def test_a_tool_that_goes_wrong_is_shown_and_counted(how: str) -> None:
+def test_a_failing_call_is_shown_to_the_model_and_counted(how: str) -> None:
     toolbox.release.clear()
     execution_module._hung.clear()
     env = started(timeout_s=0.1 if how == "hang" else 20.0, tool_error_penalty=0.05)
@@ -133,7 +133,7 @@ def test_a_tool_that_goes_wrong_is_shown_and_counted(how: str) -> None:
     assert observation["obs_str"] == "add: 1"
 
 
-def test_megabytes_and_half_characters_are_cut_to_what_can_be_shown() -> None:
+def test_long_and_unencodable_results_are_made_presentable() -> None:
     env = started(output_chars=500)
     observation, *_ = env.step(call("misbehave", how="megabytes") + call("misbehave", how="surrogate"))
     assert len(observation["obs_str"]) < 1200 and "characters left out" in observation["obs_str"]
@@ -154,7 +154,7 @@ def test_a_broken_machine_is_a_fault_of_the_environment() -> None:
         started().step(call("misbehave", how="machine"))
 
 
-def test_a_stateful_tool_lives_for_one_episode_and_is_released_whatever_happens(tmp_path: Path) -> None:
+def test_a_stateful_tool_lives_for_one_episode_and_is_always_released(tmp_path: Path) -> None:
     log = tmp_path / "log"
     tools = [{"path": f"{TOOLBOX}:Counter", "config": {"log": str(log), "greeting": "The counter stands at 0."}}]
     env = build(tools=tools)
@@ -173,7 +173,7 @@ def test_a_stateful_tool_lives_for_one_episode_and_is_released_whatever_happens(
     assert log.read_text().split()[-1] == "release"
 
 
-def test_a_tool_that_cannot_say_its_reward_or_be_released_is_counted() -> None:
+def test_failures_of_calc_reward_and_release_are_counted() -> None:
     tools = [{"path": f"{TOOLBOX}:Counter", "config": {"fail_reward": True, "fail_release": True}}]
     _, done, info = started(tools=tools).step("done")
     assert done and info["reward"] == 0.0
@@ -187,7 +187,7 @@ def test_a_stateful_tool_learns_the_label_and_tools_share_a_dict() -> None:
     assert episode.shared == {}
 
 
-def test_a_wrong_answer_may_be_corrected_as_often_as_the_options_say() -> None:
+def test_a_wrong_answer_may_be_corrected_answer_retries_times() -> None:
     env = started(grader="exact", answer_retries=1)
     observation, done, info = env.step("Answer: 4")
     assert not done and info["reward"] == 0.0 and info["valid_action"] and "wrong" in observation["obs_str"]
@@ -198,7 +198,7 @@ def test_a_wrong_answer_may_be_corrected_as_often_as_the_options_say() -> None:
     assert env.step("Answer: 5")[2]["reward"] == 1.0
 
 
-def test_running_out_of_turns_truncates_and_still_pays_what_tools_owe() -> None:
+def test_running_out_of_turns_truncates_and_still_adds_the_tools_rewards() -> None:
     env = started(max_steps=2)
     assert not env.step(call("counter", step=5))[1]
     _, done, info = env.step(call("counter", step=5))
@@ -213,7 +213,7 @@ def bad_grader(answer: str, question: Any) -> Any:
     return "very good" if answer == "5" else 1 / 0
 
 
-def test_a_grader_of_ones_own_gives_score_and_words() -> None:
+def test_a_custom_grader_gives_score_and_feedback() -> None:
     env = started(grader=f"{__name__}:graded_by_words", answer_retries=1)
     observation, _, info = env.step("4")
     assert observation["obs_str"] == "Not 4; think of fingers." and info["reward"] == 0.0
@@ -286,7 +286,7 @@ def test_a_sample_may_name_its_tools_and_have_none() -> None:
         ([{"function": {"name": "add"}}], "needs a description"),
     ],
 )
-def test_a_sample_that_asks_for_what_is_not_there_is_refused(given: Any, words: str) -> None:
+def test_a_sample_that_asks_for_missing_tools_is_refused(given: Any, words: str) -> None:
     with pytest.raises((ConfigError, ToolError), match=words):
         build(data=[{**ASK[0], "tools": given}])
 
@@ -312,7 +312,7 @@ def test_without_tools_every_answer_is_final() -> None:
         ({"data": None}, ConfigError, "there is no question"),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_environment_is_built(options: Any, error: type, words: str) -> None:
+def test_wrong_settings_are_refused_when_the_environment_is_built(options: Any, error: type, words: str) -> None:
     with pytest.raises(error, match=words):
         build(**options)
 

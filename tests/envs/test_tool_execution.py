@@ -39,18 +39,18 @@ def test_sync_and_async_functions_are_called_with_a_time_limit(hanging: Any) -> 
 
 
 @pytest.mark.parametrize(("how", "words"), [("raise", "no luck"), ("exit", "SystemExit"), ("timeout", "asleep")])
-def test_what_a_tool_raises_is_told(how: str, words: str) -> None:
+def test_a_tools_exception_is_reported(how: str, words: str) -> None:
     with pytest.raises(ToolError, match=words) as caught:
         run_bounded("misbehave", toolbox.misbehave, {"how": how}, 5)
     assert not isinstance(caught.value, ToolTimeout)
 
 
-def test_a_tool_that_says_the_machine_is_broken_is_believed() -> None:
+def test_an_environment_fault_from_a_tool_is_passed_on() -> None:
     with pytest.raises(EnvironmentFault, match="disk is full"):
         run_bounded("misbehave", toolbox.misbehave, {"how": "machine"}, 5)
 
 
-def test_a_tool_that_hangs_again_and_again_is_put_out_of_order_until_its_calls_end(hanging: Any) -> None:
+def test_a_tool_that_keeps_hanging_is_disabled_until_its_calls_end(hanging: Any) -> None:
     arguments = {"how": "hang"}
     for _ in range(execution_module.MAX_HUNG):
         with pytest.raises(ToolTimeout, match="did not end"):
@@ -84,7 +84,7 @@ async def ignores_cancellation() -> None:
     ("function", "arguments"),
     [(toolbox.hang_async, {"block": True}), (blocks_in_a_task_of_its_own, {}), (ignores_cancellation, {})],
 )
-def test_an_async_tool_that_hangs_again_and_again_is_put_out_of_order_too(
+def test_an_async_tool_that_keeps_hanging_is_disabled_too(
     hanging: Any, monkeypatch: pytest.MonkeyPatch, function: Any, arguments: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(execution_module, "STUCK_S", 0.2)
@@ -105,7 +105,7 @@ def test_an_async_tool_that_hangs_again_and_again_is_put_out_of_order_too(
     assert threading.active_count() <= before + 1
 
 
-def test_the_tool_that_blocks_the_loop_is_blamed_and_not_the_one_that_waits(
+def test_a_blocked_loop_counts_against_the_tool_that_blocks_it(
     hanging: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution_module, "STUCK_S", 0.2)

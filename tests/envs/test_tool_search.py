@@ -45,19 +45,19 @@ def test_passages_are_ranked_by_how_well_their_words_fit(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "  ", '"', "*", "NEAR(", 'title:"x" OR', "'; DROP TABLE x", "zebra", "🦓"])
-def test_no_query_is_an_error(corpus: Path, query: str) -> None:
+def test_any_query_is_legal(corpus: Path, query: str) -> None:
     assert titles(corpus, query) == []
     assert titles(corpus, "geyser") == ["Geyser"]
 
 
-def test_the_index_is_built_again_when_the_corpus_changes(corpus: Path) -> None:
+def test_the_index_is_rebuilt_when_the_corpus_changes(corpus: Path) -> None:
     assert titles(corpus, "canyon") == []
     with corpus.open("a") as file:
         file.write(json.dumps({"title": "Canyon", "text": "A canyon is deep."}) + "\n")
     assert titles(corpus, "canyon") == ["Canyon"]
 
 
-def test_workers_that_start_together_build_one_whole_index(corpus: Path) -> None:
+def test_workers_that_start_together_build_one_index(corpus: Path) -> None:
     index = CorpusIndex(corpus)
     threads = [threading.Thread(target=index.ensure) for _ in range(8)]
     for thread in threads:
@@ -102,7 +102,7 @@ def test_corpora_whose_names_differ_in_the_ending_have_an_index_each(tmp_path: P
         assert titles(first, "canyon") == ["First"] and titles(second, "canyon") == ["Other"]
 
 
-def test_corpora_that_are_given_one_index_never_answer_for_each_other(tmp_path: Path) -> None:
+def test_corpora_that_share_an_index_file_do_not_mix(tmp_path: Path) -> None:
     corpora = [write(tmp_path / "v.jsonl", "First", 10**18), write(tmp_path / "w.jsonl", "Other", 10**18)]
     first, second = (CorpusIndex(corpus, tmp_path / "shared") for corpus in corpora)
     first.ensure()
@@ -128,7 +128,7 @@ def damaged(data: bytes, how: str) -> bytes:
 
 @pytest.mark.parametrize("how", ["empty", "text", "cut", "another database", "pages"])
 @pytest.mark.parametrize("when", ["before the episode", "during the episode"])
-def test_a_damaged_index_is_built_again(corpus: Path, how: str, when: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_index_is_rebuilt(corpus: Path, how: str, when: str, caplog: pytest.LogCaptureFixture) -> None:
     index = CorpusIndex(corpus)
     index.ensure()
     whole = index.path.read_bytes()

@@ -172,7 +172,7 @@ def test_the_schema_is_what_transformers_infers_in_openai_form() -> None:
         ({"a": 1, "c": 2}, "'c' was unexpected"),
     ],
 )
-def test_arguments_are_held_against_the_schema(arguments: dict[str, Any], words: str | None) -> None:
+def test_arguments_are_checked_against_the_schema(arguments: dict[str, Any], words: str | None) -> None:
     (spec,) = load_tools(f"{TOOLBOX}:add")
     wrong = spec.check(arguments)
     assert wrong is None if words is None else words in wrong
@@ -222,7 +222,7 @@ def test_tools_come_from_a_file_a_yaml_and_entries_with_names_and_options(tmp_pa
     assert load_tools(str(file))[0].schema == twice.schema
 
 
-def test_another_name_for_a_tool_in_its_module_does_not_make_two_of_it(tmp_path: Path) -> None:
+def test_a_tool_with_two_names_in_its_module_is_offered_once(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from envs.tools import Tool, tool\n\n\n@tool\ndef twice(a: int) -> int:\n"
@@ -247,7 +247,7 @@ def test_another_name_for_a_tool_in_its_module_does_not_make_two_of_it(tmp_path:
         ("missing.yaml", ConfigError, "cannot be read"),
     ],
 )
-def test_what_leads_nowhere_is_refused_with_the_place_named(source: Any, error: type, words: str) -> None:
+def test_wrong_entries_are_refused_with_their_position(source: Any, error: type, words: str) -> None:
     with pytest.raises(error, match=words):
         load_tools(source)
 
@@ -305,7 +305,7 @@ def test_results_are_bounded_and_can_be_encoded() -> None:
         ([PIXELS] * 5, "at most 4"),
     ],
 )
-def test_a_result_that_makes_no_sense_is_refused(value: Any, words: str) -> None:
+def test_malformed_results_are_refused(value: Any, words: str) -> None:
     with pytest.raises(ToolError, match=words):
         read_result(value, LIMITS)
 

@@ -108,7 +108,7 @@ async def test_a_template_without_results_after_text_is_refused_in_full_history_
     assert len(samples) == len(requests) == 4
 
 
-async def test_the_mask_covers_the_answers_and_nothing_of_the_tools(tmp_path: Path) -> None:
+async def test_the_loss_mask_covers_answers_only(tmp_path: Path) -> None:
     sample, requests = await play(tmp_path, None, history="full")
     tokenizer = chatml_tokenizer()
     row = row_of(sample)
@@ -148,7 +148,7 @@ async def test_a_fixed_turn_batch_plays_the_tool_environment_in_worker_processes
     assert metrics["episode/env/tool_calls"] > 0
 
 
-async def test_a_template_without_tools_is_refused_and_the_prompt_can_show_them_instead(tmp_path: Path) -> None:
+async def test_a_template_without_tools_is_refused_but_the_prompt_can_show_them(tmp_path: Path) -> None:
     tokenizer = copy.deepcopy(chatml_tokenizer())
     tokenizer.chat_template = tokenizer.chat_template.replace("{%- if tools -%}", "{%- if false -%}")
     tokenizer.save_pretrained(tmp_path / "without")
