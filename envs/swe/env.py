@@ -12,13 +12,12 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation
 from envs.errors import ConfigError, EpisodeOverError
-from envs.options import read_options
 from envs.swe.calibration import load_counter_tests
 from envs.swe.calls import Answer, Call, parse_answer, schemas
 from envs.swe.evaluate import Verdict, evaluate
@@ -31,6 +30,7 @@ from envs.swe.supervise import Limits
 from envs.swe.tools import Workbench, describe, execute, harmless
 from envs.swe.workspace import Workspace
 from envs.text_game import render_template
+from slime_verlog import Field, Settings, read_settings
 
 _TEMPLATE = Path(__file__).with_name("prompt.j2")
 _LIMIT_NOTES = {
@@ -40,54 +40,50 @@ _LIMIT_NOTES = {
 ANSWER_FORMAT = "Think about what to do next, then call one or more tools."
 
 
-@dataclass(frozen=True, kw_only=True)
-class SWEOptions:
+class SWESettings(Settings):
     """The YAML's `env:` mapping for SWE tasks."""
 
     instances: str | None = None
     """File with tasks in SWE-Gym's format; without it, the task is one of `SMALL_TASKS`."""
-    repos: Mapping[str, str] = field(default_factory=dict)
-    """Local clone of each `repo` that the instances name."""
+    repos: Mapping[str, str] = {}
+    """Folder of the local clone of each `repo` that the instances name."""
     python: str | None = None
-    """Interpreter that has pytest and what the repositories need; the running one by default."""
-    pythons: Mapping[str, str] = field(default_factory=dict)
-    """Interpreters of single repositories, by `repo`; `python` serves the others."""
+    """Interpreter with pytest and the repositories' dependencies; the running one by default."""
+    pythons: Mapping[str, str] = {}
+    """Interpreters of single repositories, by `repo`; the others use `python`."""
     test_args: tuple[str, ...] = ()
-    """Further pytest arguments; plugins are off unless named here (`-p`, `pytest_asyncio`)."""
+    """Further pytest arguments. Plugins are off unless named here (`-p`, `pytest_asyncio`)."""
     cache_dir: str | None = None
+    """Folder for pristine trees and fetched packages; `~/.cache/slime-verlog/swe` by default."""
     prompt_template: str | None = None
-    max_steps: int = 30
-    max_calls: int = 4
-    """Tool calls taken per turn."""
-    output_chars: int = 6000
-    """Longest result of one call."""
-    format_penalty: float = 0.1
+    """Jinja file that replaces the built-in system message."""
+    max_steps: int = Field(30, ge=1)
+    """Turns per episode."""
+    max_calls: int = Field(4, ge=1)
+    """Tool calls per turn; further ones are not run."""
+    output_chars: int = Field(6000, ge=500)
+    """Characters of one result; longer ones are cut."""
+    format_penalty: float = Field(0.1, ge=0)
+    """Subtracted from the reward of an invalid answer."""
     dense_reward: bool = False
     """Pay the share of tests that pass instead of 1 or 0."""
     submit_on_limit: bool = False
     """Judge the repository when the turns are used up."""
-    command_timeout_s: float = 30.0
-    test_timeout_s: float = 120.0
-    """Limit of one run of the tests. All commands of a turn together take no longer than the longer of the two, and
-    judging takes at most four times this: `env_step_timeout_s` must exceed five times this."""
-    memory_mb: int = 2048
-    processes: int = 128
-    file_mb: int = 64
-    tree_mb: int = 512
+    command_timeout_s: float = Field(30.0, gt=0)
+    """Seconds that one command may take."""
+    test_timeout_s: float = Field(120.0, gt=0)
+    """Seconds that one run of the tests may take. All commands of a turn together take no longer than the longer of the
+    two limits, and judging takes at most four times this one, so `env_step_timeout_s` must exceed five times this."""
+    memory_mb: int = Field(2048, ge=1)
+    """Memory in MB, of each process and of all processes of a command together."""
+    processes: int = Field(128, ge=1)
+    """Processes and threads that a command may run at once."""
+    file_mb: int = Field(64, ge=1)
+    """Largest file that a command may write, in MB."""
+    tree_mb: int = Field(512, ge=1)
+    """Size that the repository's tree may reach, in MB."""
     writable_tests: bool = False
-    """Let tests write into the tree that they are judged in, for repositories whose tests need it."""
-
-    def __post_init__(self) -> None:
-        for key in ("max_steps", "max_calls", "memory_mb", "processes", "file_mb", "tree_mb"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"env.{key} must be at least 1, got {getattr(self, key)}")
-        for key in ("command_timeout_s", "test_timeout_s"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"env.{key} must be above 0, got {getattr(self, key)}")
-        if self.output_chars < 500:
-            raise ConfigError(f"env.output_chars must be at least 500, got {self.output_chars}")
-        if self.format_penalty < 0:
-            raise ConfigError(f"env.format_penalty is subtracted, so it must be >= 0, got {self.format_penalty}")
+    """Let tests write into the tree in which they are judged, for repositories whose tests need it."""
 
     def cache(self) -> Path:
         """Folder for pristine trees and fetched packages."""
@@ -113,17 +109,20 @@ class SWEOptions:
         return JudgeSettings(self.python_for(repo), limits, tuple(self.test_args), self.writable_tests)
 
 
+SETTINGS = SWESettings
+
+
 class SWEEnv(BaseInteractionEnv):
     """One task of mending a repository. `close` removes the agent's tree."""
 
     answer_format = ANSWER_FORMAT
     default_action = "view ."
 
-    def __init__(self, instance: Instance, repository: Path, options: SWEOptions) -> None:
-        self.instance, self.repository, self.options = instance, repository, options
+    def __init__(self, instance: Instance, repository: Path, settings: SWESettings) -> None:
+        self.instance, self.repository, self.settings = instance, repository, settings
         self.mission = harmless(instance.problem_statement)
-        self.max_steps = options.max_steps
-        self.judge = options.judge(instance.repo)
+        self.max_steps = settings.max_steps
+        self.judge = settings.judge(instance.repo)
         self.verdict: Verdict | None = None
         """How the episode was judged; None until its end, or if it ended without being judged."""
         self._workspace: Workspace | None = None
@@ -133,8 +132,8 @@ class SWEEnv(BaseInteractionEnv):
     def reset(self) -> Observation:
         self.close()
         check_machine(self.judge.python)
-        self._pristine = pristine_tree(self.repository, self.instance.base_commit, self.options.cache())
-        self._counter_tests = load_counter_tests(self.instance, self._pristine, self.options.cache(), self.judge)
+        self._pristine = pristine_tree(self.repository, self.instance.base_commit, self.settings.cache())
+        self._counter_tests = load_counter_tests(self.instance, self._pristine, self.settings.cache(), self.judge)
         self._workspace = Workspace(self._pristine)
         self._bench = self._make_bench(self._workspace)
         self._steps, self.verdict = 0, None
@@ -146,11 +145,11 @@ class SWEEnv(BaseInteractionEnv):
         if self._bench is None or self._workspace is None:
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
         self._steps += 1
-        answer = parse_answer(response_text, self.options.max_calls)
+        answer = parse_answer(response_text, self.settings.max_calls)
         calls = answer.calls if answer.valid else (_DEFAULT_CALL,)
         text, failures, submitted = self._execute(self._bench, calls)
         at_limit = self._steps >= self.max_steps and not submitted
-        if submitted or (at_limit and self.options.submit_on_limit):
+        if submitted or (at_limit and self.settings.submit_on_limit):
             self.verdict = self._evaluate(self._workspace)
             text += f"\n\n{_announce(self.verdict)}"
         done = submitted or at_limit
@@ -167,13 +166,13 @@ class SWEEnv(BaseInteractionEnv):
             self._workspace = None
 
     def _evaluate(self, workspace: Workspace) -> Verdict:
-        shares = self.options.dense_reward
+        shares = self.settings.dense_reward
         return evaluate(self.instance, self._pristine, workspace.tree, self.judge, self._counter_tests, shares)
 
     def _execute(self, bench: Workbench, calls: tuple[Call, ...]) -> tuple[str, int, bool]:
         """Run the calls in order up to a submit: (what to show, how many failed, whether submitted)."""
         shown, failures = [], 0
-        seconds = max(self.options.command_timeout_s, self.options.test_timeout_s)
+        seconds = max(self.settings.command_timeout_s, self.settings.test_timeout_s)
         bench = replace(bench, deadline=time.monotonic() + seconds)
         for number, call in enumerate(calls, 1):
             if call.name == "submit":
@@ -187,13 +186,13 @@ class SWEEnv(BaseInteractionEnv):
         self, answer: Answer, calls: tuple[Call, ...], failures: int, *, terminated: bool, truncated: bool
     ) -> StepInfo:
         verdict = self.verdict or Verdict(False)
-        gain = verdict.progression if self.options.dense_reward else float(verdict.solved)
+        gain = verdict.progression if self.settings.dense_reward else float(verdict.solved)
         executed = "\n".join(call.text() for call in calls) if answer.valid else self.default_action
         metrics = {"tool_calls": float(len(calls)), "tool_failures": float(failures)}
         if self.verdict is not None:
             metrics |= {"fail_to_pass": verdict.fail_to_pass, "pass_to_pass": verdict.pass_to_pass}
         return {
-            "reward": gain if answer.valid else gain - self.options.format_penalty,
+            "reward": gain if answer.valid else gain - self.settings.format_penalty,
             "terminated": terminated,
             "truncated": truncated,
             "valid_action": answer.valid,
@@ -204,15 +203,15 @@ class SWEEnv(BaseInteractionEnv):
         }
 
     def _make_bench(self, workspace: Workspace) -> Workbench:
-        options = self.options
+        settings = self.settings
         sandbox = Sandbox(
             workspace.tree,
             self.judge.python,
-            options.limits(options.command_timeout_s),
+            settings.limits(settings.command_timeout_s),
             variables=(("PYTHONPATH", ":".join(source_roots(workspace.tree))),),
             fixed_addresses=True,
         )
-        return Workbench(workspace, sandbox, options.output_chars, options.test_timeout_s, self.judge.test_args)
+        return Workbench(workspace, sandbox, settings.output_chars, settings.test_timeout_s, self.judge.test_args)
 
     def _render_prompt(self) -> str:
         variables = {
@@ -220,10 +219,10 @@ class SWEEnv(BaseInteractionEnv):
             "repo": self.instance.repo,
             "tools": [json.dumps(schema) for schema in schemas()],
             "max_steps": self.max_steps,
-            "max_calls": self.options.max_calls,
-            "limit_note": _LIMIT_NOTES[self.options.submit_on_limit],
+            "max_calls": self.settings.max_calls,
+            "limit_note": _LIMIT_NOTES[self.settings.submit_on_limit],
         }
-        return render_template(self.options.prompt_template or _TEMPLATE, variables)
+        return render_template(self.settings.prompt_template or _TEMPLATE, variables)
 
     def _status(self) -> str:
         return f"Turn {min(self._steps + 1, self.max_steps)} of {self.max_steps}."
@@ -270,25 +269,25 @@ def build_env(sample: Any, args: Any) -> SWEEnv:
         MissingDependencyError: bubblewrap, or pyarrow for a parquet file, is not installed.
     """
     task, _ = describe_task(sample)
-    return make_env(task, read_options(SWEOptions, dict(getattr(args, "env", None) or {}), "env."))
+    return make_env(task, read_settings(SWESettings, getattr(args, "env", None), "env."))
 
 
-def make_env(task: str, options: SWEOptions) -> SWEEnv:
-    """As `build_env`, from options that were read already."""
-    if options.instances is None:
-        python = options.python_for("")
+def make_env(task: str, settings: SWESettings) -> SWEEnv:
+    """As `build_env`, from settings that are already read."""
+    if settings.instances is None:
+        python = settings.python_for("")
         check_machine(python)
-        instance, repository = small_instance(task, options.cache(), options.judge(""))
-        return SWEEnv(instance, repository, options)
-    instances = load_instances(options.instances)
+        instance, repository = small_instance(task, settings.cache(), settings.judge(""))
+        return SWEEnv(instance, repository, settings)
+    instances = load_instances(settings.instances)
     if task not in instances:
         near = difflib.get_close_matches(task, instances, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{options.instances} holds no instance {task!r}{hint}")
+        raise ConfigError(f"{settings.instances} holds no instance {task!r}{hint}")
     instance = instances[task]
-    if instance.repo not in options.repos:
+    if instance.repo not in settings.repos:
         raise ConfigError(
             f"env.repos does not say where {instance.repo} lies; clone it and add "
             f"`{instance.repo}: /path/to/clone` below env.repos"
         )
-    return SWEEnv(instance, Path(options.repos[instance.repo]).expanduser(), options)
+    return SWEEnv(instance, Path(settings.repos[instance.repo]).expanduser(), settings)

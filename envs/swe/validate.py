@@ -17,16 +17,16 @@ from typing import Any
 import yaml
 
 from envs.errors import ConfigError, SlimeVerlogError
-from envs.options import read_options
 from envs.swe.calibration import load_counter_tests
 from envs.swe.counter_tests import build_reference
-from envs.swe.env import SWEEnv, SWEOptions, check_machine, make_env
+from envs.swe.env import SWEEnv, SWESettings, check_machine, make_env
 from envs.swe.evaluate import evaluate
 from envs.swe.instances import load_instances
 from envs.swe.pristine import pristine_tree
 from envs.swe.runs import build_tree, run_tests
 from envs.swe.small_tasks import SMALL_TASKS
 from envs.swe.workspace import Workspace
+from slime_verlog import read_settings
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class Finding:
         return f"ok      {self.instance_id}: verdict in {self.seconds:.1f} s" + (f"; {self.note}" if self.note else "")
 
 
-def validate_instances(options: SWEOptions, tasks: Iterable[str]) -> Iterator[Finding]:
+def validate_instances(settings: SWESettings, tasks: Iterable[str]) -> Iterator[Finding]:
     """Check instances one by one. What is wrong with one of them is a finding, never an error."""
     for task in tasks:
         try:
-            yield _validate(make_env(task, options), options)
+            yield _validate(make_env(task, settings), settings)
         except SlimeVerlogError as error:
             yield Finding(task, str(error).removeprefix(f"{task}: "))
 
 
-def _validate(env: SWEEnv, options: SWEOptions) -> Finding:
+def _validate(env: SWEEnv, settings: SWESettings) -> Finding:
     instance, judge = env.instance, env.judge
     check_machine(judge.python)
-    pristine = pristine_tree(env.repository, instance.base_commit, options.cache())
-    tests = load_counter_tests(instance, pristine, options.cache(), judge)
+    pristine = pristine_tree(env.repository, instance.base_commit, settings.cache())
+    tests = load_counter_tests(instance, pristine, settings.cache(), judge)
     untouched = run_tests(lambda tree: build_tree(tree, pristine, instance.test_patch), instance.required, judge)
     if untouched.green.issuperset(instance.required):
         return Finding(instance.instance_id, "the untouched tree is paid: every required test passes without a change")
@@ -77,11 +77,11 @@ def _validate(env: SWEEnv, options: SWEOptions) -> Finding:
     return Finding(instance.instance_id, note="; ".join(notes), seconds=time.monotonic() - start)
 
 
-def tasks_of(config: Mapping[str, Any], options: SWEOptions) -> Sequence[str]:
+def tasks_of(config: Mapping[str, Any], settings: SWESettings) -> Sequence[str]:
     """The tasks that a YAML plays in training and evaluation; all instances of its file if it names none."""
     listed = [*(config.get("tasks") or ()), *((config.get("eval") or {}).get("tasks") or ())]
     names = [entry.get("task", entry.get("name")) if isinstance(entry, Mapping) else entry for entry in listed]
-    known = load_instances(options.instances) if options.instances else SMALL_TASKS
+    known = load_instances(settings.instances) if settings.instances else SMALL_TASKS
     return list(dict.fromkeys(str(name) for name in names if name)) or list(known)
 
 
@@ -93,9 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         config = _read(given.config)
-        options = read_options(SWEOptions, config.get("env"), "env.")
+        settings = read_settings(SWESettings, config.get("env"), "env.")
         findings = []
-        for finding in validate_instances(options, given.tasks or tasks_of(config, options)):
+        for finding in validate_instances(settings, given.tasks or tasks_of(config, settings)):
             print(finding, flush=True)
             findings.append(finding)
     except SlimeVerlogError as error:

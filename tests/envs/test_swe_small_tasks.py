@@ -14,7 +14,7 @@ import pytest
 from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import build_env_from
 from envs.swe import small_tasks
-from envs.swe.env import SWEEnv, SWEOptions
+from envs.swe.env import SWEEnv, SWESettings
 from envs.swe.pristine import default_cache
 from envs.swe.runs import build_tree, run_tests
 from envs.swe.small_tasks import CACHETOOLS, SMALL_TASKS, TOOLZ, Package, SmallTask, small_instance
@@ -69,7 +69,7 @@ def _no_pip(run):
 
 
 def test_a_task_is_made_from_the_archive_and_its_solution_takes_the_bug_out(mini: Path) -> None:
-    judge = SWEOptions(cache_dir=str(mini)).judge("")
+    judge = SWESettings(cache_dir=str(mini)).judge("")
     instance, repository = small_instance("mini", mini, judge)
     assert (repository / "mini.py").read_text() == "def double(x):\n    return x * x\n"
     assert not (repository / "test_more.py").exists()
@@ -86,7 +86,7 @@ def test_a_task_is_made_from_the_archive_and_its_solution_takes_the_bug_out(mini
 def test_another_archive_of_the_same_name_is_refused(mini: Path) -> None:
     (mini / "archives" / "mini-1.0.tar.gz").write_bytes(b"something else")
     with pytest.raises(EnvironmentFault, match=r"is not the release mini==1\.0"):
-        small_instance("mini", mini, SWEOptions().judge(""))
+        small_instance("mini", mini, SWESettings().judge(""))
 
 
 def test_a_bug_that_does_not_fit_the_release_is_refused(mini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_bug_that_does_not_fit_the_release_is_refused(mini: Path, monkeypatch:
     broken = SmallTask(package, "mini.py", "x", "y", "", ("test_mini.py::test_one",))
     monkeypatch.setattr(small_tasks, "SMALL_TASKS", {"mini": broken})
     with pytest.raises(ConfigError, match=r"mini: 'x' occurs 2 times in mini\.py"):
-        small_instance("mini", mini, SWEOptions().judge(""))
+        small_instance("mini", mini, SWESettings().judge(""))
 
 
 def test_an_archive_that_cannot_be_fetched_names_the_place_to_put_it(tmp_path: Path, monkeypatch) -> None:
@@ -108,7 +108,7 @@ def test_an_archive_that_cannot_be_fetched_names_the_place_to_put_it(tmp_path: P
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match="did you mean toolz_dissoc"):
-        small_instance("toolz_disoc", Path("/nonexistent"), SWEOptions().judge(""))
+        small_instance("toolz_disoc", Path("/nonexistent"), SWESettings().judge(""))
 
 
 def _real_env(name: str) -> SWEEnv:
@@ -177,7 +177,7 @@ def test_bugs_break_what_they_claim_among_all_tests_of_the_release(package: Pack
 
 
 def test_the_interpreter_of_the_tests_is_the_running_one_unless_told() -> None:
-    options = SWEOptions(python="/a/python", pythons={"x/y": "/b/python"})
-    assert [str(options.python_for(repo)) for repo in ("x/y", "z")] == ["/b/python", "/a/python"]
-    assert str(SWEOptions().python_for("z")) == sys.executable
+    settings = SWESettings(python="/a/python", pythons={"x/y": "/b/python"})
+    assert [str(settings.python_for(repo)) for repo in ("x/y", "z")] == ["/b/python", "/a/python"]
+    assert str(SWESettings().python_for("z")) == sys.executable
     assert default_cache().name == "swe"
