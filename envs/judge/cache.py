@@ -7,7 +7,7 @@ import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,26 +38,19 @@ class VerdictCache:
 
     def get(self, key: str) -> str | None:
         """The judge's answer under this key, or None."""
-        with self._tolerated():
-            row = self._with_repair(
-                lambda connection: connection.execute("SELECT text FROM verdicts WHERE key = ?", (key,)).fetchone()
-            )
-            return row[0] if row and isinstance(row[0], str) else None
-        return None
+        row = self._attempt(lambda cache: cache.execute("SELECT text FROM verdicts WHERE key = ?", (key,)).fetchone())
+        return row[0] if row and isinstance(row[0], str) else None
 
     def put(self, key: str, text: str) -> None:
         """Store an answer, in place of any earlier one."""
-        with self._tolerated():
-            self._with_repair(
-                lambda connection: connection.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (key, text))
-            )
+        self._attempt(lambda cache: cache.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (key, text)))
 
-    @contextlib.contextmanager
-    def _tolerated(self) -> Iterator[None]:
+    def _attempt(self, use: Callable[[sqlite3.Connection], T]) -> T | None:
         try:
-            yield
+            return self._with_repair(use)
         except (OSError, sqlite3.Error) as error:
             logger.warning("the judge's cache %s cannot be used: %s", self._path, error)
+            return None
 
     def _with_repair(self, use: Callable[[sqlite3.Connection], T]) -> T:
         seen = self._identity()

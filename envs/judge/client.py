@@ -86,8 +86,9 @@ class JudgeClient:
                 return text, read(text)
             except JudgeError as error:
                 last = error
+                again = f"That cannot be used: {error}. Answer again, with the JSON object only."
                 bad = {"role": "assistant", "content": broken(text[:_SHOWN_CHARS])}
-                conversation = [*messages, bad, {"role": "user", "content": broken(_again(error))}]
+                conversation = [*messages, bad, {"role": "user", "content": broken(again)}]
         raise JudgeError(
             f"{settings.url} gave no usable answer in {attempt + 1} attempts and {time.monotonic() - began:.0f} s; "
             f"last: {last} (env.judge.max_retries, timeout_s and deadline_s bound this)"
@@ -148,10 +149,6 @@ class JudgeClient:
 
 class _Refused(JudgeError):
     """The server refused the request, so repeating it is useless."""
-
-
-def _again(error: JudgeError) -> str:
-    return f"That cannot be used: {error}. Answer again, with the JSON object only."
 
 
 def _text_of(body: str, api: str) -> str:

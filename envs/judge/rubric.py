@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 from envs.errors import ConfigError, JudgeError
 from envs.text_game import render_template
-from envs.tools.calls import decode, reasoning_end, short
+from envs.tools.calls import decode_whole, reasoning_end, short
 from slime_verlog import Field, Settings, read_settings, read_yaml
 
 _TEMPLATE = Path(__file__).with_name("prompt.j2")
@@ -105,9 +105,9 @@ def read_verdict(text: str, rubric: Rubric) -> Verdict:
     body = "" if start is None else text[start:].strip()
     if body.startswith("```") and body.endswith("```") and "\n" in body:
         body = body[body.index("\n") : -3].strip()
-    value, end, error = decode(body)
-    if error or body[end:].strip():
-        reason = error.removeprefix("the call is not ") or "something follows it"
+    value, error = decode_whole(body)
+    if error:
+        reason = error.removeprefix("the call is not ")
         raise JudgeError(f"the verdict is not one JSON object ({reason}): {short(body)}")
     if not isinstance(value, dict):
         raise JudgeError(f"the verdict must be a JSON object, got {short(value)}")

@@ -240,6 +240,12 @@ def decode(text: str, start: int = 0) -> tuple[Any, int, str]:
         return None, start, f"the call is not JSON that can be read: {reason}"
 
 
+def decode_whole(text: str) -> tuple[Any, str]:
+    """Read a text that is one JSON value: (value, error or "")."""
+    value, end, error = decode(text)
+    return value, error or ("something follows it" if text[end:].strip() else "")
+
+
 def read_call(value: Any) -> Call | str:
     """A decoded value as a call, or what is wrong with it."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
@@ -249,8 +255,8 @@ def read_call(value: Any) -> Call | str:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         # In OpenAI's form, the arguments are a string of JSON.
-        arguments, end, error = decode(written := arguments)
-        if error or written[end:].strip():
+        arguments, error = decode_whole(arguments)
+        if error:
             return f"the arguments of {short(value['name'])} are a string that is not JSON"
     if not isinstance(arguments, dict):
         return f"the arguments of {short(value['name'])} must be a JSON object, got {short(arguments)}"

@@ -16,11 +16,15 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from envs.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+Stamp = tuple[int, int, int]
+"""Inode, size in bytes and modification time in ns of an index file."""
 Source = tuple[str, int, int]
 """A corpus's name, size in bytes and modification time in ns."""
 
@@ -50,9 +54,7 @@ class CorpusIndex:
         Raises:
             ConfigError: the corpus cannot be read or has a malformed line, or the index cannot be written.
         """
-        source = self._source()
-        if not self._fits(source):
-            self._rebuild(lambda: not self._fits(source))
+        self._read(lambda connection: None)
 
     def find(self, query: str, count: int) -> list[dict[str, str]]:
         """The `count` passages that fit best, best first. The query has no operators, only words.
@@ -64,24 +66,24 @@ class CorpusIndex:
         if not words:
             return []
         match = " OR ".join(f'"{word}"' for word in words)
+        rows = self._read(lambda connection: connection.execute(_FIND, (match, count)).fetchall())
+        return [{"title": title, "text": text, "id": name} for title, text, name, _ in rows]
+
+    def _read(self, use: Callable[[sqlite3.Connection], T]) -> T:
+        """Use the index, after building it if it is missing, damaged or out of date."""
         for _ in range(3):
             source, seen = self._source(), self._stamp()
             try:
-                with self._open() as connection:
-                    if _recorded(connection) == source:
-                        rows = connection.execute(_FIND, (match, count)).fetchall()
-                        return [{"title": title, "text": text, "id": name} for title, text, name, _ in rows]
+                if seen is not None:
+                    # `as_uri` escapes `#`, `?` and `%`.
+                    address = self.path.absolute().as_uri() + "?mode=ro&immutable=1"
+                    with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+                        if connection.execute("SELECT name, size, edited_ns FROM source").fetchone() == source:
+                            return use(connection)
             except sqlite3.DatabaseError as error:
-                self._warn(error)
-            self._rebuild(lambda seen=seen: self._stamp() == seen)
+                logger.warning("the index %s is damaged (%s) and will be rebuilt", self.path, error)
+            self._rebuild(seen)
         raise ConfigError(f"config.index: {self.path} never fits {self.corpus}; does another corpus use it, too?")
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        # `as_uri` escapes `#`, `?` and `%`.
-        address = self.path.absolute().as_uri() + "?mode=ro&immutable=1"
-        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
-            yield connection
 
     def _source(self) -> Source:
         try:
@@ -90,17 +92,7 @@ class CorpusIndex:
             raise ConfigError(f"config.corpus: {self.corpus} cannot be read: {error.strerror}") from error
         return self.corpus.name, facts.st_size, facts.st_mtime_ns
 
-    def _fits(self, source: Source) -> bool:
-        if not self.path.exists():
-            return False
-        try:
-            with self._open() as connection:
-                return _recorded(connection) == source
-        except sqlite3.DatabaseError as error:
-            self._warn(error)
-            return False
-
-    def _stamp(self) -> tuple[int, int, int] | None:
+    def _stamp(self) -> Stamp | None:
         """Identifies this version of the index file; None if there is no file."""
         try:
             facts = self.path.stat()
@@ -108,16 +100,12 @@ class CorpusIndex:
             return None
         return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
-    def _warn(self, error: sqlite3.DatabaseError) -> None:
-        if self.path.exists():
-            logger.warning("the index %s is damaged (%s) and will be rebuilt", self.path, error)
-
-    def _rebuild(self, is_needed: Callable[[], bool]) -> None:
-        """Build the index under a lock, unless another process has just done so."""
+    def _rebuild(self, seen: Stamp | None) -> None:
+        """Replace the version `seen` of the index, unless another process has just done so."""
         try:
             with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if is_needed():
+                if self._stamp() == seen:
                     self._build()
         except (OSError, sqlite3.OperationalError) as error:
             reason = getattr(error, "strerror", None) or error
@@ -136,11 +124,6 @@ class CorpusIndex:
             os.replace(part, self.path)
         finally:
             part.unlink(missing_ok=True)
-
-
-def _recorded(connection: sqlite3.Connection) -> Source | None:
-    """The corpus that the index was built from."""
-    return connection.execute("SELECT name, size, edited_ns FROM source").fetchone()
 
 
 def read_passages(corpus: Path) -> Iterator[tuple[str, str, str]]:

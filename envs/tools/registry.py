@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from envs.errors import ConfigError, ToolError
 from envs.loading import load_attribute, load_module
-from envs.tools.calls import decode, short
+from envs.tools.calls import decode_whole, short
 from envs.tools.schema import ArgumentCheck, Schema, check_schema, infer_schema
 from slime_verlog import Field, Settings, read_settings, read_yaml
 
@@ -186,13 +186,12 @@ def select_tools(
     """
     if chosen is None:
         return tuple(specs)
-    if isinstance(chosen, str):
-        chosen = _read_json(chosen)
-    if not isinstance(chosen, list | tuple):
+    listed = decode_whole(chosen)[0] if isinstance(chosen, str) else chosen
+    if not isinstance(listed, list | tuple):
         raise ConfigError(f"a sample's tools must be a list of schemas or names, got {short(chosen)}")
     known = {spec.name: spec for spec in specs}
     selected: dict[str, ToolSpec] = {}
-    for entry in chosen:
+    for entry in listed:
         name = _name_of(entry)
         if name in ignore:
             continue
@@ -208,13 +207,6 @@ def select_tools(
             spec = make_tool(spec.target, name=name, schema=entry, config=spec.config, timeout_s=spec.timeout_s)
         selected[name] = spec
     return tuple(selected.values())
-
-
-def _read_json(text: str) -> Any:
-    value, end, error = decode(text)
-    if error or text[end:].strip():
-        raise ConfigError(f"a sample's tools must be a list of schemas or names, got the text {short(text)}")
-    return value
 
 
 def _name_of(entry: Any) -> str:

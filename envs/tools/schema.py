@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envs.errors import MissingDependencyError, ToolError
-from envs.tools.calls import decode, short
+from envs.tools.calls import decode_whole, short
 
 Schema = dict[str, Any]
 """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
@@ -101,10 +101,8 @@ def _converted(text: str, schema: Mapping[str, Any]) -> Any:
     kinds = {kind for option in options for kind in _as_list(option.get("type", []))}
     if "string" in kinds and not (text == "null" and "null" in kinds):
         return text
-    value, end, error = decode(text)
-    if error or text[end:].strip():
-        return {"True": True, "False": False, "None": None}.get(text.strip(), text)
-    return value
+    value, error = decode_whole(text)
+    return {"True": True, "False": False, "None": None}.get(text.strip(), text) if error else value
 
 
 def _strict(schema: Any) -> Any:
