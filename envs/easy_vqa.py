@@ -24,8 +24,11 @@ class EasyVQASettings(ToolSettings):
     """The settings of the tool environment; `data` is replaced by the package's questions."""
 
     grader: str | None = "exact"
+    """How the final answer is scored; see `envs.tools`."""
     answer_retries: int = Field(2, ge=0)
+    """How often a wrong answer may be corrected."""
     max_steps: int = Field(3, ge=1)
+    """Turns per episode."""
 
 
 SETTINGS = EasyVQASettings

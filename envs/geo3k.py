@@ -31,10 +31,15 @@ class Geo3kSettings(ToolSettings):
     """`answer` checks every answer and lets the model correct a wrong one. `tool` provides a tool that checks answers
     before the only final one, as slime's example of the same name does."""
     question_key: str = "problem"
+    """Column with the problem."""
     instruction: str | None = INSTRUCTION
+    """First sentence of the system message."""
     grader: str | None = "math"
+    """How the final answer is scored; see `envs.tools`."""
     answer_retries: int = Field(2, ge=0)
+    """How often a wrong answer may be corrected, with `check: answer`."""
     max_steps: int = Field(3, ge=1)
+    """Turns per episode."""
 
 
 SETTINGS = Geo3kSettings

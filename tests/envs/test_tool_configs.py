@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,14 @@ def test_every_key_exists_and_every_commented_key_shows_its_default(name: str) -
     assert plain.rollout_interaction_env_path == f"envs.{name}"
     assert settings == everything, "a commented key does not show its default"
     assert set(full["env"]) > set(config["env"]) or set(full["env"].get("judge", {})) > set(config["env"]["judge"])
+
+
+@pytest.mark.parametrize("name", ["tools", "judge", "geo3k", "easy_vqa", "swe"])
+def test_every_setting_is_described_and_has_a_json_schema(name: str) -> None:
+    schema = importlib.import_module(f"envs.{name}").SETTINGS.model_json_schema()
+    models = [schema, *schema.get("$defs", {}).values()]
+    undescribed = [key for model in models for key, value in model["properties"].items() if "description" not in value]
+    assert not undescribed
 
 
 def test_the_tools_of_the_configuration_load() -> None:
