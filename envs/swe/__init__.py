@@ -1,4 +1,4 @@
-"""Mending a repository: the agent reads, edits and runs through tools; hidden and known tests decide."""
+"""Fixing bugs in a repository: the agent reads, edits and runs code with tools, and tests decide about the reward."""
 
 from envs.swe.env import SETTINGS, SWEEnv, SWESettings, build_env
 

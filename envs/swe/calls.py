@@ -1,7 +1,7 @@
-"""Tool calls as the model writes them: what may be asked for, and how it is read out of an answer.
+"""The tools of SWE tasks, and how their calls are read from an answer.
 
-Calls are written as `envs/tools/calls.py` reads them, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`
-above all; where none stands, one plain line after `ACTION:` (or alone) is one too: `view setup.py 1 40`.
+Calls have the forms of `envs/tools/calls.py`, such as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. In an
+answer without such a call, a plain line alone or after `ACTION:` counts as one: `view setup.py 1 40`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the agent changed, taken out of its tree as plain bytes, and which of it counts.
+"""Reads the agent's changes from its tree as plain bytes, and decides which of them count.
 
-No link, pipe, device, cache or git data ever leaves the agent's tree, and no program runs on it out here.
+Links, pipes, devices, caches and git data are left out, and no program runs on the tree outside the sandbox.
 """
 
 from __future__ import annotations

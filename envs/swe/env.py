@@ -1,7 +1,7 @@
-"""The episode: a task's repository, the tools on it, and the verdict at its end.
+"""The environment: a task's repository, tools to work on it, and a verdict at the end of the episode.
 
-Invariants: any text is a legal answer; nothing the agent does reaches the machine outside its sandbox; the reward
-is paid by `evaluate` alone, once, at the end.
+Invariants: any text is a legal answer. Nothing that the agent does reaches the machine outside its sandbox. The
+reward comes from `evaluate` alone, once, at the end.
 """
 
 from __future__ import annotations

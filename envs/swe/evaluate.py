@@ -1,14 +1,14 @@
-"""Decides whether a task is solved, out of the agent's reach.
+"""Decides whether a task is solved, outside the agent's sandbox.
 
 1. The judged tree is built anew: the pristine files, the tests' patch, and of the agent's changes only those that are
    neither tests nor configure them.
 2. The required tests run once, and all of them must be green.
 3. Then they run in rounds in which every test is the original or a mutant (`counter_tests.py`): originals must pass,
-   mutants must fail. Only the judge knows which is which, so code that passes whatever it is asked is not paid, and
-   neither is code that guesses.
+   mutants must fail. Only the judge knows which is which, so code that passes every test is not
+   rewarded, nor is code that guesses.
 
-What remains: an answer that holds the expected values of tests that the agent could read is a solution as far as those
-tests can tell. Tests that it cannot read, in `test_patch`, are the remedy.
+Limitation: if the agent can read the tests, code that hard-codes their expected values passes them. Hidden tests, in
+`test_patch`, prevent this.
 """
 
 from __future__ import annotations

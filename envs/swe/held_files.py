@@ -1,7 +1,7 @@
-"""Files that no folder shows: memory files, deleted files that are still open or mapped, and what lies in /tmp.
+"""Measures files outside the tree: memory files, deleted files that are still open or mapped, and files in /tmp.
 
-They use memory or disk space all the same, so they are looked for where the kernel shows them: in the descriptors,
-mappings and mounts of the sandbox's processes.
+They use memory or disk space, too. The kernel lists them among the descriptors, mappings and mounts of the sandbox's
+processes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Runs inside the sandbox, alone: pytest on the required tests, every step signed and told through a pipe.
+"""Runs pytest on the required tests inside the sandbox, and reports every signed step through a pipe.
 
-Standard library and pytest only, and old syntax, because the repository's own Python runs it. What it tells is a
-chain of records, each with a running number and a signature under a key that came through stdin and is gone from
-there; a stopped process, a lost record or a forged one breaks the chain. Tested code shares this process and could
-in principle find the key; `evaluate.py` says what else stands in its way.
+Standard library and pytest only, and old syntax, because the repository's own Python runs it. The report is a
+chain of records, each with a running number and a signature; the key comes through stdin. A stopped process, a lost
+record or a forged one breaks the chain. Tested code shares this process and could in principle find the key, so
+`evaluate.py` does not rely on the report alone.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Pristine trees: the files of one commit, without the history that would show the agent the solution.
 
-Each is made once, kept in the cache folder and only ever copied; a half-made one never shows under its name.
+Each is made once, kept in the cache folder and only copied. An unfinished one has a different name.
 """
 
 from __future__ import annotations

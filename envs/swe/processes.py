@@ -1,7 +1,7 @@
-"""A running sandbox as its processes: started, measured and ended together.
+"""The processes of a running sandbox, which are started, measured and ended together.
 
-bwrap returns when its command has ended, while the rest of its process namespace may still be dying. What counts is
-the namespace's first process: the kernel lets it go only after every other process in it is gone.
+bwrap returns when its command has ended, while the rest of its process namespace may still be dying. So the
+namespace's first process is watched: the kernel removes it after all others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The same test in other words: local names, harmless statements and the order of definitions are drawn anew.
+"""Rewrites a test without changing its meaning: local names, harmless statements, the order of definitions.
 
-What stays: the file's name, the test's name, its arguments and decorators, and the order of what it does. Code that
+Unchanged are the file's name, the test's name, its arguments and decorators, and the order of what it does. Code that
 recognises a test by its text, bytecode or constants therefore does not recognise it here.
 """
 

@@ -1,4 +1,4 @@
-"""Runs tests in a fresh sandbox and reads what became of each, out of the tested code's reach.
+"""Runs tests in a fresh sandbox, and reads the outcome of each test outside of it.
 
 1. The tree is built anew and mounted read-only.
 2. `judge_script.py` runs the tests and reports every step through a pipe, in numbered and signed records. The chain

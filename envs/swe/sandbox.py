@@ -1,7 +1,7 @@
 """A bubblewrap sandbox around one working tree: no network, a read-only system, bounded in every resource.
 
-The command sees `/testbed` (the tree), `/usr`, the Python that runs the tests, an own `/tmp`, `/proc` and `/dev`;
-nothing else of the machine, no environment variable of ours, no process of ours.
+The command sees `/testbed` (the tree), `/usr`, the Python that runs the tests, its own `/tmp`, `/proc` and `/dev`,
+but none of the trainer's other files, environment variables or processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from envs.swe.supervise import Limits, Outcome, supervise
 
 TESTBED = "/testbed"
 AGENT_ID = 60999
-"""User and group that commands get where the trainer is root: limits on processes do not hold for root."""
+"""User and group of commands if the trainer runs as root, because limits on processes do not apply to root."""
 _SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _INSTALL = "install it with: apt-get install -y bubblewrap"
 

@@ -1,4 +1,4 @@
-"""Small real tasks: released packages from the package index, each with one bug of ours put in.
+"""Small real tasks: released packages from the package index, each with one planted bug.
 
 The packages are fetched by pip when a task is first played, pinned by checksum, and turned into repositories in
 SWE-Gym's form. The reference solution takes the bug out again.

@@ -1,6 +1,6 @@
 """Runs one sandboxed command to its end or to its first broken limit, and returns only what fits in memory.
 
-Invariant: when `supervise` returns, no process of the sandbox is alive, so nobody else touches its files.
+Invariant: when `supervise` returns, no process of the sandbox is alive, so nothing else changes its files.
 """
 
 from __future__ import annotations

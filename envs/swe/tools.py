@@ -1,6 +1,6 @@
-"""What the tools do. Each takes the episode's workbench and its checked arguments, and returns text to show.
+"""Implements the tools. Each takes the episode's workbench and its checked arguments, and returns text for the model.
 
-Invariants: a result is at most `output_chars` long, says so when it was cut, and holds nothing that a chat
+Invariants: a result has at most `output_chars` characters, says when it was cut, and contains nothing that a chat
 template or the next parser could take for structure.
 """
 

@@ -1,6 +1,6 @@
 """Checks SWE instances before training: `python -m envs.swe.validate --config custom_configs/swe.yaml`.
 
-The reference patch must be paid and the untouched tree must not. Unknown test ids and suites that cannot start are
+The reference patch must be rewarded, and the untouched tree must not. Unknown test ids and suites that cannot start are
 named; in training they would look like failures of the model.
 """
 

@@ -1,6 +1,6 @@
 """The agent's working tree, seen from outside: files are read and written without following a link out of it.
 
-Between commands no process of the agent is alive (see `supervise`), so a path that was checked stays as it was.
+Between commands no process of the agent is alive (see `supervise`), so a path that was checked does not change.
 """
 
 from __future__ import annotations
