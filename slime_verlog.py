@@ -181,8 +181,10 @@ def _inner(hint: Any) -> Any:
 
 def _from_yaml(hint: Any, value: Any) -> Any:
     inner = _inner(hint)
-    if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in (inner, *typing.get_args(inner))):
+    if isinstance(value, list) and any(typing.get_origin(part) is tuple for part in (inner, *typing.get_args(inner))):
         return tuple(value)
+    if isinstance(value, Mapping) and _is_mapping(inner):
+        return {key: _from_yaml((*typing.get_args(inner), Any, Any)[1], part) for key, part in value.items()}
     return {} if value is None and isinstance(hint, type) and issubclass(hint, Settings) else value
 
 

@@ -33,6 +33,7 @@ class Outer(Settings):
     several: tuple[Inner, ...] = ()
     given_schema: Mapping[str, Any] | None = Field(None, alias="schema")
     source: str | tuple[Any, ...] | None = None
+    sweep: Mapping[str, tuple[Any, ...]] = {}
     nested: Annotated[Inner | str, Field(union_mode="left_to_right")] = Inner()
 
 
@@ -45,6 +46,7 @@ def test_one_of_several_types_may_be_a_list_a_section_or_text() -> None:
     found = read_settings(Outer, {"source": ["a"], "nested": {"period": 3}})
     assert (found.source, found.nested) == (("a",), Inner(period=3))
     assert read_settings(Outer, {"source": "a", "nested": "b"}).nested == "b"
+    assert read_settings(Outer, {"sweep": {"rooms": [1, 2]}}).sweep == {"rooms": (1, 2)}
 
 
 def test_a_key_may_differ_from_the_name_of_its_field() -> None:
@@ -82,6 +84,7 @@ def test_settings_cannot_be_changed() -> None:
         ({"inner": 3}, "env.inner must be a mapping, got 3"),
         ({"schem": {}}, "unknown key 'env.schem'; did you mean 'env.schema'?"),
         ({"schema": 3}, "env.schema must be a mapping, got 3"),
+        ({"sweep": {"rooms": 3}}, "env.sweep.rooms must be a list, got 3"),
         ({"source": 3}, "env.source must be text or a list, got 3"),
         ({"nested": {"period": 0}}, "env.nested.period must be at least 1, got 0"),
         ({"nested": {"perod": 1}}, "unknown key 'env.nested.perod'; did you mean 'env.nested.period'?"),
