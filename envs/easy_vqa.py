@@ -25,9 +25,9 @@ class EasyVQASettings(ToolSettings):
 
     grader: str | None = "exact"
     """How the final answer is scored; see `envs.tools`."""
-    answer_retries: int = Field(2, ge=0)
+    answer_retries: int = Field(default=2, ge=0)
     """How often a wrong answer may be corrected."""
-    max_steps: int = Field(3, ge=1)
+    max_steps: int = Field(default=3, ge=1)
     """Turns per episode."""
 
 

@@ -36,9 +36,9 @@ class Geo3kSettings(ToolSettings):
     """First sentence of the system message."""
     grader: str | None = "math"
     """How the final answer is scored; see `envs.tools`."""
-    answer_retries: int = Field(2, ge=0)
+    answer_retries: int = Field(default=2, ge=0)
     """How often a wrong answer may be corrected, with `check: answer`."""
-    max_steps: int = Field(3, ge=1)
+    max_steps: int = Field(default=3, ge=1)
     """Turns per episode."""
 
 

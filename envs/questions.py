@@ -53,7 +53,7 @@ class QuestionSettings(Settings):
     tool_key: str = "tools"
     """Column with the row's own list of tools, by name or schema. A sample's metadata takes precedence; slime's
     `--tool-key` puts a list there."""
-    max_image_pixels: int = Field(MAX_PIXELS, ge=1)
+    max_image_pixels: int = Field(default=MAX_PIXELS, ge=1)
     """Largest picture of a question, in pixels. Larger ones are refused."""
 
 

@@ -26,7 +26,7 @@ class Criterion(Settings):
     """Key in the judge's verdict and in the metrics (`judge/<name>`)."""
     description: str
     """What the judge is told about it."""
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0)
     """Weight in the mean of all scores."""
 
     @model_validator(mode="after")

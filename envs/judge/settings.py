@@ -26,17 +26,17 @@ class JudgeSettings(Settings):
     """Folder of the judge's tokenizer, for `api: sglang`; asked of the server by default."""
     api_key_env: str | None = None
     """Environment variable with the API key."""
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(default=0.0, ge=0)
     """Sampling temperature of the judge."""
-    max_tokens: int = Field(1024, ge=1)
+    max_tokens: int = Field(default=1024, ge=1)
     """Tokens of one verdict, reasoning included."""
-    timeout_s: float = Field(20.0, gt=0)
+    timeout_s: float = Field(default=20.0, gt=0)
     """Seconds per attempt."""
-    deadline_s: float = Field(50.0, gt=0)
+    deadline_s: float = Field(default=50.0, gt=0)
     """Seconds for all attempts of one verdict together. Keep it below `env_step_timeout_s`."""
-    max_retries: int = Field(4, ge=0)
+    max_retries: int = Field(default=4, ge=0)
     """Further attempts after a failed request or an unusable verdict."""
-    backoff_s: float = Field(0.5, ge=0)
+    backoff_s: float = Field(default=0.5, ge=0)
     """Pause after the first failed request, in seconds; it doubles with every attempt."""
     cache: str | None = None
     """SQLite file that keeps verdicts, shared by all workers and runs. With it, a lost episode can be replayed."""
@@ -52,9 +52,9 @@ class JudgeSettings(Settings):
     """With `when: every`, show the judge's feedback with the next observation."""
     on_failure: Literal["fault", "zero"] = "fault"
     """Without a verdict, `fault` gives the episode up; `zero` counts the failure and adds no reward."""
-    turns_shown: int = Field(16, ge=1)
+    turns_shown: int = Field(default=16, ge=1)
     """Number of latest turns that the judge sees at the end of an episode."""
-    text_chars: int = Field(4000, ge=100)
+    text_chars: int = Field(default=4000, ge=100)
     """Characters of each observation and answer that the judge sees."""
 
     @model_validator(mode="after")

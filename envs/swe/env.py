@@ -57,30 +57,30 @@ class SWESettings(Settings):
     """Folder for pristine trees and fetched packages; `~/.cache/slime-verlog/swe` by default."""
     prompt_template: str | None = None
     """Jinja file that replaces the built-in system message."""
-    max_steps: int = Field(30, ge=1)
+    max_steps: int = Field(default=30, ge=1)
     """Turns per episode."""
-    max_calls: int = Field(4, ge=1)
+    max_calls: int = Field(default=4, ge=1)
     """Tool calls per turn; further ones are not run."""
-    output_chars: int = Field(6000, ge=500)
+    output_chars: int = Field(default=6000, ge=500)
     """Characters of one result; longer ones are cut."""
-    format_penalty: float = Field(0.1, ge=0)
+    format_penalty: float = Field(default=0.1, ge=0)
     """Subtracted from the reward of an invalid answer."""
     dense_reward: bool = False
     """Pay the share of tests that pass instead of 1 or 0."""
     submit_on_limit: bool = False
     """Judge the repository when the turns are used up."""
-    command_timeout_s: float = Field(30.0, gt=0)
+    command_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds that one command may take."""
-    test_timeout_s: float = Field(120.0, gt=0)
+    test_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds that one run of the tests may take. All commands of a turn together take no longer than the longer of the
     two limits, and judging takes at most four times this one, so `env_step_timeout_s` must exceed five times this."""
-    memory_mb: int = Field(2048, ge=1)
+    memory_mb: int = Field(default=2048, ge=1)
     """Memory in MB, of each process and of all processes of a command together."""
-    processes: int = Field(128, ge=1)
+    processes: int = Field(default=128, ge=1)
     """Processes and threads that a command may run at once."""
-    file_mb: int = Field(64, ge=1)
+    file_mb: int = Field(default=64, ge=1)
     """Largest file that a command may write, in MB."""
-    tree_mb: int = Field(512, ge=1)
+    tree_mb: int = Field(default=512, ge=1)
     """Size that the repository's tree may reach, in MB."""
     writable_tests: bool = False
     """Let tests write into the tree in which they are judged, for repositories whose tests need it."""

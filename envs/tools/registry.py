@@ -90,11 +90,11 @@ class ToolEntry(Settings):
     `Tool` classes."""
     name: str | None = None
     """Name for the model, in place of the tool's own."""
-    schema_: Mapping[str, Any] | None = Field(None, alias="schema")
+    schema_: Mapping[str, Any] | None = Field(default=None, alias="schema")
     """Schema in OpenAI's form, in place of the inferred one."""
     config: Mapping[str, Any] = {}
     """Passed to a `Tool` class when an episode begins."""
-    timeout_s: float | None = Field(None, gt=0)
+    timeout_s: float | None = Field(default=None, gt=0)
     """Seconds that one call may take; `env.timeout_s` by default."""
 
 

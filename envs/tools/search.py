@@ -22,9 +22,9 @@ class SearchSettings(Settings):
     """JSONL file with the passages."""
     index: str | None = None
     """File for the index; beside the corpus by default. Every corpus needs its own."""
-    top_k: int = Field(3, ge=1)
+    top_k: int = Field(default=3, ge=1)
     """Passages per result."""
-    passage_chars: int = Field(1000, ge=1)
+    passage_chars: int = Field(default=1000, ge=1)
     """Characters shown of each passage."""
 
 

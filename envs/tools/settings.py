@@ -28,25 +28,25 @@ class ToolSettings(QuestionSettings):
     grader: str | None = None
     """How the final answer is scored: `exact`, `math`, or the import path of a function `(answer, question) -> score`
     or `(score, feedback)`. Without a grader, only tools give reward."""
-    answer_retries: int = Field(0, ge=0)
+    answer_retries: int = Field(default=0, ge=0)
     """How often a wrong final answer may be corrected. Needs a grader."""
-    max_steps: int = Field(8, ge=1)
+    max_steps: int = Field(default=8, ge=1)
     """Turns per episode."""
-    max_calls: int = Field(4, ge=1)
+    max_calls: int = Field(default=4, ge=1)
     """Calls per turn; an answer with more is invalid."""
-    timeout_s: float = Field(20.0, gt=0)
+    timeout_s: float = Field(default=20.0, gt=0)
     """Seconds that one call may take, unless the tool sets its own limit."""
-    turn_timeout_s: float = Field(45.0, gt=0)
+    turn_timeout_s: float = Field(default=45.0, gt=0)
     """Seconds that all calls of a turn may take together. Keep it below `env_step_timeout_s`."""
-    output_chars: int = Field(8000, ge=200)
+    output_chars: int = Field(default=8000, ge=200)
     """Characters of one result; the middle of a longer one is cut."""
-    max_images: int = Field(4, ge=1)
+    max_images: int = Field(default=4, ge=1)
     """Pictures in one result."""
-    max_tool_image_pixels: int = Field(2048 * 2048, ge=1)
+    max_tool_image_pixels: int = Field(default=2048 * 2048, ge=1)
     """Largest picture in a result, in pixels."""
-    format_penalty: float = Field(0.1, ge=0)
+    format_penalty: float = Field(default=0.1, ge=0)
     """Subtracted from the reward of an invalid answer."""
-    tool_error_penalty: float = Field(0.0, ge=0)
+    tool_error_penalty: float = Field(default=0.0, ge=0)
     """Subtracted for every call that fails while it runs."""
     deterministic: bool = True
     """Set to false if calls must not be repeated. A lost episode is then given up instead of replayed."""
