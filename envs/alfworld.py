@@ -1,25 +1,27 @@
-"""ALFWorld: household tasks in text, from its data set, or from demo rooms built from its grammar.
+"""ALFWorld: household tasks in text, from its data set or from demo rooms built from its grammar.
 
-A valid command is one that the game would accept right now; any other is replaced by `look`. Where no data set is
-installed, the games are demo rooms, and the log, the prompt and the first observation say so.
+A command is valid if the game accepts it in the current state; any other is replaced by `look`. If the data set is not
+installed, the games are demo rooms; the log, the prompt and the first observation say so.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib
+import functools
 import logging
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from pydantic import model_validator
+
 from envs.alfworld_games.data import find_root, load_game
-from envs.base import describe_task
+from envs.base import describe_task, read_env_settings
 from envs.command_game import CommandGame, clean_command, list_commands
-from envs.errors import ConfigError, MissingDependencyError
-from envs.text_game import Frame, GameOptions, read_game_options
+from envs.errors import ConfigError
+from envs.loading import import_extra
+from envs.text_game import Frame, GameSettings
 
 FAMILIES = (
     "pick_and_place_simple",
@@ -43,67 +45,68 @@ COMMANDS = {
     "heat THING with PLACE": "heat what you carry in a microwave",
     "cool THING with PLACE": "cool what you carry in a fridge",
 }
-PRESETS = {
-    "verlog": {"binary_reward": False, "format_penalty": 0.1},
-    "balrog": {"binary_reward": False, "format_penalty": 0.0},
-}
 _MAX_STEPS = 50
 _TASK = re.compile(r"Your task is to:\s*(.*?)\s*\.?\s*$", re.DOTALL)
-# ALFWorld said "put ... in/on ..." before its version 0.4.
+# The wording of ALFWorld before its version 0.4.
 _PUT = re.compile(r"put (.+?) (?:in/on|in|on|into|onto) (.+)")
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ALFWorldOptions(GameOptions):
-    """`source`: `auto` plays the data set where there is one and demo games elsewhere; `data` insists on it.
-
-    `data_path` is the data set's folder (else `$ALFWORLD_DATA`), `split` the part of it that is played.
-    """
+class ALFWorldSettings(GameSettings):
+    """Settings of ALFWorld."""
 
     source: Literal["auto", "data", "demo"] = "auto"
+    """`data`: the downloaded data set. `demo`: rooms built from ALFWorld's grammar. `auto`: the data set if it is
+    installed, else the demo."""
     data_path: str | None = None
+    """Folder of the data set; null for `$ALFWORLD_DATA`, else `~/.cache/alfworld`."""
     split: Literal["train", "valid_seen", "valid_unseen"] = "train"
+    """Part of the data set to play."""
     admissible_commands: bool = False
+    """List the commands that the game would accept with every observation."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check(self) -> ALFWorldSettings:
         if self.vlm:
-            raise ConfigError("env.vlm: ALFWorld is played in text here; leave it false")
+            raise ConfigError("env.vlm: ALFWorld has no pictures here; set it to false")
         if self.source == "demo" and self.data_path is not None:
-            raise ConfigError("env.data_path names a data set, which source: demo does not play; drop one of them")
+            raise ConfigError("env.data_path has no effect with env.source: demo; remove one of them")
+        return self
+
+
+SETTINGS = ALFWorldSettings
 
 
 def build_env(sample: Any, args: Any) -> ALFWorld:
-    """Make the environment of `sample.metadata`'s task and seed with the options in `args.env`.
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`.
 
     Raises:
-        ConfigError: unknown task (with the nearest names) or option, or no games where they were said to be.
+        ConfigError: unknown task, a wrong setting, or no games in the given folder.
         MissingDependencyError: alfworld or its planner is not installed.
     """
     task, seed = describe_task(sample)
-    return ALFWorld(task, seed, read_game_options(ALFWorldOptions, args, PRESETS))
+    return ALFWorld(task, seed, read_env_settings(ALFWorldSettings, args))
 
 
 def expert_action(env: ALFWorld) -> str:
-    """Return the next command of the planner's way to win, for demonstrations; it knows what is hidden where."""
+    """Return the next command of a plan that wins, for demonstrations; the planner sees hidden objects."""
     return env.advice()
 
 
 class ALFWorld(CommandGame):
-    """One ALFWorld episode; `demo` says whether it is played in a demo room."""
+    """One ALFWorld episode; `demo` tells whether it takes place in a demo room."""
 
     template_path = Path(__file__).with_suffix(".j2")
+    settings: ALFWorldSettings
 
-    def __init__(self, task: str, seed: int, options: ALFWorldOptions) -> None:
-        super().__init__(options)
-        self.options: ALFWorldOptions = options
+    def __init__(self, task: str, seed: int, settings: ALFWorldSettings) -> None:
+        super().__init__(settings)
         self.task, self.seed, self._families = task, seed, find_families(task)
-        self.max_steps = options.max_steps or _MAX_STEPS
-        # The folder is looked for first: importing alfworld changes the variable that names it.
-        self._root = None if options.source == "demo" else find_root(options.data_path)
-        if options.source == "data" and self._root is None:
+        self.max_steps = settings.max_steps or _MAX_STEPS
+        # Before the import of alfworld, which changes $ALFWORLD_DATA.
+        self._root = None if settings.source == "demo" else find_root(settings.data_path)
+        if settings.source == "data" and self._root is None:
             raise ConfigError("env.source: data found no data set; run alfworld-download or set env.data_path")
         self.demo = self._root is None
         self._engine = _import_part("player")
@@ -131,7 +134,7 @@ class ALFWorld(CommandGame):
         return self._frame(self._now.text)
 
     def _frame(self, text: str) -> Frame:
-        shown = self._now.commands if self.options.admissible_commands and not self._now.won else ()
+        shown = self._now.commands if self.settings.admissible_commands and not self._now.won else ()
         return Frame(
             long_term=text,
             short_term=list_commands(shown) if shown else "",
@@ -143,12 +146,12 @@ class ALFWorld(CommandGame):
         )
 
     def advice(self) -> str:
-        """Return the planner's next command; `look` where it sees no way to win."""
+        """Return the planner's next command; `look` if it finds no way to win."""
         plan = self._player.plan()
         return plan[0] if plan else self.default_action
 
     def distance_left(self) -> float:
-        """Commands of the planner's way from here, of those from the start; 1 where it sees none."""
+        """Commands left in the plan, relative to those from the start; 1 if there is no plan."""
         plan = self._player.plan()
         if not self._whole_way:
             self._whole_way = max(1, len(plan))
@@ -159,14 +162,14 @@ class ALFWorld(CommandGame):
 
     def _load(self) -> dict[str, Any]:
         if self._root is not None:
-            return load_game(self._root, self.options.split, self._families, self.seed)
+            return load_game(self._root, self.settings.split, self._families, self.seed)
         return _import_part("demo").make_demo_game(self._families[self.seed % len(self._families)], self.seed)
 
     def _notice(self) -> str:
         if not self.demo:
             return ""
         notice = _import_part("demo").NOTICE
-        _log_once(notice)
+        _warn_once(notice)
         return notice
 
     def close(self) -> None:
@@ -177,10 +180,10 @@ class ALFWorld(CommandGame):
 
 
 def find_families(task: str) -> tuple[str, ...]:
-    """The task families that a name means: `all`, a family, or a name that begins one of them unmistakably.
+    """Return the task families of a task name: `all`, a family, or the beginning of exactly one family's name.
 
     Raises:
-        ConfigError: no family or several; the nearest names are listed.
+        ConfigError: no family or several have this name; the message lists the nearest ones.
     """
     if task == "all":
         return FAMILIES
@@ -192,20 +195,11 @@ def find_families(task: str) -> tuple[str, ...]:
     raise ConfigError(f"ALFWorld has no task {task!r}; {hint}")
 
 
-_logged: set[str] = set()
-
-
-def _log_once(notice: str) -> None:
-    if notice not in _logged:
-        _logged.add(notice)
-        logger.warning("%s Download the data set with alfworld-download and set ALFWORLD_DATA to play it.", notice)
+@functools.cache
+def _warn_once(notice: str) -> None:
+    logger.warning("%s Download the data set with alfworld-download and set ALFWORLD_DATA to play it.", notice)
 
 
 def _import_part(part: str) -> ModuleType:
-    try:
-        return importlib.import_module(f"envs.alfworld_games.{part}")
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"ALFWorld needs the package {error.name}; install it with: pip install 'slime-verlog[alfworld]' "
-            "(its planner is compiled on the way, which takes cmake, a C++ compiler and some minutes)"
-        ) from error
+    note = " (compiles a planner, which takes cmake, a C++ compiler and some minutes)"
+    return import_extra(f"envs.alfworld_games.{part}", "ALFWorld", "alfworld", note)

@@ -1,15 +1,14 @@
-"""BabaIsAI as a text game, without the original package: BALROG's 40 tasks from a generator of their own.
+"""BabaIsAI as a text game: BALROG's 40 tasks, without the original package.
 
-Text, rewards and endings equal BALROG's for the same seed and actions. Two things differ on purpose: when no YOU
-rule is left, BALROG prints a Python object where this game says so in a sentence and shows the level that takes
-the old one's place; and the 100th step is `truncated` unless `time_limit: terminated` asks for BALROG's word.
+Text, rewards and endings equal BALROG's for the same seed and actions, with two exceptions. When no YOU rule is left,
+BALROG prints a Python object; this game says so in a sentence and shows the next level. And the 100th step is
+`truncated` unless `time_limit: terminated` is set, as in BALROG.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -21,8 +20,9 @@ from envs.babaisai_world.rules import Cell
 from envs.babaisai_world.tasks import find_task
 from envs.babaisai_world.thoughts import explain_plan
 from envs.babaisai_world.world import DIRECTIONS
-from envs.base import describe_task
-from envs.text_game import ANSWER_FORMAT, Frame, GameOptions, TextGame, read_game_options
+from envs.base import describe_task, read_env_settings
+from envs.errors import EnvironmentFault
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame
 
 ACTIONS = {
     "idle": "stay where you are for this turn",
@@ -31,55 +31,57 @@ ACTIONS = {
     "down": "go one step down",
     "left": "go one step to the left",
 }
-PRESETS = {
-    "verlog": {"binary_reward": True, "format_penalty": 0.1, "time_limit": "truncated"},
-    "balrog": {"binary_reward": False, "format_penalty": 0.0, "time_limit": "terminated"},
-}
 _MAX_STEPS = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class BabaIsAIOptions(GameOptions):
-    """`time_limit`: what running out of steps is called; BALROG's wrapper cannot tell it from losing."""
+class BabaIsAISettings(GameSettings):
+    """Settings of BabaIsAI."""
 
+    balrog: ClassVar = {**GameSettings.balrog, "time_limit": "terminated"}
+
+    binary_reward: bool = True
+    """Replace every positive reward by 1; the game's own reward falls with the number of steps."""
     time_limit: Literal["truncated", "terminated"] = "truncated"
+    """How the step limit ends an episode. BALROG reports `terminated`, as after a loss."""
+
+
+SETTINGS = BabaIsAISettings
 
 
 def build_env(sample: Any, args: Any) -> BabaIsAI:
-    """Make the environment of `sample.metadata`'s task and seed with the options in `args.env`.
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`.
 
     Raises:
-        ConfigError: unknown task (with the nearest names) or option.
+        ConfigError: unknown task, or a wrong setting.
     """
     task, seed = describe_task(sample)
-    return BabaIsAI(task, seed, read_game_options(BabaIsAIOptions, args, PRESETS))
+    return BabaIsAI(task, seed, read_env_settings(BabaIsAISettings, args))
 
 
 def expert_action(env: BabaIsAI) -> str:
-    """Return the action that a scripted player takes next in a running episode, for demonstrations.
-
-    It plans from the world as it is, so its advice may be taken or not; where it finds no way to win it idles.
-    """
+    """Return the next action of a scripted player, for demonstrations; `idle` if it finds no way to win."""
     return env.advice()
 
 
 def explain_action(env: BabaIsAI) -> str:
-    """Return the thought behind `expert_action(env)`."""
+    """Return the reasoning behind `expert_action(env)`."""
     return env.explain()
 
 
 class BabaIsAI(TextGame):
-    """One BabaIsAI episode: the level that the seed draws, and the next ones where a YOU rule is broken."""
+    """One BabaIsAI episode. Breaking the last YOU rule leads to the next level of the same seed."""
+
+    settings: BabaIsAISettings
 
     template_path = Path(__file__).with_suffix(".j2")
     answer_format = ANSWER_FORMAT.replace("one allowed action", f"one of {', '.join(ACTIONS)}")
     actions = ACTIONS
     default_action = "idle"
 
-    def __init__(self, task: str, seed: int, options: BabaIsAIOptions) -> None:
-        super().__init__(options)
+    def __init__(self, task: str, seed: int, settings: BabaIsAISettings) -> None:
+        super().__init__(settings)
         self.task, self.seed = task, seed
-        self.max_steps = options.max_steps or _MAX_STEPS
+        self.max_steps = settings.max_steps or _MAX_STEPS
         self._task = find_task(task)
         self._rng = np.random.RandomState(0)
         self._text = ""
@@ -103,7 +105,7 @@ class BabaIsAI(TextGame):
         late = self.steps >= self.max_steps and not (won or lost)
         if broken:
             self._next_level()
-        terminates = late and self.options.time_limit == "terminated"
+        terminates = late and self.settings.time_limit == "terminated"
         return self._frame(
             f"{YOU_BROKEN}\n\n{self._text}" if broken else self._text,
             reward=reward,
@@ -118,23 +120,23 @@ class BabaIsAI(TextGame):
         return words if words in ACTIONS else None
 
     def advice(self) -> str:
-        """Return the action that a search for a winning plan recommends now; the default where it finds none."""
+        """Return the first action of a plan that wins from here, or the default action if the search finds none."""
         plan = self._plan()
         return plan[0] if plan else self.default_action
 
     def explain(self) -> str:
-        """Return the thought behind `advice`: what wins, where it is seen, and what the next push is for."""
+        """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next push."""
         return explain_plan(self.level.world, self._text, self._plan())
 
     def distance_left(self) -> float:
-        """Moves of the plan from here, of those from the level's start; 1 where the search finds no way."""
+        """Moves left, relative to those from the level's start; 1 if the search finds no way to win."""
         plan = self._plan()
         if not self._whole_way:
             self._whole_way = max(1, len(plan))
         return len(plan) / self._whole_way if plan else 1.0
 
     def _plan(self) -> list[str]:
-        """Moves that win from here; kept, and so is the rest for the state after the first of them."""
+        """Moves that win from here. The rest of the plan is kept for the state after its first move."""
         world = self.level.world
         here = tuple(world.cells)
         if here not in self._plans:
@@ -147,20 +149,20 @@ class BabaIsAI(TextGame):
         return plan
 
     def _next_level(self) -> None:
-        """Go on to the generator's next level; its steps are counted from zero, as BALROG counts them."""
+        """Draw the next level; steps are counted from zero again, as in BALROG."""
         self.level = make_level(self._task, self._rng)
         self.steps = self._whole_way = 0
         self._plans.clear()
         if not self._look():
-            raise RuntimeError(f"BabaIsAI task {self.task!r}, seed {self.seed}: drew a level in which nothing is YOU")
+            raise EnvironmentFault(f"BabaIsAI task {self.task!r}, seed {self.seed}: nothing is YOU in the drawn level")
 
     def _look(self) -> bool:
-        """Put the world into words; False, and nothing said, if no YOU thing is in sight."""
+        """Describe the world in `_text`; False, leaving the old text, if no YOU thing is visible."""
         speaker = self.level.world.find_speaker()
         if speaker is not None:
             self._text = describe(self.level.world, speaker)
         return speaker is not None
 
     def _frame(self, text: str, **outcome: Any) -> Frame:
-        image = draw_world(self.level.world) if self.options.vlm else None
+        image = draw_world(self.level.world) if self.settings.vlm else None
         return Frame(long_term=text, image=image, **outcome)

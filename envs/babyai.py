@@ -1,21 +1,19 @@
-"""BabyAI as a text game: BALROG's mixed local tasks and every level that minigrid registers.
+"""BabyAI as a text game: BALROG's mixed local tasks and all levels that minigrid registers.
 
-Text, missions, rewards and endings equal BALROG's for the same seed and actions; no picture is drawn unless
-`vlm: true` asks for one.
+Text, missions, rewards and endings equal BALROG's for the same seed and actions.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from envs.base import describe_task, make_image
-from envs.errors import ConfigError, MissingDependencyError
-from envs.text_game import Frame, GameOptions, TextGame, read_game_options
+from envs.base import describe_task, make_image, read_env_settings
+from envs.loading import import_extra
+from envs.text_game import Frame, GameSettings, TextGame
+from slime_verlog import Field
 
 ACTIONS = {
     "turn left": "rotate a quarter turn to your left",
@@ -29,43 +27,32 @@ _INDEX = {action: index for index, action in enumerate(ACTIONS)}
 _JOINED = {action.replace(" ", ""): action for action in ACTIONS}
 _TILE_PIXELS = 16
 
-PRESETS = {
-    "verlog": {"binary_reward": True, "format_penalty": 0.1},
-    "balrog": {"binary_reward": False, "format_penalty": 0.0},
-}
+
+class BabyAISettings(GameSettings):
+    """Settings of BabyAI."""
+
+    binary_reward: bool = True
+    """Replace every positive reward by 1; minigrid's own reward falls with the number of steps."""
+    num_dists: int | None = Field(None, ge=0)
+    """Distracting objects in the room; null for 0 in the mixed tasks and for the level's own number elsewhere."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BabyAIOptions(GameOptions):
-    """What BabyAI has beside the options of all games.
-
-    `num_dists`: distracting objects; BALROG's 0 in the mixed tasks and the level's own elsewhere if None.
-    """
-
-    num_dists: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_dists is not None and self.num_dists < 0:
-            raise ConfigError(f"env.num_dists must be >= 0, got {self.num_dists}")
+SETTINGS = BabyAISettings
 
 
 def build_env(sample: Any, args: Any) -> BabyAI:
-    """Make the environment of `sample.metadata`'s task and seed with the options in `args.env`.
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`.
 
     Raises:
-        ConfigError: unknown task (with the nearest names) or option.
+        ConfigError: unknown task, or a wrong setting.
         MissingDependencyError: minigrid is not installed.
     """
     task, seed = describe_task(sample)
-    return BabyAI(task, seed, read_game_options(BabyAIOptions, args, PRESETS))
+    return BabyAI(task, seed, read_env_settings(BabyAISettings, args))
 
 
 def expert_action(env: BabyAI) -> str:
-    """Return the action that minigrid's scripted player takes next in a running episode, for demonstrations.
-
-    It follows what was really played: ask before every turn or only now and then, and take its advice or not.
-    """
+    """Return the next action of a scripted player, for demonstrations; it need not be followed."""
     return env.advice()
 
 
@@ -76,19 +63,18 @@ class BabyAI(TextGame):
     actions = ACTIONS
     default_action = "go forward"
 
-    def __init__(self, task: str, seed: int, options: BabyAIOptions) -> None:
-        super().__init__(options)
-        self.options: BabyAIOptions = options
+    def __init__(self, task: str, seed: int, settings: BabyAISettings) -> None:
+        super().__init__(settings)
         self.task, self.seed = task, seed
-        self.game = _import_world("levels").make_level(task, options.num_dists)
+        self.game = _import_world("levels").make_level(task, settings.num_dists)
         self._describe_view = _import_world("view").describe_view
         self._progression = 0.0
         self._expert: Any = None
 
     def start(self) -> Frame:
         self.game.reset(seed=self.seed)
-        if self.options.max_steps is not None:
-            self.game.max_steps = self.options.max_steps
+        if self.settings.max_steps is not None:
+            self.game.max_steps = self.settings.max_steps
         self.mission, self.max_steps = self.game.mission, self.game.max_steps
         self._progression, self._expert = 0.0, None
         return self._frame()
@@ -106,7 +92,7 @@ class BabyAI(TextGame):
         return words if words in ACTIONS else _JOINED.get(words)
 
     def advice(self) -> str:
-        """Return the action that a scripted expert would take now."""
+        """Return the action that the scripted player would take now."""
         if self._expert is None:
             self._expert = _import_world("expert").Expert(self.game)
         return list(ACTIONS)[self._expert.advice()]
@@ -121,16 +107,10 @@ class BabyAI(TextGame):
             terminated=terminated,
             truncated=truncated,
             progression=self._progression,
-            image=make_image(self.game.get_pov_render(tile_size=_TILE_PIXELS)) if self.options.vlm else None,
+            image=make_image(self.game.get_pov_render(tile_size=_TILE_PIXELS)) if self.settings.vlm else None,
         )
 
 
 def _import_world(part: str) -> ModuleType:
-    # minigrid imports pygame, which greets on stdout.
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    try:
-        return importlib.import_module(f"envs.babyai_world.{part}")
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"BabyAI needs the package {error.name}; install it with: pip install 'slime-verlog[envs]'"
-        ) from error
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # minigrid imports pygame, which prints a greeting
+    return import_extra(f"envs.babyai_world.{part}", "BabyAI", "envs")

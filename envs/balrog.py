@@ -1,7 +1,7 @@
-"""BALROG itself: any task of its six families, through its own `make_env`, in its own words.
+"""Adapter to the BALROG package: any task of its six families, made by its own `make_env`.
 
-The package is not on PyPI. Observations, instruction, legal actions, step limits and progression are all BALROG's;
-only parsing, penalty and bookkeeping are those of every other game here.
+The package is not on PyPI. Observations, instruction, legal actions, step limits and progression come from BALROG;
+parsing, penalty and bookkeeping are the same as in all games here.
 """
 
 from __future__ import annotations
@@ -15,72 +15,70 @@ import random
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import yaml
 
-from envs.base import describe_task
+from envs.base import describe_task, read_env_settings
 from envs.command_game import MOST_CHARACTERS, clean_command
 from envs.errors import ConfigError, MissingDependencyError
-from envs.text_game import Frame, GameOptions, TextGame, read_game_options
+from envs.text_game import Frame, GameSettings, TextGame
+from slime_verlog import Field
 
 INSTALL = "BALROG is not installed; get it with: pip install 'balrog @ git+https://github.com/balrog-ai/BALROG.git'"
-PRESETS = {
-    "verlog": {"binary_reward": False, "format_penalty": 0.1, "invalid_feedback": False},
-    "balrog": {"binary_reward": False, "format_penalty": 0.0, "invalid_feedback": True},
-}
-# Crafter walks through sets of objects in the order of their addresses.
-_NOT_REPEATABLE = frozenset({"crafter"})
-# BabaIsAI prints Python objects when no YOU rule is left; where they lie in memory is nobody's business.
+# Crafter iterates over sets of objects, whose order depends on memory addresses.
+_NOT_DETERMINISTIC = frozenset({"crafter"})
+# BabaIsAI prints Python objects when no YOU rule is left; their addresses differ between runs.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-# Where anything is a command, these would write files or ask the player back.
+# Commands to the interpreter that would write files or ask a question.
 _REFUSED = frozenset({"save", "restore", "restart", "quit", "q", "script", "transcript", "unscript"})
-
-
-# What joins two commands, or addresses one to somebody, in a parser of text adventures.
+# Marks of several commands in one, or of a command to somebody else, in text adventures.
 _JOINED = re.compile(r"[.,;]|\b(?:and|then)\b", re.IGNORECASE)
 
 
 class _UnsupportedActionError(Exception):
-    """The game refused an action that it lists as legal; nothing happened in it."""
+    """The game refused an action that it lists as legal; its state did not change."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BalrogOptions(GameOptions):
-    """`config` is laid over the package's own config.yaml, for example {envs: {nle_kwargs: {character: mon}}}.
+class BalrogSettings(GameSettings):
+    """Settings of BALROG's own environments."""
 
-    `invalid_feedback` puts BALROG's remark about an invalid answer before the next observation. BALROG's TextWorld
-    reports the score so far as the reward of every step; the preset `verlog` pays what it changed by.
-    """
+    balrog: ClassVar = {**GameSettings.balrog, "invalid_feedback": True}
 
-    config: Mapping[str, Any] = field(default_factory=dict)
-    invalid_feedback: bool = True
+    config: Mapping[str, Any] = Field(default_factory=dict)
+    """Changes to BALROG's own config.yaml, for example {envs: {nle_kwargs: {character: mon}}}."""
+    invalid_feedback: bool = False
+    """Put BALROG's remark about an invalid answer before the next observation."""
+
+
+SETTINGS = BalrogSettings
 
 
 def build_env(sample: Any, args: Any) -> Balrog:
-    """Make the environment of `sample.metadata`'s task (`family/task`) and seed with the options in `args.env`.
+    """Build the environment for the task (`family/task`) and seed in `sample.metadata`.
 
     Raises:
-        MissingDependencyError: BALROG, or a package that this family needs, is not installed.
-        ConfigError: unknown task (with the nearest names) or option.
+        MissingDependencyError: BALROG, or a package that the family needs, is not installed.
+        ConfigError: unknown task, or a wrong setting.
     """
     task, seed = describe_task(sample)
-    return Balrog(task, seed, read_game_options(BalrogOptions, args, PRESETS))
+    return Balrog(task, seed, read_env_settings(BalrogSettings, args))
 
 
 class Balrog(TextGame):
-    """One episode of one of BALROG's tasks; `actions` is empty where any text is one (TextWorld)."""
+    """One episode of a BALROG task; `actions` is empty if any text is an action (TextWorld)."""
 
-    def __init__(self, task: str, seed: int, options: BalrogOptions) -> None:
-        super().__init__(options)
-        self.options: BalrogOptions = options
+    settings: BalrogSettings
+
+    def __init__(self, task: str, seed: int, settings: BalrogSettings) -> None:
+        super().__init__(settings)
         self.task, self.seed = task, seed
         self._make_env = _import("balrog.environments").make_env
-        self._config = _Config.of(_merge(_read_config(), options.config))
+        self._config = _Config.of(_merge(_read_config(), settings.config))
         self.family, self._name = find_task(task, self._config["tasks"])
-        self.deterministic = self.family not in _NOT_REPEATABLE
+        self.deterministic = self.family not in _NOT_DETERMINISTIC
         self._place_seed()
         self._random = _Randomness(seed)
         self._env: Any = None
@@ -88,7 +86,7 @@ class Balrog(TextGame):
 
     def start(self) -> Frame:
         self._close_env()
-        # A second reset of the same object may give another world (Crafter counts them), so it is made anew.
+        # A new object per episode: Crafter counts the resets of one object and draws another world each time.
         self._random = _Randomness(self.seed)
         with self._random.in_place():
             self._env = self._make()
@@ -96,7 +94,7 @@ class Balrog(TextGame):
         space = _find(self._env, "language_action_space")
         self.actions = tuple(space) if hasattr(space, "__iter__") else ()
         self.default_action = str(_find(self._env, "default_action"))
-        self.max_steps, self._steps, self._paid = self.options.max_steps or int(self._env.max_steps), 0, 0.0
+        self.max_steps, self._steps, self._paid = self.settings.max_steps or int(self._env.max_steps), 0, 0.0
         self.mission = str(observation.get("mission") or "")
         return self._frame(observation)
 
@@ -105,13 +103,14 @@ class Balrog(TextGame):
             try:
                 observation, reward, terminated, truncated, _ = self._env.step(action)
             except ValueError as error:
-                # NetHack's list holds all two-digit numbers, most of which the game then refuses.
+                # NetHack lists all two-digit numbers as actions, but refuses most of them.
                 if "not recognized or not supported" in str(error):
                     raise _UnsupportedActionError(action) from error
                 raise
         self._steps += 1
         late = self._steps >= self.max_steps and not terminated
-        if self.family == "textworld" and self.options.preset == "verlog":
+        # BALROG's TextWorld reports the score so far as the reward of every step; `verlog` pays the difference.
+        if self.family == "textworld" and self.settings.preset == "verlog":
             reward, self._paid = reward - self._paid, reward
         return self._frame(
             observation, reward=float(reward), terminated=bool(terminated), truncated=bool(truncated) or late
@@ -123,7 +122,7 @@ class Balrog(TextGame):
             with contextlib.suppress(_UnsupportedActionError):
                 return action, self.play(action)
         frame = self.play(self.default_action)
-        if self.options.invalid_feedback:
+        if self.settings.invalid_feedback:
             remark = "\n\nYour previous output did not contain a valid action. Defaulted to action: "
             frame = replace(frame, long_term=f"{remark}{self.default_action}\n\nObservation:\n{frame.long_term}")
         return None, frame
@@ -137,7 +136,7 @@ class Balrog(TextGame):
         return folded[0] if len(folded) == 1 else None
 
     def render_prompt(self) -> str:
-        if self.options.prompt_template:
+        if self.settings.prompt_template:
             return super().render_prompt()
         return self._env.get_instruction_prompt(instructions=self.mission or None).strip()
 
@@ -146,16 +145,16 @@ class Balrog(TextGame):
         return Frame(
             long_term=_ADDRESS.sub("", text["long_term_context"]),
             short_term=text["short_term_context"],
-            image=observation["image"] if self.options.vlm else None,
+            image=observation["image"] if self.settings.vlm else None,
             progression=float(self._env.get_stats().get("progression", 0.0)),
             **outcome,
         )
 
     def _place_seed(self) -> None:
-        # TextWorld takes the seed to choose a game, Crafter to make its world; the others take reset's.
+        # TextWorld and Crafter read the seed from the configuration, the others from `reset`.
         self._config["envs"]["env_kwargs"]["seed"] = self.seed
         self._config["envs"].setdefault("crafter_kwargs", _Config())["seed"] = self.seed
-        self._config["agent"]["max_image_history"] = int(self.options.vlm)
+        self._config["agent"]["max_image_history"] = int(self.settings.vlm)
 
     def _make(self) -> Any:
         try:
@@ -167,25 +166,25 @@ class Balrog(TextGame):
             raise explained from error
 
     def _explain(self, error: Exception) -> ConfigError | MissingDependencyError | None:
-        """Return what to tell the user about an environment that could not be made; None for anything unforeseen."""
+        """Explain to the user why an environment could not be made; None for an unexpected error."""
         task = f"{self.family}/{self._name}"
         if isinstance(error, ModuleNotFoundError) and error.name:
             return MissingDependencyError(
-                f"BALROG's {self.family} needs the package {error.name}, which BALROG's own install brings; {INSTALL}"
+                f"BALROG's {self.family} needs the package {error.name}, which is installed with BALROG; {INSTALL}"
             )
         if isinstance(error, ModuleNotFoundError):
-            # MiniHack says so of Boxoban's maps, which are no module.
+            # MiniHack raises this for the missing maps of Boxoban.
             return MissingDependencyError(f"BALROG cannot make {task}: {error}")
         if "raqm" in str(error):
             return MissingDependencyError(
-                f"BALROG's {self.family} draws text in a way that the installed Pillow refuses ({error}); "
-                "get an older one with: pip install 'pillow<13'"
+                f"BALROG's {self.family} cannot draw text with the installed Pillow ({error}); "
+                "install an older one with: pip install 'pillow<13'"
             )
         if any(cls.__module__ == "gym.error" for cls in type(error).__mro__):
             listed = ", ".join(self._config["tasks"].get(f"{self.family}_tasks", ()))
-            return ConfigError(f"BALROG cannot make {task}: {error}; BALROG's own list has {listed}")
+            return ConfigError(f"BALROG cannot make {task}: {error}; its tasks are {listed}")
         if isinstance(error, (ValueError, LookupError, UnboundLocalError)):
-            hint = "; its games are a download: balrog-post-install" if self.family == "textworld" else ""
+            hint = "; download its games with: balrog-post-install" if self.family == "textworld" else ""
             return ConfigError(f"BALROG cannot make {task}: {type(error).__name__}: {error}{hint}")
         return None
 
@@ -200,10 +199,10 @@ class Balrog(TextGame):
 
 
 def _free_command(candidate: str) -> str | None:
-    """Return the text as the one command that BALROG would pass on, whether or not the game understands it.
+    """Return the text as one command, as BALROG would pass it to the game.
 
-    None for what this adapter keeps from the interpreter: nothing at all, control characters, too many characters,
-    several commands in one, and words that write files or ask the player back.
+    None for what must not reach the interpreter: empty text, control characters, too many characters, several commands
+    in one, and commands that write files or ask a question.
     """
     command = clean_command(candidate)
     if command is not None:
@@ -216,10 +215,10 @@ def _free_command(candidate: str) -> str | None:
 
 
 def find_task(task: str, listed: Mapping[str, Any]) -> tuple[str, str]:
-    """Split `family/task`; a task that BALROG lists, or the family of a single one, needs no more than its name.
+    """Split `family/task`. The task alone is enough if BALROG lists it, and the family alone if it has one task.
 
     Raises:
-        ConfigError: neither; the nearest names are listed.
+        ConfigError: unknown task; the message lists the nearest names.
     """
     families = {key.removesuffix("_tasks"): list(tasks) for key, tasks in listed.items()}
     family, _, rest = task.partition("/")
@@ -237,7 +236,7 @@ def find_task(task: str, listed: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class _Config(dict):
-    """A mapping whose keys are attributes as well, which is all that BALROG asks of its configuration."""
+    """A mapping whose keys are also attributes, as BALROG reads its configuration."""
 
     def __getattr__(self, key: str) -> Any:
         try:
@@ -269,20 +268,20 @@ def _import(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "balrog":
             raise MissingDependencyError(INSTALL) from error
-        raise MissingDependencyError(f"BALROG needs the package {error.name}, which its own install brings") from error
+        raise MissingDependencyError(f"BALROG needs the package {error.name}; {INSTALL}") from error
 
 
 def _find(env: Any, name: str) -> Any:
-    """The attribute of the outermost wrapper that has it; gymnasium's wrappers stopped passing attributes on."""
+    """The attribute of the outermost wrapper that has it; gymnasium's wrappers no longer forward attributes."""
     while env is not None:
         if hasattr(env, name):
             return getattr(env, name)
         env = getattr(env, "env", None)
-    raise ConfigError(f"this version of BALROG has no {name} on its environments; use the one named in the docs")
+    raise ConfigError(f"the environments of the installed BALROG have no {name}; {INSTALL}")
 
 
 class _Randomness:
-    """The process-wide generators as one environment left them: several of its kind live in one process."""
+    """One environment's state of the process-wide random generators, which several environments share."""
 
     _lock = threading.RLock()
 
@@ -294,7 +293,7 @@ class _Randomness:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Work with this environment's states, then put the process's own back."""
+        """Switch to this environment's states, then back to those of the process."""
         with self._lock:
             outside = (random.getstate(), np.random.get_state())
             self._set(self._states)

@@ -1,93 +1,94 @@
-"""The contract between the rollout and every environment: text in, observation out, nothing hidden."""
+"""The contract between the rollout and every environment, and helpers to implement it."""
 
 from __future__ import annotations
 
 import abc
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 from envs.errors import ConfigError, MissingDependencyError
+from slime_verlog import Settings, read_settings
 
 PICTURE_PLACE = "\ufffc"
-"""Unicode's object replacement character: in a short-term text it marks where a picture stands."""
+"""Unicode's object replacement character; in a short-term text it marks the place of a picture."""
+
+S = TypeVar("S", bound=Settings)
 
 
 class Observation(TypedDict):
-    """What the agent sees after one step.
-
-    `obs_str` is what a prompt shows when no memory splits it; `text` holds BALROG's two parts
-    (`long_term_context` stays in the history, `short_term_context` is shown only while current);
-    `multi_modal_data` is present only where there are pictures: `image` lists the observation's PIL images, and
-    `current_image`, like the short-term text, those that a window shows only while the observation is current.
-    Where the short-term text holds `PICTURE_PLACE` once for each of `current_image`, they stand there, else first.
-    """
+    """What the agent sees after one step."""
 
     obs_str: str
+    """The whole text, for prompts without a memory window."""
     text: dict[str, str]
+    """BALROG's two parts: `long_term_context` stays in the history, `short_term_context` is shown only while the
+    observation is the current one."""
     multi_modal_data: NotRequired[dict[str, list[Any]]]
+    """PIL images, if there are any: `image` lists those that stay in the history, `current_image` those shown only
+    while the observation is the current one. If the short-term text contains one `PICTURE_PLACE` per entry of
+    `current_image`, the pictures go there, otherwise before the text."""
 
 
 class StepInfo(TypedDict):
-    """What a step was worth and what was really done.
-
-    `reward` is what training sees (penalty and binary reward applied); `terminated` ends value,
-    `truncated` is a time limit (both may be true at once: then the episode terminated); `progression` is
-    BALROG's 0..1; `action` is the text that was taken for the action (None if none was found) and
-    `action_span` its [start, end) characters in the response; `metrics` are numbers for the logs.
-    """
+    """The outcome of one step."""
 
     reward: float
+    """The reward for training, after penalty and binary reward."""
     terminated: bool
+    """The task ended; there is no value after this state."""
     truncated: bool
+    """A time limit was reached. If `terminated` is set as well, the episode counts as terminated."""
     valid_action: bool
     executed_action: str
     progression: float
+    """BALROG's progress measure, 0 to 1."""
     action: NotRequired[str | None]
+    """The part of the response that was read as the action; None if there was none."""
     action_span: NotRequired[tuple[int, int] | None]
+    """Its [start, end) characters in the response."""
     metrics: NotRequired[dict[str, float]]
+    """Numbers for the logs."""
 
 
 class BaseInteractionEnv(abc.ABC):
-    """One episode's world. `build_env(sample, args)` in each module makes one from `sample.metadata`.
+    """One episode. Each environment module has a `build_env(sample, args)` that makes one from `sample.metadata`.
 
-    Same task and seed, same responses: same observations, rewards and ending. `reset` may be called again
-    and replays the same episode. The class attributes describe the task and are filled by `reset`.
+    Task, seed and responses determine all observations and rewards. `reset` may be called again to replay the
+    episode from the start. The class attributes describe the task; `reset` fills them.
     """
 
     mission: str = ""
     """The goal in words, if the task has one."""
     instruction_prompt: str = ""
-    """The system message: goal, actions, tips. It may change while the episode runs."""
+    """The system message: goal, actions, tips. It may change during the episode."""
     answer_format: str = ""
-    """What is appended to the current observation to ask for an answer; empty for none."""
+    """Text appended to the current observation to ask for an answer; empty for none."""
     actions: Mapping[str, str] | Sequence[str] = ()
-    """Legal actions, with descriptions where there are any; empty when the answer is free text."""
+    """Legal actions, optionally with descriptions; empty if the answer is free text."""
     default_action: str = ""
-    """What is executed in place of an invalid answer."""
+    """The action executed in place of an invalid answer."""
     max_steps: int = 0
-    """Steps after which the episode is truncated; 0 for no limit of its own."""
+    """Steps after which the environment truncates the episode; 0 for no limit."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """Schemas of the tools that the chat template shows the model, in OpenAI's form; fixed for an episode."""
+    """Tool schemas for the chat template, in OpenAI's format; constant during an episode."""
     deterministic: bool = True
-    """Whether seed and actions alone decide the episode, so that it may be replayed after a crash."""
+    """Whether seed and actions determine the episode, which allows a replay after a crash."""
 
     @abc.abstractmethod
     def reset(self) -> Observation:
-        """Start the episode from its seed and return the first observation."""
+        """Start the episode from its seed; return the first observation."""
 
     @abc.abstractmethod
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
-        """Take the model's whole answer; return (observation, done, info).
-
-        Any text is legal input. The last observation of an episode is the real final one.
+        """Execute the model's complete response, which may be any text; return (observation, done, info).
 
         Raises:
-            EpisodeOverError: before `reset`, or after `done`.
+            EpisodeOverError: called before `reset`, or after `done`.
         """
 
     def format_observation(self, observation: Observation) -> dict[str, Any] | list[dict[str, Any]]:
-        """Turn an observation into a chat message, or several; images come first, as slime's examples order them."""
+        """Turn an observation into one or several chat messages; images come first, as in slime's examples."""
         images = (observation.get("multi_modal_data") or {}).get("image") or []
         if not images:
             return {"role": "user", "content": observation["obs_str"]}
@@ -96,11 +97,11 @@ class BaseInteractionEnv(abc.ABC):
         return {"role": "user", "content": content}
 
     def close(self) -> None:  # noqa: B027 - optional hook
-        """Release what the environment holds; calling it twice is fine."""
+        """Release all resources; may be called twice."""
 
 
 def interleave(pieces: Sequence[str], images: Sequence[Any]) -> list[dict[str, Any]]:
-    """Content parts of a message: text, picture, text and so on, without the empty texts."""
+    """Alternate texts and pictures as content parts of one message, without empty texts."""
     parts = []
     for piece, image in itertools.zip_longest(pieces, images):
         parts += [{"type": "text", "text": piece}] if piece else []
@@ -109,7 +110,7 @@ def interleave(pieces: Sequence[str], images: Sequence[Any]) -> list[dict[str, A
 
 
 def make_observation(long_term: str, short_term: str = "", images: Sequence[Any] = ()) -> Observation:
-    """Build an observation from BALROG's two text parts; `obs_str` shows the short-term part first."""
+    """Build an observation from BALROG's two text parts; `obs_str` has the short-term part first."""
     observation: Observation = {
         "obs_str": "\n".join(part for part in (short_term, long_term) if part),
         "text": {"long_term_context": long_term, "short_term_context": short_term},
@@ -120,7 +121,7 @@ def make_observation(long_term: str, short_term: str = "", images: Sequence[Any]
 
 
 def make_image(pixels: Any) -> Any:
-    """Turn a uint8 array (height, width, 3) into an RGB PIL image.
+    """Convert a uint8 array (height, width, 3) to an RGB PIL image.
 
     Raises:
         MissingDependencyError: Pillow is not installed.
@@ -132,17 +133,26 @@ def make_image(pixels: Any) -> Any:
     return Image.fromarray(pixels).convert("RGB")
 
 
+def read_env_settings(model: type[S], args: Any) -> S:
+    """Read `args.env`, the YAML's `env:` mapping, as an environment's settings.
+
+    Raises:
+        ConfigError: unknown key, wrong type, or impossible value or combination.
+    """
+    return read_settings(model, getattr(args, "env", None), "env.")
+
+
 def describe_task(sample: Any) -> tuple[str, int]:
     """Read `(task, seed)` from `sample.metadata`.
 
     Raises:
-        ConfigError: either is missing or of the wrong type; `EpisodeSource` fills both.
+        ConfigError: one of them is missing or has the wrong type.
     """
     metadata = getattr(sample, "metadata", None) or {}
     task, seed = metadata.get("task"), metadata.get("seed")
     if not isinstance(task, str) or not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(
             f"sample.metadata needs task (str) and seed (int, not negative), got task={task!r}, seed={seed!r}; "
-            "use --data-source-path rollout.data_source.EpisodeSource or put both into the data set's metadata"
+            "use --data-source-path rollout.data_source.EpisodeSource, or add both to the metadata of the data set"
         )
     return task, seed

@@ -1,17 +1,16 @@
-"""Crafter as a text game: BALROG's words, all 22 achievements, no picture unless `vlm: true` asks for one.
+"""Crafter as a text game, in BALROG's words.
 
 Text, rewards, progression and deaths equal BALROG's for the same seed and actions, nights included. Running out of
-steps is `truncated` here; BALROG's wrapper calls it the same as dying. The world draws the random numbers of
-BALROG's pictures, 256 x 256, whether one is shown or not, so `vlm` changes nothing in the game.
+steps is `truncated` here, but `terminated` in BALROG. The world draws the random numbers of BALROG's 256 x 256
+pictures even if none is shown, so `vlm` does not change the game.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from envs.base import describe_task, make_image
+from envs.base import describe_task, make_image, read_env_settings
 from envs.crafter_world.expert import advise
 from envs.crafter_world.observation import describe
 from envs.crafter_world.rules import ACHIEVEMENTS, LENGTH
@@ -19,74 +18,69 @@ from envs.crafter_world.thoughts import explain
 from envs.crafter_world.vocabulary import ACTIONS, TOOLS, translate
 from envs.crafter_world.world import World
 from envs.errors import ConfigError
-from envs.text_game import Frame, GameOptions, TextGame, read_game_options
+from envs.text_game import Frame, GameSettings, TextGame
+from slime_verlog import Field
 
 TASK = "default"
-PRESETS = {
-    "verlog": {"binary_reward": False, "format_penalty": 0.1, "open_achievements_only": True},
-    "balrog": {"binary_reward": False, "format_penalty": 0.0, "open_achievements_only": False, "max_steps": 2000},
-}
 
 
-@dataclass(frozen=True, kw_only=True)
-class CrafterOptions(GameOptions):
-    """`open_achievements_only`: the prompt lists what is still to be achieved instead of all 22.
+class CrafterSettings(GameSettings):
+    """Settings of Crafter."""
 
-    `reward`: Crafter's own (`native`: 1 for new achievements, 0.1 a point of health won or lost), 1 for each
-    achievement as it comes (`achievements`), or all of them at the episode's end (`final`).
-    """
+    balrog: ClassVar = {**GameSettings.balrog, "open_achievements_only": False, "max_steps": 2000}
 
+    max_steps: int | None = Field(None, ge=1, le=LENGTH)
+    """Steps after which an episode is truncated; null for 10,000, after which Crafter itself ends it."""
     open_achievements_only: bool = True
+    """List only the achievements still to be reached in the prompt, instead of all 22."""
     reward: Literal["native", "achievements", "final"] = "native"
+    """`native`: Crafter's own, 1 for new achievements and 0.1 per point of health won or lost. `achievements`: 1 for
+    each new achievement. `final`: the number of achievements, paid at the end of the episode."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_steps is not None and self.max_steps > LENGTH:
-            raise ConfigError(f"env.max_steps must be at most {LENGTH}, where Crafter ends, got {self.max_steps}")
+
+SETTINGS = CrafterSettings
 
 
 def build_env(sample: Any, args: Any) -> Crafter:
-    """Make the environment of `sample.metadata`'s task and seed with the options in `args.env`.
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`.
 
     Raises:
-        ConfigError: unknown task or option.
+        ConfigError: unknown task, or a wrong setting.
     """
     task, seed = describe_task(sample)
     if task != TASK:
         raise ConfigError(f"Crafter has one task, {TASK!r}; got {task!r}")
-    return Crafter(task, seed, read_game_options(CrafterOptions, args, PRESETS))
+    return Crafter(task, seed, read_env_settings(CrafterSettings, args))
 
 
 def expert_action(env: Crafter) -> str:
-    """Return the action that a scripted player takes next in a running episode, for demonstrations.
-
-    It decides from the world as it is, so its advice may be taken or not.
-    """
+    """Return the next action of a scripted player, for demonstrations; it need not be followed."""
     return advise(env.world)
 
 
 def explain_action(env: Crafter) -> str:
-    """Return the thought behind `expert_action(env)`."""
+    """Return the reasoning behind `expert_action(env)`."""
     return explain(env.world)
 
 
 class Crafter(TextGame):
-    """One Crafter episode; it begins after a first `Noop` of its own, as BALROG's do."""
+    """One Crafter episode; it begins after an initial `Noop`, as in BALROG."""
+
+    settings: CrafterSettings
 
     template_path = Path(__file__).with_suffix(".j2")
     actions = ACTIONS
     default_action = "Noop"
 
-    def __init__(self, task: str, seed: int, options: CrafterOptions) -> None:
-        super().__init__(options)
-        self.options: CrafterOptions = options
+    def __init__(self, task: str, seed: int, settings: CrafterSettings) -> None:
+        super().__init__(settings)
         self.task, self.seed = task, seed
-        self.max_steps = options.max_steps or LENGTH
+        self.max_steps = settings.max_steps or LENGTH
         self.steps = 0
         self.world: World
 
     def start(self) -> Frame:
-        self.world = World(self.seed, pictures=self.options.vlm)
+        self.world = World(self.seed, pictures=bool(self.settings.vlm))
         self.world.step(self.default_action)
         self.steps = 0
         return self._frame()
@@ -95,7 +89,7 @@ class Crafter(TextGame):
         unlocked = self.world.unlocked
         reward = self.world.step(action)
         self.steps += 1
-        if self.world.unlocked != unlocked and self.options.open_achievements_only:
+        if self.world.unlocked != unlocked and self.settings.open_achievements_only:
             self.instruction_prompt = self.render_prompt()
         return self._frame(reward, len(self.world.unlocked) - len(unlocked))
 
@@ -103,7 +97,7 @@ class Crafter(TextGame):
         return translate(candidate, self.steps)
 
     def prompt_variables(self) -> dict[str, Any]:
-        open_only = self.options.open_achievements_only
+        open_only = self.settings.open_achievements_only
         shown = [name for name in ACHIEVEMENTS if not (open_only and name in self.world.unlocked)]
         return {
             **super().prompt_variables(),
@@ -116,18 +110,18 @@ class Crafter(TextGame):
         world = self.world
         long_term, short_term = describe(world)
         dead = world.player.health <= 0
-        # The first Noop counts in Crafter's own length, but not among the answers.
+        # The initial Noop counts towards Crafter's own limit, but not as one of the answers.
         late = self.steps >= self.max_steps or world.steps >= LENGTH
         reached = float(len(world.unlocked)) if dead or late else 0.0
         paid = {"native": reward, "achievements": float(new), "final": reached}
         return Frame(
             long_term=long_term,
             short_term=short_term,
-            reward=paid[self.options.reward],
+            reward=paid[self.settings.reward],
             terminated=dead,
             truncated=late and not dead,
             progression=len(world.unlocked) / len(ACHIEVEMENTS),
-            image=self._draw() if self.options.vlm else None,
+            image=self._draw() if self.settings.vlm else None,
             metrics=_count(world.unlocked),
         )
 
@@ -138,6 +132,6 @@ class Crafter(TextGame):
 
 
 def _count(unlocked: frozenset[str]) -> dict[str, float]:
-    """Return 0 or 1 for every achievement, and how many were reached."""
+    """Return 0 or 1 for each achievement, and the number reached."""
     metrics = {f"achievement/{name}": float(name in unlocked) for name in ACHIEVEMENTS}
     return {"achievements": float(len(unlocked)), **metrics}

@@ -1,9 +1,7 @@
-"""Any gymnasium environment with text observations as an environment of this project.
+"""Adapter to any gymnasium environment whose observations can be put into text.
 
 In the YAML: `env: {id: MyGame-v0, kwargs: {...}}`, where `id` is a registered gymnasium id or the import path of
-a class or function (`my_package.my_module:MyEnv`, `my_env.py:MyEnv`). Observations are text, a dict with a text
-entry (`text_key`), or anything that a function of yours puts into words (`describe`). Actions are Discrete (named
-by you or by the environment) or Text.
+a class or function (`my_package.my_module:MyEnv`, `my_env.py:MyEnv`). Actions must be Discrete or Text.
 """
 
 from __future__ import annotations
@@ -11,72 +9,74 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 from gymnasium import spaces
 
-from envs.base import describe_task, make_image
+from envs.base import describe_task, make_image, read_env_settings
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.loading import load_attribute
-from envs.text_game import ANSWER_FORMAT, Frame, GameOptions, TextGame, read_game_options
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame
+from slime_verlog import Field
 
-PRESETS = {
-    "verlog": {"binary_reward": False, "format_penalty": 0.1},
-    "balrog": {"binary_reward": False, "format_penalty": 0.0},
-}
 _FREE_ANSWER = ANSWER_FORMAT.replace("one allowed action", "what you do")
 _ACTION_ATTRIBUTES = ("action_names", "language_action_space", "get_action_meanings", "actions")
 
 
-@dataclass(frozen=True, kw_only=True)
-class GymnasiumOptions(GameOptions):
-    """How to make the environment, read its observations and name its actions."""
+class GymnasiumSettings(GameSettings):
+    """Settings of the adapter: how to make the environment, read its observations and name its actions."""
 
     id: str | None = None
-    """Gymnasium id or import path; None: the task's name is the id."""
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Registered gymnasium id, or import path of a class or function; null for the task's name."""
+    kwargs: Mapping[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the environment."""
     task_kwarg: str | None = None
-    """Keyword under which the environment is given the task's name."""
+    """Keyword argument that receives the task's name."""
     text_key: str | None = None
+    """Entry of a dict observation that holds the text; null if there is only one text entry."""
     describe: str | None = None
-    """Import path of a function from an observation to text."""
+    """Import path of a function from an observation to text, or to BALROG's two text parts."""
     actions: Mapping[str, str] | tuple[str, ...] | None = None
-    """Names of the Discrete actions in order, with descriptions if a mapping; of the allowed Text actions."""
+    """Names of the Discrete actions in order, or the allowed Text actions; a mapping adds descriptions."""
     default_action: str | None = None
-    """Executed in place of an invalid answer; None: the environment's own, else the first action."""
+    """Executed in place of an invalid answer; null for the environment's own, else the first action."""
     instruction: str | None = None
-    """What the prompt says about the game."""
+    """Description of the game for the prompt."""
     deterministic: bool = True
+    """Whether seed and actions determine the episode, which allows a replay after a crash."""
+
+
+SETTINGS = GymnasiumSettings
 
 
 def build_env(sample: Any, args: Any) -> GymnasiumText:
-    """Make the gymnasium environment that `args.env` describes for `sample.metadata`'s task and seed.
+    """Build the environment that `args.env` describes, for the task and seed in `sample.metadata`.
 
     Raises:
         ConfigError: no such environment, or its observations or actions cannot be put into words.
     """
     task, seed = describe_task(sample)
-    return GymnasiumText(task, seed, read_game_options(GymnasiumOptions, args, PRESETS))
+    return GymnasiumText(task, seed, read_env_settings(GymnasiumSettings, args))
 
 
 class GymnasiumText(TextGame):
     """One episode of a gymnasium environment; `env` is the wrapped one."""
 
     template_path = Path(__file__).with_suffix(".j2")
+    settings: GymnasiumSettings
 
-    def __init__(self, task: str, seed: int, options: GymnasiumOptions) -> None:
-        super().__init__(options)
-        self.task, self.seed, self.deterministic = task, seed, options.deterministic
-        self.env = _make(options, task)
-        self._read = _observation_reader(self.env, options)
-        self.actions, self._values = _name_actions(self.env, options)
+    def __init__(self, task: str, seed: int, settings: GymnasiumSettings) -> None:
+        super().__init__(settings)
+        self.task, self.seed, self.deterministic = task, seed, settings.deterministic
+        self.env = _make(settings, task)
+        self._read = _observation_reader(self.env, settings)
+        self.actions, self._values = _name_actions(self.env, settings)
         self._by_words = {_words(name): name for name in self.actions}
-        self.default_action = _choose_default(self.env, options, self.actions)
+        self.default_action = _choose_default(self.env, settings, self.actions)
         self.answer_format = ANSWER_FORMAT if self.actions else _FREE_ANSWER
-        self.max_steps = options.max_steps or getattr(self.env.spec, "max_episode_steps", None) or 0
+        self.max_steps = settings.max_steps or getattr(self.env.spec, "max_episode_steps", None) or 0
         self._closed = False
 
     def start(self) -> Frame:
@@ -97,7 +97,7 @@ class GymnasiumText(TextGame):
         return candidate if candidate in self.env.action_space else None
 
     def prompt_variables(self) -> dict[str, Any]:
-        return {**super().prompt_variables(), "instruction": self.options.instruction or "", "task": self.task}
+        return {**super().prompt_variables(), "instruction": self.settings.instruction or "", "task": self.task}
 
     def close(self) -> None:
         if not self._closed:
@@ -109,26 +109,26 @@ class GymnasiumText(TextGame):
         parts = text if isinstance(text, Mapping) else {"long_term_context": text}
         long_term, short_term = parts.get("long_term_context"), parts.get("short_term_context", "")
         if not isinstance(long_term, str) or not isinstance(short_term, str):
-            raise EnvironmentFault(f"{self.env} showed {text!r} where text was expected")
-        image = make_image(self.env.render()) if self.options.vlm else None
+            raise EnvironmentFault(f"{self.env} returned {text!r} as the text of an observation")
+        image = make_image(self.env.render()) if self.settings.vlm else None
         return Frame(long_term, short_term, *outcome, image=image)
 
 
-def _make(options: GymnasiumOptions, task: str) -> gymnasium.Env:
-    """Make the environment; a step limit of the options takes the place of the registered one."""
-    name = options.id or task
-    kwargs = dict(options.kwargs)
-    if options.task_kwarg:
-        kwargs[options.task_kwarg] = task
-    if options.vlm:
+def _make(settings: GymnasiumSettings, task: str) -> gymnasium.Env:
+    """Make the environment; `max_steps` replaces the registered step limit."""
+    name = settings.id or task
+    kwargs = dict(settings.kwargs)
+    if settings.task_kwarg:
+        kwargs[settings.task_kwarg] = task
+    if settings.vlm:
         kwargs.setdefault("render_mode", "rgb_array")
     if _is_import_path(name):
         env = load_attribute(name, "env.id")(**kwargs)
         if not isinstance(env, gymnasium.Env):
             raise ConfigError(f"env.id: {name} made {env!r}, which is not a gymnasium environment")
-        return gymnasium.wrappers.TimeLimit(env, options.max_steps) if options.max_steps else env
+        return gymnasium.wrappers.TimeLimit(env, settings.max_steps) if settings.max_steps else env
     try:
-        return gymnasium.make(name, max_episode_steps=options.max_steps, disable_env_checker=True, **kwargs)
+        return gymnasium.make(name, max_episode_steps=settings.max_steps, disable_env_checker=True, **kwargs)
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"env.id: {name} needs the package {error.name}; install it") from error
     except gymnasium.error.DependencyNotInstalled as error:
@@ -145,19 +145,19 @@ def _is_import_path(name: str) -> bool:
     return bool(colon) or ("." in name and all(part.isidentifier() for part in name.split(".")))
 
 
-def _observation_reader(env: gymnasium.Env, options: GymnasiumOptions) -> Callable[[Any], Any]:
+def _observation_reader(env: gymnasium.Env, settings: GymnasiumSettings) -> Callable[[Any], Any]:
     """Return the function from an observation to its text, or to BALROG's two text parts."""
-    if options.describe:
-        return load_attribute(options.describe, "env.describe")
+    if settings.describe:
+        return load_attribute(settings.describe, "env.describe")
     space = env.observation_space
     if isinstance(space, spaces.Text):
         return lambda observation: observation
     if not isinstance(space, spaces.Dict):
         raise ConfigError(
             f"{env} observes {space}, which is not text; set env.describe to the import path of a function that "
-            "puts an observation into words"
+            "returns the text of an observation"
         )
-    key = options.text_key
+    key = settings.text_key
     if key is None:
         texts = [name for name, part in space.spaces.items() if isinstance(part, spaces.Text)]
         key = "text" if "text" in space.spaces else texts[0] if len(texts) == 1 else None
@@ -170,22 +170,22 @@ def _observation_reader(env: gymnasium.Env, options: GymnasiumOptions) -> Callab
 
 
 def _name_actions(
-    env: gymnasium.Env, options: GymnasiumOptions
+    env: gymnasium.Env, settings: GymnasiumSettings
 ) -> tuple[Mapping[str, str] | Sequence[str], dict[str, int]]:
     """Return the action names and, for Discrete spaces, the number that each stands for."""
     space = env.action_space
     if isinstance(space, spaces.Text):
-        return options.actions or (), {}
+        return settings.actions or (), {}
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(f"{env} takes {space}; only Discrete and Text actions can be named in an answer")
-    names = options.actions or _names_from(env, space.n) or [str(space.start + i) for i in range(space.n)]
+    names = settings.actions or _names_from(env, space.n) or [str(space.start + i) for i in range(space.n)]
     if len(names) != space.n:
         raise ConfigError(f"env.actions names {len(names)} actions, but {env} has {space.n}; name all, in order")
     return names, {name: int(space.start) + place for place, name in enumerate(names)}
 
 
 def _names_from(env: gymnasium.Env, count: int) -> Mapping[str, str] | Sequence[str] | None:
-    """Look for `count` action names where environments usually keep them: lists, mappings, enums, Atari's way."""
+    """Look for `count` action names where environments usually keep them: lists, mappings, enums, Atari's method."""
     inner = env.unwrapped
     for attribute in _ACTION_ATTRIBUTES:
         found = getattr(inner, attribute, None)
@@ -199,8 +199,8 @@ def _names_from(env: gymnasium.Env, count: int) -> Mapping[str, str] | Sequence[
     return None
 
 
-def _choose_default(env: gymnasium.Env, options: GymnasiumOptions, names: Sequence[str] | Mapping[str, str]) -> str:
-    default = options.default_action or getattr(env.unwrapped, "default_action", None) or next(iter(names), None)
+def _choose_default(env: gymnasium.Env, settings: GymnasiumSettings, names: Sequence[str] | Mapping[str, str]) -> str:
+    default = settings.default_action or getattr(env.unwrapped, "default_action", None) or next(iter(names), None)
     if default is None:
         raise ConfigError("env.default_action is needed with free text actions: it replaces an invalid answer")
     if names and default not in names:

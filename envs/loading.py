@@ -1,6 +1,6 @@
-"""Finds the module that an environment path names, and builds environments from it.
+"""Imports environment modules, functions and optional packages, and explains why an import failed.
 
-A path is a module name (`envs.crafter`) or a `.py` file; either must offer `build_env(sample, args)`.
+The path of an environment is a module name (`envs.crafter`) or a `.py` file with a function `build_env(sample, args)`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,20 @@ from envs.errors import ConfigError, MissingDependencyError, SlimeVerlogError
 
 _KEY = "rollout_interaction_env_path"
 _loading = threading.Lock()
+_edited: dict[str, int] = {}
+"""Modification time in ns of each imported file, by its module name."""
 
 
 def load_env_module(path: str) -> ModuleType:
-    """Import the environment module at `path`; a file that was edited since is read again.
+    """Import the environment module at `path`.
 
     Raises:
-        ConfigError: there is no such module or file, it fails on import, or it has no `build_env`.
+        ConfigError: as `load_module`, or the module has no `build_env`.
         MissingDependencyError: it imports a package that is not installed.
     """
     if not isinstance(path, str) or not path:
         raise ConfigError(f"{_KEY} must be a module name or a .py file, got {path!r}")
-    try:
-        with _loading:
-            module = _import(path)
-    except SlimeVerlogError:
-        raise
-    except ModuleNotFoundError as error:
-        raise _explain_missing(path, error) from error
-    except Exception as error:
-        raise ConfigError(f"{_KEY}: {path} fails on import: {type(error).__name__}: {error}") from error
+    module = load_module(path, _KEY)
     if not callable(getattr(module, "build_env", None)):
         raise ConfigError(f"{_KEY}: {path} has no function build_env(sample, args); every environment needs one")
     return module
@@ -49,11 +43,12 @@ def load_env_module(path: str) -> ModuleType:
 def build_env_from(path: str, metadata: Mapping[str, Any], args: Any = None) -> Any:
     """Build the environment of one task outside of a rollout.
 
-    `metadata` is the sample's (`task`, `seed`); `args` is what the rollout hands over, or a plain mapping that
-    stands for the YAML's `env:`.
+    Args:
+        metadata: the sample's metadata (`task`, `seed`).
+        args: the rollout's `args`, or the YAML's `env:` mapping.
 
     Raises:
-        ConfigError: as `load_env_module`, a bad task or option, or `build_env` returned no environment.
+        ConfigError: as `load_env_module`, a wrong task or setting, or `build_env` did not return an environment.
     """
     if args is None or isinstance(args, Mapping):
         args = SimpleNamespace(env=dict(args or {}))
@@ -68,7 +63,7 @@ def load_attribute(path: str, key: str) -> Any:
     """Return what an import path names: `package.module.name`, `package.module:name` or `file.py:name`.
 
     Raises:
-        ConfigError: it does not lead anywhere; `key` is the setting that the message names.
+        ConfigError: there is no such module or attribute; the message names the setting `key`.
     """
     module_path, colon, name = path.rpartition(":")
     if not colon:
@@ -85,57 +80,66 @@ def load_attribute(path: str, key: str) -> Any:
 
 
 def load_module(path: str, key: str) -> ModuleType:
-    """Import the module or `.py` file at `path`; a file that was edited since is read again.
+    """Import the module or `.py` file at `path`; a file that was edited is imported again.
 
     Raises:
-        ConfigError: there is no such module or file, or it fails on import; `key` is the setting that is named.
+        ConfigError: there is no such module or file, or it fails on import; the message names the setting `key`.
+        MissingDependencyError: it imports a package that is not installed.
     """
     try:
         with _loading:
-            return _import(path)
+            return _load_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
     except SlimeVerlogError:
         raise
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{key}: cannot import {path}: there is no module {error.name}") from error
+        raise _explain_missing(path, key, error) from error
     except Exception as error:
         raise ConfigError(f"{key}: {path} fails on import: {type(error).__name__}: {error}") from error
 
 
-def _import(path: str) -> ModuleType:
-    return _load_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
+def import_extra(module: str, game: str, extra: str, note: str = "") -> ModuleType:
+    """Import the part of an environment that needs the packages of `extra`, one of slime-verlog's extras.
+
+    Raises:
+        MissingDependencyError: a package is not installed; the message gives the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"{game} needs the package {error.name}; install it with: pip install 'slime-verlog[{extra}]'{note}"
+        ) from error
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Import a file under a name of its own, so that it can neither shadow nor be shadowed."""
+    """Import a file under a unique module name, so that files with the same name do not replace each other."""
     if not path.is_file():
-        raise ConfigError(f"the environment file {path} does not exist (looked from {Path.cwd()})")
+        raise ConfigError(f"the environment file {path} does not exist (current directory: {Path.cwd()})")
     path = path.resolve()
     name = f"slime_verlog_env_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:10]}"
-    known, edited = sys.modules.get(name), path.stat().st_mtime_ns
-    if known is not None and known.__edited__ == edited:
-        return known
+    edited = path.stat().st_mtime_ns
+    if name in sys.modules and _edited.get(name) == edited:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    module.__edited__ = edited
-    sys.modules[name] = module
+    assert spec is not None and spec.loader is not None  # true of every .py file
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    _edited[name] = edited
     return module
 
 
-def _explain_missing(path: str, error: ModuleNotFoundError) -> SlimeVerlogError:
+def _explain_missing(path: str, key: str, error: ModuleNotFoundError) -> SlimeVerlogError:
     missing = error.name or ""
     if path.endswith(".py") or not (path == missing or path.startswith(missing + ".")):
-        return MissingDependencyError(
-            f"{_KEY}: {path} imports {missing}, which is not installed; for the environments that come with "
-            "slime-verlog: pip install 'slime-verlog[envs]'"
-        )
+        hint = "; install it with: pip install 'slime-verlog[envs]'" if path.startswith("envs.") else ""
+        return MissingDependencyError(f"{key}: {path} imports {missing}, which is not installed{hint}")
     import envs
 
     known = [f"envs.{module.name}" for module in pkgutil.iter_modules(envs.__path__)]
     near = difflib.get_close_matches(path, known, n=2)
     hint = f"did you mean {' or '.join(near)}?" if near else "give a module name or a path that ends in .py"
-    return ConfigError(f"{_KEY}: there is no module {path}; {hint}")
+    return ConfigError(f"{key}: there is no module {path}; {hint}")

@@ -1,6 +1,6 @@
-"""Several tasks, environments and levels of difficulty in one YAML.
+"""Expands the YAML's `tasks:` list, which may name several environments, tasks and levels of difficulty.
 
-Invariant: every expanded task has a name of its own, so that metrics of two tasks never run together.
+Every expanded task has a unique name, so metrics of two tasks are never mixed up.
 """
 
 from __future__ import annotations
@@ -9,22 +9,19 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from envs.base import BaseInteractionEnv
+from pydantic import model_validator
+
 from envs.errors import ConfigError
-from envs.loading import build_env_from
-from envs.options import read_options
+from slime_verlog import Field, Settings, read_settings
 
 MIXTURE = "envs.mixture"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """One task as it is drawn: `name` for the metrics, then what builds its environment.
-
-    `options` are complete: whatever is shared by all tasks is already in them. `weight` is relative.
-    """
+    """One task to draw: a name for the metrics, a relative weight, and all options of its environment."""
 
     name: str
     env_path: str
@@ -33,48 +30,38 @@ class TaskSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    """One mapping of the YAML's `tasks:` list.
-
-    `sweep` maps an option to the values it takes; every combination becomes a task, and `weight` is the weight
-    of all of them together.
-    """
+class TaskSettings(Settings):
+    """One entry of the YAML's `tasks:` list; a plain name means `{task: NAME}`."""
 
     task: str
+    """Name of the task, as its environment knows it."""
     env: str | None = None
+    """Module or `.py` file of the environment; null for `rollout_interaction_env_path`."""
     name: str | None = None
-    weight: float = 1.0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Name in the metrics; null for the task's name."""
+    weight: float = Field(1.0, ge=0)
+    """How often the task is drawn, relative to the others."""
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    """Settings of the environment for this entry; they win over those under `env:`."""
+    sweep: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """Settings with the list of values each takes. Every combination becomes a task; they share the weight."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.weight < float("inf"):
-            raise ConfigError(f"the weight of task {self.task!r} must be a number >= 0, got {self.weight}")
+    @model_validator(mode="after")
+    def _check_sweep(self) -> TaskSettings:
         for key, values in self.sweep.items():
             if not values:
                 raise ConfigError(f"the sweep of task {self.task!r} over {key} lists no values")
             if key in self.options:
                 raise ConfigError(f"task {self.task!r} gives {key} both in options and in sweep; keep one")
+        return self
 
 
-def build_env(sample: Any, args: Any) -> BaseInteractionEnv:
-    """Build the environment that `sample.metadata` names (`env_path`, `env_options`; `EpisodeSource` fills both).
-
-    Options come from `args.env`, where the episode source has merged them; `env_options` wins over them.
-
-    Raises:
-        ConfigError: the sample names no environment, or the environment refuses its task or an option.
-    """
-    metadata = getattr(sample, "metadata", None) or {}
-    path = metadata.get("env_path")
-    if not isinstance(path, str) or path == MIXTURE:
-        raise ConfigError(
-            f"sample.metadata['env_path'] must name the environment to play, got {path!r}; give every entry of "
-            "tasks its own env, for example tasks: [{env: envs.babyai, task: goto}]"
-        )
-    shared = getattr(args, "env", None) or {}
-    return build_env_from(path, metadata, {**shared, **(metadata.get("env_options") or {})})
+def build_env(sample: Any, args: Any) -> NoReturn:
+    """Refuse a sample without `env_path` in its metadata: the mixture does not say which environment plays it."""
+    raise ConfigError(
+        "envs.mixture plays nothing itself; give every entry of tasks its own env, for example "
+        "tasks: [{env: envs.babyai, task: goto}], or set env_path in the metadata of your data set"
+    )
 
 
 def expand_tasks(
@@ -83,28 +70,30 @@ def expand_tasks(
     default_env_path: str | None = None,
     default_options: Mapping[str, Any] | None = None,
 ) -> list[TaskSpec]:
-    """Turn the YAML's `tasks:` list into one `TaskSpec` a task, in order.
+    """Turn the YAML's `tasks:` list into one `TaskSpec` per task, in order.
 
-    An entry is a task's name or a mapping `{task, env, name, weight, options, sweep}`. Entries without `env` play
-    `default_env_path`. `default_options` (the YAML's `env:`) lie under the options of entries that play
-    `default_env_path`, and under those of all entries where that is `envs.mixture`; a task of any other
-    environment knows only its own options. Of two tasks with one name, each is named after its environment.
+    Args:
+        default_env_path: environment of entries without `env`.
+        default_options: the YAML's `env:` mapping. It applies to the entries that play `default_env_path`, and to
+            all entries if that is `envs.mixture`.
 
     Raises:
-        ConfigError: unknown key, wrong type, no environment, or two tasks that cannot be told apart.
+        ConfigError: unknown key, wrong type, no environment, or two tasks with the same name and environment.
     """
     specs: list[TaskSpec] = []
     for position, entry in enumerate(entries):
         where = f"tasks[{position}]."
         mapping = {"task": entry} if isinstance(entry, str) else entry
-        specs += _expand(read_options(_Entry, mapping, where), where, default_env_path, default_options or {})
-    return _name_apart(specs)
+        specs += _expand(read_settings(TaskSettings, mapping, where), where, default_env_path, default_options or {})
+    return _make_names_unique(specs)
 
 
-def _expand(entry: _Entry, where: str, default_path: str | None, default_options: Mapping[str, Any]) -> list[TaskSpec]:
+def _expand(
+    entry: TaskSettings, where: str, default_path: str | None, default_options: Mapping[str, Any]
+) -> list[TaskSpec]:
     path = entry.env or default_path
     if path is None or path == MIXTURE:
-        raise ConfigError(f"{where}env is missing: a mixture cannot know which environment plays {entry.task!r}")
+        raise ConfigError(f"{where}env is missing: a mixture does not say which environment plays {entry.task!r}")
     shared = default_options if default_path in (path, MIXTURE) else {}
     points = list(itertools.product(*entry.sweep.values()))
     base = entry.name or entry.task
@@ -112,27 +101,21 @@ def _expand(entry: _Entry, where: str, default_path: str | None, default_options
     for point in points:
         swept = dict(zip(entry.sweep, point, strict=True))
         label = ",".join(f"{key}={value}" for key, value in swept.items())
-        specs.append(
-            TaskSpec(
-                name=f"{base}/{label}" if label else base,
-                env_path=path,
-                task=entry.task,
-                weight=entry.weight / len(points),
-                options={**shared, **entry.options, **swept},
-            )
-        )
+        name, options = f"{base}/{label}" if label else base, {**shared, **entry.options, **swept}
+        weight = entry.weight / len(points)
+        specs.append(TaskSpec(name=name, env_path=path, task=entry.task, weight=weight, options=options))
     return specs
 
 
-def _name_apart(specs: list[TaskSpec]) -> list[TaskSpec]:
-    """Prefix the environment's name where one task name means several environments."""
+def _make_names_unique(specs: list[TaskSpec]) -> list[TaskSpec]:
+    """Prefix the environment's name if several tasks have the same name."""
     counts = Counter(spec.name for spec in specs)
     specs = [
         replace(spec, name=f"{_short(spec.env_path)}/{spec.name}") if counts[spec.name] > 1 else spec for spec in specs
     ]
     twice = [name for name, count in Counter(spec.name for spec in specs).items() if count > 1]
     if twice:
-        raise ConfigError(f"two tasks are called {twice[0]!r}, so their metrics would run together; give one a name:")
+        raise ConfigError(f"two tasks are called {twice[0]!r}, so their metrics would be mixed up; give one a name:")
     return specs
 
 

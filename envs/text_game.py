@@ -1,7 +1,7 @@
-"""Games played by naming one action a turn: parsing, penalty and bookkeeping once, for all of them.
+"""Base of games with one named action per turn: parsing, penalty and bookkeeping.
 
-Invariant: every answer executes exactly one legal action; an invalid one executes the default action and is
-paid the format penalty instead of the game's reward.
+Every answer executes exactly one legal action. An invalid answer executes the default action and receives the format
+penalty instead of the game's reward.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, make_observation
 from envs.errors import ConfigError, EpisodeOverError
-from envs.options import read_options
+from slime_verlog import Field, Settings
 
 ANSWER_FORMAT = (
     "Choose your next move. Answer in exactly this form:\n"
@@ -24,55 +26,44 @@ ANSWER_FORMAT = (
 
 
 PICTURE_ONLY = "The picture shows what you see."
-"""What an observation says where `vlm: only` leaves out its text."""
+"""Text of every observation under `vlm: only`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GameOptions:
-    """Options that every game shares; `preset` fills what is left at None.
+class GameSettings(Settings):
+    """Settings that all games share. The defaults are those of the preset `verlog`."""
 
-    `verlog` trains (format penalty 0.1), `balrog` measures (no penalty, the game's own reward).
-    """
+    balrog: ClassVar[Mapping[str, Any]] = {"binary_reward": False, "format_penalty": 0.0}
+    """Values that the preset `balrog` puts in place of the defaults."""
 
     preset: Literal["verlog", "balrog"] = "verlog"
-    binary_reward: bool | None = None
-    format_penalty: float | None = None
-    max_steps: int | None = None
+    """Set of defaults: `verlog` for training, `balrog` to measure as the BALROG benchmark does. Keys that you set
+    yourself win over both."""
+    binary_reward: bool = False
+    """Replace every positive reward by 1."""
+    format_penalty: float = Field(0.1, ge=0)
+    """An answer that names no legal action earns minus this instead of the game's reward; 0 pays the game's reward."""
+    max_steps: int | None = Field(None, ge=1)
+    """Steps after which an episode is truncated; null for the game's own limit."""
     vlm: bool | Literal["only"] = False
-    """Add a picture to every observation; `only` shows it in place of the text."""
+    """Add a picture to every observation; `only` shows it instead of the text."""
     prompt_template: str | None = None
-    shaping: float = 0.0
-    """Weight of a potential-based reward for the way to the goal, in games that can tell how much of it is left."""
-    shaping_gamma: float = 0.99
-    """Should be the run's `gamma_step`."""
+    """Path of a Jinja file that replaces the built-in instruction."""
+    shaping: float = Field(0.0, ge=0)
+    """Weight of a potential-based reward for getting closer to the goal; BabyAI, BabaIsAI and ALFWorld support it."""
+    shaping_gamma: float = Field(0.99, ge=0, le=1)
+    """Discount of the shaping reward per turn; set it to the run's `gamma_step`."""
 
-    def __post_init__(self) -> None:
-        if self.format_penalty is not None and self.format_penalty < 0:
-            raise ConfigError(f"env.format_penalty is subtracted, so it must be >= 0, got {self.format_penalty}")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ConfigError(f"env.max_steps must be at least 1, got {self.max_steps}")
-        if self.shaping < 0 or not 0 <= self.shaping_gamma <= 1:
-            raise ConfigError(
-                "env.shaping must be >= 0 and env.shaping_gamma between 0 and 1, "
-                f"got {self.shaping} and {self.shaping_gamma}"
-            )
-
-
-O = TypeVar("O", bound=GameOptions)  # noqa: E741
-
-
-def read_game_options(cls: type[O], args: Any, presets: Mapping[str, Mapping[str, Any]]) -> O:
-    """Read `args.env` into `cls`: dataclass defaults, then the preset's values, then what the user wrote."""
-    given = dict(getattr(args, "env", None) or {})
-    preset = given.get("preset", "verlog")
-    if preset not in presets:
-        raise ConfigError(f"env.preset must be one of {', '.join(presets)}, got {preset!r}")
-    return read_options(cls, {**presets[preset], **given}, "env.")
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("preset") == "balrog":
+            return {**cls.balrog, **data}
+        return data
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One state of a game as its wrapper sees it; `reward` is the game's own."""
+    """One state of a game, as its wrapper reports it; `reward` is the game's own."""
 
     long_term: str
     short_term: str = ""
@@ -85,43 +76,43 @@ class Frame:
 
 
 class TextGame(BaseInteractionEnv):
-    """A game with a fixed list of actions. Subclasses give `start`, `play` and `translate`."""
+    """A game with a fixed list of actions. Subclasses implement `start`, `play` and `translate`."""
 
     answer_format = ANSWER_FORMAT
     template_path: ClassVar[Path]
 
-    def __init__(self, options: GameOptions) -> None:
-        if options.shaping and type(self).distance_left is TextGame.distance_left:
-            raise ConfigError(f"env.shaping: {type(self).__name__} cannot tell how far its goal is; leave it at 0")
-        self.options = options
+    def __init__(self, settings: GameSettings) -> None:
+        if settings.shaping and type(self).distance_left is TextGame.distance_left:
+            raise ConfigError(f"env.shaping: {type(self).__name__} cannot measure how far its goal is; set it to 0")
+        self.settings = settings
         self._running = False
         self._potential = 0.0
 
     @abc.abstractmethod
     def start(self) -> Frame:
-        """Begin the episode that the seed decides."""
+        """Begin the episode of this seed."""
 
     @abc.abstractmethod
     def play(self, action: str) -> Frame:
         """Execute one of `actions`."""
 
     def translate(self, candidate: str) -> str | None:
-        """Map the candidate text to one of `actions`, or None if it names none."""
+        """Map the candidate text to one of `actions`; None if it names none of them."""
         return candidate if candidate in self.actions else None
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
-        """Play what the candidate text names, or the default action; return (the action, None if invalid) and frame."""
+        """Play the action that the candidate names, else the default action; return (action or None, frame)."""
         action = self.translate(candidate)
         return action, self.play(self.default_action if action is None else action)
 
     def distance_left(self) -> float:
-        """How much of the way to the goal is left, about 1 at the start and 0 at the goal; asked for shaping alone."""
+        """Remaining distance to the goal, about 1 at the start and 0 at the goal; called only for shaping."""
         raise NotImplementedError
 
     def reset(self) -> Observation:
         frame = self.start()
         self._running = True
-        self._potential = -self.distance_left() if self.options.shaping else 0.0
+        self._potential = -self.distance_left() if self.settings.shaping else 0.0
         self.instruction_prompt = self.render_prompt()
         return self._observe(frame)
 
@@ -147,31 +138,31 @@ class TextGame(BaseInteractionEnv):
         return self._observe(frame), not self._running, info
 
     def _pay(self, reward: float, valid: bool) -> float:
-        """Penalty in place of the reward, as Verlog pays it; binary reward turns any gain into 1."""
-        if not valid and self.options.format_penalty:
-            return -self.options.format_penalty
-        return 1.0 if self.options.binary_reward and reward > 0 else float(reward)
+        """Apply the penalty of an invalid answer, or the binary reward."""
+        if not valid and self.settings.format_penalty:
+            return -self.settings.format_penalty
+        return 1.0 if self.settings.binary_reward and reward > 0 else float(reward)
 
     def _shaping(self) -> float:
-        """gamma * potential(after) - potential(before), 0 after any end (Ng, Harada and Russell 1999).
+        """gamma * potential(after) - potential(before), with potential 0 at the end (Ng, Harada and Russell 1999).
 
-        Discounted with `shaping_gamma` an episode's payments add up to minus its first potential, whatever was
-        played, so the best policy stays what it was; also where the potential depends on time or history (Devlin and
-        Kudenko 2012). The time limit counts as an end, as `bootstrap_on_time_limit: false` has it.
+        Discounted with `shaping_gamma`, the payments of an episode add up to minus its first potential whatever was
+        played, so the best policy does not change. This also holds if the potential depends on time or history
+        (Devlin and Kudenko 2012). The time limit counts as an end, as `bootstrap_on_time_limit: false` assumes.
         """
-        if not self.options.shaping:
+        if not self.settings.shaping:
             return 0.0
         before, self._potential = self._potential, -self.distance_left() if self._running else 0.0
-        return self.options.shaping * (self.options.shaping_gamma * self._potential - before)
+        return self.settings.shaping * (self.settings.shaping_gamma * self._potential - before)
 
     def _observe(self, frame: Frame) -> Observation:
         images = [frame.image] if frame.image is not None else []
-        if self.options.vlm == "only":
+        if self.settings.vlm == "only":
             return make_observation(PICTURE_ONLY, images=images)
         return make_observation(frame.long_term, frame.short_term, images)
 
     def prompt_variables(self) -> dict[str, Any]:
-        """What the prompt template may name."""
+        """Variables for the prompt template."""
         return {
             "mission": self.mission,
             "actions": dict(self.actions) if isinstance(self.actions, Mapping) else list(self.actions),
@@ -179,14 +170,14 @@ class TextGame(BaseInteractionEnv):
         }
 
     def render_prompt(self) -> str:
-        return render_template(self.options.prompt_template or self.template_path, self.prompt_variables())
+        return render_template(self.settings.prompt_template or self.template_path, self.prompt_variables())
 
 
 def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
-    """Find the text that names the action: (candidate, its [start, end) characters in the response).
+    """Return the text that names the action, and its [start, end) characters in the response.
 
-    The rule and its order are Verlog's `extract_action`: what follows the last `ACTION:`, else the last
-    `action:`, else the last `Action`; without a marker the whole answer, so that a bare action is valid.
+    As in Verlog's `extract_action`, this is the text after the last `ACTION:`, else after the last `action:`, else
+    after the last `Action`, else the whole response.
     """
     start = 0
     for marker in ("ACTION:", "action:", "Action"):
@@ -204,10 +195,10 @@ _templates: dict[tuple[Path, int], Any] = {}
 
 
 def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
-    """Render a Jinja file in Jinja's sandbox; observations reach it as values, never as template text.
+    """Render a Jinja file in Jinja's sandbox; observations are passed as values, never as template text.
 
     Raises:
-        ConfigError: the file is missing, does not parse, or names an unknown variable.
+        ConfigError: the file is missing, does not parse, or uses an unknown variable.
     """
     import jinja2
     from jinja2.sandbox import SandboxedEnvironment

@@ -1,98 +1,112 @@
 """TextWorld: text adventures generated on demand from a theme, its parameters and the seed.
 
-The game's own parser decides what is a valid command: one that it counts as a turn. Whatever it does not
-understand is invalid, changes nothing, and `look` is played instead. Games are built once and cached on disk.
+A command is valid if the game's parser counts it as a turn. Any other command changes nothing, and `look` is played
+instead. Games are built once and cached on disk.
 """
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from envs.base import describe_task
+from pydantic import model_validator
+
+from envs.base import describe_task, read_env_settings
 from envs.command_game import CommandGame, list_commands
-from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
-from envs.text_game import Frame, GameOptions, read_game_options
+from envs.errors import ConfigError, EnvironmentFault
+from envs.loading import import_extra
+from envs.text_game import Frame, GameSettings
 from envs.textworld_games.cache import GameCache, default_root
 from envs.textworld_games.recipes import THEMES, GameRecipe, find_theme, make_recipe
 from envs.textworld_games.source import build_game, find_game
 from envs.textworld_games.thoughts import explain_plan
+from slime_verlog import Field
 
-PRESETS = {
-    "verlog": {"binary_reward": False, "format_penalty": 0.1},
-    # BALROG cuts every game at 80 steps and leaves the objective to the `goal` command.
-    "balrog": {"binary_reward": False, "format_penalty": 0.0, "max_steps": 80, "goal": "hidden"},
-}
 _SEED_BLOCK = 1_000_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextWorldOptions(GameOptions):
-    """What is generated (None: the theme's default), shown and paid.
+class TextWorldSettings(GameSettings):
+    """Settings of TextWorld. Those that shape a game are null by default, which means the theme's own value."""
 
-    `rooms`, `objects`, `quest_length`, `mode` or `level` shape a world; `recipe` to `split` are the cooking
-    game's; `held_out` gives the simple game its test foods. `goal` is how much of the objective the prompt tells:
-    every step (`detailed`), the last one (`brief`) or nothing (`hidden`). `reward`, which adds up to 1 on the way
-    to winning: `sparse` pays the win, `score` the game's points as they come, `dense` every step nearer to the
-    win, and takes it back for a step away. `games` is how many games the seeds fold into, held-out seeds apart.
-    `games_path` plays the `.z8` games of a folder instead (BALROG's, say), the seed choosing.
-    """
+    # BALROG ends every game after 80 steps and leaves the objective to the `goal` command.
+    balrog: ClassVar = {**GameSettings.balrog, "max_steps": 80, "goal": "hidden"}
 
     rooms: int | None = None
+    """Rooms in the world; 1, 6, 9 or 12 in the_cooking_game."""
     objects: int | None = None
+    """Objects in the world (custom)."""
     quest_length: int | None = None
+    """Commands that the quest takes (custom, treasure_hunter, coin_collector)."""
     mode: str | None = None
+    """`easy`, `medium` or `hard` in treasure_hunter; `simple` or `random` in coin_collector."""
     level: int | None = None
+    """TextWorld's own difficulty, in place of rooms, quest_length and mode: 1 to 30 in treasure_hunter, 1 to 300 in
+    coin_collector."""
     recipe: int | None = None
+    """Ingredients of the recipe, 1 to 5 (the_cooking_game)."""
     take: int | None = None
+    """Ingredients that must be found first, at most `recipe` (the_cooking_game)."""
     open: bool | None = None
+    """Containers and doors start closed (the_cooking_game)."""
     cook: bool | None = None
+    """Ingredients must be cooked (the_cooking_game)."""
     cut: bool | None = None
+    """Ingredients must be cut (the_cooking_game)."""
     drop: bool | None = None
+    """The number of things one can carry is limited (the_cooking_game)."""
     recipe_seed: int | None = None
+    """Seed of the recipe, apart from the seed of the world (the_cooking_game); needs `take` of at least 1."""
     split: Literal["train", "valid", "test"] | None = None
+    """Restrict the ingredients to one of TextWorld's splits (the_cooking_game)."""
     held_out: bool | None = None
+    """Use the foods that TextWorld reserves for testing (simple)."""
     goal: Literal["detailed", "brief", "hidden"] = "brief"
+    """How much of the objective the prompt tells: every step (`detailed`), the last one (`brief`), nothing."""
     reward: Literal["sparse", "score", "dense"] = "score"
+    """`sparse`: 1 for winning. `score`: the game's points, scaled to 1 in total. `dense`: progress along the shortest
+    known solution, scaled to 1 in total; steps away from it cost as much."""
     admissible_commands: bool = False
-    games: int | None = None
+    """List the commands that would work now with every observation."""
+    games: int | None = Field(None, ge=1)
+    """Number of different games; training and held-out seeds are mapped to separate sets of this size. Null: a new
+    game for every seed."""
     games_path: str | None = None
+    """Folder of finished `.z8` games, such as BALROG's, to play instead of generated ones; the seed chooses."""
     cache_dir: str | None = None
-    cache_gb: float = 2.0
+    """Folder for generated games; null for `$SLIME_VERLOG_CACHE/textworld`, else `~/.cache/slime-verlog/textworld`."""
+    cache_gb: float = Field(2.0, gt=0)
+    """Size limit of that folder in GB; the games unused for longest are deleted first."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check(self) -> TextWorldSettings:
         if self.vlm:
-            raise ConfigError("env.vlm: TextWorld has no pictures; leave it false")
-        if self.games is not None and self.games < 1:
-            raise ConfigError(f"env.games must be at least 1, got {self.games}")
-        if self.cache_gb <= 0:
-            raise ConfigError(f"env.cache_gb must be greater than 0, got {self.cache_gb}")
+            raise ConfigError("env.vlm: TextWorld has no pictures; set it to false")
         if self.drop and self.reward == "dense":
-            raise ConfigError("env.reward: dense needs the game to know its solution, which drop: true prevents")
+            raise ConfigError("env.reward: dense needs a game with a known solution, which drop: true prevents")
+        return self
+
+
+SETTINGS = TextWorldSettings
 
 
 def build_env(sample: Any, args: Any) -> TextWorld:
-    """Make the environment of `sample.metadata`'s task and seed with the options in `args.env`.
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`.
 
     Raises:
-        ConfigError: unknown task (with the nearest names) or option, or one that the theme does not have.
+        ConfigError: unknown task, or a wrong setting, or one that the theme does not have.
         MissingDependencyError: textworld is not installed.
     """
     task, seed = describe_task(sample)
-    return TextWorld(task, seed, read_game_options(TextWorldOptions, args, PRESETS))
+    return TextWorld(task, seed, read_env_settings(TextWorldSettings, args))
 
 
 def expert_action(env: TextWorld) -> str:
-    """Return the command that leads from here to winning, as far as the game knows, for demonstrations."""
+    """Return the next command of a plan that wins, for demonstrations; `look` if the game knows none."""
     return env.advice()
 
 
 def explain_action(env: TextWorld) -> str:
-    """Return the thought behind `expert_action(env)`."""
+    """Return the reasoning behind `expert_action(env)`."""
     return env.explain()
 
 
@@ -100,29 +114,29 @@ class TextWorld(CommandGame):
     """One TextWorld episode."""
 
     template_path = Path(__file__).with_suffix(".j2")
+    settings: TextWorldSettings
 
-    def __init__(self, task: str, seed: int, options: TextWorldOptions) -> None:
-        super().__init__(options)
-        self.options: TextWorldOptions = options
-        self.task, self.seed, self.theme = task, seed, _find_theme(task, options)
-        self.max_steps = options.max_steps or THEMES[self.theme].max_steps
-        self._recipe = _read_recipe(self.theme, seed, options)
-        self._engine = _import_player()
+    def __init__(self, task: str, seed: int, settings: TextWorldSettings) -> None:
+        super().__init__(settings)
+        self.task, self.seed, self.theme = task, seed, _find_theme(task, settings)
+        self.max_steps = settings.max_steps or THEMES[self.theme].max_steps
+        self._recipe = _read_recipe(self.theme, seed, settings)
+        self._engine = import_extra("envs.textworld_games.player", "TextWorld", "text-games")
         self._player: Any = None
         self._guide: Any = None
         self._history: list[str] = []
 
     def start(self) -> Frame:
         if self._player is None:
-            track = self.options.admissible_commands or self.options.reward == "dense"
+            track = self.settings.admissible_commands or self.settings.reward == "dense"
             self._player = self._engine.Player(self._game_file(), track=track)
         self._close_guide()
         self._now = self._player.reset()
         self._history.clear()
         self._distance = self._whole_way = len(self._now.plan)
-        if self.options.reward == "dense" and not self._whole_way:
-            raise EnvironmentFault(f"no solution is known from the start, which reward: dense needs: {self._recipe}")
-        self.mission = "" if self.options.goal == "hidden" else self._player.objective
+        if self.settings.reward == "dense" and not self._whole_way:
+            raise EnvironmentFault(f"reward: dense needs a game with a known solution, unlike {self._recipe}")
+        self.mission = "" if self.settings.goal == "hidden" else self._player.objective
         return self._frame(0.0)
 
     def try_command(self, command: str) -> Frame | None:
@@ -134,9 +148,9 @@ class TextWorld(CommandGame):
         return self._frame(self._reward(before.score, moment))
 
     def _reward(self, score_before: int, moment: Any) -> float:
-        if self.options.reward == "sparse":
+        if self.settings.reward == "sparse":
             return float(moment.won)
-        if self.options.reward == "score":
+        if self.settings.reward == "score":
             return (moment.score - score_before) / self._player.max_score
         before = self._distance
         if moment.won or moment.plan:
@@ -146,7 +160,7 @@ class TextWorld(CommandGame):
     def _frame(self, reward: float) -> Frame:
         moment, share = self._now, self._now.score / self._player.max_score
         ended = moment.won or moment.lost
-        shown = moment.commands if self.options.admissible_commands and not ended else ()
+        shown = moment.commands if self.settings.admissible_commands and not ended else ()
         return Frame(
             long_term=moment.text,
             short_term=list_commands(shown) if shown else "",
@@ -158,20 +172,20 @@ class TextWorld(CommandGame):
         )
 
     def advice(self) -> str:
-        """Return the next command of a plan that wins from here; `look` where none is known."""
+        """Return the next command of a plan that wins from here; `look` if none is known."""
         plan = self._plan()
         return plan[0] if plan else self.default_action
 
     def explain(self) -> str:
-        """Return the thought behind `advice`: the goal, whether the next thing is in sight, and why this command."""
+        """Return the reasoning behind `advice`: the goal, whether the next thing is visible, and why this command."""
         return explain_plan(self._now.text, self._plan())
 
     def _plan(self) -> tuple[str, ...]:
-        """Commands that win from here, as far as the game knows; none where it knows no way."""
+        """Commands that win from here; empty if the game knows none."""
         if self._now.plan:
             return self._now.plan
         if self._guide is None:
-            # A second game that tracks the state catches up with this one; most episodes never need it.
+            # A second copy of the game tracks the state and is replayed up to here, only when it is needed.
             self._guide, self._guided = self._engine.Player(self._game_file(), track=True), 0
             self._advised = self._guide.reset()
         for command in self._history[self._guided :]:
@@ -200,41 +214,32 @@ class TextWorld(CommandGame):
             self._guide = None
 
     def _game_file(self) -> Path:
-        if self.options.games_path is not None:
-            return find_game(Path(self.options.games_path), self.task, self.seed)
-        root = Path(self.options.cache_dir).expanduser() if self.options.cache_dir else default_root()
-        cache = GameCache(root, self.options.cache_gb)
+        if self.settings.games_path is not None:
+            return find_game(Path(self.settings.games_path), self.task, self.seed)
+        root = Path(self.settings.cache_dir).expanduser() if self.settings.cache_dir else default_root()
+        cache = GameCache(root, self.settings.cache_gb)
         return cache.fetch(
             self._recipe.key(self._engine.textworld_version()), lambda folder: build_game(self._recipe, folder)
         )
 
 
-def _find_theme(task: str, options: TextWorldOptions) -> str:
-    """The theme of a task; a folder of games may be called anything, and is then prompted like a custom game."""
+def _find_theme(task: str, settings: TextWorldSettings) -> str:
+    """Return the theme of a task. With `games_path` the task may have any name; its prompt is that of `custom`."""
     try:
         return find_theme(task)
     except ConfigError:
-        if options.games_path is None:
+        if settings.games_path is None:
             raise
         return "custom"
 
 
-def _read_recipe(theme: str, seed: int, options: TextWorldOptions) -> GameRecipe:
-    given = {name: getattr(options, name) for other in THEMES.values() for name in other.parameters}
-    if options.games_path is not None:
+def _read_recipe(theme: str, seed: int, settings: TextWorldSettings) -> GameRecipe:
+    given = {name: getattr(settings, name) for other in THEMES.values() for name in other.parameters}
+    if settings.games_path is not None:
         useless = [name for name, value in given.items() if value is not None]
         if useless:
-            raise ConfigError(f"env.{useless[0]} shapes a generated game, but env.games_path plays finished ones")
-    if options.games is not None:
-        seed = seed // _SEED_BLOCK * _SEED_BLOCK + seed % _SEED_BLOCK % options.games
-    goal = "detailed" if options.goal == "detailed" else "brief"
+            raise ConfigError(f"env.{useless[0]} shapes generated games; remove it to play env.games_path")
+    if settings.games is not None:
+        seed = seed // _SEED_BLOCK * _SEED_BLOCK + seed % _SEED_BLOCK % settings.games
+    goal = "detailed" if settings.goal == "detailed" else "brief"
     return make_recipe(theme, seed, goal, given)
-
-
-def _import_player() -> ModuleType:
-    try:
-        return importlib.import_module("envs.textworld_games.player")
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"TextWorld needs the package {error.name}; install it with: pip install 'slime-verlog[text-games]'"
-        ) from error

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from envs.babaisai import BabaIsAI, build_env, expert_action
 from envs.babaisai_world.observation import YOU_BROKEN
@@ -18,8 +17,7 @@ from envs.babaisai_world.planner import find_plan
 from envs.babaisai_world.tasks import TASKS
 from envs.errors import ConfigError
 from envs.loading import build_env_from
-from rollout.bridge.settings import RolloutSettings
-from slime_verlog import read_settings
+from rollout.bridge.settings import load_settings
 from tests.conftest import load_golden
 
 ALL_TASKS = sorted(TASKS)
@@ -86,11 +84,11 @@ def test_an_unknown_task_is_refused_with_the_nearest_names() -> None:
 
 
 def test_the_shipped_yaml_is_accepted_and_builds_its_tasks() -> None:
-    settings = yaml.safe_load((Path(__file__).parents[2] / "custom_configs" / "babaisai.yaml").read_text())
-    config = read_settings(RolloutSettings, settings)
+    path = Path(__file__).parents[2] / "custom_configs" / "babaisai.yaml"
+    config = load_settings(SimpleNamespace(custom_config_path=str(path)))
     for task in config.tasks:
         env = build_env_from(config.rollout_interaction_env_path, {"task": task, "seed": 0}, config.env)
-        assert (env.options.format_penalty, env.options.binary_reward) == (0.1, True)
+        assert (env.settings.format_penalty, env.settings.binary_reward) == (0.1, True)
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_key() -> None:

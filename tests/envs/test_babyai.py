@@ -125,9 +125,9 @@ def test_a_minigrid_without_levels_is_named_and_its_mixed_tasks_still_play(monke
     ("options", "expected"),
     [
         ({"num_distractors": 3}, "unknown key 'env.num_distractors'"),
-        ({"num_dists": -1}, "env.num_dists must be >= 0"),
+        ({"num_dists": -1}, "env.num_dists must be at least 0"),
         ({"num_dists": "8"}, "env.num_dists must be"),
-        ({"preset": "verl"}, "env.preset must be one of verlog, balrog"),
+        ({"preset": "verl"}, "env.preset must be one of 'verlog', 'balrog'"),
         ({"format_penalty": -0.1}, "env.format_penalty"),
         ({"max_steps": 0}, "env.max_steps"),
     ],

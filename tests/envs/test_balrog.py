@@ -83,14 +83,14 @@ def test_a_task_that_the_package_cannot_make_is_refused_with_its_reason() -> Non
         (
             "MiniHack-Quest-Hard-v0",
             MissingDependencyError,
-            "BALROG's minihack draws text in a way that the installed Pillow refuses (raqm_layout() failed.); "
-            "get an older one with: pip install 'pillow<13'",
+            "BALROG's minihack cannot draw text with the installed Pillow (raqm_layout() failed.); "
+            "install an older one with: pip install 'pillow<13'",
         ),
         (
             "minihack/MiniHack-Castle-v0",
             ConfigError,
-            "BALROG cannot make minihack/MiniHack-Castle-v0: Environment `MiniHack-Castle-v0` doesn't exist.; BALROG's "
-            "own list has MiniHack-Corridor-R3-v0, MiniHack-Boxoban-Hard-v0, MiniHack-Quest-Hard-v0",
+            "BALROG cannot make minihack/MiniHack-Castle-v0: Environment `MiniHack-Castle-v0` doesn't exist.; its "
+            "tasks are MiniHack-Corridor-R3-v0, MiniHack-Boxoban-Hard-v0, MiniHack-Quest-Hard-v0",
         ),
     ],
 )
@@ -140,7 +140,7 @@ def test_prompt_mission_actions_and_limit_are_the_packages_own() -> None:
     env.reset()
     assert env.instruction_prompt == "Stand-in babyai: find the door"
     assert (env.mission, env.actions, env.default_action) == ("find the door", ("left", "right", "Wait", "68"), "Wait")
-    assert env.max_steps == 20 and build(max_steps=3).options.max_steps == 3
+    assert env.max_steps == 20 and build(max_steps=3).settings.max_steps == 3
 
 
 def test_an_invalid_answer_executes_the_default_and_balrogs_preset_remarks_on_it() -> None:

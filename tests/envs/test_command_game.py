@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from envs.command_game import MOST_CHARACTERS, CommandGame, clean_command
 from envs.errors import EnvironmentFault
-from envs.text_game import Frame, GameOptions
+from envs.text_game import Frame, GameSettings
 
 
 class Parrot(CommandGame):
@@ -72,7 +72,7 @@ def test_a_cleaned_command_is_short_plain_and_stays_as_it_is(answer: str) -> Non
 
 
 def test_a_command_that_the_game_does_not_understand_costs_a_turn_of_looking() -> None:
-    game = Parrot(GameOptions(format_penalty=0.1))
+    game = Parrot(GameSettings(format_penalty=0.1))
     game.reset()
     info = game.step("ACTION: whistle")[2]
     assert (info["valid_action"], info["executed_action"], info["reward"]) == (False, "look", -0.1)
@@ -82,7 +82,7 @@ def test_a_command_that_the_game_does_not_understand_costs_a_turn_of_looking() -
 
 
 def test_a_game_that_refuses_its_own_default_command_is_at_fault() -> None:
-    game = Parrot(GameOptions())
+    game = Parrot(GameSettings())
     game.default_action = "wait"
     game.reset()
     with pytest.raises(EnvironmentFault, match="its own default command 'wait'"):

@@ -123,8 +123,8 @@ def _check_info(env: BaseInteractionEnv, info: Any) -> None:
     assert not (info["terminated"] and info["truncated"])
     if not info["valid_action"]:
         assert info["executed_action"] == env.default_action
-        if isinstance(env, TextGame) and env.options.format_penalty:
-            assert info["reward"] == -env.options.format_penalty
+        if isinstance(env, TextGame) and env.settings.format_penalty:
+            assert info["reward"] == -env.settings.format_penalty
     if info.get("action_span") is not None:
         start, end = info["action_span"]
         assert 0 <= start <= end

@@ -81,11 +81,17 @@ def test_missions_about_several_objects_are_refused() -> None:
 
 
 def test_games_that_cannot_tell_how_far_their_goal_is_are_refused_when_they_are_built() -> None:
-    with pytest.raises(ConfigError, match="env.shaping: Crafter cannot tell how far its goal is"):
+    with pytest.raises(ConfigError, match="env.shaping: Crafter cannot measure how far its goal is"):
         build("crafter", "default", 0, shaping=0.5)
 
 
-@pytest.mark.parametrize("options", [{"shaping": -1.0}, {"shaping": 1.0, "shaping_gamma": 1.5}])
-def test_impossible_weights_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="env.shaping must be >= 0"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shaping": -1.0}, "env.shaping must be at least 0, got -1"),
+        ({"shaping": 1.0, "shaping_gamma": 1.5}, "env.shaping_gamma must be at most 1, got 1.5"),
+    ],
+)
+def test_impossible_weights_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         build("babyai", "goto", 0, **options)

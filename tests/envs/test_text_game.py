@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.errors import ConfigError
-from envs.text_game import Frame, GameOptions, TextGame, find_action, render_template
+from envs.text_game import Frame, GameSettings, TextGame, find_action, render_template
 from tests.conftest import load_golden
 
 MARKED = st.lists(st.sampled_from(["ACTION:", "action:", "Action", "THINK:", " ", "\n", "go", "left", "\u2003"]))
@@ -62,19 +62,19 @@ class Coin(TextGame):
         ("heads", {"binary_reward": True}, 1.0),
         ("tails", {"binary_reward": True}, 0.0),
         ("edge", {"format_penalty": 0.1}, -0.1),
-        ("edge", {}, 0.0),
+        ("edge", {"format_penalty": 0.0}, 0.0),
     ],
 )
 def test_penalty_replaces_the_reward_and_binary_reward_rounds_gains_up(
     answer: str, options: dict[str, Any], reward: float
 ) -> None:
-    game = Coin(GameOptions(**options))
+    game = Coin(GameSettings(**options))
     game.reset()
     assert game.step(answer)[2]["reward"] == reward
 
 
 def test_an_end_on_the_last_step_reports_both_flags_as_the_benchmark_does() -> None:
-    game = Coin(GameOptions())
+    game = Coin(GameSettings())
     game.reset()
     game.step("tails"), game.step("tails")
     info = game.step("heads")[2]
@@ -82,7 +82,7 @@ def test_an_end_on_the_last_step_reports_both_flags_as_the_benchmark_does() -> N
 
 
 def test_the_short_term_part_is_shown_first() -> None:
-    assert Coin(GameOptions()).reset()["obs_str"] == "now\ntoss"
+    assert Coin(GameSettings()).reset()["obs_str"] == "now\ntoss"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""The YAMLs of the text games and of the mixture name tasks and options that their environments accept."""
+"""The games' settings models, and the YAMLs of the text games and of the mixture."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 
 from envs.errors import MissingDependencyError
 from envs.loading import build_env_from
+from envs.text_game import GameSettings
 from rollout.bridge.settings import load_settings
 from rollout.data_source import read_tasks
 
@@ -25,3 +27,16 @@ def test_every_task_of_the_config_can_be_built(name: str) -> None:
             build_env_from(task.env_path, {"task": task.task, "seed": 0}, task.options).close()
         except MissingDependencyError as error:
             pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", ["alfworld", "babaisai", "babyai", "balrog", "crafter", "gymnasium_text", "textworld"])
+def test_every_game_exposes_documented_settings_with_two_presets(name: str) -> None:
+    if name == "crafter":
+        pytest.importorskip("crafter", reason="Crafter needs pip install 'slime-verlog[envs]'")
+    model = importlib.import_module(f"envs.{name}").SETTINGS
+    assert issubclass(model, GameSettings) and model.model_json_schema()["additionalProperties"] is False
+    assert all(field.description for field in model.model_fields.values())
+    trained, measured = model(), model(preset="balrog")
+    assert (trained.format_penalty, measured.format_penalty, measured.binary_reward) == (0.1, 0.0, False)
+    assert {key: getattr(measured, key) for key in model.balrog} == dict(model.balrog)
+    assert model(preset="balrog", format_penalty=0.3).format_penalty == 0.3

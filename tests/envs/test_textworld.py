@@ -238,7 +238,7 @@ def test_names_of_tw_make_mean_the_same_themes(alias: str, theme: str) -> None:
         ("the_cooking_game", {"drop": True, "reward": "dense"}, "which drop: true prevents"),
         ("custom", {"games": 0}, "env.games must be at least 1"),
         ("custom", {"vlm": True}, "TextWorld has no pictures"),
-        ("custom", {"games_path": "/nowhere", "rooms": 3}, "env.rooms shapes a generated game"),
+        ("custom", {"games_path": "/nowhere", "rooms": 3}, "env.rooms shapes generated games"),
     ],
 )
 def test_impossible_options_are_refused_before_anything_is_built(

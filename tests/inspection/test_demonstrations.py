@@ -119,9 +119,9 @@ def test_a_yaml_that_trains_or_evaluates_on_demonstrated_seeds_is_refused(line: 
 
 
 def test_where_seeds_fold_into_few_textworld_games_demonstrations_still_play_games_of_their_own() -> None:
-    from envs.textworld import TextWorldOptions, _read_recipe
+    from envs.textworld import TextWorldSettings, _read_recipe
 
-    options = TextWorldOptions(games=512)
+    options = TextWorldSettings(games=512)
     games = [
         {_read_recipe("coin_collector", start + k, options).key("1") for k in range(2000)}
         for start in (0, 1_000_000_000, DEMONSTRATION_SEEDS.start)
