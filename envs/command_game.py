@@ -1,6 +1,6 @@
-"""Games played by typing one command a turn, where only the game itself can say whether it understood.
+"""Base of games with one free command per turn, where only the game can tell whether it understood.
 
-Invariant: one answer is one command and one turn; a command that the game did not understand leaves no trace in it.
+One answer is one command and one turn. A command that the game does not understand does not change it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ COMMAND_FORMAT = (
 
 MOST_CHARACTERS = 100
 _COMMAND = re.compile(r"[a-z0-9][a-z0-9 '-]*", re.IGNORECASE)
-# A parser of text adventures takes what follows these for a second command in the same turn.
+# Text adventures read the words after these as a second command in the same turn.
 _JOINING = frozenset({"and", "then"})
 
 
 class CommandGame(TextGame):
-    """A game with free commands. Subclasses give `start` and `try_command`, and may narrow `translate`."""
+    """A game with free commands. Subclasses implement `start` and `try_command`, and may restrict `translate`."""
 
     answer_format = COMMAND_FORMAT
     actions = ()
@@ -32,7 +32,7 @@ class CommandGame(TextGame):
 
     @abc.abstractmethod
     def try_command(self, command: str) -> Frame | None:
-        """Execute the command; None, and the world untouched, if the game does not understand it."""
+        """Execute the command; None, without any change, if the game does not understand it."""
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
         command = self.translate(candidate)
@@ -52,9 +52,9 @@ class CommandGame(TextGame):
 
 
 def clean_command(candidate: str) -> str | None:
-    """Take the first line as one command: quotes, markup and a final full stop off, spaces made single.
+    """Read the first line as one command, without quotes, markup, a final full stop and repeated spaces.
 
-    None where that leaves no command of plain words, too many characters, or words that join two commands.
+    Return None if the rest is not a command of plain words, is too long, or joins two commands.
     """
     lines = candidate.strip().splitlines()
     if not lines or len(lines[0]) > 2 * MOST_CHARACTERS:
@@ -66,5 +66,5 @@ def clean_command(candidate: str) -> str | None:
 
 
 def list_commands(commands: list[str] | tuple[str, ...]) -> str:
-    """The commands that would do something now, as a line of the observation."""
+    """Return the line of the observation that lists the commands that would work now."""
     return f"Commands that work now: {', '.join(commands)}."

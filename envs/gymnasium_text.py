@@ -87,9 +87,10 @@ class GymnasiumText(TextGame):
 
     def play(self, action: str) -> Frame:
         value = self._values[action] if self._values else action
-        observation, reward, terminated, truncated, info = self.env.step(value)
+        observation, paid, terminated, truncated, info = self.env.step(value)
+        reward = float(paid)
         progression = info.get("progression", info.get("is_success", terminated and reward > 0))
-        return self._frame(observation, float(reward), bool(terminated), bool(truncated), float(progression))
+        return self._frame(observation, reward, bool(terminated), bool(truncated), float(progression))
 
     def translate(self, candidate: str) -> str | None:
         if self.actions:
@@ -188,13 +189,14 @@ def _names_from(env: gymnasium.Env, count: int) -> Mapping[str, str] | Sequence[
     """Look for `count` action names where environments usually keep them: lists, mappings, enums, Atari's method."""
     inner = env.unwrapped
     for attribute in _ACTION_ATTRIBUTES:
-        found = getattr(inner, attribute, None)
+        found: Any = getattr(inner, attribute, None)
         if attribute == "get_action_meanings" and callable(found):
             found = found()
         if isinstance(found, type) and issubclass(found, enum.Enum):
             found = [_words(member.name) for member in sorted(found, key=lambda member: member.value)]
-        is_names = isinstance(found, Mapping | list | tuple) and all(isinstance(name, str) for name in found)
-        if is_names and len(found) == count:
+        if not isinstance(found, Mapping | list | tuple) or len(found) != count:
+            continue
+        if all(isinstance(name, str) for name in found):
             return found
     return None
 

@@ -1,1 +1,1 @@
-"""ALFWorld's parts: games of its data set, demo games built from its grammar, and how one game is played."""
+"""Parts of `envs.alfworld`: games of the data set, demo games built from the grammar, and playing one game."""

@@ -1,4 +1,4 @@
-"""Finds the games of a downloaded ALFWorld data set: `json_2.1.1/SPLIT/FAMILY-.../TRIAL/game.tw-pddl`."""
+"""Reads the games of a downloaded ALFWorld data set: `json_2.1.1/SPLIT/FAMILY-.../TRIAL/game.tw-pddl`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _DEFAULT_ROOT = Path("~/.cache/alfworld")
 
 
 def find_root(data_path: str | None) -> Path | None:
-    """The folder of the data set: `data_path`, else `$ALFWORLD_DATA`, else alfworld's own; None if there is none.
+    """Return the data set's folder: `data_path`, else `$ALFWORLD_DATA`, else `~/.cache/alfworld` or None.
 
     Raises:
-        ConfigError: a folder was named, but there are no games in it.
+        ConfigError: `data_path` or `$ALFWORLD_DATA` names a folder without games.
     """
     named = data_path or os.environ.get("ALFWORLD_DATA")
     root = Path(named).expanduser() if named else _DEFAULT_ROOT.expanduser()
     if (root / "json_2.1.1").is_dir():
         return root
-    # Importing alfworld sets the variable to its default and makes that folder, so this one says nothing.
+    # Importing alfworld sets the variable to the default and creates that folder, which is no choice of the user.
     if data_path is None and root == _DEFAULT_ROOT.expanduser():
         return None
     key = "env.data_path" if data_path else "ALFWORLD_DATA"
@@ -35,9 +35,9 @@ def find_root(data_path: str | None) -> Path | None:
 
 @functools.cache
 def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path, ...]:
-    """All games of the split and families, in one fixed mixed order, so that neighbouring seeds differ.
+    """Return all games of the split and families in one fixed shuffled order.
 
-    Games with movable receptacles or slicing are left out, as ALFWorld itself leaves them.
+    Games with movable receptacles or slicing are left out, as in ALFWorld itself.
     """
     found = [game for family in families for game in (root / "json_2.1.1" / split).glob(f"{family}-*/*/game.tw-pddl")]
     games = sorted(game for game in found if "movable" not in str(game) and "Sliced" not in str(game))
@@ -46,10 +46,10 @@ def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path,
 
 
 def load_game(root: Path, split: str, families: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """Read the game that the seed chooses; one that is not marked solvable gives way to the next.
+    """Read the seed's game, or the next one that is marked solvable.
 
     Raises:
-        ConfigError: there is no solvable game of this split and these families, or a file is damaged.
+        ConfigError: no solvable game of this split and these families, or a damaged file.
     """
     games = list_games(root, split, families)
     for offset in range(len(games)):

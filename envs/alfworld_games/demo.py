@@ -1,7 +1,7 @@
-"""Demo games: small rooms drawn from a seed, written down as ALFWorld's own kind of problem.
+"""Makes demo games: small rooms drawn from a seed, in the format of ALFWorld's games.
 
-Domain, grammar, goals and what fits into what come from the alfworld package; only the rooms are drawn here.
-Invariant: every drawn game starts unsolved, and everything that its goal needs is in the room.
+Domain, grammar, goals and possible places of objects come from the alfworld package; only the rooms are drawn here.
+Every game starts unsolved, with everything that its goal needs in the room.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTICE = "[Demo game: a room built from ALFWorld's grammar, not a game of the AL
 
 @dataclass(frozen=True)
 class Scene:
-    """Kinds of receptacles with the most of each, and kinds of objects that lie around."""
+    """Kinds of receptacles with the maximum number of each, and kinds of objects."""
 
     receptacles: Mapping[str, int]
     objects: tuple[str, ...]
@@ -49,7 +49,7 @@ _STATES = {"Heatable": "heatable", "Coolable": "coolable", "Cleanable": "cleanab
 
 @dataclass(frozen=True)
 class Family:
-    """What a task family needs: where it is played, what its object must allow, and how many of it."""
+    """Needs of a task family: its scenes, the property of its object, an appliance, and the number of objects."""
 
     scenes: tuple[Scene, ...]
     needs: str | None = None
@@ -69,7 +69,7 @@ FAMILIES = {
 
 
 def make_demo_game(family: str, seed: int) -> dict[str, Any]:
-    """The game of this family and seed, in the form of ALFWorld's `game.tw-pddl` files."""
+    """Return the game of this family and seed, in the format of ALFWorld's `game.tw-pddl` files."""
     rng = random.Random(f"{family}/{seed}")
     rules, goal = FAMILIES[family], gdict[family]
     scene = rng.choice(rules.scenes)
@@ -86,12 +86,12 @@ def make_demo_game(family: str, seed: int) -> dict[str, Any]:
 
 
 def _holders(kind: str, scene: Scene) -> list[str]:
-    """Kinds of receptacles of the scene that can hold this kind of object."""
+    """Return the kinds of receptacles of the scene that can hold this kind of object."""
     return [place for place in scene.receptacles if kind in constants.VAL_RECEPTACLE_OBJECTS.get(place, ())]
 
 
 def _goals(rules: Family, scene: Scene) -> list[tuple[str, str]]:
-    """(kind of object, kind of receptacle) pairs that make a task: it fits there, and can start elsewhere."""
+    """Return the possible tasks as (kind of object, kind of receptacle); the object can also start elsewhere."""
     allowed = constants.VAL_ACTION_OBJECTS[rules.needs] if rules.needs else scene.objects
     return [
         (kind, place)
@@ -105,7 +105,7 @@ def _goals(rules: Family, scene: Scene) -> list[tuple[str, str]]:
 def _place(
     rules: Family, scene: Scene, target: str, place: str, receptacles: list[str], rng: random.Random
 ) -> list[tuple[str, str]]:
-    """Draw (object, receptacle it lies in); nothing of the target's kind starts where it has to go."""
+    """Draw pairs of object and receptacle; no object of the target's kind starts in its destination."""
     others = [kind for kind in scene.objects if kind != target and _holders(kind, scene)]
     kinds = [target] * (rules.copies + rng.randint(0, 1)) + rng.sample(others, k=min(len(others), rng.randint(5, 9)))
     placed = []
@@ -125,7 +125,7 @@ def _kind(name: str) -> str:
 
 
 def _identifier(name: str) -> str:
-    """ALFRED's way to write an instance, from which ALFWorld makes "mug 1" (a basin is a part of its sink)."""
+    """Return the name in ALFRED's format, which ALFWorld shows as "mug 1"; a basin is a part of its sink."""
     kind, _, number = name.rpartition("_")
     return f"Sink_bar_{number}_bar_SinkBasin" if kind == "SinkBasin" else f"{kind}_bar_{number}"
 

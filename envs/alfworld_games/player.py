@@ -1,4 +1,4 @@
-"""Plays one ALFWorld game: commands in, text and the game's own verdicts out, with a planner that knows the way."""
+"""Plays one ALFWorld game: sends commands, returns text and outcome, and plans with the game's planner."""
 
 from __future__ import annotations
 
@@ -11,33 +11,31 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import fast_downward  # noqa: F401 - textworld notices only later that it is missing
+import fast_downward  # noqa: F401 - fails here if missing; textworld would fail only later
 import textworld
 from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 from textworld.envs import PddlEnv
 from textworld.envs.pddl import textgen
 
 _translating = threading.Lock()
-# Each holds a copy of the planner's library; unloading one makes the interpreter crash at its exit, so that they
-# are lent again instead.
+# Each holds a copy of the planner's library. Unloading one crashes the interpreter at exit, so they are reused.
 _idle: list[PddlEnv] = []
 
 
-def _remember(parse: Callable[..., Any]) -> Callable[..., Any]:
-    """Parse each piece of grammar once; what is made of it is written to, so everybody gets a copy."""
-    known = functools.lru_cache(maxsize=4096)(parse)
-    return lambda *texts, **settings: copy.deepcopy(known(*texts, **settings))
+def _cached(parse: Callable[..., Any]) -> Callable[..., Any]:
+    """Parse each piece of grammar once, and return a copy, since callers modify the result."""
+    parsed = functools.lru_cache(maxsize=4096)(parse)
+    return functools.wraps(parse)(lambda *texts, **options: copy.deepcopy(parsed(*texts, **options)))
 
 
-# The same few dozen pieces are parsed again for every command of every turn, which is half of a step's time.
-if not hasattr(textgen, "_parse_once"):
-    textgen._parse_once = textgen._parse_and_convert
-    textgen._parse_and_convert = _remember(textgen._parse_once)
+# textworld parses the same few dozen pieces again for every command, which takes half of a step's time.
+if not hasattr(textgen._parse_and_convert, "__wrapped__"):
+    textgen._parse_and_convert = _cached(textgen._parse_and_convert)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What the game shows after a command; `commands` are those that it would accept next."""
+    """The game's reply to a command; `commands` are those that it would accept next."""
 
     text: str
     won: bool
@@ -45,7 +43,7 @@ class Moment:
 
 
 class Player:
-    """One running game; `game` has the form of ALFWorld's `game.tw-pddl` files."""
+    """One running game; `game` has the format of ALFWorld's `game.tw-pddl` files."""
 
     def __init__(self, game: Mapping[str, Any]) -> None:
         try:
@@ -65,7 +63,7 @@ class Player:
         return _moment(self._env.step(command)[0])
 
     def plan(self) -> list[str]:
-        """Commands that win from here, by the planner that comes with textworld; empty if there is no way."""
+        """Return commands that win from here, found by textworld's planner; empty if there are none."""
         return self._pddl._pddl_state.replan(self._pddl._entity_infos)
 
     def close(self) -> None:
@@ -80,7 +78,7 @@ def _moment(state: Any) -> Moment:
 
 @contextlib.contextmanager
 def _translator() -> Iterator[None]:
-    """The planner's translator rewrites `sys.argv`, `sys.stdout` and its own globals: one thread at a time."""
+    """Lock the planner's translator, which changes `sys.argv`, `sys.stdout` and its own globals."""
     with _translating:
         arguments = sys.argv
         try:

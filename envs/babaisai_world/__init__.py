@@ -1,1 +1,1 @@
-"""Parts of `envs.babaisai`: pieces, rules, the world's law, levels, their words and picture, and a planner."""
+"""Parts of `envs.babaisai`: pieces, rules, world, tasks, levels, text and picture, and a scripted player."""

@@ -1,7 +1,7 @@
-"""Levels: where the rules, things and distractors of a task lie.
+"""Draws levels: where the rules, things and distractors of a task lie.
 
-Invariant: every random number is drawn from NumPy's legacy generator in the order in which the published
-baba-is-ai environment (MIT) draws it, so that one seed gives the same level in both.
+Random numbers are drawn from NumPy's legacy generator in the order of the published baba-is-ai environment (MIT), so
+the same seed gives the same level in both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Position = tuple[int, int]
 
 
 class Area(NamedTuple):
-    """A rectangle to draw cells from; what reaches past the grid is cut off."""
+    """A rectangle to draw cells from, clipped at the edge of the grid."""
 
     left: int
     top: int
@@ -34,7 +34,7 @@ class Area(NamedTuple):
 
 @dataclass(frozen=True)
 class Level:
-    """A world ready to play, and the plan that its makers had in mind."""
+    """A world ready to play, and the plan that baba-is-ai names for it."""
 
     world: World
     plan: str
@@ -50,11 +50,11 @@ _SIDES = {
 }
 _DIVIDE = 6
 _RIGHT_EDGES: list[Position] = [(11, y) for y in range(2, 7)] + [(x, 7) for x in range(11, 7, -1)]
-"""Cells from which a block cannot be pushed to where it would make a rule."""
+"""Cells from which a block cannot be pushed into a rule."""
 
 
 class _Builder:
-    """A world under construction, with the generator that decides it."""
+    """A world under construction, and its random generator."""
 
     def __init__(self, width: int, height: int, rng: np.random.RandomState) -> None:
         self.world = World(width, height)
@@ -72,7 +72,7 @@ class _Builder:
             self.world.put(text_block(word), x + offset, y)
 
     def draw_empty(self, area: Area) -> Position:
-        """Draw cells of the area until one is empty."""
+        """Draw cells of the area until one is empty; return its (x, y)."""
         world = self.world
         for _ in range(_MOST_TRIES):
             x = int(self.rng.randint(area.left, min(area.left + area.width, world.width)))
@@ -100,7 +100,7 @@ class _Builder:
 
 
 def make_level(task: Task, rng: np.random.RandomState) -> Level:
-    """Draw one level of the task; `rng` advances, so that a second call gives the next level."""
+    """Draw one level of the task; `rng` advances, so a second call gives the next level."""
     return _LAYOUTS[task.layout](task, rng)
 
 
@@ -112,7 +112,7 @@ def _one_room(task: Task, rng: np.random.RandomState) -> Level:
     if task.break_win:
         build.displace((1, 1), build.draw_empty(Area(2, 2, 4, 4)))
     if task.spare_noun:
-        # Along the edges the block cannot be brought into a rule; corners count twice.
+        # At the edges the block cannot become part of a rule; corners count twice.
         edges = [(4, 6), (5, 6), (6, 6), (4, 1), (5, 1), (6, 1), *((6, y) for y in range(1, 7))]
         noun = absent if task.spare_noun == "absent" else other
         build.world.put(text_block(noun.name), *build.pick(edges))
@@ -129,7 +129,8 @@ def _divided(rng: np.random.RandomState) -> tuple[_Builder, Piece, Piece, Piece]
     build = _Builder(13, 9, rng)
     for y in range(1, 8):
         build.world.put(thing("wall"), _DIVIDE, y)
-    return build, *build.sample_things()
+    goal, other, absent = build.sample_things()
+    return build, goal, other, absent
 
 
 def _two_rooms(task: Task, rng: np.random.RandomState) -> Level:
@@ -140,7 +141,7 @@ def _two_rooms(task: Task, rng: np.random.RandomState) -> Level:
     if task.spare_noun == "absent":
         build.place(text_block(absent.name), _RIGHT_PUSHABLE)
     elif task.spare_noun and task.other_thing:
-        # The other thing is there to be won with, so its noun has to be out of reach.
+        # The other thing could be won with, so its noun must stay out of reach.
         build.world.put(text_block(other.name), *build.pick(_RIGHT_EDGES))
     elif task.spare_noun:
         build.place(text_block(other.name), _RIGHT_PUSHABLE)

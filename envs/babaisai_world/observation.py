@@ -1,4 +1,4 @@
-"""The grid in words, exactly as BALROG words it, singular "step" to the left and up included."""
+"""The grid as text, exactly as in BALROG, including its singular "step" to the left and up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def describe(world: World, speaker: tuple[int, int]) -> str:
 
 @cache
 def _line(label: str, dx: int, dy: int) -> str:
-    """One object's line; empty for the speaker itself, which BALROG lists as a blank line."""
+    """One object's line; BALROG lists the speaker itself as a blank line."""
     parts = []
     if dx:
         parts.append(f"{abs(dx)} {_steps(dx)} to the {'right' if dx > 0 else 'left'}")
@@ -35,5 +35,5 @@ def _line(label: str, dx: int, dy: int) -> str:
 
 
 def _steps(offset: int) -> str:
-    # BALROG compares the signed offset, so that every distance to the left or up reads "step".
+    # BALROG compares the signed offset, so distances to the left or up always read "step".
     return "steps" if offset > 1 else "step"

@@ -1,4 +1,4 @@
-"""A picture of the grid for vision models. It is our own: plain shapes on black, words on light blocks."""
+"""Draws the grid for vision models: plain shapes on black, words on light blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOSES = {
 
 
 def draw_world(world: World) -> Any:
-    """Draw the top piece of every cell; returns an RGB `PIL.Image.Image` of 32 pixels a cell.
+    """Draw the top piece of every cell; return an RGB `PIL.Image.Image` with 32 x 32 pixels per cell.
 
     Raises:
         MissingDependencyError: Pillow is not installed.

@@ -1,4 +1,4 @@
-"""What lies on the grid: things, text blocks and the border. A piece never changes; only its place does."""
+"""The pieces on the grid: things, text blocks and the border. A piece is immutable; only its cell changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 Kind = Literal["thing", "noun", "is", "property", "border"]
 
 THING_COLORS = {"ball": "green", "key": "blue", "door": "red", "wall": "grey", "baba": "white"}
-"""Every thing and the color it has when a level does not choose one."""
+"""Every thing, with the color it has unless a level chooses one."""
 
 PROPERTIES = ("you", "win", "lose", "stop", "push")
 
@@ -17,7 +17,7 @@ PROPERTIES = ("you", "win", "lose", "stop", "push")
 class Piece:
     """One piece, compared by identity: two red keys are two pieces.
 
-    `label` is how the observation names it, None for what it never lists (baba and the border).
+    `label` is its name in observations, None for baba and the border, which are never listed.
     """
 
     kind: Kind
@@ -27,7 +27,7 @@ class Piece:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is a block that rules are read from; such blocks can always be pushed."""
+        """Whether it is a text block; those form rules and can always be pushed."""
         return self.kind in ("noun", "is", "property")
 
 
@@ -35,7 +35,7 @@ BORDER = Piece("border", "border", "grey")
 
 
 def thing(name: str, color: str | None = None) -> Piece:
-    """Make a thing (`key`, `baba`, ...); raises KeyError for a name that is none."""
+    """Make a thing (`key`, `baba`, ...); raises KeyError for an unknown name."""
     return Piece("thing", name, color or THING_COLORS[name], None if name == "baba" else name)
 
 

@@ -1,7 +1,7 @@
-"""A scripted player: best-first search over pushes, for demonstrations and as proof that levels can be won.
+"""A scripted player: best-first search over pushes, for demonstrations and to check that levels can be won.
 
-A node is a world right after a push; from it the player may walk anywhere that walking changes nothing, so only
-pushes branch. Worlds with several YOU things or with `noun is noun` rules are not searched.
+A node is a world right after a push. Walking without a push does not change the world, so only pushes branch. Worlds
+with several YOU things or with `noun is noun` rules are not searched.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from envs.babaisai_world.world import DIRECTIONS, World
 Plan = list[str]
 
 _GUIDANCE = 3
-"""How much the distance still to push counts against steps already made; above 1 trades short plans for speed."""
+"""Weight of the estimated remaining distance against the steps made; above 1 is faster, with longer plans."""
 _FAR = 30
-"""Distance assumed where no block at hand could complete a win rule."""
+"""Distance assumed if no block could complete a win rule."""
 _LOCKED = 6
 """Extra distance while something is STOP."""
 
 
 def find_plan(world: World, most_nodes: int = 4000) -> Plan | None:
-    """Return moves that win from here, or None if `most_nodes` expanded pushes did not find any."""
+    """Return moves that win from here; None if `most_nodes` expanded nodes do not lead to a win."""
     start = _locate_you(world)
     if start is None:
         return None
@@ -55,7 +55,7 @@ def find_plan(world: World, most_nodes: int = 4000) -> Plan | None:
 
 
 def _locate_you(world: World) -> int | None:
-    """Index of the only visible YOU thing; None if there is none, several, or things turn into others."""
+    """Index of the only visible YOU thing; None if there are none or several, or if things turn into others."""
     if world.rules.swaps:
         return None
     places = [index for index, _, _ in world.interior if _is_you(world, world.cells[index])]
@@ -67,14 +67,14 @@ def _is_you(world: World, cell: Cell) -> bool:
 
 
 def _without(world: World, place: int) -> World:
-    """The world with the top piece of one cell gone."""
+    """A copy of the world without the top piece of one cell."""
     floor = world.copy()
     floor.cells[place] = floor.cells[place][:-1]
     return floor
 
 
 def _walk(world: World, start: int) -> tuple[dict[int, Plan], Plan | None]:
-    """Shortest ways to every cell reachable without a push, and the way to a win if there is one."""
+    """Shortest paths to all cells reachable without a push, and the path to a win if there is one."""
     rules, cells = world.rules, world.cells
     paths: dict[int, Plan] = {start: []}
     queue = [start]
@@ -92,10 +92,8 @@ def _walk(world: World, start: int) -> tuple[dict[int, Plan], Plan | None]:
     return paths, None
 
 
-def _pushes(
-    world: World, start: int, paths: dict[int, Plan]
-) -> Iterator[tuple[Plan, World, int | None, bool]]:
-    """Every push at hand: (moves, world after it, where YOU is then or None if that ends the search, won)."""
+def _pushes(world: World, start: int, paths: dict[int, Plan]) -> Iterator[tuple[Plan, World, int | None, bool]]:
+    """All possible pushes: (moves, world afterwards, index of YOU or None if the search ends there, won)."""
     you = world.cells[start][-1]
     floor = _without(world, start)
     for place, path in paths.items():
@@ -114,21 +112,19 @@ def _pushes(
 
 
 def _distance(world: World) -> int:
-    """Guess how many pushes are missing until something is WIN and in reach; guides, and may overestimate."""
+    """Estimate the pushes needed until something reachable is WIN; may overestimate."""
     locked = _LOCKED if world.rules.stop else 0
     tops = [(world.cells[index][-1], x, y) for index, x, y in world.interior if world.cells[index]]
     present = {piece.name for piece, _, _ in tops if piece.kind == "thing" and piece.name not in world.rules.you}
     if present & world.rules.win:
         return locked
     nouns = [(x, y) for piece, x, y in tops if piece.kind == "noun" and piece.name in present]
-    gaps = [
-        abs(x - slot_x) + abs(y - slot_y) for slot_x, slot_y in _win_slots(world, tops) for x, y in nouns
-    ]
+    gaps = [abs(x - slot_x) + abs(y - slot_y) for slot_x, slot_y in _win_slots(world, tops) for x, y in nouns]
     return min(gaps, default=_FAR) + locked
 
 
 def _win_slots(world: World, tops: list[tuple[Piece, int, int]]) -> Iterator[tuple[int, int]]:
-    """Cells in which a noun would complete `noun is win`."""
+    """Cells where a noun would complete `noun is win`."""
     for piece, x, y in tops:
         if piece.kind != "property" or piece.name != "win":
             continue

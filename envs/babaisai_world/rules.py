@@ -1,4 +1,4 @@
-"""Rules: what the text blocks on the grid say at this moment."""
+"""Reads the active rules from the text blocks on the grid."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from functools import lru_cache
 from envs.babaisai_world.pieces import PROPERTIES, Piece
 
 Cell = tuple[Piece, ...]
-"""Pieces stacked in one cell, top last; only the top one is seen, read, pushed or walked into."""
+"""Pieces stacked in one cell, top last; only the top one is visible and takes part in rules and moves."""
 
 
 @dataclass(frozen=True)
 class Rules:
     """Active rules in reading order: `listed` (noun, property) and `swaps` (noun, noun that replaces it).
 
-    `you`, `win`, `lose`, `stop`, `push` are the names of the things that have the property.
+    `you`, `win`, `lose`, `stop`, `push` hold the names of the things with that property.
     """
 
     listed: tuple[tuple[str, str], ...]
@@ -29,26 +29,26 @@ class Rules:
 
     @property
     def speaker(self) -> str | None:
-        """The thing whose place the observation is told from: the subject of the last YOU rule."""
+        """The thing from whose position observations are described: the subject of the last YOU rule."""
         return next((noun for noun, prop in reversed(self.listed) if prop == "you"), None)
 
     def moves_when_pushed(self, piece: Piece) -> bool:
         return piece.is_text or (piece.kind == "thing" and piece.name in self.push)
 
     def lets_in(self, piece: Piece) -> bool:
-        """Whether another piece may come to lie on top of this one."""
+        """Whether another piece may enter this one's cell."""
         return piece.kind == "thing" and piece.name not in self.stop
 
 
 @lru_cache(maxsize=4096)
 def make_rules(listed: tuple[tuple[str, str], ...], swaps: tuple[tuple[str, str], ...] = ()) -> Rules:
-    """Build `Rules` from what was read; equal readings share one object."""
+    """Build `Rules` from the rules read; equal input returns the same object."""
     named = {prop: frozenset(noun for noun, p in listed if p == prop) for prop in PROPERTIES}
     return Rules(listed, swaps, **named)
 
 
 def read_rules(cells: Sequence[Cell], width: int) -> Rules:
-    """Read every `noun is property` and `noun is noun`, rightwards then downwards, `is` by `is` in row order."""
+    """Read all `noun is property` and `noun is noun`; for each `is` in row order, rightwards, then downwards."""
     listed: list[tuple[str, str]] = []
     swaps: list[tuple[str, str]] = []
     for index, cell in enumerate(cells):

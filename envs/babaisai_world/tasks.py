@@ -1,4 +1,4 @@
-"""The 40 tasks that BALROG measures, as what distinguishes their levels from each other."""
+"""The 40 tasks of BALROG, each as a set of properties of its levels."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ Side = Literal["left_anywhere", "right_anywhere", "anywhere"]
 
 @dataclass(frozen=True)
 class Task:
-    """What a level of the task contains.
-
-    `break_win`, `break_stop`: the rule is laid out with one block displaced. `other_thing`: a second thing lies
-    about. `spare_noun`: a loose noun block, naming the second thing or one that is not there. `second_win`: a
-    further complete win rule, for the thing that is not there. `side`: where the things lie.
-    """
+    """Contents of a task's levels."""
 
     layout: Layout
     break_win: bool = False
+    """The win rule has one block displaced."""
     break_stop: bool = False
+    """The stop rule has one block displaced."""
     other_thing: bool = False
+    """There is a second thing."""
     spare_noun: Literal["other", "absent"] | None = None
+    """A loose noun block names the second thing, or one that is absent."""
     second_win: bool = False
+    """There is another complete win rule, for an absent thing."""
     side: Side = "left_anywhere"
+    """Where the things lie."""
 
 
 _DISTRACTORS: dict[str, dict[str, object]] = {
@@ -61,14 +62,14 @@ TASKS: dict[str, Task] = {
     "two_room-make_you-make_win": Task("make_you", break_win=True, **_FAR),
     "two_room-make_wall_win": Task("make_wall_win", break_win=True, **{**_FAR, "spare_noun": "absent"}),
 }
-"""Short name -> task; BALROG writes the same names with `env/` before them."""
+"""Tasks by short name; BALROG's names have the prefix `env/`."""
 
 
 def find_task(name: str) -> Task:
-    """Look a task up by its short name or BALROG's.
+    """Return the task with this short name or BALROG name.
 
     Raises:
-        ConfigError: there is none; the text names the nearest ones.
+        ConfigError: unknown task; the message lists the nearest names.
     """
     short = name.removeprefix("env/")
     if short in TASKS:

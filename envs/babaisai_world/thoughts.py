@@ -1,4 +1,4 @@
-"""What the scripted player thinks: what wins, where it is seen, and what the plan's next push is for."""
+"""Reasoning of the scripted player: what wins, where it is, and the purpose of the plan's next push."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from envs.babaisai_world.world import DIRECTIONS, World
 
 
 def explain_plan(world: World, observation: str, plan: Sequence[str]) -> str:
-    """Return the thought behind the first move of a plan that wins from here; `observation` is the world in words."""
+    """Return the reasoning behind the first move of a plan that wins from here; `observation` is the world as text."""
     if not plan:
         return f"{_goal(world, observation)} I find no way to win from here, so I wait."
     return f"{_goal(world, observation)} {_purpose(world, plan)} Next: go one step {_name(plan[0])}."
 
 
 def _goal(world: World, observation: str) -> str:
-    """Say which thing wins now and where it is in view."""
+    """Say which thing wins now and where it is visible."""
     winners = [noun for noun, prop in world.rules.listed if prop == "win"]
     for noun in winners:
         for line in observation.splitlines():
@@ -25,7 +25,7 @@ def _goal(world: World, observation: str) -> str:
 
 
 def _purpose(world: World, plan: Sequence[str]) -> str:
-    """Say what the next push is and which rule it helps to make or break; without one, that the way is free."""
+    """Say what the next push is and which rule it helps to make or break, or that no push is needed."""
     push = _next_push(world, plan)
     if push is None:
         return "Nothing has to be pushed, so I go there."
@@ -35,7 +35,7 @@ def _purpose(world: World, plan: Sequence[str]) -> str:
 
 
 def _next_push(world: World, plan: Sequence[str]) -> tuple[int, str, str] | None:
-    """Return the first push of the plan: its number among the moves, what is pushed, and where to."""
+    """Return the first push of the plan: its number among the moves, the pushed piece, and the direction."""
     world = world.copy()
     for number, move in enumerate(plan):
         place = world.find_speaker()
@@ -50,7 +50,7 @@ def _next_push(world: World, plan: Sequence[str]) -> tuple[int, str, str] | None
 
 
 def _rule_change(world: World, plan: Sequence[str]) -> str:
-    """Say what the plan does to the rules first, as the end of a sentence; it may take several pushes."""
+    """Say which change of the rules comes first in the plan, as the end of a sentence."""
     now, world = set(world.rules.listed), world.copy()
     for move in plan:
         world.step(move)

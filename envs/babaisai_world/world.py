@@ -1,8 +1,8 @@
-"""The grid and its one law of motion: push, enter, re-read the rules. No level, no reward, no text here.
+"""The grid and its moves: push, enter, read the rules again.
 
-The semantics are those of the published baba-is-ai environment (MIT), which BALROG measures on. Three of them
-surprise: a cell is a stack of which only the top piece counts; with several YOU pieces the last one to move
-decides whether the step wins or loses; `noun is noun` covers a thing with the new one instead of removing it.
+The semantics are those of the published baba-is-ai environment (MIT), which BALROG uses. Three of them are unexpected:
+a cell is a stack of which only the top piece counts; with several YOU pieces the last one to move decides whether the
+step wins or loses; `noun is noun` covers a thing with the new one instead of removing it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from envs.babaisai_world.pieces import BORDER, Piece, thing
 from envs.babaisai_world.rules import Cell, Rules, make_rules, read_rules
 
 DIRECTIONS: dict[str, tuple[int, int]] = {"up": (0, -1), "right": (1, 0), "down": (0, 1), "left": (-1, 0)}
-"""Direction -> (dx, dy), y growing downwards."""
+"""(dx, dy) of each direction; y grows downwards."""
 
 
 class Outcome(NamedTuple):
-    """What a step led to, by the rules that held before it."""
+    """Result of a step, by the rules that were active before it."""
 
     won: bool
     lost: bool
 
 
 class World:
-    """A walled grid of `width` x `height` cells, index = y * width + x. `moved` belongs to one step."""
+    """A walled grid of `width` x `height` cells, index = y * width + x."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width = width
@@ -40,7 +40,7 @@ class World:
         self._text_moved = False
 
     def copy(self) -> World:
-        """An independent world with the same pieces, cheap enough for search."""
+        """Return an independent copy with the same pieces, cheap enough for search."""
         twin = World.__new__(World)
         twin.__dict__.update(self.__dict__)
         twin.cells = self.cells.copy()
@@ -53,11 +53,11 @@ class World:
         return cell[-1] if cell else None
 
     def put(self, piece: Piece, x: int, y: int) -> None:
-        """Lay a piece on top of the cell; call `reread` when the level is complete."""
+        """Put a piece on top of the cell; call `reread` when the level is complete."""
         self.cells[y * self.width + x] += (piece,)
 
     def lift(self, x: int, y: int) -> Piece:
-        """Take the top piece off a cell that has one."""
+        """Remove and return the top piece of a cell."""
         *rest, piece = self.cells[y * self.width + x]
         self.cells[y * self.width + x] = tuple(rest)
         return piece
@@ -67,7 +67,7 @@ class World:
         self.rules = read_rules(self.cells, self.width)
 
     def find_speaker(self) -> tuple[int, int] | None:
-        """Place of the first visible thing that the last YOU rule names; None when there is none."""
+        """Return the (x, y) of the first visible thing that the last YOU rule names; None if there is none."""
         speaker = self.rules.speaker
         if speaker is None:
             return None
@@ -78,7 +78,7 @@ class World:
         return None
 
     def step(self, direction: str) -> Outcome:
-        """Move every YOU piece one cell (or be stopped), then let the new rules take hold."""
+        """Move every YOU piece one cell if nothing stops it, then apply the new rules."""
         dx, dy = DIRECTIONS[direction]
         stride = dy * self.width + dx
         outcome = Outcome(False, False)
@@ -89,7 +89,7 @@ class World:
                 moved.discard(cell[-1])
         self._text_moved = False
         for index, _, _ in self.interior:
-            cell = self.cells[index]  # read late: an earlier mover may have changed it
+            cell = self.cells[index]  # read here: an earlier mover may have changed it
             if not cell or cell[-1].name not in you or cell[-1].kind != "thing" or cell[-1] in moved:
                 continue
             self.facing[cell[-1]] = direction
@@ -102,7 +102,7 @@ class World:
         return outcome
 
     def _move(self, index: int, stride: int) -> Outcome:
-        """Move the top piece of a cell one cell on, pushing what can be pushed out of its way."""
+        """Move the top piece of a cell by one cell, pushing pieces ahead of it if possible."""
         cells, rules = self.cells, self.rules
         ahead = index + stride
         if cells[ahead] and rules.moves_when_pushed(cells[ahead][-1]):

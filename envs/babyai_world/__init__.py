@@ -1,1 +1,1 @@
-"""Parts of the BabyAI environment that need minigrid: levels, what the agent sees, a scripted player."""
+"""Parts of `envs.babyai` that need minigrid: levels, the agent's view, and a scripted player."""

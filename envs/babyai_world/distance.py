@@ -1,4 +1,4 @@
-"""How far a BabyAI mission is from its object, for the shaped reward."""
+"""Distance from the agent to the object of a BabyAI mission, for the shaping reward."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from envs.errors import ConfigError
 
 
 def steps_to_object(game: Any) -> int:
-    """Cells (walls ignored) from the agent to standing next to the nearest object that the mission names.
+    """Steps, ignoring walls, until the agent stands next to the nearest object that the mission names.
 
     Raises:
-        ConfigError: the mission is not about one object, so there is no such distance.
+        ConfigError: the mission has several instructions.
     """
     description = getattr(game.instrs, "desc", None)
     if description is None:
         raise ConfigError(
-            f"env.shaping pays the way to the object of one instruction (go to, pick up, open); {game.mission!r} has "
-            "several, so leave env.shaping at 0"
+            f"env.shaping needs a mission with one object (go to, pick up, open), but {game.mission!r} has several; "
+            "set env.shaping to 0"
         )
     if any(thing is game.carrying for thing in description.obj_set):
         return 0
@@ -27,5 +27,5 @@ def steps_to_object(game: Any) -> int:
 
 
 def distance_left(game: Any) -> float:
-    """0 next to the object, towards 1 in the far corner of the world."""
+    """Return 0 next to the object, close to 1 in the far corner of the world."""
     return steps_to_object(game) / (game.width + game.height)

@@ -1,9 +1,9 @@
-"""A scripted BabyAI player for demonstrations: minigrid's BabyAIBot, made to carry on after stray actions.
+"""A scripted BabyAI player for demonstrations: minigrid's BabyAIBot, extended to continue after other actions.
 
-The bot plans once and expects to be followed; after other actions it may assert, loop or think itself done. Here
-it is told every action that was really taken, and when its plan breaks it gets a new one for what is left of the
-mission, from the world as it then is. Two things are added to its plans: a key that lies in a box is taken out first,
-and what the agent carries at the start is used or put down.
+The bot plans once and expects to be followed; after other actions it may assert, loop or stop too early. Here it is
+told every action taken. When its plan breaks, it makes a new one for the rest of the mission from the current world.
+Two cases are added to its plans: a needed key is taken out of a box first, and an object that the agent already carries
+is used or put down.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from minigrid.envs.babyai.core.verifier import AfterInstr, Instr, OpenInstr, Put
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError, DropSubgoal, GoNextToSubgoal, Subgoal
 
 NOT_COVERED = ("BabyAI-OpenDoorsOrderN2Debug-v0", "BabyAI-OpenDoorsOrderN4Debug-v0")
-"""Levels that nobody always wins: where their mission names two doors, opening the first right one already loses.
+"""Levels that cannot always be won: if the mission names two doors, opening the correct first door loses.
 
-minigrid checks that very action against the second door too, and in these levels any other door opened is a failure.
+minigrid checks the same action against the second door too, and in these levels opening any other door is a failure.
 """
 _MOST_SUBGOALS = 100
-"""Subgoals added within one turn beyond which a plan goes in circles; sound ones stay far below."""
+"""Limit of subgoals added within one turn; only a plan that goes in circles exceeds it."""
 _BROKEN_PLAN = (AssertionError, AttributeError, DisappearedBoxError, IndexError, TypeError)
-"""What BabyAIBot raises when the world is not as its plan supposes; it has no error class of its own for that."""
+"""Errors of BabyAIBot when the world differs from what its plan assumes; it has no error class for that."""
 
 
 class Expert:
-    """Advises on one running MiniGrid level: ask `advice` before any turn, call `watch` after every step."""
+    """Advises on one running MiniGrid level. Call `watch` after every step; `advice` is optional at every turn."""
 
     def __init__(self, game: Any) -> None:
         self._game = game
@@ -41,11 +41,11 @@ class Expert:
         return self._wander() if self._advice is None else self._advice
 
     def watch(self, action: int) -> None:
-        """Take note that the game, still running, executed `action`."""
+        """Record the action that the game executed; the game must still be running."""
         self._plan(self._game.actions(action))
 
     def _plan(self, action: Any) -> None:
-        self._advice = self._continue(action) if self._planner is not None else None
+        self._advice = self._continue(self._planner, action) if self._planner is not None else None
         if self._advice is not None:
             return
         if self._pause:
@@ -58,22 +58,22 @@ class Expert:
         except _BROKEN_PLAN:
             self._planner = None
         else:
-            self._advice = self._continue(self._game.actions.done)
+            self._advice = self._continue(self._planner, self._game.actions.done)
         if self._advice is None:
-            # Some worlds cannot be won (a key behind its own door), and each attempt at a plan for them is dear.
+            # Some worlds cannot be won (a key behind its own door), and every attempt to plan is expensive.
             self._planner, self._failures = None, self._failures + 1
             self._pause = 2**self._failures
 
-    def _continue(self, action: Any) -> int | None:
-        """Return what the present plan says after `action`, or None if the plan has broken or ended."""
+    def _continue(self, planner: _Planner, action: Any) -> int | None:
+        """Return the plan's next action after `action`; None if the plan has broken or ended."""
         try:
-            suggestion = self._planner.replan(action)
+            suggestion = planner.replan(action)
         except _BROKEN_PLAN:
             return None
         return None if suggestion == self._game.actions.done else int(suggestion)
 
     def _wander(self) -> int:
-        """Walk on where that is possible, turning now and then; for worlds in which no plan is found."""
+        """Walk straight on if possible, turning now and then; used while there is no plan."""
         game = self._game
         ahead = game.grid.get(*game.front_pos)
         free = ahead is None or ahead.can_overlap()
@@ -81,7 +81,7 @@ class Expert:
 
 
 class _Planner(BabyAIBot):
-    """BabyAIBot that may start in mid-episode, knowing the cells in `seen`, and gives up instead of looping."""
+    """BabyAIBot that can start in mid-episode, knowing the cells in `seen`, and raises instead of looping."""
 
     bfs_counter = bfs_step_counter = 0
 
@@ -105,7 +105,7 @@ class _Planner(BabyAIBot):
         return super().replan(action_taken)
 
     def _process_instr(self, instr: Instr) -> None:
-        """Stack the subgoals of what is left of the mission, the first on top."""
+        """Stack the subgoals of the rest of the mission, the first on top."""
         carrying = self.mission.unwrapped.carrying
         remaining = _remaining(instr)
         for place, part in reversed(list(enumerate(remaining))):
@@ -117,7 +117,7 @@ class _Planner(BabyAIBot):
 
 
 class _OpenBoxSubgoal(Subgoal):
-    """Open the box in front; the key that falls out then gets a plan of its own."""
+    """Open the box in front; the next plan then uses the key that was in it."""
 
     def replan_before_action(self) -> Any:
         return self.actions.toggle
@@ -127,7 +127,7 @@ class _OpenBoxSubgoal(Subgoal):
 
 
 def _box_with_needed_key(game: Any) -> Any:
-    """Return a box with the key to a locked door in it, if no such key is to be had elsewhere; else None."""
+    """Return a box that holds the only key to a locked door; None if there is none."""
     things = [thing for thing in (*game.grid.grid, game.carrying) if thing is not None]
     locked = {thing.color for thing in things if thing.type == "door" and thing.is_locked}
     locked -= {thing.color for thing in things if thing.type == "key"}
@@ -136,17 +136,18 @@ def _box_with_needed_key(game: Any) -> Any:
 
 
 def _remaining(instr: Instr) -> list[Instr]:
-    """Return the parts of a mission that are not done yet, in the order of doing."""
+    """Return the parts of a mission that are not done yet, in order of execution."""
     if not isinstance(instr, SeqInstr):
         return [instr]
-    parts = [(instr.instr_a, instr.a_done), (instr.instr_b, instr.b_done)]
+    sequence: Any = instr  # minigrid sets its attributes outside of the constructor
+    parts = [(sequence.instr_a, sequence.a_done), (sequence.instr_b, sequence.b_done)]
     if isinstance(instr, AfterInstr):
         parts.reverse()
     return [left for part, done in parts if done != "success" for left in _remaining(part)]
 
 
 def _needs(part: Instr, thing: Any) -> bool:
-    """Whether a mission's next part is served by having `thing` in hand."""
+    """Whether a part of the mission needs the agent to carry `thing`."""
     if isinstance(part, PutNextInstr):
         return any(thing is wanted for wanted in part.desc_move.obj_set)
     if isinstance(part, OpenInstr) and thing is not None and thing.type == "key":
@@ -155,7 +156,7 @@ def _needs(part: Instr, thing: Any) -> bool:
 
 
 class _BoundedStack(list):
-    """The planner's stack; it refuses to grow for ever within one turn."""
+    """The planner's stack; it limits the subgoals added within one turn."""
 
     pushes = 0
 

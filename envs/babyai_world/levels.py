@@ -1,7 +1,7 @@
-"""BabyAI's levels on PyPI's minigrid: every registered one by its id, and the five mixed local tasks.
+"""BabyAI's levels on PyPI's minigrid: all registered ones by id, and the five mixed local tasks.
 
-The mixed tasks draw from the level's random generator in the order of the fork that BALROG uses
-(BartekCupial/Minigrid, `Level_MixedTrainLocal`), so that one seed gives one and the same world in both.
+The mixed tasks draw random numbers in the order of the fork that BALROG uses (BartekCupial/Minigrid,
+`Level_MixedTrainLocal`), so the same seed gives the same world in both.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import difflib
 import functools
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 import minigrid  # registers its levels with gymnasium
+from gymnasium.envs.registration import load_env_creator
 from minigrid.core.world_object import WorldObj
 from minigrid.envs.babyai.core import roomgrid_level
 from minigrid.envs.babyai.core.levelgen import LevelGen
@@ -35,20 +36,21 @@ from envs.errors import ConfigError
 MIXED_PREFIX = "BabyAI-MixedTrainLocal-v0/"
 MIXED_GOALS = ("goto", "pickup", "open", "putnext", "pick_up_seq_go_to")
 HELD_OUT = ("yellow box", "red key", "red door", "green ball", "grey door")
-"""Never named in a mixed mission: the fork keeps these for testing generalisation."""
+"""Never named in a mixed mission; the fork reserves them for tests of generalisation."""
 DOOR_COLORS = ("yellow", "green", "blue", "purple")
 
-# Level generation prints every world that it rejects; that belongs in a debug log, not on stdout.
-roomgrid_level.print = lambda *words: logging.getLogger(__name__).debug(" ".join(map(str, words)))
+# Level generation prints every world that it rejects; send that to the debug log instead of stdout.
+roomgrid_level.__dict__["print"] = lambda *words: logging.getLogger(__name__).debug(" ".join(map(str, words)))
 
 
 def make_level(task: str, num_dists: int | None = None) -> RoomGridLevel:
-    """Build the level of a task, named in full or in short; `reset(seed=...)` then decides its world.
+    """Build the level of a task, given by its full or short name; `reset(seed=...)` then draws its world.
 
-    `num_dists` is the number of distracting objects: 0 by default in the mixed tasks, the level's own elsewhere.
+    Args:
+        num_dists: number of distracting objects; None for 0 in the mixed tasks and the level's own number elsewhere.
 
     Raises:
-        ConfigError: no such task, or `num_dists` for a level that has no such setting.
+        ConfigError: unknown task, or `num_dists` for a level without this setting.
     """
     goal = task.removeprefix(MIXED_PREFIX)
     if goal in MIXED_GOALS:
@@ -57,17 +59,17 @@ def make_level(task: str, num_dists: int | None = None) -> RoomGridLevel:
     if task not in names:
         raise ConfigError(_unknown_task(task, names))
     spec = gymnasium.spec(names[task])
-    level_class = gymnasium.envs.registration.load_env_creator(spec.entry_point)
+    level_class: Any = load_env_creator(str(spec.entry_point))
     if num_dists is None:
         return _without_picture(level_class)(**spec.kwargs)
     if "num_dists" not in inspect.signature(level_class.__init__).parameters:
-        raise ConfigError(f"env.num_dists has no meaning for BabyAI task {task!r}; leave it out")
+        raise ConfigError(f"BabyAI task {task!r} has no env.num_dists; remove it")
     return _without_picture(level_class)(**{**spec.kwargs, "num_dists": num_dists})
 
 
 @functools.cache
 def level_names() -> dict[str, str]:
-    """Map the names of all registered BabyAI levels, short (`GoToObj`) and full, to the full ones."""
+    """Map the short (`GoToObj`) and full names of all registered BabyAI levels to the full ones."""
     ids = [name for name in gymnasium.registry if name.startswith("BabyAI-")]
     short = {name.removeprefix("BabyAI-").rpartition("-v")[0]: name for name in ids}
     return {**short, **{name: name for name in ids}}
@@ -87,13 +89,13 @@ def _unknown_task(task: str, names: dict[str, str]) -> str:
 
 
 @functools.cache
-def _without_picture(level_class: type[RoomGridLevel]) -> type[RoomGridLevel]:
-    """Subclass a level so that a step no longer encodes its view; the text is made from the grid itself."""
+def _without_picture(level_class: type[RoomGridLevel]) -> Callable[..., RoomGridLevel]:
+    """Subclass a level to skip the encoding of its view at every step; the text is made from the grid itself."""
     return type(level_class.__name__, (level_class,), {"gen_obs": lambda self: {}})
 
 
 class MixedLocalLevel(LevelGen):
-    """One room (two for `open`), one of five goals, `num_dists` objects more than the goal needs."""
+    """One room (two for `open`), one of five goals, and `num_dists` more objects than the goal needs."""
 
     def __init__(self, goal: str, num_dists: int = 0) -> None:
         super().__init__(
@@ -108,10 +110,10 @@ class MixedLocalLevel(LevelGen):
         )
 
     def gen_mission(self) -> None:
-        """Draw worlds until all objects can be reached and the mission names nothing that is held out."""
+        """Draw worlds until all objects are reachable and the mission names no held-out object."""
         self._rand_elem(self.action_kinds)
         while True:
-            # Walls, doors and objects start afresh, also in the first round; that draws door positions.
+            # Walls, doors and objects are drawn again, also in the first round, which draws door positions.
             super(RoomGridLevel, self)._gen_grid(self.width, self.height)
             if self.action_kinds == ("open",):
                 self.instrs, reachable = self._draw_open()
@@ -134,9 +136,9 @@ class MixedLocalLevel(LevelGen):
         return OpenInstr(ObjDesc("door", self._rand_elem([None, door_color]))), reachable
 
     def _add_locked_room(self, color: str) -> None:
-        """Lock one room behind a door of this colour and lay the key into another.
+        """Lock one room behind a door of this color and put the key into another.
 
-        PyPI's `add_locked_room` draws the colour itself, after the door, which would shift all later draws.
+        PyPI's `add_locked_room` draws the color itself, after the door, which would shift all later draws.
         """
         while True:
             column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
@@ -168,7 +170,7 @@ class MixedLocalLevel(LevelGen):
         return (BeforeInstr(pick_up, go_to) if before else AfterInstr(go_to, pick_up)), reachable
 
     def _draw_other(self, objects: Sequence[WorldObj], first: WorldObj) -> ObjDesc:
-        """Describe a second object; the same words as for the first are fine only if two objects fit them."""
+        """Describe a second object, different from the first unless two objects fit the same description."""
         kind = (first.type, first.color)
         twins = sum((thing.type, thing.color) == kind for thing in objects) > 1
         other: Any = self._rand_elem(objects)

@@ -1,8 +1,8 @@
-"""What a MiniGrid agent sees, as BALROG's text, computed without encoding or rendering a picture.
+"""Describes a MiniGrid agent's view in BALROG's words, directly from the grid.
 
-The view is a square of `size` cells with the agent in the middle of its lowest row, looking up; cell (i, j) is
-column i, row j. The text equals that of the text fork of Minigrid (BartekCupial/Minigrid, `gen_graph`) with
-"You see " left out, and the visible cells are those of Minigrid's `Grid.process_vis`.
+The view is a square of `size` x `size` cells with the agent in the middle of its lowest row, looking up; cell (i, j)
+is column i, row j. The text equals that of the text fork of Minigrid (BartekCupial/Minigrid, `gen_graph`) without
+"You see ", and the visible cells are those of Minigrid's `Grid.process_vis`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def describe_view(game: Any) -> str:
-    """Return BALROG's description of what the agent of this MiniGrid game sees now, one line a fact."""
+    """Return BALROG's description of what the agent of this MiniGrid game sees now, one fact per line."""
     size = game.agent_view_size
     x, y = game.agent_pos
     window = _window(game.grid.width, game.grid.height, int(x), int(y), int(game.agent_dir), size)
@@ -25,7 +25,7 @@ def describe_view(game: Any) -> str:
 
 
 def _describe_cells(cells: Sequence[Any], size: int, lines: list[str]) -> None:
-    """Append the walls that stand open to view in front, left and right, then the objects in scan order."""
+    """Append the nearest visible walls in front, left and right, then the visible objects in scan order."""
     opaque = [0] * size
     things = []
     for index, cell in enumerate(cells):
@@ -47,7 +47,7 @@ def _describe_cells(cells: Sequence[Any], size: int, lines: list[str]) -> None:
                 break
     places = _places(size)
     for index, cell in things:
-        # The agent's own cell has no place: it may stand in an open door, which is not told.
+        # The agent's own cell has no place; an open door that it stands in is not described.
         if seen[index % size] >> index // size & 1 and places[index]:
             lines.append(f"{_name(cell)} {places[index]}")
 
@@ -55,7 +55,7 @@ def _describe_cells(cells: Sequence[Any], size: int, lines: list[str]) -> None:
 def _name(cell: Any) -> str:
     if cell.type != "door":
         return f"a {cell.color} {cell.type}"
-    # "a open door" is what the recordings of the text fork say.
+    # "a open" as in the recordings of the text fork.
     state = "open" if cell.is_open else "locked" if cell.is_locked else "closed"
     return f"a {state} {cell.color} door"
 
@@ -71,10 +71,10 @@ def _visible_rows(opaque: Sequence[int], size: int) -> list[int]:
 
 @functools.cache
 def _spread_light(lit: int, opaque: int, size: int) -> tuple[int, int]:
-    """Spread visibility within a row and to the row ahead of it; all three rows are bit masks of columns.
+    """Spread visibility within a row and to the row ahead of it; all three are bit masks of columns.
 
-    First from left to right, then back, as `Grid.process_vis` does; only what a pass reaches itself lights the
-    row ahead in that pass.
+    Two passes, left to right and back, as in `Grid.process_vis`; each lights the row ahead only from the cells that it
+    reaches itself.
     """
     ahead = 0
     for i in range(size - 1):
@@ -90,7 +90,7 @@ def _spread_light(lit: int, opaque: int, size: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _window(width: int, height: int, x: int, y: int, direction: int, size: int) -> Callable[[Sequence], tuple]:
-    """Return what picks the cells of the view, index i * size + j, out of the grid's row-major list."""
+    """Return a function that picks the cells of the view, index i * size + j, from the grid's row-major list."""
     forward_x, forward_y = ((1, 0), (0, 1), (-1, 0), (0, -1))[direction]
     right_x, right_y = -forward_y, forward_x
     indices = []
@@ -99,14 +99,14 @@ def _window(width: int, height: int, x: int, y: int, direction: int, size: int) 
             ahead, aside = size - 1 - j, i - size // 2
             cell_x, cell_y = x + forward_x * ahead + right_x * aside, y + forward_y * ahead + right_y * aside
             inside = 0 <= cell_x < width and 0 <= cell_y < height
-            # Outside counts as wall; the grid's last cell is a corner of the outer wall.
+            # Cells outside the grid count as wall: its last cell, -1, is a corner of the outer wall.
             indices.append(cell_y * width + cell_x if inside else -1)
     return itemgetter(*indices)
 
 
 @functools.cache
 def _lines_of_sight(size: int) -> tuple[tuple[tuple[int, str], ...], ...]:
-    """Return the cells in front, to the left and to the right, nearest first, with the text for a wall there."""
+    """Return the cells in front, left and right, nearest first, each with the text for a wall there."""
     middle, last = size // 2, size - 1
     front = ((middle * size + last - n, f"a wall {_steps(n, 'forward')}") for n in range(1, size))
     left = (((middle - n) * size + last, f"a wall {_steps(n, 'left')}") for n in range(1, middle + 1))
@@ -116,7 +116,7 @@ def _lines_of_sight(size: int) -> tuple[tuple[tuple[int, str], ...], ...]:
 
 @functools.cache
 def _places(size: int) -> tuple[str, ...]:
-    """Return where each cell of the view lies, in words; empty for the agent's own."""
+    """Return the position of each cell of the view in words; empty for the agent's own."""
     places = []
     for i in range(size):
         for j in range(size):

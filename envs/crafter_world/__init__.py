@@ -1,1 +1,1 @@
-"""Crafter's world without pictures: the rules of the package `crafter`, its random draws, and BALROG's words."""
+"""Parts of `envs.crafter`: Crafter's world without rendering, its text and pictures, and a scripted player."""

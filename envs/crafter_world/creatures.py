@@ -1,8 +1,8 @@
-"""What moves and shoots in Crafter's world; the order of random draws is the original's."""
+"""Crafter's animals, monsters and arrows; random draws are in the order of the original."""
 
 from __future__ import annotations
 
-from envs.crafter_world.grid import Being, Direction, Grid
+from envs.crafter_world.grid import Creature, Direction, Grid
 from envs.crafter_world.player import Player
 from envs.crafter_world.rules import ARROW, COW, MATERIAL_ID, SKELETON, STRIDE, WALKABLE, ZOMBIE
 
@@ -10,13 +10,10 @@ _BREAKABLE = (MATERIAL_ID["table"], MATERIAL_ID["furnace"])
 _PATH = MATERIAL_ID["path"]
 
 
-class Cow(Being):
-    __slots__ = ("health",)
+class Cow(Creature):
+    __slots__ = ()
     kind = COW
-
-    def __init__(self, world: Grid, x: int, y: int) -> None:
-        super().__init__(world, x, y)
-        self.health = 3
+    full_health = 3
 
     def update(self) -> None:
         if self.health <= 0:
@@ -25,15 +22,16 @@ class Cow(Being):
             self.move_randomly()
 
 
-class Zombie(Being):
-    """Comes for the player; its blow falls every sixth turn beside them, and hurts a sleeper most."""
+class Zombie(Creature):
+    """Follows the player, and hits every sixth turn when next to the player; a sleeping player is hurt most."""
 
-    __slots__ = ("cooldown", "health", "player")
+    __slots__ = ("cooldown", "player")
     kind = ZOMBIE
+    full_health = 5
 
     def __init__(self, world: Grid, x: int, y: int, player: Player) -> None:
         super().__init__(world, x, y)
-        self.player, self.health, self.cooldown = player, 5, 0
+        self.player, self.cooldown = player, 0
 
     def update(self) -> None:
         player, uniform = self.player, self.world.uniform
@@ -52,15 +50,16 @@ class Zombie(Being):
             self.cooldown = 5
 
 
-class Skeleton(Being):
-    """Backs away from a player who is close, and shoots or comes nearer from farther away."""
+class Skeleton(Creature):
+    """Moves away from a player who is close; from farther away it shoots or comes nearer."""
 
-    __slots__ = ("health", "player", "reload")
+    __slots__ = ("player", "reload")
     kind = SKELETON
+    full_health = 3
 
     def __init__(self, world: Grid, x: int, y: int, player: Player) -> None:
         super().__init__(world, x, y)
-        self.player, self.health, self.reload = player, 3, 0
+        self.player, self.reload = player, 0
 
     def update(self) -> None:
         player, uniform = self.player, self.world.uniform
@@ -88,16 +87,17 @@ class Skeleton(Being):
             self.reload = 4
 
 
-class Arrow(Being):
-    """Flies on until it hits; it breaks tables and furnaces."""
+class Arrow(Creature):
+    """Flies until it hits something; breaks tables and furnaces."""
 
-    __slots__ = ("facing", "health")
+    __slots__ = ("facing",)
     kind = ARROW
+    full_health = 0
     walkable = WALKABLE | {MATERIAL_ID["water"], MATERIAL_ID["lava"]}
 
     def __init__(self, world: Grid, x: int, y: int, facing: Direction) -> None:
         super().__init__(world, x, y)
-        self.facing, self.health = facing, 0
+        self.facing = facing
 
     def update(self) -> None:
         world = self.world

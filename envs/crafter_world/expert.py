@@ -1,12 +1,12 @@
-"""A scripted player for demonstrations: keeps itself alive and works its way up to diamonds.
+"""A scripted player for demonstrations, which stays alive and works towards a diamond.
 
-It knows the whole map and decides anew every turn from the world alone, so its advice may be taken or not.
+It knows the whole map. Every turn it decides from the current world alone, so its advice need not be followed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from envs.crafter_world.paths import FOES, STEPS, front, reach, reach_kind, stand_before
@@ -14,27 +14,27 @@ from envs.crafter_world.plant import Plant
 from envs.crafter_world.rules import COW, MAKE, MATERIAL_ID, PLACE, SKELETON, STRIDE, WALKABLE, ZOMBIE, Making, Placing
 from envs.crafter_world.world import World
 
-_Wish = Callable[[World], str | None]
+_Goal = Callable[[World], str | None]
 
 _GRASS, _WATER, _TABLE, _FURNACE = (MATERIAL_ID[name] for name in ("grass", "water", "table", "furnace"))
 _TABLE_ONLY = frozenset({_TABLE})
 SOURCE = {"wood": MATERIAL_ID["tree"]} | {name: MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond")}
-"""What each material is collected from, by its number on the map."""
+"""Number of the material that each item is collected from."""
 _AROUND = tuple(dx * STRIDE + dy for dx in (-1, 0, 1) for dy in (-1, 0, 1))
 _SOLID = frozenset(MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond", "table", "furnace", "tree"))
 _NEAR = 25
-"""Steps that are worth going back to a table or furnace instead of building another."""
+"""Steps up to which the player goes back to a table or furnace instead of building another."""
 
 
 def advise(world: World) -> str:
-    """Return the action to take now; `Noop` where nothing is left to do."""
+    """Return the action to take now; `Noop` if nothing is left to do."""
     return decide(world)[1]
 
 
 def decide(world: World) -> tuple[str | None, str]:
-    """Return the name of the most urgent wish that has something to do, and the action it takes; (None, "Noop")."""
-    wishes = ((name, wish(world)) for name, wish in _WISHES.items())
-    return next(((name, action) for name, action in wishes if action is not None), (None, "Noop"))
+    """Return the name and action of the most urgent goal that applies, or (None, "Noop")."""
+    goals = ((name, act(world)) for name, act in _GOALS.items())
+    return next(((name, action) for name, action in goals if action is not None), (None, "Noop"))
 
 
 def _sleep_on(world: World) -> str | None:
@@ -42,7 +42,7 @@ def _sleep_on(world: World) -> str | None:
 
 
 def _fight(world: World) -> str | None:
-    """Hit a zombie or skeleton that stands beside the player."""
+    """Hit a zombie or skeleton next to the player."""
     return reach(world, lambda cell: world.kinds[cell] in FOES, farthest=1)
 
 
@@ -61,12 +61,12 @@ def _eat(world: World) -> str | None:
 
 
 def _low(world: World) -> int:
-    """Return the level at which to eat or drink: in good time by day, only of need at night."""
+    """Return the level at which to eat or drink; it is lower at night."""
     return 5 if world.daylight > 0.6 else 2
 
 
 def _rest(world: World) -> str | None:
-    """Sleep when tired or wounded, best walled in and at night; in the open only in daylight with no foe near."""
+    """Sleep when tired, hurt or at night, walled in; in the open only in daylight with no foe near."""
     player = world.player
     energy, health, dark = player.inventory["energy"], player.health, world.daylight < 0.5
     foes = sum(being.kind in FOES and player.distance(being.x, being.y) <= 10 for being in world.beings)
@@ -80,7 +80,7 @@ def _rest(world: World) -> str | None:
 
 
 def _room(world: World, start: int, closed: int = -1, most: int = 4) -> set[int]:
-    """Return up to `most` cells that can be walked to from `start` if `closed` were not free."""
+    """Return up to `most` cells reachable on foot from `start`, with `closed` blocked."""
     room, border = {start}, [start]
     while border and len(room) < most:
         cell = border.pop()
@@ -92,7 +92,7 @@ def _room(world: World, start: int, closed: int = -1, most: int = 4) -> set[int]
 
 
 def _dig_in(world: World) -> str | None:
-    """Dig two cells deep into the rock, turn around and close the way in with a stone."""
+    """Dig two cells deep into the rock, turn around and close the entrance with a stone."""
     player = world.player
     if not player.inventory["wood_pickaxe"] or not player.inventory["stone"]:
         return None
@@ -109,13 +109,13 @@ def _dig_in(world: World) -> str | None:
 
 
 def _deep(world: World, cell: int) -> bool:
-    """Whether all within two steps of a cell is rock, itself included."""
+    """Whether a cell and all cells within two steps of it are solid."""
     offsets = (*_AROUND, *(2 * step for step in STEPS.values()))
     return all(world.materials[cell + offset] in _SOLID for offset in offsets)
 
 
 def _grow(world: World) -> str | None:
-    """Search grass until it gives a sapling, and plant it, with stones in hand to keep animals away from it."""
+    """Search grass for a sapling and plant it, once there are enough stones to fence it in."""
     player = world.player
     has_plant = any(isinstance(being, Plant) for being in world.beings)
     if player.achievements["eat_plant"] or has_plant or player.inventory["stone"] < 4:
@@ -125,7 +125,7 @@ def _grow(world: World) -> str | None:
 
 
 def _guard(world: World) -> str | None:
-    """Put stones around the nearest plant; one of them is dug out again when it is ripe."""
+    """Put stones around plants; `_eat` digs one of them out when the plant is ripe."""
     player = world.player
     plants = [being.cell for being in world.beings if isinstance(being, Plant)]
     gaps = {plant + step for plant in plants for step in STEPS.values() if world.materials[plant + step] in WALKABLE}
@@ -135,39 +135,39 @@ def _guard(world: World) -> str | None:
     return "Place Stone" if move == "Noop" else move
 
 
-def _meet(kind: int, achievement: str) -> _Wish:
-    """Make the wish to beat a kind of creature for the first time, while healthy."""
+def _meet(kind: int, achievement: str) -> _Goal:
+    """Make the goal to defeat a kind of creature for the first time, while healthy."""
 
-    def wish(world: World) -> str | None:
+    def goal(world: World) -> str | None:
         if world.player.achievements[achievement] or world.player.health < 6:
             return None
         return reach_kind(world, kind, farthest=60)
 
-    return wish
+    return goal
 
 
-def _craft(*levels: str) -> _Wish:
-    """Make the wish for pickaxe and sword of each level: collect what they take, and work at table and furnace."""
+def _craft(*levels: str) -> _Goal:
+    """Make the goal of pickaxe and sword of each level: collect materials, build stations, and craft."""
 
-    def wish(world: World) -> str | None:
+    def goal(world: World) -> str | None:
         job = find_job(world, *levels)
         return None if job is None else job.action
 
-    return wish
+    return goal
 
 
 @dataclass(frozen=True)
 class Job:
-    """The next step towards a tool: `lacking` is the material to fetch first, `to_build` the stations to put up."""
+    """The next step towards a tool: `lacking` is the material to collect first, `to_build` the missing stations."""
 
     making: Making
     action: str
     lacking: str | None
-    to_build: tuple[Placing, ...]
+    to_build: Sequence[Placing]
 
 
 def find_job(world: World, *levels: str) -> Job | None:
-    """Return what to do for the first pickaxe or sword of these levels that is missing; None if there is nothing."""
+    """Return the next step for the first missing pickaxe or sword of these levels; None if there is none."""
     plans = (MAKE[f"Make {level} {tool}"] for level in levels for tool in ("Pickaxe", "Sword"))
     missing = (making for making in plans if not world.player.inventory[making.name])
     return next((job for making in missing if (job := _work_on(world, making)) is not None), None)
@@ -178,7 +178,7 @@ def _work_on(world: World, making: Making) -> Job | None:
     player = world.player
     ready = making.nearby <= world.materials_around(player.x, player.y)
     way = None if ready else _go_beside(world, making.nearby)
-    to_build = () if ready or way else _stations_to_build(world, making)
+    to_build = [] if ready or way else _stations_to_build(world, making)
     needed = Counter(dict(making.uses))
     for placing in to_build:
         needed.update(dict(placing.uses))
@@ -200,16 +200,16 @@ def _go_beside(world: World, stations: frozenset[int]) -> str | None:
     return reach(world, lambda cell: world.is_free(cell, WALKABLE) and _is_beside(world, cell, stations), _NEAR)
 
 
-def _stations_to_build(world: World, making: Making) -> tuple[Placing, ...]:
-    """Return what has to be built, in order: the table first, and a furnace only beside one."""
+def _stations_to_build(world: World, making: Making) -> list[Placing]:
+    """Return the stations to build, in order: the table first, since a furnace is built next to one."""
     at_hand = world.materials_around(world.player.x, world.player.y)
     table_is_near = _TABLE in at_hand or _go_beside(world, _TABLE_ONLY)
-    table = () if table_is_near else (PLACE["Place Table"],)
-    return (*table, PLACE["Place Furnace"]) if _FURNACE in making.nearby else table
+    table = [] if table_is_near else [PLACE["Place Table"]]
+    return [*table, PLACE["Place Furnace"]] if _FURNACE in making.nearby else table
 
 
 def _build(world: World, placing: Placing) -> str | None:
-    """Put a table anywhere, a furnace beside a table; dig for room where there is none."""
+    """Place a table anywhere, a furnace next to a table; dig if there is no free cell."""
     beside = _TABLE_ONLY if placing.name == "furnace" else frozenset()
     move = stand_before(world, lambda stand, _: _is_beside(world, stand, beside))
     if move is None:
@@ -217,15 +217,15 @@ def _build(world: World, placing: Placing) -> str | None:
     return f"Place {placing.name.title()}" if move == "Noop" else move
 
 
-def _stock(item: str, count: int, achievement: str) -> _Wish:
-    """Make the wish to carry some of a material while it is close by, once something was achieved."""
+def _stock(item: str, count: int, achievement: str) -> _Goal:
+    """Make the goal to carry `count` of a material that is close by, once `achievement` is reached."""
 
-    def wish(world: World) -> str | None:
+    def goal(world: World) -> str | None:
         if world.player.inventory[item] >= count or not world.player.achievements[achievement]:
             return None
         return reach_kind(world, SOURCE[item], farthest=12)
 
-    return wish
+    return goal
 
 
 def _place_a_stone(world: World) -> str | None:
@@ -242,7 +242,7 @@ def _dig_diamond(world: World) -> str | None:
     return reach_kind(world, SOURCE["diamond"])
 
 
-_WISHES: dict[str, _Wish] = {
+_GOALS: dict[str, _Goal] = {
     "sleep on": _sleep_on,
     "fight": _fight,
     "drink": _drink,
@@ -261,4 +261,4 @@ _WISHES: dict[str, _Wish] = {
     "zombie": _meet(ZOMBIE, "defeat_zombie"),
     "skeleton": _meet(SKELETON, "defeat_skeleton"),
 }
-"""In order of urgency; the first that has something to do decides."""
+"""In order of urgency; the first that returns an action decides."""

@@ -1,6 +1,6 @@
-"""The map: what stands where, which beings live in which region, and what a being is.
+"""The map with its materials, beings and regions, and the base classes of beings.
 
-The map holds the generator too: its draws, whoever makes them, are one sequence.
+The map also holds the random generator; all draws of a world form one sequence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK_NUMBER = {cell: number for number, cells in enumerate(_CHUNKS) for cell i
 
 
 class Chunk:
-    """A region of the map; `beings` keeps the order in which they came, so that draws among them repeat."""
+    """A region of the map; `beings` keeps the order of arrival, on which later draws depend."""
 
     __slots__ = ("beings", "cells", "counts")
 
@@ -40,11 +40,10 @@ class Chunk:
 
 
 class Grid:
-    """The map of one world, and its generator.
+    """The map of one world, and its random generator.
 
-    `materials`, `kinds` and `beings_at` are flat maps, cell = x * STRIDE + y; `kinds` shows the being on a cell, else
-    the material. Outside of the world they hold 0 or None, also for the cells just beyond its border. `settled` are
-    the regions in which a being ever was.
+    `materials`, `kinds` and `beings_at` are flat arrays, cell = x * STRIDE + y. `kinds` holds the being on a cell, else
+    the material. Outside of the world they hold 0 or None. `settled` holds the regions that any being ever entered.
     """
 
     def __init__(self, land: np.ndarray, random: np.random.RandomState, draw_word: Callable[[], int]) -> None:
@@ -67,7 +66,7 @@ class Grid:
         return self.beings_at[cell] is None and self.materials[cell] in materials
 
     def materials_around(self, x: int, y: int) -> set[int]:
-        """Return what the 3 x 3 cells around hold; nothing in the first row and column, as the original has it."""
+        """Return the materials of the 3 x 3 cells around; none in the first row and column, as in the original."""
         if x == 0 or y == 0:
             return set()
         first = (x - 1) * STRIDE + y - 1
@@ -96,7 +95,7 @@ class Grid:
         del self._chunk_of(being.cell).beings[being]
 
     def move(self, being: Being, direction: Direction, target: int) -> None:
-        """Put a being, not removed, on the free cell `target`, one step in `direction`."""
+        """Move a being, not removed, to the free cell `target`, one step in `direction`."""
         self._leave(being.cell)
         old, new = self._chunk_of(being.cell), self._chunk_of(target)
         if old is not new:
@@ -112,12 +111,11 @@ class Grid:
 
 
 class Being:
-    """Something on a cell. One that was removed in this step still takes its turn, as in the original."""
+    """Something on a cell. A being removed in this step still takes its turn, as in the original."""
 
     __slots__ = ("cell", "removed", "world", "x", "y")
     kind: ClassVar[int]
     walkable: ClassVar[frozenset[int]] = WALKABLE
-    health: int
 
     def __init__(self, world: Grid, x: int, y: int) -> None:
         self.world, self.x, self.y, self.cell = world, x, y, x * STRIDE + y
@@ -128,10 +126,11 @@ class Being:
         raise NotImplementedError
 
     def hurt(self, damage: int) -> None:
-        self.health = max(0, self.health - damage)
+        """Take damage."""
+        raise NotImplementedError
 
     def move(self, direction: Direction) -> bool:
-        """Go one step if the cell there is free; return whether it was."""
+        """Move one step if the target cell is free; return whether it was."""
         target = self.cell + direction[0] * STRIDE + direction[1]
         if not self.world.is_free(target, self.walkable):
             return False
@@ -143,7 +142,7 @@ class Being:
         return abs(x - self.x) + abs(y - self.y)
 
     def toward(self, other: Being, long_axis: bool = True) -> Direction:
-        """Return the step to another being along the longer axis of the way, or along the shorter one."""
+        """Return the step towards another being along the longer axis of the distance, or along the shorter one."""
         dx, dy = other.x - self.x, other.y - self.y
         if (abs(dx) > abs(dy)) if long_axis else (abs(dx) <= abs(dy)):
             return (dx > 0) - (dx < 0), 0
@@ -151,3 +150,17 @@ class Being:
 
     def move_randomly(self) -> None:
         self.move(_COMPASS[self.world.draw_word() & 3])
+
+
+class Creature(Being):
+    """A being with its own health; this includes plants and arrows."""
+
+    __slots__ = ("health",)
+    full_health: ClassVar[int]
+
+    def __init__(self, world: Grid, x: int, y: int) -> None:
+        super().__init__(world, x, y)
+        self.health = self.full_health
+
+    def hurt(self, damage: int) -> None:
+        self.health = max(0, self.health - damage)

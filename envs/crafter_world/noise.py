@@ -1,7 +1,7 @@
-"""OpenSimplex noise in three dimensions for whole arrays, bit for bit what the `opensimplex` package computes.
+"""OpenSimplex noise in three dimensions for whole arrays, bit for bit equal to the `opensimplex` package.
 
-A point's value is a sum over up to eight lattice points around it. Which ones, and in which order they are summed
-and subtracted, decides the last bits, so both follow the original; one table holds all of its case distinctions.
+A point's value is a sum over up to eight lattice points around it. The choice of points and the order of additions and
+subtractions affect the last bits, so both follow the original. One table holds all of its cases.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import numpy as np
 from opensimplex.constants import GRADIENTS3, NORM_CONSTANT3, SQUISH_CONSTANT3, STRETCH_CONSTANT3
 
-Vertex = tuple[int, int, int]
+Vertex = tuple[int, ...]
+"""Three coordinates of a lattice point, relative to the cell's corner."""
 
 _NEAR_ORIGIN: list[Vertex] = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
 _NEAR_FAR_END: list[Vertex] = [(1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1)]
 _BETWEEN: list[Vertex] = [*_NEAR_ORIGIN[1:], *_NEAR_FAR_END[:3]]
-# A point's case: which of the cell's three parts it is in, then the lattice points it is closest to, as bit sets.
+# A point's case combines the part of the cell that it is in with the closest lattice points, as bit sets.
 _FAR_END, _MIDDLE, _CASES = 16, 32, 96
 _PART_ENDS = {0: _FAR_END, _FAR_END: _MIDDLE, _MIDDLE: _CASES}
 _FAR_POINTS = (3, 5, 6)
 _BLOCK = 5000
-"""Points at a time; their arrays fit into the processor's cache."""
+"""Points per block; their arrays fit into the processor's cache."""
 
 
 class Noise:
@@ -48,7 +49,7 @@ class Noise:
         return value / NORM_CONSTANT3
 
     def _sum(self, corner: np.ndarray, delta: np.ndarray, fixed: list[Vertex], cases: np.ndarray) -> np.ndarray:
-        """Sum over the lattice points that a part of the cell has in common and over each case's two extra ones."""
+        """Sum over the lattice points shared by a part of the cell, and over the two extra ones of each case."""
         value = np.zeros(len(cases))
         for vertex in fixed:
             offset = np.array(vertex, dtype=np.float64)[:, None]
@@ -59,7 +60,7 @@ class Noise:
         return value
 
     def _contribute(self, value: np.ndarray, corner: np.ndarray, delta: np.ndarray, offset: np.ndarray) -> None:
-        """Add what the lattice points at `corner + offset` give to points that are `delta` away and near enough."""
+        """Add the contribution of the lattice points at `corner + offset` to points `delta` away, if near enough."""
         dx, dy, dz = delta
         falloff = 2 - dx * dx - dy * dy - dz * dz
         near = np.flatnonzero(falloff > 0)
@@ -91,7 +92,7 @@ def _permutation(seed: int) -> np.ndarray:
 
 
 def _classify(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Return each point's case from its place in the cell; the axes and corners are bits 1, 2 and 4."""
+    """Return each point's case from its position in the cell; axes and corners are the bits 1, 2 and 4."""
     total = x + y + z
     sums = (x + y - 1, x + z - 1, y + z - 1)
     first, second = np.where(sums[0] > 0, 3, 4), np.where(sums[1] > 0, 5, 2)
@@ -103,7 +104,7 @@ def _classify(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 
 def _classify_end(x: np.ndarray, y: np.ndarray, z: np.ndarray, corner: np.ndarray) -> np.ndarray:
-    """Return 8 + the nearest axis where the corner is among the two nearest, else the two nearest axes."""
+    """Return 8 + the nearest axis if the corner is among the two nearest points, else the two nearest axes."""
     z_beats_y, z_beats_x = (x >= y) & (z > y), (x < y) & (z > x)
     a, b = np.where(z_beats_x, 4, 1), np.where(z_beats_y, 4, 2)
     a_score, b_score = np.where(z_beats_x, z, x), np.where(z_beats_y, z, y)
@@ -141,7 +142,7 @@ def _middle_extras(a: int, b: int) -> list[Vertex]:
 
 
 def _late_part(case: int, vertex: Vertex) -> Vertex:
-    """Return how much of an extra lattice point the original subtracts after the squish instead of before it."""
+    """Return the part of an extra lattice point that the original subtracts after the squish, not before."""
     if _FAR_END + 8 <= case < _MIDDLE and vertex[1] == 2:
         return (0, 1, 0)
     points = divmod(case - _MIDDLE, 8)

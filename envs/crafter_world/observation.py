@@ -1,4 +1,4 @@
-"""Puts what the player sees and has into BALROG's words."""
+"""Describes the player's view, status and inventory in BALROG's words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from envs.crafter_world.world import World
 _COLUMNS, _ROWS = 9, 7
 _MIDDLE_X, _MIDDLE_Y = _COLUMNS // 2, _ROWS // 2
 _CELLS = [(x - _MIDDLE_X, y - _MIDDLE_Y) for x in range(_COLUMNS) for y in range(_ROWS)]
-# Stable: of equally near cells the first seen comes first.
+# The sort is stable: equally near cells stay in scan order.
 _NEAREST_FIRST = sorted(range(len(_CELLS)), key=lambda index: abs(_CELLS[index][0]) + abs(_CELLS[index][1]))
 _pick_nearest_first = itemgetter(*_NEAREST_FIRST)
 
@@ -30,12 +30,12 @@ _PLACES = [_describe_place(*_CELLS[index]) for index in _NEAREST_FIRST]
 
 
 def describe(world: World) -> tuple[str, str]:
-    """Return BALROG's two texts: (what is around, the player's status and inventory)."""
+    """Return BALROG's two texts: (the surroundings, the player's status and inventory)."""
     player = world.player
     parts = [_SLEEPING + "\n\n"] if player.sleeping else [_DEAD + "\n\n"] if player.health <= 0 else []
     view = _crop(world)
     nearest_first = bytes(_pick_nearest_first(view))
-    # A dict keeps the order of first sight; 0 is what lies outside of the world.
+    # The dict keeps the first occurrence of each kind, in order; 0 is outside of the world.
     lines = [
         f"- {KIND_NAMES[kind]} {_PLACES[nearest_first.index(kind)]}"
         for kind in dict.fromkeys(view)
@@ -49,7 +49,7 @@ def describe(world: World) -> tuple[str, str]:
 
 
 def _crop(world: World) -> bytes:
-    """Return the kinds in view, column by column; empty near the west and north border, as in BALROG."""
+    """Return the visible kinds, column by column; all 0 near the west and north border, as in BALROG."""
     x, y = world.player.x - _MIDDLE_X, world.player.y - _MIDDLE_Y
     if x < 0 or y < 0:
         return bytes(len(_CELLS))
@@ -59,7 +59,7 @@ def _crop(world: World) -> bytes:
 
 
 def describe_inventory(inventory: dict[str, int]) -> str:
-    """Return the vitals, out of 9, and what is carried."""
+    """Return the vitals, out of 9, and the items carried."""
     status = "\n".join([f"- {vital}: {inventory[vital]}/9" for vital in VITALS])
     things = [f"- {name}: {count}" for name, count in inventory.items() if count and name not in VITALS]
     carried = "Your inventory:\n" + "\n".join(things) if things else "You have nothing in your inventory."

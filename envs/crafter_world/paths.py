@@ -1,4 +1,4 @@
-"""Ways over the map for the scripted player: the cheapest step to a goal, through rock and over water if need be."""
+"""Path search for the scripted player: the first move of the cheapest path, through rock and over water."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from envs.crafter_world.rules import COLLECT, COW, MATERIAL_ID, MOVES, PLANT, SK
 from envs.crafter_world.world import World
 
 STEPS = {action: dx * STRIDE + dy for action, (dx, dy) in MOVES.items()}
-"""How far each move goes on the flat map."""
+"""Offset of each move in the flat arrays."""
 FOES = (ZOMBIE, SKELETON)
 _WATER = MATERIAL_ID["water"]
 _DIG, _BRIDGE, _BEING, _FENCE = 2, 4, 4, 20
@@ -22,15 +22,16 @@ def front(player: Player) -> int:
 
 
 def find_way(world: World, is_goal: Callable[[int], bool], farthest: int = 200) -> tuple[str, int] | None:
-    """Return the move that begins the cheapest way to a goal cell, and its cost in steps; None if there is none.
+    """Return the first move of the cheapest path to a goal cell and its cost in steps; None if there is no path.
 
-    A goal may be anything, also something to bump into; the cells on the way are walked, dug or bridged.
+    A goal need not be walkable. The cells on the path are walked, dug or bridged.
     """
     entry_of = _entry_costs(world.player)
     fences = {being.cell + step for being in world.beings if being.kind == PLANT for step in STEPS.values()}
     start, kinds = world.player.cell, world.kinds
     queue: list[tuple[int, int, str]] = [(0, start, "")]
-    done, entries = set(), {start: 0}
+    done: set[int] = set()
+    entries: dict[int, int | None] = {start: 0}
     goals = set()
     while queue:
         cost, cell, first = heapq.heappop(queue)
@@ -56,7 +57,7 @@ def find_way(world: World, is_goal: Callable[[int], bool], farthest: int = 200) 
 
 
 def _entry_costs(player: Player) -> dict[int, int]:
-    """Return the steps that it takes to enter a cell of each kind; what is missing cannot be entered."""
+    """Return the steps needed to enter a cell of each kind; kinds not listed cannot be entered."""
     items = player.inventory
     costs = {COW: _BEING, ZOMBIE: _BEING, SKELETON: _BEING}
     for material, rule in COLLECT.items():
@@ -68,7 +69,7 @@ def _entry_costs(player: Player) -> dict[int, int]:
 
 
 def reach(world: World, is_goal: Callable[[int], bool], farthest: int = 200) -> str | None:
-    """Return the action that leads on to a goal cell, or uses it (`Do`) once it is in front; None without a way."""
+    """Return the next action on the path to a goal cell, `Do` once it is in front; None if there is no path."""
     way = find_way(world, is_goal, farthest)
     if way is None:
         return None
@@ -79,17 +80,17 @@ def reach(world: World, is_goal: Callable[[int], bool], farthest: int = 200) -> 
 
 
 def reach_kind(world: World, *kinds: int, farthest: int = 200) -> str | None:
-    """Return the action that leads to the nearest material or being of these kinds, or uses it."""
+    """Return the next action to reach and use the nearest material or being of these kinds."""
     if not any(kind in world.kinds for kind in kinds):
         return None
     return reach(world, lambda cell: world.kinds[cell] in kinds, farthest)
 
 
 def stand_before(world: World, is_wanted: Callable[[int, int], bool], farthest: int = 200) -> str | None:
-    """Return the move that leads on to standing on a cell with a free one in front, or `Noop` where that is so.
+    """Return the next move towards a cell with a free cell in front, `Noop` once there, None if there is no path.
 
-    One faces free ground only by walking towards it, so the way ends with a straight step. `is_wanted(stand, ahead)`
-    says which pairs will do. None without a way.
+    The player faces a free cell only after walking towards it, so the path ends with a straight step.
+    `is_wanted(stand, ahead)` selects the pairs of cells.
     """
     player = world.player
 

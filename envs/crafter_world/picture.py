@@ -1,4 +1,4 @@
-"""Draws the picture that BALROG shows beside its text, with the views and textures of the `crafter` package."""
+"""Draws the picture that BALROG shows with its text, using the views and textures of the `crafter` package."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from functools import cache
 import numpy as np
 from crafter import constants, engine
 
+from envs.crafter_world.creatures import Arrow
 from envs.crafter_world.grid import Being
+from envs.crafter_world.plant import Plant
 from envs.crafter_world.player import Player
-from envs.crafter_world.rules import ARROW, KIND_NAMES, PLANT, SIZE, STRIDE
+from envs.crafter_world.rules import KIND_NAMES, SIZE, STRIDE
 from envs.crafter_world.world import NOISE_SHAPE, World
 
 PIXELS = 256
@@ -25,7 +27,7 @@ def _load_textures() -> engine.Textures:
 
 
 def draw(world: World) -> np.ndarray:
-    """Return the picture as a uint8 array (256, 256, 3), the same as BALROG's, its noise at night included.
+    """Return BALROG's picture as a uint8 array (256, 256, 3), including its noise at night.
 
     Raises:
         RuntimeError: it is night, and the world was made without `pictures`.
@@ -41,7 +43,7 @@ def draw(world: World) -> np.ndarray:
 
 
 class _Scene:
-    """A world as crafter's views look at it."""
+    """A world in the form that crafter's views read."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -55,14 +57,14 @@ class _Scene:
         return KIND_NAMES[self._world.materials[x * STRIDE + y]], None
 
     def uniform(self, low: float, high: float, shape: tuple[int, int]) -> np.ndarray:
-        """Return the noise that the world has already drawn for this step."""
+        """Return the noise already drawn by the world for this step."""
         if tuple(shape) != NOISE_SHAPE or self._world.noise is None:
             raise RuntimeError(f"no noise of shape {tuple(shape)} was kept; make the world with pictures=True")
         return low + (high - low) * self._world.noise
 
 
 class _Drawn:
-    """A being as crafter's views look at it."""
+    """A being in the form that crafter's views read."""
 
     def __init__(self, being: Being) -> None:
         self.pos = np.array([being.x, being.y])
@@ -73,6 +75,6 @@ class _Drawn:
 def _name_texture(being: Being) -> str:
     if isinstance(being, Player):
         return "player-sleep" if being.sleeping else f"player-{_SIDES[being.facing]}"
-    if being.kind == ARROW:
+    if isinstance(being, Arrow):
         return f"arrow-{_SIDES[being.facing]}"
-    return "plant-ripe" if being.kind == PLANT and being.ripe else KIND_NAMES[being.kind]
+    return "plant-ripe" if isinstance(being, Plant) and being.ripe else KIND_NAMES[being.kind]

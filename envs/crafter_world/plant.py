@@ -1,23 +1,24 @@
-"""What grows in Crafter's world."""
+"""Crafter's plants; in a separate module because both the player and the creatures need it."""
 
 from __future__ import annotations
 
-from envs.crafter_world.grid import Being, Grid
+from envs.crafter_world.grid import Creature, Grid
 from envs.crafter_world.rules import COW, PLANT, SKELETON, STRIDE, ZOMBIE
 
 _EATERS = (COW, ZOMBIE, SKELETON)
 _RIPE_AFTER = 300
 
 
-class Plant(Being):
-    """Ripens slowly; any creature beside it eats it."""
+class Plant(Creature):
+    """Ripens slowly; animals and monsters next to it eat it."""
 
-    __slots__ = ("grown", "health")
+    __slots__ = ("grown",)
     kind = PLANT
+    full_health = 1
 
     def __init__(self, world: Grid, x: int, y: int) -> None:
         super().__init__(world, x, y)
-        self.health, self.grown = 1, 0
+        self.grown = 0
 
     @property
     def ripe(self) -> bool:

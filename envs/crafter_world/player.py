@@ -1,8 +1,8 @@
-"""The player: what each action does, what hunger, thirst, fatigue and wounds do, and what was achieved."""
+"""The player: effects of actions, of hunger, thirst, fatigue and damage, and the achievements."""
 
 from __future__ import annotations
 
-from envs.crafter_world.grid import Being, Direction, Grid
+from envs.crafter_world.grid import Being, Creature, Direction, Grid
 from envs.crafter_world.plant import Plant
 from envs.crafter_world.rules import (
     ACHIEVEMENTS,
@@ -14,7 +14,6 @@ from envs.crafter_world.rules import (
     MATERIAL_ID,
     MOVES,
     PLACE,
-    PLANT,
     PLAYER,
     SKELETON,
     STRIDE,
@@ -31,7 +30,7 @@ _COW_FOOD, _PLANT_FOOD = 6, 4
 
 
 class Player(Being):
-    """`inventory` holds the vitals too; `achievements` counts how often each was reached."""
+    """`inventory` includes the vitals; `achievements` counts how often each was reached."""
 
     kind = PLAYER
     walkable = WALKABLE | {_LAVA}
@@ -54,6 +53,9 @@ class Player(Being):
     def health(self, value: int) -> None:
         self.inventory["health"] = max(0, value)
 
+    def hurt(self, damage: int) -> None:
+        self.health -= damage
+
     def update(self) -> None:
         self._act(self._choose_action())
         self._tire()
@@ -66,7 +68,7 @@ class Player(Being):
         self._last_health = self.health
 
     def _choose_action(self) -> str:
-        """Return what is really done: a sleeper sleeps on until rested."""
+        """Return the action to execute: a sleeping player continues to sleep until rested."""
         if self.sleeping:
             if self.inventory["energy"] < ITEM_LIMITS["energy"]:
                 return "Sleep"
@@ -100,11 +102,11 @@ class Player(Being):
 
     def _meet(self, being: Being) -> None:
         """Hit a creature, or eat a ripe plant."""
-        if being.kind == PLANT and being.ripe:
+        if isinstance(being, Plant) and being.ripe:
             being.grown = 0
             self.inventory["food"] += _PLANT_FOOD
             self.achievements["eat_plant"] += 1
-        if being.kind not in (ZOMBIE, SKELETON, COW):
+        if not isinstance(being, Creature) or being.kind not in (ZOMBIE, SKELETON, COW):
             return
         being.hurt(next((damage for sword, damage in _SWORD_DAMAGE if self.inventory[sword]), 1))
         if being.health > 0:

@@ -1,18 +1,20 @@
-"""Crafter's rule book as lookup tables, read from the `crafter` package: what a cell holds, costs and gives."""
+"""Crafter's rules as lookup tables, read from the `crafter` package."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from crafter import constants
+from crafter import constants as _constants
+
+constants: Any = _constants  # the package reads its attributes from a YAML file
 
 SIZE = 64
 """Cells along each side of the world."""
 STRIDE = 72
-"""Cells from one column to the next in flat maps; the margin stays 0 and stands for outside of the world."""
+"""Cells from one column to the next in flat arrays; the margin stays 0, which means outside of the world."""
 CHUNK = 12
-"""Cells along each side of the regions in which creatures are kept in balance."""
+"""Cells along each side of the regions whose numbers of creatures are regulated."""
 LENGTH = 10_000
 """Steps after which Crafter itself ends an episode."""
 
@@ -20,7 +22,7 @@ MATERIAL_ID = {name: index for index, name in enumerate(constants.materials, sta
 _FIRST_BEING = len(MATERIAL_ID) + 1
 PLAYER, COW, ZOMBIE, SKELETON, ARROW, PLANT = range(_FIRST_BEING, _FIRST_BEING + 6)
 KIND_NAMES = ("nothing", *MATERIAL_ID, "player", "cow", "zombie", "skeleton", "arrow", "plant")
-"""What stands on a cell, by its number: 0 outside, then the materials, then the beings."""
+"""Names of what can be on a cell, by number: 0 outside, then the materials, then the beings."""
 
 WALKABLE = frozenset(MATERIAL_ID[name] for name in constants.walkable)
 ITEM_LIMITS = {name: item["max"] for name, item in constants.items.items()}
@@ -33,7 +35,7 @@ Amounts = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Collecting:
-    """What `Do` takes from a material."""
+    """Collecting a material with `Do`."""
 
     needs: Amounts
     gives: Amounts
@@ -43,7 +45,7 @@ class Collecting:
 
 @dataclass(frozen=True)
 class Placing:
-    """What is put in front; `material` is None for a plant, which is a being."""
+    """Placing something in front of the player; `material` is None for a plant, which is a being."""
 
     name: str
     uses: Amounts
@@ -53,7 +55,7 @@ class Placing:
 
 @dataclass(frozen=True)
 class Making:
-    """What is crafted beside a table or a furnace."""
+    """Crafting something next to a table or a furnace."""
 
     name: str
     uses: Amounts

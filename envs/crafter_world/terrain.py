@@ -1,7 +1,7 @@
-"""Draws a Crafter landscape: noise shapes the land, random draws scatter ores, trees and creatures over it.
+"""Draws a Crafter landscape: noise shapes the land, random draws place ores, trees and creatures.
 
-Cells draw in the original's order, x before y, and only where the land asks for it; the noise, most of the
-original's work, is computed for whole areas at once.
+Random numbers are drawn cell by cell in the original's order, x before y. The noise, which takes most of the
+original's time, is computed for whole areas at once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from envs.crafter_world.noise import Noise
 from envs.crafter_world.rules import COW, MATERIAL_ID, SIZE, SKELETON, WALKABLE, ZOMBIE
 
 Creatures = list[tuple[int, int, int]]
-"""Kind, x and y of each creature, in the order in which they come into the world."""
+"""Kind, x and y of each creature, in the order in which they are added."""
 
 _ID = MATERIAL_ID
 _X, _Y = (axis.ravel() for axis in np.meshgrid(np.arange(SIZE), np.arange(SIZE), indexing="ij"))
 _DISTANCE = np.sqrt((_X - SIZE // 2) ** 2 + (_Y - SIZE // 2) ** 2)
-"""Of each cell from the middle, where the player starts."""
+"""Distance of each cell from the center, where the player starts."""
 
 
 def generate(random: np.random.RandomState) -> tuple[np.ndarray, Creatures]:
@@ -53,7 +53,7 @@ def _shape_land(noise: Noise, uniform: Callable[[], float]) -> tuple[np.ndarray,
 
 
 def _elevation(noise: Noise) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return how much each cell belongs to the starting meadow, to water and to the mountains."""
+    """Return the weights of the starting meadow, of water and of mountains for each cell."""
     coarse, fine = (_X / 15, _Y / 15), (_X / 5, _Y / 5)
     layers = [(_X / 3, _Y / 3, 8), (*coarse, 3), (*fine, 3), (*coarse, 0), (*fine, 0)]
     start, water, ripples, mountain, crags = _sample(noise, layers)
@@ -65,21 +65,21 @@ def _elevation(noise: Noise) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _sample(noise: Noise, layers: Sequence[tuple[np.ndarray, np.ndarray, float]]) -> list[np.ndarray]:
-    """Return the noise of several layers, each (x, y, z) with one z, computed in one go."""
+    """Return the noise of several layers, each (x, y, z) with one z, computed in one call."""
     x, y = np.concatenate([layer[0] for layer in layers]), np.concatenate([layer[1] for layer in layers])
     z = np.repeat([float(layer[2]) for layer in layers], [len(layer[0]) for layer in layers])
     return np.split(noise(x, y, z), np.cumsum([len(layer[0]) for layer in layers])[:-1])
 
 
 _Lots = tuple[tuple[int, float], ...]
-"""Materials that a cell may turn into, each with the draw that it takes; the first that succeeds stays."""
+"""Materials that a cell may become, each with its threshold; the first draw above its threshold decides."""
 
 _TREE = (_ID["tree"], 0.8)
 _COAL, _IRON, _DIAMOND = (_ID["coal"], 0.85), (_ID["iron"], 0.75), (_ID["diamond"], 0.994)
 
 
 def _carve(noise: Noise, rock: np.ndarray, mountain: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[int, _Lots]]:
-    """Return the materials of the rock cells before ores are drawn, the mask of tunnels, and the draws for ores."""
+    """Return the materials of the rock cells without ores, the mask of tunnels, and the draws for ores."""
     x, y = _X[rock], _Y[rock]
     scales = [(x / 7, y / 7, 6), (2 * x / 3, y / 5 / 3, 7), (x / 5 / 3, 2 * y / 3, 7)]
     scales += [(x / 5, y / 5, 6), (x / 8, y / 8, 1), (x / 6, y / 6, 2)]

@@ -1,4 +1,4 @@
-"""What the scripted player thinks: what it wants, where that is seen, and what the action does about it."""
+"""Reasoning of the scripted player: its current need, where the needed thing is, and what the action does."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ _NEEDS = {
     "zombie": ("I am healthy and have not defeated a zombie yet.", ("zombie",)),
     "skeleton": ("I am healthy and have not defeated a skeleton yet.", ("skeleton",)),
 }
-"""Wish -> what to say of it, and the kinds of thing that it is after."""
+"""Sentence and sought kinds of each goal."""
 
 
 def explain(world: World) -> str:
-    """Return the thought behind `advise(world)`: the need, where what it takes is seen, what the action does."""
-    wish, action = decide(world)
-    need, sought = _need(world, wish)
+    """Return the reasoning behind `advise(world)`: the need, where the needed thing is, and what the action does."""
+    goal, action = decide(world)
+    need, sought = _need(world, goal)
     return " ".join(part for part in (need, _seen(world, sought), _deed(world, action)) if part)
 
 
-def _need(world: World, wish: str | None) -> tuple[str, Iterable[str]]:
+def _need(world: World, goal: str | None) -> tuple[str, Iterable[str]]:
     player = world.player
     amount = player.inventory
-    if wish in ("Wood", "Stone", "Iron"):
-        return _tool_need(world, find_job(world, wish))
-    if wish == "drink":
+    if goal in ("Wood", "Stone", "Iron"):
+        return _tool_need(world, find_job(world, goal))
+    if goal == "drink":
         return f"My drink is {amount['drink']} of 9, so I look for water.", ("water",)
-    if wish == "eat":
+    if goal == "eat":
         return f"My food is {amount['food']} of 9, so I look for something to eat.", ("plant", "cow")
-    if wish == "rest":
+    if goal == "rest":
         tired = f"My energy is {amount['energy']} of 9 and my health {player.health} of 9"
         return f"{tired}{', and it is dark' if world.daylight < 0.5 else ''}: I need a safe rest.", ()
-    if wish == "grow":
+    if goal == "grow":
         if amount["sapling"]:
             return "I carry a sapling, which grows into food on grass.", ("grass",)
         return "I search grass for a sapling to plant.", ("grass",)
-    if wish in ("wood", "stone"):
-        return f"I carry {amount[wish]} {wish} and will need more.", (KIND_NAMES[SOURCE[wish]],)
-    return _NEEDS.get(wish or "", ("There is nothing left to do.", ()))
+    if goal in ("wood", "stone"):
+        return f"I carry {amount[goal]} {goal} and will need more.", (KIND_NAMES[SOURCE[goal]],)
+    return _NEEDS.get(goal or "", ("There is nothing left to do.", ()))
 
 
 def _tool_need(world: World, job: Job | None) -> tuple[str, Iterable[str]]:
@@ -65,7 +65,7 @@ def _tool_need(world: World, job: Job | None) -> tuple[str, Iterable[str]]:
 
 
 def _seen(world: World, sought: Iterable[str]) -> str:
-    """Say where the first of the sought kinds is in view, in the observation's words; that none is, if none is."""
+    """Say where the first of the sought kinds is visible, in the observation's words, or that none is."""
     lines = describe(world)[0].splitlines()
     wanted = list(sought)
     for kind in wanted:

@@ -1,4 +1,4 @@
-"""The words of the game: what each action is called and does, and which other answers are understood as one."""
+"""Names and descriptions of the actions, and the translation of answers to actions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _cost(uses: Amounts) -> str:
 
 
 def _describe_actions() -> dict[str, str]:
-    """Say what each action does and needs; amounts come from Crafter's own rules."""
+    """Describe each action's effect and cost, with the amounts of Crafter's rules."""
     effects = {
         "Noop": "let the step pass",
         "Do": "act on what you face: cut a tree, mine a rock, search grass, drink, hit a creature, eat a ripe plant",
@@ -43,12 +43,12 @@ def _describe_actions() -> dict[str, str]:
 
 
 ACTIONS = _describe_actions()
-"""Each action with what it does."""
+"""Actions with their descriptions."""
 TOOLS = {
     KIND_NAMES[material]: _list([_name(item) for item, _ in rule.needs], "and") if rule.needs else "no tool"
     for material, rule in COLLECT.items()
 }
-"""What must be carried to collect from each material."""
+"""Tool needed to collect each material."""
 
 _DIAGONALS = {
     f"Move {vertical}{joined}": (f"Move {vertical}", f"Move {horizontal}")
@@ -72,10 +72,10 @@ _BRACKETS = re.compile(r"\([^)]*\)")
 
 
 def translate(answer: str, turn: int) -> str | None:
-    """Map an answer to an action as Verlog does, or None if it names none.
+    """Map an answer to an action, as Verlog does; None if it names no action.
 
-    Verlog takes one of a diagonal's two directions at random; here they take turns, so that a diagonal repeated
-    leads there and seed and answers still decide the episode.
+    For a diagonal move Verlog picks one of the two directions at random. Here they alternate by `turn`, which keeps the
+    episode deterministic.
     """
     line, newline, _ = answer.partition("\n")
     words = line.lower().title()
@@ -85,7 +85,7 @@ def translate(answer: str, turn: int) -> str | None:
         return _DIAGONALS[words][turn % 2]
     words = _SYNONYMS.get(words, words)
     if "Do" in words and "(" in words:
-        # Nothing closes after the last bracket: searching there costs the square of a long answer's length.
+        # Search only up to the last ")": unclosed brackets after it would take quadratic time.
         closed, bracket, rest = words.rpartition(")")
         words = (_BRACKETS.sub("", closed + bracket) + rest).strip()
     return words if words in ACTIONS else None

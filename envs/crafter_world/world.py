@@ -1,12 +1,13 @@
-"""One Crafter world: its steps, day and night, and the balance of creatures.
+"""One Crafter world: its steps, day and night, and the numbers of creatures.
 
-Every random draw that the original makes is made here, in its order and from the same generator, those of the
-pictures that BALROG renders included; so seed and actions alone decide the episode, as they do there.
+All random draws of the original are made in the same order from the same generator, including those of the pictures
+that BALROG renders. So the same seed and actions give the same episode as in BALROG.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,24 +18,21 @@ from envs.crafter_world.rules import COW, MATERIAL_ID, SIZE, SKELETON, STRIDE, Z
 from envs.crafter_world.terrain import generate
 
 NOISE_SHAPE = (252, 196)
-"""Random numbers of a picture at night: BALROG's 256 x 256 pixels less the border and the inventory."""
-_PICTURES_A_STEP = 2
+"""Random numbers per picture at night: BALROG's 256 x 256 pixels without border and inventory."""
+_PICTURES_PER_STEP = 2
 _ACTIVE_DISTANCE = 18
 _BALANCE_EVERY = 10
 _GRASS, _PATH = MATERIAL_ID["grass"], MATERIAL_ID["path"]
 
 
 class World(Grid):
-    """The state that the world's seed and the actions so far have led to.
-
-    With `pictures`, `noise` keeps what the shown picture drew in the last step, None by day.
-    """
+    """The state of one world. With `pictures`, `noise` holds the random numbers of the last picture, None by day."""
 
     def __init__(self, seed: int, pictures: bool = False) -> None:
-        # The original numbers its episodes from 1 and seeds each with this hash.
+        # The original counts its episodes from 1 and seeds each with this hash.
         seeded = np.random.RandomState(hash((seed, 1)) % (2**31 - 1))
         bits = np.random.MT19937()
-        bits.state = seeded.get_state(legacy=False)
+        bits.state = cast(Any, seeded.get_state(legacy=False))
         random = np.random.RandomState(bits)
         land, creatures = generate(random)
         super().__init__(land, random, bits.random_raw)
@@ -55,7 +53,7 @@ class World(Grid):
         return (Zombie if kind == ZOMBIE else Skeleton)(self, x, y, self.player)
 
     def step(self, action: str) -> float:
-        """Let one step pass and return Crafter's reward: 1 for any new achievement, 0.1 a point of health."""
+        """Advance one step; return Crafter's reward: 1 for any new achievement, 0.1 per point of health."""
         self.steps += 1
         self.daylight = daylight(self.steps)
         player = self.player
@@ -70,10 +68,10 @@ class World(Grid):
         return self._reward()
 
     def _draw_night_noise(self) -> None:
-        """Draw what the pictures of one step draw; crafter renders one, BALROG another and shows that."""
+        """Draw the noise of both pictures of a step: crafter renders one, and BALROG another, which it shows."""
         self.noise = None
         if self.daylight < 0.5:
-            noise = self.random.random_sample((_PICTURES_A_STEP, *NOISE_SHAPE))
+            noise = self.random.random_sample((_PICTURES_PER_STEP, *NOISE_SHAPE))
             self.noise = noise[-1] if self._pictures else None
 
     def _reward(self) -> float:
@@ -93,12 +91,17 @@ class World(Grid):
         self._regulate(chunk, COW, _GRASS, (5, 5), (0.01, 0.1), (0 if grass < 30 else 1, 1.5 + light))
 
     def _regulate(
-        self, chunk: Chunk, kind: int, material: int, distances: tuple[int, int], chances: tuple[float, float],
+        self,
+        chunk: Chunk,
+        kind: int,
+        material: int,
+        distances: tuple[int, int],
+        chances: tuple[float, float],
         limits: tuple[float, float],
     ) -> None:
-        """Now and then add a creature where there are too few, or take one away where there are too many.
+        """Add a creature with some chance if there are too few in the region, or remove one if there are too many.
 
-        Pairs are (to add, to take away); the distances are the player's least from the creature.
+        Pairs hold the values for adding and for removing; `distances` are minimum distances from the player.
         """
         creatures = [being for being in chunk.beings if being.kind == kind]
         if len(creatures) < int(limits[0]) and self.uniform() < chances[0]:
@@ -115,6 +118,6 @@ class World(Grid):
 
 @cache
 def daylight(step: int) -> float:
-    """Return how light it is, 0 to 1; a day has 300 steps."""
+    """Return the daylight, 0 to 1; a day has 300 steps."""
     progress = (step / 300) % 1 + 0.3
     return float(1 - np.abs(np.cos(np.pi * progress)) ** 3)

@@ -1,1 +1,1 @@
-"""TextWorld's parts: what can be generated, how it is built and cached, and how one game is played."""
+"""Parts of `envs.textworld`: themes and recipes, building and caching of games, and playing one game."""

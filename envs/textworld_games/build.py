@@ -1,7 +1,7 @@
-"""Builds one TextWorld game from a recipe: `python -m envs.textworld_games.build FOLDER` reads it from stdin.
+"""Builds one TextWorld game: `python -m envs.textworld_games.build FOLDER` reads its recipe from stdin.
 
-It runs in a process of its own with a fixed hash seed: some of TextWorld's themes walk through sets, and some
-draw from a generator shared by the whole process, so that in any other process the game might be another one.
+It runs in a separate process with a fixed hash seed, because some of TextWorld's themes iterate over sets and some draw
+from the process-wide random generator. In any other process the same recipe could give another game.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import textworld
 import textworld.challenges
+import textworld.generator
 from textworld.challenges.tw_coin_collector import coin_collector
 from textworld.challenges.tw_cooking import cooking
 from textworld.challenges.tw_simple import simple
@@ -23,15 +24,15 @@ from textworld.generator.data import KnowledgeBase
 from envs.textworld_games.recipes import GameRecipe
 
 ATTEMPTS = 20
-"""Seeds tried, one after the other in a fixed order, where a drawn world holds no quest of the wanted length."""
+"""Seeds to try, in a fixed order, if a drawn world has no quest of the required length."""
 
 
 class UnplayableError(Exception):
-    """A game came out without a walkthrough that wins it."""
+    """The walkthrough of a built game does not win it."""
 
 
 def main() -> None:
-    """Build into `sys.argv[1]`; exit code 3 says that the parameters allow no game, with the reason on stderr."""
+    """Build into `sys.argv[1]`; exit code 3 means that the parameters allow no game, with the reason on stderr."""
     recipe = GameRecipe(**json.load(sys.stdin))
     reasons = []
     for attempt in range(ATTEMPTS):
@@ -40,14 +41,14 @@ def main() -> None:
             return
         except OSError:
             raise
-        except Exception as error:  # the generator stumbles over an unlucky world in ways of all kinds
+        except Exception as error:  # the generator raises errors of many types for unsuitable worlds
             reasons.append(f"{type(error).__name__}: {error}")
     print("; ".join(sorted(set(reasons))), file=sys.stderr)
     sys.exit(3)
 
 
 def build(recipe: GameRecipe, path: Path, attempt: int) -> None:
-    """Generate, compile and prove the game by playing its walkthrough."""
+    """Generate and compile the game, and check it by playing its walkthrough."""
     options = textworld.GameOptions()
     options.seeds = (recipe.seed + attempt * 0x9E3779B1) % 2**32
     options.path, options.force_recompile = str(path), True

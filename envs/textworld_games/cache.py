@@ -1,6 +1,7 @@
-"""Built games on disk, shared by all workers of a machine: checked when read, replaced when damaged, bounded.
+"""Cache of built games on disk, shared by all workers of a machine and limited in size.
 
-Invariant: a game's folder appears whole or not at all, and is used only if its files match their checksums.
+A game's folder appears complete or not at all, and is used only if its files match their checksums; damaged games are
+built again.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _FILES = (GAME_FILE, "game.json")
 _CHECKSUMS = "checksums.json"
 _BUILDING = ".building-"
 _IN_USE_S = 600.0
-"""A game used this recently is never evicted: some worker may be about to open it."""
+"""A game used this recently is not evicted, since a worker may be about to open it."""
 
 
 class GameCache:
-    """A folder of built games; `limit_gb` bounds it, the longest unused going first."""
+    """A folder of built games; beyond `limit_gb` the games unused for longest are deleted."""
 
     def __init__(self, root: Path, limit_gb: float) -> None:
         self.root, self.limit_bytes = root, int(limit_gb * 1e9)
@@ -35,15 +36,15 @@ class GameCache:
             (root / ".locks").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"games cannot be cached in {root} ({error.strerror}); set env.cache_dir to a folder you may write to"
+                f"games cannot be cached in {root} ({error.strerror}); set env.cache_dir to a writable folder"
             ) from error
 
     def fetch(self, key: str, build: Callable[[Path], None]) -> Path:
-        """Return the game file of `key`; `build` is called with an empty folder if it is missing or damaged."""
+        """Return the game file of `key`; if it is missing or damaged, `build` is called with an empty folder."""
         folder = self.root / key
         if not is_intact(folder):
             with self._lock(key):
-                # Another worker may have built it while this one waited.
+                # Another worker may have built it in the meantime.
                 if not is_intact(folder):
                     self._rebuild(folder, build)
         with contextlib.suppress(FileNotFoundError):
@@ -67,7 +68,7 @@ class GameCache:
         self._evict(keep=folder.name)
 
     def _evict(self, keep: str) -> None:
-        """Delete the longest unused games beyond the limit, and what builders that died left behind."""
+        """Delete the games unused for longest beyond the limit, and the folders of crashed builds."""
         now, games = time.time(), []
         for folder in self.root.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -87,7 +88,7 @@ class GameCache:
 
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[None]:
-        # A few lock files serve all games, so that the folder does not fill with them; a dead holder frees its own.
+        # 256 lock files serve all games. The system releases the lock of a process that dies.
         shard = hashlib.blake2b(key.encode(), digest_size=1).hexdigest()
         with open(self.root / ".locks" / shard, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -95,7 +96,7 @@ class GameCache:
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether the folder holds a whole game whose files match their checksums."""
+    """Whether the folder holds a complete game whose files match their checksums."""
     try:
         sums = json.loads((folder / _CHECKSUMS).read_text(encoding="utf-8"))
         return all(sums[name] == _checksum(folder / name) for name in _FILES)
@@ -108,7 +109,7 @@ def _checksum(path: Path) -> str:
 
 
 def default_root() -> Path:
-    """`$SLIME_VERLOG_CACHE`, else the user's cache folder."""
+    """Return the folder for games in `$SLIME_VERLOG_CACHE`, else in the user's cache folder."""
     own = os.environ.get("SLIME_VERLOG_CACHE")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return (Path(own) if own else base / "slime-verlog") / "textworld"

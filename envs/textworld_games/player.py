@@ -1,4 +1,4 @@
-"""Plays one built TextWorld game: commands in, clean text and the game's own verdicts out."""
+"""Plays one built TextWorld game: sends commands, returns cleaned text, score and outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import textworld
 
-# Jericho says this of every game that is not in its list; TextWorld takes score and state from the game's own file.
+# Jericho warns about every game that is not in its list; TextWorld reads score and state from the game's own file.
 warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
 
 _STATUS_LINE = re.compile(r"(-=[^\n]*=-)?\s*-?\d+/\d+$")
@@ -18,8 +18,8 @@ _LONGEST_STATUS = 200
 _AFTER_THE_END = "Would you like to RESTART"
 _BLANK_LINES = re.compile(r"\n[ \t]*(\n[ \t]*)+\n")
 
-# What Inform understands besides TextWorld's own verbs. Its other words are kept out: they talk to the interpreter
-# (save and script write files, quit asks a question, undo takes turns back) or print what the player may not know.
+# Verbs of Inform besides TextWorld's own. All others are refused: they control the interpreter (save and script write
+# files, quit asks a question, undo takes turns back) or print hidden information.
 _SYNONYMS = frozenset(
     """
     check describe discard e east get goal help i inv l n north pick remove s shut south throw w wait walk west
@@ -30,22 +30,20 @@ _SYNONYMS = frozenset(
 
 @dataclass(frozen=True)
 class Moment:
-    """What the game shows and knows after a command.
-
-    `commands` and `plan` (commands that lead from here to winning, as far as the game knows) are empty unless
-    the player tracks the game's state.
-    """
+    """The game's reply to a command. `commands` and `plan` are empty unless the player tracks the state."""
 
     text: str
     score: int
     won: bool
     lost: bool
     commands: tuple[str, ...]
+    """Commands that would work now."""
     plan: tuple[str, ...]
+    """Commands that win from here, as far as the game knows."""
 
 
 class Player:
-    """One running game. Tracking costs several times the game itself, so it is done only where it is needed."""
+    """One running game. `track` follows its state, which takes several times as long as the game itself."""
 
     def __init__(self, game_file: Path, *, track: bool) -> None:
         wanted = {"admissible_commands": True, "policy_commands": True} if track else {}
@@ -58,19 +56,20 @@ class Player:
         self._verbs: frozenset[str] = _SYNONYMS
 
     def reset(self) -> Moment:
-        state = self._env.reset()
+        state: Any = self._env.reset()
         self._turns = state.moves
         self.objective, self.max_score = " ".join(state.objective.split()), max(1, state.max_score)
         self.walkthrough = tuple(state.game.metadata.get("walkthrough") or ())
         self._verbs = _SYNONYMS | {verb.lower() for verb in state.verbs}
-        # The banner and the objective come before the first room; the objective is the prompt's to tell.
+        # Drop the banner and the objective before the first room; the prompt tells the objective.
         opening = state.feedback.rpartition(state.objective)[2] if state.objective else state.feedback
         return _moment(state, opening)
 
     def send(self, command: str) -> Moment | None:
-        """Play a command; None if the game did not understand it, which it shows by not counting a turn."""
+        """Play a command; None if the game did not count a turn, because it did not understand the command."""
         if command.split()[0].lower() not in self._verbs:
             return None
+        state: Any
         state, _, done = self._env.step(command)
         if not done and state.moves == self._turns:
             return None
@@ -93,9 +92,9 @@ def _moment(state: Any, feedback: str) -> Moment:
 
 
 def _clean(feedback: str) -> str:
-    """Cut the interpreter's prompt, status line and question after the end; squeeze blank lines."""
+    """Remove the interpreter's prompt, status line and final question, and repeated blank lines."""
     text = feedback.partition(_AFTER_THE_END)[0].rstrip()
-    # Only the end is searched: over a long run of white space the pattern would take the square of its length.
+    # Search only the end: the pattern takes quadratic time on long runs of white space.
     head, tail = text[:-_LONGEST_STATUS], text[-_LONGEST_STATUS:]
     text = (head + _STATUS_LINE.sub("", tail)).rstrip().removesuffix(">")
     return _BLANK_LINES.sub("\n\n", "\n".join(line.rstrip() for line in text.splitlines())).strip()

@@ -1,6 +1,6 @@
-"""What TextWorld can generate here: the themes, their parameters, and what a prompt says about each.
+"""The themes of TextWorld games, their parameters and prompts, and recipes for single games.
 
-Invariant: a `GameRecipe` decides its game completely, so its key may name the built game on any machine.
+A `GameRecipe` determines its game completely, so its key identifies the built game on any machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from envs.errors import ConfigError
 
 REVISION = 1
-"""Raised whenever the builder makes another game of the same recipe."""
+"""Increase it whenever the builder makes a different game from the same recipe."""
 
 _LOOK = {
     "look": "hear again what is in this room",
@@ -53,7 +53,7 @@ _LOCKS = (
 
 @dataclass(frozen=True)
 class Theme:
-    """A kind of game: parameters with their defaults, the step limit, and the prompt's commands and tips."""
+    """A kind of game: default parameters, step limit, and the prompt's commands and tips."""
 
     parameters: Mapping[str, Any]
     max_steps: int
@@ -120,7 +120,7 @@ _LEVELS = {"treasure_hunter": 30, "coin_collector": 300}
 
 @dataclass(frozen=True)
 class GameRecipe:
-    """One generated game. `goal` is how much its objective tells: every step (`detailed`) or the last (`brief`)."""
+    """One generated game. Its objective names every step (`goal="detailed"`) or the last one (`"brief"`)."""
 
     theme: str
     seed: int
@@ -131,16 +131,16 @@ class GameRecipe:
         return json.dumps(asdict(self), sort_keys=True)
 
     def key(self, version: str) -> str:
-        """Name of the built game; `version` is TextWorld's."""
+        """Return the name of the built game; `version` is TextWorld's."""
         digest = hashlib.blake2b(f"{REVISION}/{version}/{self.to_json()}".encode(), digest_size=10).hexdigest()
         return f"{self.theme}-{digest}"
 
 
 def find_theme(task: str) -> str:
-    """The theme that a task name means; BALROG's names and `tw-make`'s both work.
+    """Return the theme of a task name; the names of BALROG and of `tw-make` both work.
 
     Raises:
-        ConfigError: no such theme; the nearest names are listed.
+        ConfigError: unknown theme; the message lists the nearest names.
     """
     theme = _ALIASES.get(task, task)
     if theme in THEMES:
@@ -151,16 +151,16 @@ def find_theme(task: str) -> str:
 
 
 def make_recipe(theme: str, seed: int, goal: str, given: Mapping[str, Any]) -> GameRecipe:
-    """Fill the theme's parameters; `given` holds what the user set, None meaning the theme's default.
+    """Complete the parameters in `given` with the theme's defaults, which also replace None.
 
     Raises:
-        ConfigError: a parameter that the theme does not have, or a value it cannot take.
+        ConfigError: a parameter that the theme does not have, or an impossible value.
     """
     known = THEMES[theme].parameters
     chosen = {key: value for key, value in given.items() if value is not None}
     for key in chosen:
         if key not in known:
-            raise ConfigError(f"env.{key} means nothing to TextWorld's {theme}, which knows {', '.join(known)}")
+            raise ConfigError(f"TextWorld's {theme} has no env.{key}; it has {', '.join(known)}")
     parameters = {**known, **chosen}
     _check(theme, parameters, chosen)
     return GameRecipe(theme, seed % 2**32, goal, parameters)
@@ -175,10 +175,10 @@ def _check(theme: str, parameters: Mapping[str, Any], chosen: Mapping[str, Any])
         raise ConfigError(f"env.mode of {theme} must be one of {', '.join(_MODES[theme])}, got {mode!r}")
     if level is not None:
         if not 1 <= level <= _LEVELS[theme]:
-            raise ConfigError(f"env.level of {theme} goes from 1 to {_LEVELS[theme]}, got {level}")
+            raise ConfigError(f"env.level of {theme} must be from 1 to {_LEVELS[theme]}, got {level}")
         clash = [key for key in ("rooms", "quest_length", "mode") if key in chosen]
         if clash:
-            raise ConfigError(f"env.level decides {clash[0]} as well; give one of the two")
+            raise ConfigError(f"env.level sets {clash[0]} as well; remove one of them")
     if theme == "coin_collector" and level is None:
         rooms, length = parameters["rooms"], parameters["quest_length"]
         if not length <= rooms <= min(100, 4 * length if mode == "simple" else 100):
@@ -195,4 +195,4 @@ def _check(theme: str, parameters: Mapping[str, Any], chosen: Mapping[str, Any])
                 f"recipe: {parameters['recipe']}"
             )
         if parameters["recipe_seed"] and not parameters["take"]:
-            raise ConfigError("env.recipe_seed draws another recipe, which needs env.take to be at least 1")
+            raise ConfigError("env.recipe_seed needs env.take to be at least 1")

@@ -1,4 +1,4 @@
-"""Where a game file comes from: built on demand in a process of its own, or found in the user's folder."""
+"""Provides game files: builds them in a separate process, or finds them in the user's folder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BUILD_TIMEOUT_S = 240.0
 
 
 def build_game(recipe: GameRecipe, folder: Path) -> None:
-    """Build the recipe's game into `folder`, in a process of its own so that nothing but the recipe decides it.
+    """Build the recipe's game into `folder`, in a separate process so that it depends on the recipe alone.
 
     Raises:
-        ConfigError: no game can be made with these parameters.
+        ConfigError: these parameters allow no game.
         EnvironmentFault: the builder hung or crashed.
     """
     environment: Mapping[str, str] = {
@@ -35,24 +35,24 @@ def build_game(recipe: GameRecipe, folder: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise EnvironmentFault(f"TextWorld took over {_BUILD_TIMEOUT_S:.0f} s to build {recipe}") from error
     if done.returncode == 3:
-        raise ConfigError(f"TextWorld makes no game of {recipe}: {done.stderr.strip()[-400:]}; relax its parameters")
+        raise ConfigError(f"TextWorld cannot build {recipe}: {done.stderr.strip()[-400:]}; relax its parameters")
     if done.returncode:
         raise EnvironmentFault(f"TextWorld failed to build {recipe}: {done.stderr.strip()[-800:]}")
 
 
 def find_game(folder: Path, task: str, seed: int) -> Path:
-    """The game that the seed chooses among the `.z8` files under `folder/task`, or `folder` if that is missing.
+    """Return the seed's game among the `.z8` files under `folder/task`, or under `folder` if that is missing.
 
     Raises:
-        ConfigError: there are none, or the game's `.json` is missing beside it.
+        ConfigError: there are no games, or the game's `.json` is missing.
     """
     here = folder.expanduser() / task if (folder.expanduser() / task).is_dir() else folder.expanduser()
     games = sorted(here.rglob("*.z8"))
     if not games:
         glulx = next(here.rglob("*.ulx"), None) if here.is_dir() else None
-        hint = f"{glulx.name} is Glulx, which TextWorld 1.7 no longer plays" if glulx else "it looks for *.z8"
+        hint = f"{glulx.name} is Glulx, which TextWorld 1.7 cannot play" if glulx else "games are files *.z8"
         raise ConfigError(f"env.games_path: no games in {here}; {hint}")
     game = games[seed % len(games)]
     if not game.with_suffix(".json").is_file():
-        raise ConfigError(f"env.games_path: {game} needs its .json beside it; copy it from where the game was made")
+        raise ConfigError(f"env.games_path: {game} needs its .json in the same folder; copy it there")
     return game

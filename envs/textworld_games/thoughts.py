@@ -1,4 +1,4 @@
-"""What the scripted player thinks: the last thing to do, whether what comes next is in sight, and why this command."""
+"""Reasoning of the scripted player: the goal, whether the next thing is visible, and why this command."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _BETWEEN = re.compile(r" (?:with|from|on|into|in) ")
 
 
 def explain_plan(observation: str, plan: Sequence[str]) -> str:
-    """Return the thought behind the first command of a plan that wins from here."""
+    """Return the reasoning behind the first command of a plan that wins from here."""
     if not plan:
         return "I know no way to win from here, so I look around."
     command, goal = plan[0], plan[-1]
-    # Ways between rooms serve the first command that does something in one.
+    # Walking serves the first command that is not a move.
     deed = next((step for step in plan if not step.startswith("go ")), goal)
     walking = command != deed
     parts = ["" if command == goal else f"My last step will be: {goal}.", _seen(observation, deed, walking)]
@@ -28,7 +28,7 @@ def explain_plan(observation: str, plan: Sequence[str]) -> str:
 
 
 def _seen(observation: str, deed: str, walking: bool) -> str:
-    """Say whether the thing that the command is about is named in what was just told."""
+    """Say whether the observation names the thing that the command is about."""
     thing = _BETWEEN.split(deed.partition(" ")[2])[0]
     if not thing or deed.startswith("go "):
         return ""

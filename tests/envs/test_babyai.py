@@ -138,7 +138,7 @@ def test_a_bad_option_is_refused_by_name(options: dict, expected: str) -> None:
 
 
 def test_num_dists_is_refused_where_a_level_has_no_such_setting() -> None:
-    with pytest.raises(ConfigError, match=r"num_dists has no meaning for BabyAI task 'OpenDoor'"):
+    with pytest.raises(ConfigError, match=r"BabyAI task 'OpenDoor' has no env.num_dists"):
         build("OpenDoor", num_dists=2)
     build("GoToLocal", num_dists=2).reset()
 

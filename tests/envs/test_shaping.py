@@ -76,7 +76,7 @@ def test_the_plan_that_shaping_follows_shrinks_by_one_move_with_every_move_of_it
 
 
 def test_missions_about_several_objects_are_refused() -> None:
-    with pytest.raises(ConfigError, match="env.shaping pays the way to the object of one instruction"):
+    with pytest.raises(ConfigError, match="env.shaping needs a mission with one object"):
         play("babyai", "putnext", 0, "random", shaping=0.5)
 
 

@@ -117,7 +117,7 @@ def test_what_a_dead_builder_left_is_swept_away(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_refused_with_the_option_to_change(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="set env.cache_dir to a folder"):
+    with pytest.raises(ConfigError, match="set env.cache_dir to a writable folder"):
         GameCache(tmp_path / "file", 1.0)
 
 
