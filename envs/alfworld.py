@@ -79,19 +79,9 @@ SETTINGS = ALFWorldSettings
 
 
 def build_env(sample: Any, args: Any) -> ALFWorld:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`.
-
-    Raises:
-        ConfigError: unknown task, a wrong setting, or no games in the given folder.
-        MissingDependencyError: alfworld or its planner is not installed.
-    """
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
     task, seed = describe_task(sample)
     return ALFWorld(task, seed, read_env_settings(ALFWorldSettings, args))
-
-
-def expert_action(env: ALFWorld) -> str:
-    """Return the next command of a plan that wins, for demonstrations; the planner sees hidden objects."""
-    return env.advice()
 
 
 class ALFWorld(CommandGame):
@@ -146,7 +136,7 @@ class ALFWorld(CommandGame):
         )
 
     def advice(self) -> str:
-        """Return the planner's next command; `look` if it finds no way to win."""
+        """Return the next command of the planner, which knows hidden objects; `look` if it finds no way to win."""
         plan = self._player.plan()
         return plan[0] if plan else self.default_action
 
@@ -177,6 +167,9 @@ class ALFWorld(CommandGame):
             self._player.close()
             self._player = None
         self._running = False
+
+
+expert_action = ALFWorld.advice
 
 
 def find_families(task: str) -> tuple[str, ...]:

@@ -49,23 +49,9 @@ SETTINGS = BabaIsAISettings
 
 
 def build_env(sample: Any, args: Any) -> BabaIsAI:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`.
-
-    Raises:
-        ConfigError: unknown task, or a wrong setting.
-    """
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
     task, seed = describe_task(sample)
     return BabaIsAI(task, seed, read_env_settings(BabaIsAISettings, args))
-
-
-def expert_action(env: BabaIsAI) -> str:
-    """Return the next action of a scripted player, for demonstrations; `idle` if it finds no way to win."""
-    return env.advice()
-
-
-def explain_action(env: BabaIsAI) -> str:
-    """Return the reasoning behind `expert_action(env)`."""
-    return env.explain()
 
 
 class BabaIsAI(TextGame):
@@ -166,3 +152,7 @@ class BabaIsAI(TextGame):
     def _frame(self, text: str, **outcome: Any) -> Frame:
         image = draw_world(self.level.world) if self.settings.vlm else None
         return Frame(long_term=text, image=image, **outcome)
+
+
+expert_action = BabaIsAI.advice
+explain_action = BabaIsAI.explain

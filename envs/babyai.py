@@ -41,19 +41,9 @@ SETTINGS = BabyAISettings
 
 
 def build_env(sample: Any, args: Any) -> BabyAI:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`.
-
-    Raises:
-        ConfigError: unknown task, or a wrong setting.
-        MissingDependencyError: minigrid is not installed.
-    """
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
     task, seed = describe_task(sample)
     return BabyAI(task, seed, read_env_settings(BabyAISettings, args))
-
-
-def expert_action(env: BabyAI) -> str:
-    """Return the next action of a scripted player, for demonstrations; it need not be followed."""
-    return env.advice()
 
 
 class BabyAI(TextGame):
@@ -109,6 +99,9 @@ class BabyAI(TextGame):
             progression=self._progression,
             image=make_image(self.game.get_pov_render(tile_size=_TILE_PIXELS)) if self.settings.vlm else None,
         )
+
+
+expert_action = BabyAI.advice
 
 
 def _import_world(part: str) -> ModuleType:

@@ -57,12 +57,7 @@ SETTINGS = BalrogSettings
 
 
 def build_env(sample: Any, args: Any) -> Balrog:
-    """Build the environment for the task (`family/task`) and seed in `sample.metadata`.
-
-    Raises:
-        MissingDependencyError: BALROG, or a package that the family needs, is not installed.
-        ConfigError: unknown task, or a wrong setting.
-    """
+    """Build the environment for the task (`family/task`) and seed in `sample.metadata`."""
     task, seed = describe_task(sample)
     return Balrog(task, seed, read_env_settings(BalrogSettings, args))
 

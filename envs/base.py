@@ -54,6 +54,10 @@ class StepInfo(TypedDict):
 class BaseInteractionEnv(abc.ABC):
     """One episode. Each environment module has a `build_env(sample, args)` that makes one from `sample.metadata`.
 
+    `build_env` raises `ConfigError` for an unknown task or a wrong setting, and `MissingDependencyError` if a package
+    is not installed. A module may also offer `expert_action(env)`, the next action of a scripted player for
+    demonstrations, and `explain_action(env)`, the reasoning behind it.
+
     Task, seed and responses determine all observations and rewards. `reset` may be called again to replay the
     episode from the start. The class attributes describe the task; `reset` fills them.
     """

@@ -42,11 +42,7 @@ SETTINGS = CrafterSettings
 
 
 def build_env(sample: Any, args: Any) -> Crafter:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`.
-
-    Raises:
-        ConfigError: unknown task, or a wrong setting.
-    """
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
     task, seed = describe_task(sample)
     if task != TASK:
         raise ConfigError(f"Crafter has one task, {TASK!r}; got {task!r}")

@@ -52,11 +52,7 @@ SETTINGS = GymnasiumSettings
 
 
 def build_env(sample: Any, args: Any) -> GymnasiumText:
-    """Build the environment that `args.env` describes, for the task and seed in `sample.metadata`.
-
-    Raises:
-        ConfigError: no such environment, or its observations or actions cannot be put into words.
-    """
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
     task, seed = describe_task(sample)
     return GymnasiumText(task, seed, read_env_settings(GymnasiumSettings, args))
 

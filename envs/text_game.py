@@ -122,14 +122,13 @@ class TextGame(BaseInteractionEnv):
         candidate, span = find_action(response_text)
         action, frame = self.attempt(candidate)
         valid = action is not None
-        executed = action if action is not None else self.default_action
         self._running = not (frame.terminated or frame.truncated)
         info: StepInfo = {
             "reward": self._pay(frame.reward, valid) + self._shaping(),
             "terminated": frame.terminated,
             "truncated": frame.truncated,
             "valid_action": valid,
-            "executed_action": executed,
+            "executed_action": action if action is not None else self.default_action,
             "progression": frame.progression,
             "action": candidate,
             "action_span": span,

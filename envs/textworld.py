@@ -90,24 +90,9 @@ SETTINGS = TextWorldSettings
 
 
 def build_env(sample: Any, args: Any) -> TextWorld:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`.
-
-    Raises:
-        ConfigError: unknown task, or a wrong setting, or one that the theme does not have.
-        MissingDependencyError: textworld is not installed.
-    """
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
     task, seed = describe_task(sample)
     return TextWorld(task, seed, read_env_settings(TextWorldSettings, args))
-
-
-def expert_action(env: TextWorld) -> str:
-    """Return the next command of a plan that wins, for demonstrations; `look` if the game knows none."""
-    return env.advice()
-
-
-def explain_action(env: TextWorld) -> str:
-    """Return the reasoning behind `expert_action(env)`."""
-    return env.explain()
 
 
 class TextWorld(CommandGame):
@@ -219,8 +204,12 @@ class TextWorld(CommandGame):
         root = Path(self.settings.cache_dir).expanduser() if self.settings.cache_dir else default_root()
         cache = GameCache(root, self.settings.cache_gb)
         return cache.fetch(
-            self._recipe.key(self._engine.textworld_version()), lambda folder: build_game(self._recipe, folder)
+            self._recipe.key(self._engine.textworld.__version__), lambda folder: build_game(self._recipe, folder)
         )
+
+
+expert_action = TextWorld.advice
+explain_action = TextWorld.explain
 
 
 def _find_theme(task: str, settings: TextWorldSettings) -> str:

@@ -98,7 +98,3 @@ def _clean(feedback: str) -> str:
     head, tail = text[:-_LONGEST_STATUS], text[-_LONGEST_STATUS:]
     text = (head + _STATUS_LINE.sub("", tail)).rstrip().removesuffix(">")
     return _BLANK_LINES.sub("\n\n", "\n".join(line.rstrip() for line in text.splitlines())).strip()
-
-
-def textworld_version() -> str:
-    return textworld.__version__
