@@ -18,17 +18,17 @@ from typing import Any
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation
 from envs.errors import ConfigError, EpisodeOverError
-from envs.swe.calibration import load_counter_tests
 from envs.swe.calls import Answer, Call, parse_answer, schemas
-from envs.swe.evaluate import Verdict, evaluate
 from envs.swe.instances import Instance, load_instances
-from envs.swe.pristine import default_cache, pristine_tree
-from envs.swe.runs import JudgeSettings, source_roots
-from envs.swe.sandbox import Sandbox, check_sandbox
+from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
+from envs.swe.sandbox.supervise import Limits
+from envs.swe.sandbox.workspace import Workspace
 from envs.swe.small_tasks import small_instance
-from envs.swe.supervise import Limits
 from envs.swe.tools import Workbench, describe, execute, harmless
-from envs.swe.workspace import Workspace
+from envs.swe.verdict.calibration import load_counter_tests
+from envs.swe.verdict.evaluate import Verdict, evaluate
+from envs.swe.verdict.pristine import default_cache, pristine_tree
+from envs.swe.verdict.runs import JudgeSettings, source_roots
 from envs.text_game import render_template
 from slime_verlog import Field, Settings, read_settings
 

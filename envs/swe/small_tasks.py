@@ -21,8 +21,8 @@ from pathlib import Path
 
 from envs.errors import ConfigError, EnvironmentFault
 from envs.swe.instances import Instance, read_instance
-from envs.swe.pristine import building, commit_all
-from envs.swe.runs import JudgeSettings, build_tree, run_tests
+from envs.swe.verdict.pristine import building, commit_all
+from envs.swe.verdict.runs import JudgeSettings, build_tree, run_tests
 
 
 @dataclass(frozen=True)

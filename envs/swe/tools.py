@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from envs.swe.calls import TOOLS, Call
-from envs.swe.sandbox import Sandbox
-from envs.swe.supervise import Outcome
-from envs.swe.workspace import ToolFailure, Workspace
+from envs.swe.sandbox.sandbox import Sandbox
+from envs.swe.sandbox.supervise import Outcome
+from envs.swe.sandbox.workspace import ToolFailure, Workspace
 
 MAX_COMMAND_BYTES = 32 << 10
 _VIEW_LINES = 200

@@ -17,15 +17,15 @@ from typing import Any
 import yaml
 
 from envs.errors import ConfigError, SlimeVerlogError
-from envs.swe.calibration import load_counter_tests
-from envs.swe.counter_tests import build_reference
 from envs.swe.env import SWEEnv, SWESettings, check_machine, make_env
-from envs.swe.evaluate import evaluate
 from envs.swe.instances import load_instances
-from envs.swe.pristine import pristine_tree
-from envs.swe.runs import build_tree, run_tests
+from envs.swe.sandbox.workspace import Workspace
 from envs.swe.small_tasks import SMALL_TASKS
-from envs.swe.workspace import Workspace
+from envs.swe.verdict.calibration import load_counter_tests
+from envs.swe.verdict.counter_tests import build_reference
+from envs.swe.verdict.evaluate import evaluate
+from envs.swe.verdict.pristine import pristine_tree
+from envs.swe.verdict.runs import build_tree, run_tests
 from slime_verlog import read_settings
 
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 from envs.swe import SWEEnv
 from envs.swe import build_env as build_swe
-from envs.swe.pristine import commit_all
 from envs.swe.small_tasks import unified_diff
+from envs.swe.verdict.pristine import commit_all
 from tests.envs.tiny_repository import needs_sandbox
 
 WRONG = """\

@@ -8,10 +8,10 @@ import textwrap
 
 import pytest
 
-from envs.swe.counter_tests import TOSSES, CounterTests, Mutant, draw_rounds, shuffled
-from envs.swe.definitions import definitions
-from envs.swe.mutation import KINDS, draw_change
-from envs.swe.rewriting import names_in, rewrite, shuffle_definitions
+from envs.swe.verdict.counter_tests import TOSSES, CounterTests, Mutant, draw_rounds, shuffled
+from envs.swe.verdict.definitions import definitions
+from envs.swe.verdict.mutation import KINDS, draw_change
+from envs.swe.verdict.rewriting import names_in, rewrite, shuffle_definitions
 from tests.envs.tiny_repository import tiny_instance
 
 TESTS = {

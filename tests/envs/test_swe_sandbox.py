@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
-from envs.swe import sandbox as sandbox_module
-from envs.swe.sandbox import Sandbox, check_sandbox, find_bwrap, python_folders
-from envs.swe.supervise import Limits, Outcome, tree_bytes
-from envs.swe.workspace import hand_over, remove_tree
+from envs.swe.sandbox import sandbox as sandbox_module
+from envs.swe.sandbox.sandbox import Sandbox, check_sandbox, find_bwrap, python_folders
+from envs.swe.sandbox.supervise import Limits, Outcome, tree_bytes
+from envs.swe.sandbox.workspace import hand_over, remove_tree
 from tests.envs.tiny_repository import needs_sandbox
 
 LIMITS = Limits(seconds=20, memory_mb=400, processes=40, file_mb=4, tree_mb=16, tmp_mb=8, output_mb=2)
@@ -264,8 +264,8 @@ def test_the_same_holds_where_we_are_not_root(tree: Path) -> None:
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(root)!r})
-from envs.swe.sandbox import Sandbox
-from envs.swe.supervise import Limits
+from envs.swe.sandbox.sandbox import Sandbox
+from envs.swe.sandbox.supervise import Limits
 box = Sandbox(Path({str(tree)!r}), Path("/usr/bin/python3"), Limits(seconds=20, processes=20))
 command = "id -u; (touch /x /usr/x) 2>&1 | grep -cE 'denied|Read'; unshare -Ur id; touch mine"
 print(box.run(["bash", "-c", command]).output)

@@ -15,9 +15,9 @@ from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import build_env_from
 from envs.swe import small_tasks
 from envs.swe.env import SWEEnv, SWESettings
-from envs.swe.pristine import default_cache
-from envs.swe.runs import build_tree, run_tests
 from envs.swe.small_tasks import CACHETOOLS, SMALL_TASKS, TOOLZ, Package, SmallTask, small_instance
+from envs.swe.verdict.pristine import default_cache
+from envs.swe.verdict.runs import build_tree, run_tests
 from tests.envs.swe_cheats import CHEATS
 from tests.envs.tiny_repository import call, needs_sandbox
 

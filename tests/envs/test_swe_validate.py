@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from envs.swe.pristine import commit_all
 from envs.swe.small_tasks import unified_diff
 from envs.swe.validate import main
+from envs.swe.verdict.pristine import commit_all
 from tests.envs.tiny_repository import FILES, TASK, needs_sandbox, tiny_instance, tiny_options
 
 PATCH = unified_diff("shop/prices.py", FILES["shop/prices.py"], FILES["shop/prices.py"] + "\n# nothing\n")

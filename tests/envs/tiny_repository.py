@@ -21,8 +21,8 @@ from envs.swe import SWEEnv
 from envs.swe import build_env as build_swe
 from envs.swe.env import check_machine
 from envs.swe.instances import Instance, load_instances
-from envs.swe.pristine import commit_all
 from envs.swe.small_tasks import unified_diff
+from envs.swe.verdict.pristine import commit_all
 
 TASK = "shop_total"
 WRONG = "def total(prices):\n    return sum(prices[1:])\n"

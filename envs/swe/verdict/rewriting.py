@@ -10,7 +10,7 @@ import ast
 import random
 from collections.abc import Collection, Iterator
 
-from envs.swe.definitions import Function, Modules, named_functions
+from envs.swe.verdict.definitions import Function, Modules, named_functions
 
 _WORDS = ("data", "found", "given", "item", "left", "made", "part", "piece", "row", "seen", "step", "value", "wanted")
 _SCOPES = (

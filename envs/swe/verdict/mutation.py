@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.swe.definitions import Function
+from envs.swe.verdict.definitions import Function
 
 KINDS = ("value", "operator", "planted")
 """`value` changes a constant, a container or an exception; `operator` a comparison; `planted` adds a statement, for

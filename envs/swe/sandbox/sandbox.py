@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
-from envs.swe.supervise import Limits, Outcome, supervise
+from envs.swe.sandbox.supervise import Limits, Outcome, supervise
 
 TESTBED = "/testbed"
 AGENT_ID = 60999

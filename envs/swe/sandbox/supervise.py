@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.swe.held_files import HeldFiles
-from envs.swe.processes import Namespace
+from envs.swe.sandbox.held_files import HeldFiles
+from envs.swe.sandbox.processes import Namespace
 
 _TICK_S = 0.05
 _READ = 1 << 16

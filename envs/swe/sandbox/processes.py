@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from envs.errors import EnvironmentFault
-from envs.swe.held_files import HeldFiles, held_files
-from envs.swe.seccomp import seccomp_filter
+from envs.swe.sandbox.held_files import HeldFiles, held_files
+from envs.swe.sandbox.seccomp import seccomp_filter
 
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 _END_S = 30.0

@@ -12,7 +12,7 @@ import tempfile
 import weakref
 from pathlib import Path, PurePosixPath
 
-from envs.swe.sandbox import AGENT_ID, TESTBED
+from envs.swe.sandbox.sandbox import AGENT_ID, TESTBED
 
 MAX_FILE_BYTES = 4 << 20
 

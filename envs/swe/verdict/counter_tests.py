@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.errors import ConfigError
-from envs.swe.changes import apply_changes, collect_changes, is_protected
-from envs.swe.definitions import named_functions, parse_files
 from envs.swe.instances import Instance
-from envs.swe.mutation import draw_change
-from envs.swe.rewriting import names_in, rewrite, shuffle_definitions
-from envs.swe.runs import JudgeSettings, TestRun, build_tree, run_tests
-from envs.swe.workspace import remove_tree
+from envs.swe.sandbox.workspace import remove_tree
+from envs.swe.verdict.changes import apply_changes, collect_changes, is_protected
+from envs.swe.verdict.definitions import named_functions, parse_files
+from envs.swe.verdict.mutation import draw_change
+from envs.swe.verdict.rewriting import names_in, rewrite, shuffle_definitions
+from envs.swe.verdict.runs import JudgeSettings, TestRun, build_tree, run_tests
 
 TOSSES = 8
 """Coins tossed for the tests that must turn green: guessing them all right has a chance of 1 in 2^8."""

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from envs.swe.pristine import git
-from envs.swe.sandbox import TESTBED, Sandbox
-from envs.swe.supervise import Limits, Outcome
-from envs.swe.workspace import copy_tree, hand_over, remove_tree
+from envs.swe.sandbox.sandbox import TESTBED, Sandbox
+from envs.swe.sandbox.supervise import Limits, Outcome
+from envs.swe.sandbox.workspace import copy_tree, hand_over, remove_tree
+from envs.swe.verdict.pristine import git
 
 _SCRIPT = Path(__file__).with_name("judge_script.py")
 _INSIDE = "/judge/judge_script.py"

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from envs.errors import ConfigError
-from envs.swe.changes import is_protected
-from envs.swe.counter_tests import (
+from envs.swe.instances import Instance
+from envs.swe.verdict.changes import is_protected
+from envs.swe.verdict.counter_tests import (
     CounterTests,
     Mutant,
     Round,
@@ -27,10 +28,9 @@ from envs.swe.counter_tests import (
     shuffled,
     wrong_answers,
 )
-from envs.swe.definitions import definitions, parse_tests
-from envs.swe.instances import Instance
-from envs.swe.pristine import building
-from envs.swe.runs import JudgeSettings, TestRun, build_tree, run_tests
+from envs.swe.verdict.definitions import definitions, parse_tests
+from envs.swe.verdict.pristine import building
+from envs.swe.verdict.runs import JudgeSettings, TestRun, build_tree, run_tests
 
 _TRIED = ("value", "value", "value", "value", "operator", "planted")
 """Kinds of mutants tried for each test, one validation run each."""

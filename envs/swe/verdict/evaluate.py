@@ -19,8 +19,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from envs.swe.changes import TooMuchChanged
-from envs.swe.counter_tests import (
+from envs.swe.instances import Instance
+from envs.swe.verdict.changes import TooMuchChanged
+from envs.swe.verdict.counter_tests import (
     CounterTests,
     Round,
     counted_changes,
@@ -29,8 +30,7 @@ from envs.swe.counter_tests import (
     run_round,
     wrong_answers,
 )
-from envs.swe.instances import Instance
-from envs.swe.runs import JudgeSettings, TestRun, run_tests
+from envs.swe.verdict.runs import JudgeSettings, TestRun, run_tests
 
 ROUNDS_TIME = 3
 """The rounds of one verdict together take no longer than this many times the limit of one run."""

@@ -1,0 +1,1 @@
+"""A sandbox around one working tree: bubblewrap, resource limits, and the tree seen from outside."""
