@@ -280,8 +280,8 @@ def test_a_named_data_set_without_games_is_refused_instead_of_playing_demos(
         ("look_at_obj_in_ligth", {}, "did you mean look_at_obj_in_light"),
         ("", {}, "there are all, pick_and_place_simple"),
         ("all", {"split": "test"}, "env.split must be one of"),
-        ("all", {"vlm": True}, "played in text here"),
-        ("all", {"source": "demo", "data_path": "/x"}, "which source: demo does not play"),
+        ("all", {"vlm": True}, "ALFWorld has no pictures here"),
+        ("all", {"source": "demo", "data_path": "/x"}, "has no effect with env.source: demo"),
     ],
 )
 def test_unknown_tasks_and_impossible_options_are_refused(task: str, options: dict[str, Any], message: str) -> None:
