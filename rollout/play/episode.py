@@ -23,7 +23,7 @@ from rollout.spec import EpisodeSpec
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import FinishReason, Generation, Prompt, StopReason, Turn
 from rollout.workers.pool import EnvSession
-from rollout.workers.worker import EnvReply
+from rollout.workers.reply import EnvReply
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from rollout.errors import EnvironmentFault, MissingDependencyError
-from rollout.workers.worker import HEADER, EnvHost, check_reply, digest, write_frame
+from rollout.workers.reply import check_reply, digest
+from rollout.workers.worker import HEADER, EnvHost, write_frame
 
 LARGEST_FRAME = 1 << 32
 """Bytes; no reply comes near it, so a worker that announces more is not one of ours."""

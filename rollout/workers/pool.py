@@ -21,7 +21,7 @@ from rollout.spec import EnvSpec
 from rollout.utilization import Load
 from rollout.workers.hosts import BACKENDS, Host, HostLostError, WorkerLiedError, check_answer
 from rollout.workers.observation_limits import ObservationLimits
-from rollout.workers.worker import EnvReply, digest
+from rollout.workers.reply import EnvReply, digest
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
 """How a fault is counted that crossed another boundary inside of the environment, by its error's name."""

@@ -36,7 +36,7 @@ from rollout.engine import parse_generation, read_json
 from rollout.errors import CheckpointError, ConfigError, EngineError
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.workers.hosts import WorkerLiedError, check_answer
-from rollout.workers.worker import EnvReply, digest
+from rollout.workers.reply import EnvReply, digest
 from tests.fixtures.chatml import chatml_tokenizer
 
 GAMES = {babyai: "goto", babaisai: "goto_win", crafter: "default"}
