@@ -51,13 +51,10 @@ class InstantEngine(EngineClient):
         self.answer, self.turn_s, self.places = answer, turn_s, asyncio.Semaphore(places)
 
     async def generate(self, prompt: Any, sampling_params: Any, **kwargs: Any) -> Generation:
-        self.load.change(+1)
-        try:
+        with self.utilization.request():
             async with self.places:
                 if self.turn_s:
                     await asyncio.sleep(self.turn_s)
-        finally:
-            self.load.change(-1)
         meta = {"finish_reason": {"type": "stop"}}
         return Generation(self.answer, [-0.5] * len(self.answer), "", "stop", ("1",), meta)
 

@@ -1,7 +1,7 @@
-"""Client of SGLang's native `/generate`: one prompt in, one checked generation out, bounded retries.
+"""Client of SGLang's native `/generate`: one prompt in, one checked generation out, with bounded retries.
 
-The engine is another process that may restart, vanish or answer nonsense; every such case becomes an
-`EngineError` that says what came back, and is tried again before it is raised.
+Network errors and malformed answers become an `EngineError` that says what came back. The request is repeated
+before the error is raised.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ import aiohttp
 from rollout.bridge.settings import EngineSettings
 from rollout.errors import EngineError
 from rollout.turn import FinishReason, Generation, Prompt
-from rollout.utilization import Load
+from rollout.utilization import Utilization
 
 LARGEST_ID = 1 << 31
-"""No vocabulary reaches it; a tokenizer that is given more to decode raises."""
+"""Exclusive limit of token ids; a tokenizer cannot decode larger ones."""
+
 PER_TOKEN_KEYS = frozenset({"output_token_logprobs", "input_token_logprobs", "output_top_logprobs"})
 
 
 class EngineClient:
-    """Talks to one router or engine; `faults` counts what was retried, by kind."""
+    """Talks to one router or engine; `faults` counts failed attempts by kind."""
 
     def __init__(self, url: str, settings: EngineSettings, *, max_connections: int = 1024) -> None:
         self.url = url.rstrip("/")
         self.settings = settings
         self.faults: Counter[str] = Counter()
-        self.load = Load()
+        self.utilization = Utilization()
         self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
         self._jitter = random.Random()
@@ -47,13 +48,14 @@ class EngineClient:
         headers: Mapping[str, str] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Generate one answer; `extra` is added to the request (`return_routed_experts` and the like).
+        """Generate one answer; `extra` is added to the request (for example `return_routed_experts`).
 
         Raises:
-            EngineError: `max_retries` attempts failed; the text holds the last reason.
+            EngineError: all of `engine.max_retries` + 1 attempts failed; the text holds the last reason.
         """
         payload = request_payload(prompt, sampling_params, extra)
-        for attempt in range(self.settings.max_retries + 1):
+        attempt = 0
+        while True:
             try:
                 return parse_generation(await self._post("/generate", payload, headers))
             except EngineError as error:
@@ -61,33 +63,31 @@ class EngineClient:
                 if attempt == self.settings.max_retries:
                     raise EngineError(
                         f"{self.url}/generate failed {attempt + 1} times; last: {error} "
-                        "(engine.max_retries, engine.timeout_s bound this)"
+                        "(engine.max_retries and engine.timeout_s set the limits)"
                     ) from error
                 await asyncio.sleep(self._delay(attempt))
-        raise AssertionError("unreachable")
+                attempt += 1
 
     def _delay(self, attempt: int) -> float:
-        """Exponential backoff with full jitter, so that restarted engines are not stormed."""
+        """Exponential backoff with jitter, which spreads the retries to a restarted engine over time."""
         ceiling = min(self.settings.backoff_max_s, self.settings.backoff_s * 2**attempt)
         return self._jitter.uniform(ceiling / 2, ceiling)
 
     async def _post(self, path: str, payload: Mapping[str, Any], headers: Mapping[str, str] | None) -> Any:
         session = self._connect()
-        self.load.change(+1)
         try:
-            async with session.post(self.url + path, json=payload, headers=headers) as response:
-                body = await response.read()
-                if response.status != 200:
-                    words = body[:300].decode(errors="replace")
-                    raise EngineError(f"HTTP {response.status}: {words}", f"http_{response.status}")
+            with self.utilization.request():
+                async with session.post(self.url + path, json=payload, headers=headers) as response:
+                    body = await response.read()
         except TimeoutError as error:
             raise EngineError(f"no answer within engine.timeout_s: {self.settings.timeout_s:g}", "timeout") from error
         except aiohttp.ClientConnectorError as error:
             raise EngineError(f"{type(error).__name__}: {error}", "refused") from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineError(f"{type(error).__name__}: {error}", "connection_lost") from error
-        finally:
-            self.load.change(-1)
+        if response.status != 200:
+            words = body[:300].decode(errors="replace")
+            raise EngineError(f"HTTP {response.status}: {words}", f"http_{response.status}")
         return read_json(body)
 
     def _connect(self) -> aiohttp.ClientSession:
@@ -107,7 +107,7 @@ class EngineClient:
 def request_payload(
     prompt: Prompt, sampling_params: Mapping[str, Any], extra: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The `/generate` request: unexpanded placeholders with the images where there are any, else the tokens."""
+    """The `/generate` request; with images, each is one unexpanded placeholder in `input_ids`."""
     payload: dict[str, Any] = {
         "input_ids": list(prompt.engine_ids if prompt.engine_ids is not None else prompt.token_ids),
         "sampling_params": dict(sampling_params),
@@ -120,10 +120,10 @@ def request_payload(
 
 
 def read_json(body: bytes) -> Any:
-    """The answer's JSON.
+    """Parse the answer's JSON.
 
     Raises:
-        EngineError: it is cut, no JSON, or nested too deep to be an answer.
+        EngineError: it is truncated, not JSON, or nested too deeply.
     """
     try:
         return json.loads(body)
@@ -135,7 +135,7 @@ def parse_generation(answer: Any) -> Generation:
     """Check an engine's answer and turn it into a `Generation`.
 
     Raises:
-        EngineError: a field is missing or of the wrong type, counts disagree, or a log-prob is no number.
+        EngineError: a field is missing or has the wrong type, counts disagree, or a log-prob is not finite.
     """
     if not isinstance(answer, dict) or not isinstance(answer.get("meta_info"), dict):
         raise EngineError(f"answer has no meta_info: {reprlib.repr(answer)}")
@@ -144,6 +144,7 @@ def parse_generation(answer: Any) -> Generation:
     reason = finish.get("type") if isinstance(finish, dict) else finish
     if reason not in tuple(FinishReason):
         raise EngineError(f"finish_reason must be stop, length or abort, got {reprlib.repr(finish)}")
+    reason = FinishReason(reason)
     token_ids, log_probs = _tokens(meta, reason)
     text = answer.get("text")
     if not isinstance(text, str):
@@ -152,17 +153,17 @@ def parse_generation(answer: Any) -> Generation:
         token_ids=token_ids,
         log_probs=log_probs,
         text=text,
-        finish_reason=FinishReason(reason),
+        finish_reason=reason,
         weight_versions=_versions(meta),
         meta_info={k: v for k, v in meta.items() if k not in PER_TOKEN_KEYS},
     )
 
 
 def _versions(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """The weight versions that the answer's tokens come from, in order.
+    """The weight versions that produced the answer's tokens, in order.
 
-    An engine that takes new weights in the middle of an answer lists them in `weight_versions`, as names or with
-    the tokens that each made; others name the one version of the whole answer.
+    An engine that updates its weights during an answer lists them in `weight_versions`, as names or as mappings
+    with a `version`. Other engines name one `weight_version` for the whole answer.
     """
     several, version = meta.get("weight_versions"), meta.get("weight_version")
     if isinstance(several, list) and several:
@@ -174,7 +175,7 @@ def _versions(meta: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(item) for item in found))
 
 
-def _tokens(meta: Mapping[str, Any], reason: str) -> tuple[list[int], list[float]]:
+def _tokens(meta: Mapping[str, Any], reason: FinishReason) -> tuple[list[int], list[float]]:
     entries = meta.get("output_token_logprobs")
     if entries is None and reason == FinishReason.ABORT:
         return [], []

@@ -131,7 +131,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> tuple[li
 
 def _measure(runtime: Runtime) -> Callable[[], BatchLoad]:
     """Start to measure; the function that comes back says what was taken since."""
-    engine, env, host_s = runtime.engine.load, runtime.pool.load, time.thread_time()
+    engine, env, host_s = runtime.engine.utilization, runtime.pool.utilization, time.thread_time()
     before = engine.snapshot(), env.snapshot()
     return lambda: BatchLoad(engine.since(before[0]), env.since(before[1]), time.thread_time() - host_s)
 

@@ -1,40 +1,52 @@
-"""How busy something is kept: time with at least one request in flight, and how many there were."""
+"""How busy a resource is: the time with at least one request in flight, and the mean number of requests."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 
-@dataclass
-class Load:
+class Usage(NamedTuple):
+    """What a period of time held; `request_s / seconds` is the mean number of requests in flight."""
+
+    seconds: float
+    busy_s: float
+    """Seconds with at least one request in flight."""
+    request_s: float
+    """Seconds in flight, summed over all requests."""
+
+
+class Utilization:
     """Counts the requests in flight over time; `clock` gives seconds."""
 
-    clock: Callable[[], float] = time.perf_counter
-    in_flight: int = 0
-    busy_s: float = 0.0
-    request_s: float = 0.0
-    _changed: float = 0.0
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.in_flight = 0
+        self._clock = clock
+        self._usage = Usage(clock(), 0.0, 0.0)
 
-    def __post_init__(self) -> None:
-        self._changed = self.clock()
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request as in flight inside the `with` block."""
+        self._count(+1)
+        try:
+            yield
+        finally:
+            self._count(-1)
 
-    def change(self, by: int) -> None:
-        """A request starts (+1) or ends (-1)."""
-        now = self.clock()
-        if self.in_flight:
-            self.busy_s += now - self._changed
-            self.request_s += self.in_flight * (now - self._changed)
-        self._changed = now
-        self.in_flight += by
+    def _count(self, change: int) -> None:
+        last, busy_s, request_s = self._usage
+        now = self._clock()
+        busy_s += (now - last) * (self.in_flight > 0)
+        self._usage = Usage(now, busy_s, request_s + (now - last) * self.in_flight)
+        self.in_flight += change
 
-    def snapshot(self) -> tuple[float, float, float]:
-        """What `since` compares with."""
-        self.change(0)
-        return self._changed, self.busy_s, self.request_s
+    def snapshot(self) -> Usage:
+        """The totals up to now, for `since`."""
+        self._count(0)
+        return self._usage
 
-    def since(self, earlier: tuple[float, float, float]) -> tuple[float, float, float]:
-        """Seconds passed, seconds with a request in flight, request-seconds since the snapshot."""
-        now = self.snapshot()
-        return now[0] - earlier[0], now[1] - earlier[1], now[2] - earlier[2]
+    def since(self, earlier: Usage) -> Usage:
+        """The difference between now and an earlier snapshot."""
+        return Usage(*(now - before for now, before in zip(self.snapshot(), earlier, strict=True)))

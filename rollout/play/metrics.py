@@ -12,7 +12,7 @@ from rollout.turn import FinishReason, Segment, StopReason, Turn
 
 RETRIES = (
     *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "turns_aborted"),
-    *("env_timeout", "env_worker_died", "env_worker_lied", "env_raised", "env_tool_raised", "env_judge_raised"),
+    *("env_timeout", "env_worker_died", "env_bad_reply", "env_raised", "env_tool_raised", "env_judge_raised"),
 )
 """Faults after which a turn is tried again; beside them `engine_http_<status>`."""
 FAULTS = (
@@ -26,7 +26,7 @@ FAULTS = (
 class BatchLoad:
     """What a batch took: how busy engine and environment workers were kept, and the event loop's own work.
 
-    `engine` and `env` are `Load.since`: seconds passed, seconds with a request in flight, request-seconds.
+    `engine` and `env` are `Usage`s: seconds passed, seconds with a request in flight, request-seconds.
     """
 
     engine: tuple[float, float, float]

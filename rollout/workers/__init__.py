@@ -1,1 +1,1 @@
-"""Environments in threads, processes or Ray actors, replaced when they fail."""
+"""Environments in threads, processes or Ray actors, which are replaced when they fail."""

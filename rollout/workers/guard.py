@@ -1,8 +1,8 @@
-"""The guard of one environment worker: a process that leaves nothing alive of what the worker starts.
+"""The guard of one environment worker: a process that ends everything that the worker started.
 
-It forks the worker and inherits every process that is orphaned below it. When the worker ends, when the trainer ends
-(SIGKILL included) or on SIGTERM, it kills them all, then itself. It runs no environment code that could hang it, and
-imports little, since there is one guard per worker.
+It forks the worker and adopts every process that is orphaned below it. When the worker ends, when the trainer ends
+(even by SIGKILL) or on SIGTERM, it kills all of them, then itself. It runs no environment code, which could hang it,
+and imports little, since there is one guard per worker.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 
 POLL_S = 0.1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-"""Numbers of <linux/prctl.h>."""
+"""Constants of <linux/prctl.h>."""
 
 
-class _AskedToEnd(BaseException):
+class _Terminated(BaseException):
     """SIGTERM arrived."""
 
 
@@ -35,20 +35,20 @@ def main() -> None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         importlib.import_module(module).main()
         return
-    os.close(connection)  # otherwise the trainer would not see that the worker is gone
+    os.close(connection)  # while it is open here, the trainer would not notice that the worker is gone
     try:
         signal.signal(signal.SIGTERM, _raise)
         while os.getppid() == trainer and worker not in _reap():
             time.sleep(POLL_S)
-    except _AskedToEnd:
+    except _Terminated:
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_descendants()
-    os.killpg(0, signal.SIGKILL)  # this process leads the group, and ends with it
+    os.killpg(0, signal.SIGKILL)  # includes this process, which leads the group
 
 
 def end_descendants() -> None:
-    """Kill everything below this process. All are stopped before the first is killed, so that none forks on."""
+    """Kill all descendants of this process. All are stopped before the first is killed, so none can fork."""
     while True:
         stopped: set[int] = set()
         while new := descendants(os.getpid()) - stopped:
@@ -62,7 +62,7 @@ def end_descendants() -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below `pid`, zombies included; none where the system has no /proc."""
+    """All descendants of `pid`, including zombies; empty on systems without /proc."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:
@@ -92,10 +92,10 @@ def _reap() -> set[int]:
 
 
 def _raise(*_: object) -> None:
-    raise _AskedToEnd
+    raise _Terminated
 
 
 def _prctl(option: int, value: int) -> None:
-    """Linux's prctl; other systems have none, and there only the worker's process group is killed."""
+    """Call prctl on Linux. On other systems only the worker's process group is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

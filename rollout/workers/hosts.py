@@ -1,7 +1,6 @@
-"""Where environments run: a thread, a worker process or a Ray actor, each behind one small interface.
+"""Where environments run: a thread, a worker process or a Ray actor, each behind the interface `Host`.
 
-Invariant: what a host returns is held to what was asked of it; a worker that answers anything else has lied, and
-nothing it says is believed any more.
+A host whose worker dies or sends a malformed reply raises `HostLostError` and is not used again.
 """
 
 from __future__ import annotations
@@ -17,32 +16,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from rollout.errors import EnvironmentFault, MissingDependencyError
-from rollout.workers.reply import check_reply, digest
-from rollout.workers.worker import HEADER, EnvHost, write_frame
-
-LARGEST_FRAME = 1 << 32
-"""Bytes; no reply comes near it, so a worker that announces more is not one of ours."""
-
+from rollout.errors import MissingDependencyError
+from rollout.workers.reply import EnvReply
+from rollout.workers.worker import HEADER, EnvHost
 
 GUARD_END_S = 10.0
-"""Seconds that a worker's guard has to end everything that the worker started."""
+"""Seconds in which a worker's guard must end everything that the worker started."""
 
 
 class HostLostError(Exception):
-    """The worker behind a host is gone or was given up; its episodes need another one."""
+    """The worker is gone or was given up; its episodes need another one."""
 
 
-class WorkerLiedError(HostLostError):
-    """The worker answered something that is no answer to what it was asked; nothing it says is believed any more."""
+class BadReplyError(HostLostError):
+    """The worker sent something other than an answer to its command."""
 
 
 class Host(Protocol):
-    """One worker. `call` runs one `EnvHost` method; a host that raised `HostLostError` stays lost."""
+    """One worker. `call` runs one `EnvHost` method; a host that has raised `HostLostError` stays lost."""
 
     lost: bool
 
@@ -52,7 +47,7 @@ class Host(Protocol):
 
 
 class InlineHost:
-    """A thread of this process. A hung step cannot be killed: its thread is abandoned, and counted."""
+    """A thread of this process. A hung step cannot be killed, so its thread is abandoned."""
 
     def __init__(self) -> None:
         self.lost = False
@@ -69,10 +64,10 @@ class InlineHost:
 
 
 class ProcessHost:
-    """A worker process on a private socket; it ends with this process, however that ends."""
+    """A worker process on a private socket; it ends when this process does, for whatever reason."""
 
     module = "rollout.workers.worker"
-    """Its `main` serves the socket."""
+    """The module whose `main` serves the socket."""
 
     def __init__(self) -> None:
         self.lost = False
@@ -98,25 +93,24 @@ class ProcessHost:
                 self._streams = await asyncio.open_connection(sock=self._socket)
             reader, writer = self._streams
             self._number += 1
-            ticket = (self._number, arguments[0])
-            writer.write(write_frame((ticket, method, arguments)))
+            writer.write(pickle.dumps((self._number, method, arguments)))
             await writer.drain()
-            size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]
-            if size > LARGEST_FRAME:
-                raise WorkerLiedError(f"worker process {self.process.pid} announced {size} bytes")
-            return self._read(await reader.readexactly(size), ticket)
+            (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+            return self._read(await reader.readexactly(size))
         except (OSError, EOFError) as error:
             raise HostLostError(f"worker process {self.process.pid} died ({type(error).__name__})") from error
 
-    def _read(self, body: bytes, ticket: tuple[int, int]) -> tuple[bool, Any]:
-        """What answers the command `ticket`, which is its number and its episode's key."""
+    def _read(self, body: bytes) -> tuple[bool, Any]:
+        """The answer to the last command, whose number is the ticket."""
         try:
-            answered, outcome = pickle.loads(body)
-        except Exception as error:  # a pickle may raise anything at all
-            raise WorkerLiedError(f"worker process {self.process.pid} sent no reply: {error!r}") from error
-        if answered != ticket:
-            raise WorkerLiedError(f"worker process {self.process.pid} answered {answered!r}, asked was {ticket}")
-        return outcome
+            ticket, answer = pickle.loads(body)
+        except Exception as error:  # unpickling may raise anything
+            raise BadReplyError(f"the reply of worker process {self.process.pid} cannot be read: {error!r}") from error
+        if ticket != self._number:
+            raise BadReplyError(
+                f"worker process {self.process.pid} answered command {ticket!r} instead of command {self._number}"
+            )
+        return answer
 
     def kill(self) -> None:
         self.lost = True
@@ -125,30 +119,30 @@ class ProcessHost:
         else:
             self._socket.close()
         if self.process.returncode is None:
-            # Not `terminate`, which would wait for a guard that is dead, and so set its group's number free.
+            # Not `terminate`: it reaps a dead guard, after which its process group's number may be reused.
             os.kill(self.process.pid, signal.SIGTERM)
-        # A process in the kernel's hands (a dead network disk) ends later, and the loop must not wait for it.
+        # A process in uninterruptible sleep (a dead network disk) ends later; the event loop must not wait for it.
         threading.Thread(target=_reap, args=[self.process], name="env-reaper", daemon=True).start()
 
 
 def _reap(guard: subprocess.Popen[bytes]) -> None:
-    """Wait until a guard has ended everything below it, at most `GUARD_END_S`; then kill what is left of its group.
+    """Give a guard `GUARD_END_S` to end its descendants, then kill what is left of its process group.
 
-    Something is left only if the guard itself was killed, or a process cannot be killed.
+    Something is left only if the guard itself was killed, or if a process cannot be killed.
     """
     deadline = time.monotonic() + GUARD_END_S
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+    with contextlib.suppress(ChildProcessError):  # already reaped elsewhere
         while os.waitid(os.P_PID, guard.pid, flags) is None and time.monotonic() < deadline:
             time.sleep(0.02)
-        # The guard is not waited for yet, so its number cannot have been given to another group.
+        # The guard is not reaped yet, so its number cannot belong to another group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(guard.pid, signal.SIGKILL)
     guard.wait()
 
 
 class RayHost:
-    """A Ray actor, placed anywhere in the cluster that the training already has."""
+    """A Ray actor on any node of the cluster."""
 
     def __init__(self) -> None:
         try:
@@ -156,10 +150,10 @@ class RayHost:
         except ImportError as error:
             raise MissingDependencyError("env_backend: ray needs Ray: pip install ray, or use process") from error
         self.lost = False
-        self._ray = ray
-        # A sliver of a CPU, since Ray spreads only actors that ask for something.
-        actor = ray.remote(num_cpus=0.01, max_restarts=0, scheduling_strategy="SPREAD")(EnvHost)
-        self._actor = actor.remote()
+        self._ray: Any = ray  # Ray's annotations do not cover actors made from a class
+        # Ray spreads only actors that request a resource, hence the hundredth of a CPU.
+        options = {"num_cpus": 0.01, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        self._actor = self._ray.remote(**options)(EnvHost).remote()
 
     async def call(self, method: str, *arguments: Any) -> tuple[bool, Any]:
         try:
@@ -175,30 +169,19 @@ class RayHost:
 BACKENDS: dict[str, Callable[[], Host]] = {"inline": InlineHost, "process": ProcessHost, "ray": RayHost}
 
 
-def check_answer(method: str, arguments: Sequence[Any], answer: Any) -> tuple[bool, Any]:
-    """Hold a worker's answer to what was asked: (True, result) or (False, what broke).
+def check_answer(method: str, answer: Any) -> tuple[bool, Any]:
+    """Check the shape of a worker's answer: (True, result) or (False, the fault as text).
+
+    The worker has already checked the contents against the environment contract.
 
     Raises:
-        WorkerLiedError: it is of another shape, breaks the environment's contract, or does not match its digests.
+        BadReplyError: the answer has another shape.
     """
-    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], bool):
-        raise WorkerLiedError(f"the worker answered {reprlib.repr(answer)} to {method}")
-    ok, result = answer
-    if not ok:
-        if not isinstance(result, str):
-            raise WorkerLiedError(f"the worker reported {reprlib.repr(result)} as a fault")
-        return ok, result
-    try:
-        if method == "replay":
-            reply, digests = result
-            check_reply(reply)
-            played = len(arguments[2])
-            if len(digests) != played + 1 or digests[-1] != digest(reply) or (reply.info is None) != (played == 0):
-                raise WorkerLiedError("the worker's digests are not those of the episode that it shows")
-        elif method == "step":
-            check_reply(result)
-            if result.info is None:
-                raise WorkerLiedError("the worker answered a step without info")
-    except (EnvironmentFault, TypeError, ValueError, AttributeError) as error:
-        raise WorkerLiedError(f"the worker's answer to {method} is no reply: {error}") from error
-    return ok, result
+    match method, answer:
+        case _, (False, str() as fault):
+            return False, fault
+        case "close", (True, None):
+            return True, None
+        case ("step", (True, EnvReply(info=Mapping()) as result)) | ("replay", (True, (EnvReply(), list()) as result)):
+            return True, result
+    raise BadReplyError(f"the worker answered {reprlib.repr(answer)} to {method}")

@@ -1,6 +1,6 @@
-"""Cuts observations that are too large, where the environment runs, so that the rest never reaches the rollout.
+"""Cuts observations that are too large before they leave the process in which the environment runs.
 
-Text is cut in the middle, with a note of how much is missing; of too many pictures the first are kept.
+Text is cut in the middle, with a note of how much was left out. Of too many pictures the first are kept.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from envs.base import Observation
 
 @dataclass(frozen=True)
 class ObservationLimits:
-    """The most that one observation may show; a note of what is left out comes on top of `chars`."""
+    """Limits of one observation; notes about what was left out do not count towards `chars`."""
 
     chars: int
     images: int
 
-    def cut_observation(self, observation: Observation) -> tuple[Observation, int]:
-        """The observation within the limits, and how many texts and pictures were cut or left out.
+    def cut_observation(self, observation: Observation) -> Observation:
+        """The same object if it is within the limits, otherwise a cut copy.
 
-        The two parts of `text` share one limit; `obs_str` shows the same again and has its own.
+        The two parts of `text` share one limit. `obs_str` repeats them and has its own limit.
         """
         text, pictures = observation["text"], observation.get("multi_modal_data") or {}
         lengths = [len(text["long_term_context"]), len(text["short_term_context"])]
         missing = sum(map(len, pictures.values())) - self.images
         if sum(lengths) <= self.chars >= len(observation["obs_str"]) and missing <= 0:
-            return observation, 0
+            return observation
         note = pictures_note(missing)
         long, short = shares(lengths, self.chars)
         within = {
@@ -44,11 +44,10 @@ class ObservationLimits:
             room = iter(range(self.images))
             kept = {key: [image for image, _ in zip(images, room, strict=False)] for key, images in pictures.items()}
             within["multi_modal_data"] = kept
-        cut = (long < lengths[0]) + (short < lengths[1]) + max(missing, 0)
-        return cast(Observation, within), cut or 1
+        return cast(Observation, within)
 
     def cut_messages(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """The messages of one observation, all their texts and pictures together within the limits."""
+        """The messages of one observation: the same object if together they are within the limits, else a cut copy."""
         texts = [part for message in messages for part in _parts(message) if _is_text(part)]
         lengths = [len(part["text"]) for part in texts]
         images = sum(part.get("type") == "image" for message in messages for part in _parts(message))
@@ -62,7 +61,7 @@ class ObservationLimits:
 
 
 def cut_text(text: str, chars: int) -> str:
-    """The text, or its first and last `chars` characters together with a note between them."""
+    """The text, or its beginning and its end, `chars` characters in all, with a note between them."""
     if len(text) <= chars:
         return text
     tail = chars // 2
@@ -71,12 +70,12 @@ def cut_text(text: str, chars: int) -> str:
 
 
 def pictures_note(missing: int) -> str:
-    """What an observation says in place of the pictures that were left out; empty for none."""
+    """A note about the pictures that were left out; empty if none were."""
     return f"\n[{missing:,} more pictures left out]" if missing > 0 else ""
 
 
 def shares(lengths: Sequence[int], total: int) -> list[int]:
-    """How much of each length to keep, at most `total` together: the short ones whole, the long ones equally much."""
+    """How much of each length to keep, at most `total` in all: short ones whole, long ones in equal parts."""
     kept = list(lengths)
     left = total
     for rank, index in enumerate(sorted(range(len(lengths)), key=lambda i: lengths[i])):
@@ -97,7 +96,7 @@ def _is_text(part: Mapping[str, Any]) -> bool:
 
 
 def _rebuilt(message: Mapping[str, Any], room: Iterable[int], left: Iterable[int]) -> dict[str, Any]:
-    """The message with the next shares of text, and pictures as long as there is room for them."""
+    """The message with its texts cut to the next shares and with as many pictures as `left` still yields."""
     room, left = iter(room), iter(left)
     parts = []
     for part in _parts(message):

@@ -1,4 +1,4 @@
-"""What a worker answers: an environment's reply, the contract that it is held to, and its digest."""
+"""An environment's reply to `reset` or `step`, the check that it keeps the environment contract, and its digest."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from envs.errors import EnvironmentFault
 
 @dataclass(frozen=True)
 class EnvReply:
-    """What an environment shows after `reset` (info is None) or `step`, and what it cost in seconds."""
+    """What an environment shows after `reset` (info is None) or `step`."""
 
     observation: Observation
     messages: Sequence[Mapping[str, Any]]
-    """The observation as the environment itself would put it into the conversation."""
+    """The observation in the form in which the environment puts it into the conversation."""
     instruction_prompt: str
     answer_format: str
     default_action: str
@@ -29,22 +29,21 @@ class EnvReply:
     done: bool = False
     info: StepInfo | None = None
     seconds: float = 0.0
-    left_out: int = 0
-    """Texts that were cut and pictures that were left out, because the observation was too large."""
+    """Time inside the environment."""
+    was_cut: bool = False
+    """Whether text or pictures were left out because the observation exceeded its limits."""
 
 
 def check_reply(reply: EnvReply) -> None:
-    """Hold an environment to its contract.
+    """Check that an environment kept its contract.
 
     Raises:
-        EnvironmentFault: an observation or info that the rollout cannot use, with the field and its value.
+        EnvironmentFault: the observation, the messages or the info cannot be used; names the field and its value.
     """
-    if not isinstance(reply, EnvReply):
-        raise EnvironmentFault(f"a reply must be an EnvReply, got {reprlib.repr(reply)}")
     observation = reply.observation
     text = observation.get("text") if isinstance(observation, Mapping) else None
     if not isinstance(text, Mapping):
-        raise EnvironmentFault(f"observation['text'] needs two strings, got {reprlib.repr(text)}")
+        raise EnvironmentFault(f"observation['text'] must hold two strings, got {reprlib.repr(text)}")
     for part in ("long_term_context", "short_term_context"):
         _check_text(f"observation['text']['{part}']", text.get(part))
     _check_text("observation['obs_str']", observation.get("obs_str"))
@@ -58,13 +57,17 @@ def check_reply(reply: EnvReply) -> None:
         _check_text(name, getattr(reply, name))
     if not reply.messages or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in reply.messages):
         raise EnvironmentFault(f"messages must be mappings with a role, got {reprlib.repr(reply.messages)}")
-    for message in reply.messages:
-        _check_texts("messages", message)
+    _check_texts("messages", reply.messages)
     if reply.info is not None:
-        _check_info(reply.info, reply.done)
+        check_info(reply.info, reply.done)
 
 
-def _check_info(info: Any, done: bool) -> None:
+def check_info(info: Any, done: bool) -> None:
+    """Check what `step` returned beside the observation.
+
+    Raises:
+        EnvironmentFault: a value is missing, of the wrong type or not finite, or `done` contradicts `info`.
+    """
     if not isinstance(info, Mapping):
         raise EnvironmentFault(f"info must be a mapping, got {reprlib.repr(info)}")
     for name, kind in (("terminated", bool), ("truncated", bool), ("valid_action", bool), ("executed_action", str)):
@@ -82,7 +85,7 @@ def _check_info(info: Any, done: bool) -> None:
         raise EnvironmentFault(f"info['action'] must be a string or None, got {reprlib.repr(info['action'])}")
     span = info.get("action_span")
     if span is not None and not (isinstance(span, Sequence) and [type(edge) for edge in span] == [int, int]):
-        raise EnvironmentFault(f"info['action_span'] must be two whole numbers or None, got {reprlib.repr(span)}")
+        raise EnvironmentFault(f"info['action_span'] must be two integers or None, got {reprlib.repr(span)}")
     metrics = info.get("metrics") or {}
     if not isinstance(metrics, Mapping) or not all(isinstance(k, str) and _is_finite(v) for k, v in metrics.items()):
         raise EnvironmentFault(f"info['metrics'] must map names to finite numbers, got {reprlib.repr(metrics)}")
@@ -91,12 +94,12 @@ def _check_info(info: Any, done: bool) -> None:
 def _is_finite(value: Any) -> bool:
     try:
         return isinstance(value, numbers.Real) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond any float
+    except OverflowError:  # an integer beyond the range of float
         return False
 
 
 def _check_text(name: str, value: Any) -> None:
-    """Text that no tokenizer could encode would stop the batch, so it is the environment's fault."""
+    """A tokenizer cannot encode half of a surrogate pair, so such text is refused here."""
     if not isinstance(value, str):
         raise EnvironmentFault(f"{name} must be a string, got {reprlib.repr(value)}")
     try:
@@ -109,15 +112,14 @@ def _check_texts(name: str, value: Any) -> None:
     if isinstance(value, str):
         _check_text(name, value)
     elif isinstance(value, Mapping):
-        for item in value.values():
-            _check_texts(name, item)
+        _check_texts(name, list(value.values()))
     elif isinstance(value, list | tuple):
         for item in value:
             _check_texts(name, item)
 
 
 def digest(reply: EnvReply) -> str:
-    """Fingerprint of what the agent would see and be paid, to tell a true replay from another episode."""
+    """Hash of what the agent sees and is paid; a replay with other digests played another episode."""
     hasher = hashlib.blake2b(digest_size=16)
     text = reply.observation["text"]
     parts = [text["long_term_context"], text["short_term_context"], reply.observation["obs_str"], str(reply.done)]

@@ -1,17 +1,15 @@
-"""The worker's side of the environment pool: hosts live environments, runs one command at a time.
+"""The worker's side of the environment pool: holds live environments and runs one command at a time.
 
-A worker process serves length-prefixed pickles from its parent over an inherited socket (`main`), and ends when
-the socket closes or the parent is gone. Pickles cross only this private socket.
+A worker process reads pickled commands from its parent over an inherited socket (`main`). It ends when the socket
+closes. Pickles cross only this private socket.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import struct
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -21,13 +19,14 @@ from typing import Any
 from envs.base import BaseInteractionEnv, Observation, StepInfo
 from rollout.spec import EnvSpec
 from rollout.workers.observation_limits import ObservationLimits
-from rollout.workers.reply import EnvReply, check_reply, digest
+from rollout.workers.reply import EnvReply, check_info, check_reply, digest
 
 HEADER = struct.Struct("!Q")
+"""Precedes every reply: the number of bytes in its pickle."""
 
 
 class EnvHost:
-    """Holds environments by key. Every method returns a reply or raises; `handle` never raises."""
+    """Holds environments by key. A command returns its result or raises; `handle` never raises."""
 
     def __init__(self) -> None:
         self._envs: dict[int, tuple[BaseInteractionEnv, ObservationLimits | None]] = {}
@@ -43,10 +42,11 @@ class EnvHost:
         env, limits = self._envs[key]
         began = time.perf_counter()
         observation, done, info = env.step(response_text)
-        return _within(_reply(env, observation, began, done, info), limits)
+        check_info(info, bool(done))
+        return _within(_reply(env, observation, began, bool(done), info), limits)
 
     def replay(self, key: int, spec: EnvSpec, responses: Sequence[str]) -> tuple[EnvReply, list[str]]:
-        """Start the episode again and give it the same answers; digests are those of every reply."""
+        """Start the episode again and give it the same answers; returns the last reply and the digests of all."""
         reply = self.start(key, spec)
         digests = [digest(reply)]
         for text in responses:
@@ -64,16 +64,16 @@ class EnvHost:
             self.close(key)
 
     def handle(self, method: str, *arguments: Any) -> tuple[bool, Any]:
-        """Run one command: (True, result) or (False, what broke, as text for people)."""
+        """Run one command: (True, result), or (False, the error's type, text and traceback)."""
         try:
             return True, getattr(self, method)(*arguments)
-        except BaseException as error:  # SystemExit, KeyboardInterrupt and the like must not reach the event loop
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too must not end the worker
             where = traceback.format_exc(limit=-4)
-            return False, f"{type(error).__name__}: {_words(error)}\n{where}"
+            return False, f"{type(error).__name__}: {_text_of(error)}\n{where}"
 
 
-def _words(error: BaseException) -> str:
-    """The error's text, or a note where the error cannot be shown."""
+def _text_of(error: BaseException) -> str:
+    """The error's text, or a note if its `__str__` raises."""
     try:
         return str(error)
     except BaseException as second:
@@ -93,7 +93,7 @@ def _reply(
         default_action=env.default_action,
         deterministic=env.deterministic,
         tools=env.tools,
-        done=bool(done),
+        done=done,
         info=info,
         seconds=seconds,
     )
@@ -102,61 +102,41 @@ def _reply(
 
 
 def _within(reply: EnvReply, limits: ObservationLimits | None) -> EnvReply:
-    """The reply with its observation cut to the limits, in both of its forms."""
+    """The reply with its observation and its messages cut to the limits."""
     if limits is None:
         return reply
-    observation, left_out = limits.cut_observation(reply.observation)
-    messages = limits.cut_messages(reply.messages)
-    left_out = left_out or int(messages is not reply.messages)
-    return replace(reply, observation=observation, messages=messages, left_out=left_out) if left_out else reply
+    observation, messages = limits.cut_observation(reply.observation), limits.cut_messages(reply.messages)
+    if observation is reply.observation and messages is reply.messages:
+        return reply
+    return replace(reply, observation=observation, messages=messages, was_cut=True)
 
 
-def write_frame(value: Any) -> bytes:
-    """A length, then the pickle."""
+def serve(connection: socket.socket) -> None:
+    """Run commands until the parent closes the socket."""
+    host = EnvHost()
+    with connection.makefile("rb") as commands:
+        while commands.peek(1):
+            ticket, method, arguments = pickle.load(commands)
+            connection.sendall(pack_answer(ticket, host.handle(method, *arguments)))
+    host.close_all()
+
+
+def pack_answer(ticket: int, answer: tuple[bool, Any]) -> bytes:
+    """The bytes that answer command `ticket`; an answer that cannot be pickled becomes a fault."""
+    try:
+        return pack((ticket, answer))
+    except Exception as error:
+        return pack((ticket, (False, f"what the environment returned cannot be pickled: {error}")))
+
+
+def pack(value: Any) -> bytes:
+    """The value's pickle after its length."""
     body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(body)) + body
 
 
-def _read_exactly(connection: socket.socket, count: int) -> bytes | None:
-    chunks = bytearray()
-    while len(chunks) < count:
-        chunk = connection.recv(min(1 << 20, count - len(chunks)))
-        if not chunk:
-            return None
-        chunks += chunk
-    return bytes(chunks)
-
-
-def _die_with(parent: int) -> None:
-    """A hung environment never reads the closed socket, so a thread watches for the parent's end."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
-def serve(connection: socket.socket) -> None:
-    """Answer commands until the parent closes the socket."""
-    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
-    host = EnvHost()
-    while (header := _read_exactly(connection, HEADER.size)) is not None:
-        body = _read_exactly(connection, HEADER.unpack(header)[0])
-        if body is None:
-            break
-        ticket, method, arguments = pickle.loads(body)
-        connection.sendall(answer_frame(ticket, host.handle(method, *arguments)))
-    host.close_all()
-
-
-def answer_frame(ticket: Any, outcome: tuple[bool, Any]) -> bytes:
-    """The frame that answers command `ticket`; an outcome that cannot be sent is a fault in words."""
-    try:
-        return write_frame((ticket, outcome))
-    except Exception as error:
-        return write_frame((ticket, (False, f"what the environment returned cannot be pickled: {error}")))
-
-
 def main() -> None:
-    """Entry of a worker process: `sys.argv[1]` is the inherited socket, which no process of the environment gets."""
+    """Entry of a worker process: `sys.argv[1]` is its socket, which the environment's own processes do not inherit."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     serve(connection)

@@ -33,10 +33,9 @@ from envs.tools.calls import find_calls
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.checkpoint import FORMAT, VERSION, SourceState, checkpoint_path, checksum, load_state, read_checkpoint
 from rollout.engine import parse_generation, read_json
-from rollout.errors import CheckpointError, ConfigError, EngineError
+from rollout.errors import CheckpointError, ConfigError, EngineError, EnvironmentFault
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.workers.hosts import WorkerLiedError, check_answer
-from rollout.workers.reply import EnvReply, digest
+from rollout.workers.reply import EnvReply, check_info, check_reply, digest
 from tests.fixtures.chatml import chatml_tokenizer
 
 GAMES = {babyai: "goto", babaisai: "goto_win", crafter: "default"}
@@ -164,23 +163,19 @@ def shown_text(data: bytes) -> None:
 
 
 def environment_reply(data: bytes) -> None:
-    """A worker's answer that holds anything: held to what was asked, or a lie by name."""
+    """What an environment returns: usable by the rollout, or refused by name."""
     try:
         value = read_json(data)
     except EngineError:
         return
-    reply = {**REPLY, **value} if isinstance(value, dict) else value
-    if isinstance(reply, dict):
-        known = {key: item for key, item in reply.items() if key in EnvReply.__dataclass_fields__}
-        reply = EnvReply(**known)
-    for outcome in ((True, reply), (True, (reply, ["0"])), (value, reply), value):
-        for method, arguments in (("step", (0, "left")), ("replay", (0, None, ())), ("close", (0,))):
-            with suppress(WorkerLiedError):
-                ok, result = check_answer(method, arguments, outcome)
-                if ok and method == "step":
-                    assert math.isfinite(float(result.info["reward"]))
-                    result.observation["obs_str"].encode()
-                    digest(result)
+    changes = value if isinstance(value, dict) else {"info": value, "observation": value}
+    reply = EnvReply(**{key: changes.get(key, default) for key, default in REPLY.items()})
+    with suppress(EnvironmentFault):
+        check_info(reply.info, reply.done)
+        check_reply(reply)
+        assert math.isfinite(float(reply.info["reward"]))
+        reply.observation["obs_str"].encode()
+        digest(reply)
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

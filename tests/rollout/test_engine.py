@@ -16,7 +16,7 @@ from rollout.bridge.settings import EngineSettings
 from rollout.engine import EngineClient, parse_generation, read_json, request_payload
 from rollout.errors import EngineError
 from rollout.turn import Prompt
-from rollout.utilization import Load
+from rollout.utilization import Utilization
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.scripted_engine import ScriptedEngine
 
@@ -199,21 +199,25 @@ async def test_an_engine_that_restarts_with_other_weights_is_found_again() -> No
     await server.__aexit__()
 
 
-def test_the_load_counts_time_with_a_request_in_flight_and_their_mean_number() -> None:
+def test_utilization_counts_busy_seconds_and_request_seconds() -> None:
     now = 0.0
-    load = Load(lambda: now)
-    before = load.snapshot()
-    for seconds, change in ((1.0, +1), (2.0, +1), (3.0, -1), (4.0, -1), (5.0, 0)):
-        now += seconds
-        load.change(change)
-    assert load.since(before) == (15.0, 2.0 + 3.0 + 4.0, 2.0 + 2 * 3.0 + 4.0)
+    utilization = Utilization(lambda: now)
+    before = utilization.snapshot()
+    now += 1.0
+    with utilization.request():
+        now += 2.0
+        with utilization.request():
+            now += 3.0
+        now += 4.0
+    now += 5.0
+    assert utilization.since(before) == (15.0, 2.0 + 3.0 + 4.0, 2.0 + 2 * 3.0 + 4.0)
 
 
-async def test_every_request_counts_as_load_until_it_is_answered_or_failed() -> None:
+async def test_a_request_counts_towards_utilization_until_it_is_answered_or_fails() -> None:
     seen = []
 
     def script(body: dict[str, Any], number: int) -> str:
-        seen.append(client.load.in_flight)
+        seen.append(client.utilization.in_flight)
         return "x"
 
     async with ScriptedEngine(chatml_tokenizer(), script) as engine:
@@ -224,4 +228,4 @@ async def test_every_request_counts_as_load_until_it_is_answered_or_failed() -> 
     with pytest.raises(EngineError):
         await client.generate(PROMPT, {})
     await client.close()
-    assert seen == [1] and client.load.in_flight == 0
+    assert seen == [1] and client.utilization.in_flight == 0

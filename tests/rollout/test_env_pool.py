@@ -21,7 +21,7 @@ from rollout.errors import EnvironmentFault
 from rollout.spec import EnvSpec
 from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
-from tests.fixtures.lying_worker import LIES, RESET_LIES
+from tests.fixtures.faulty_worker import MALFORMED
 
 ENV = "tests.fixtures.counting_env"
 BOTH = ["inline", "process"]
@@ -110,7 +110,7 @@ async def test_a_fault_is_counted_by_the_boundary_that_it_crossed(error: str, co
 async def test_a_replay_that_shows_something_else_is_reported_and_not_played_on(tmp_path: Path) -> None:
     pool = EnvPool(config("process"))
     try:
-        with pytest.raises(EnvironmentFault, match="differs from the first one at step 0"):
+        with pytest.raises(EnvironmentFault, match="differs from the original at step 0"):
             await play(pool, spec(die_at=3, once=str(tmp_path / "done"), lie=True))
         assert pool.faults["replay_mismatch"] == 1
     finally:
@@ -146,37 +146,34 @@ async def test_stepping_never_blocks_the_event_loop(backend: str, tmp_path: Path
 
 
 @pytest.fixture
-def liar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Worker processes that lie when this file tells them to."""
-    monkeypatch.setenv("LIE", str(tmp_path / "lie"))
-    monkeypatch.setattr(ProcessHost, "module", "tests.fixtures.lying_worker")
-    return tmp_path / "lie"
+def next_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that makes worker processes send the malformed reply that it names, once."""
+    monkeypatch.setenv("MALFORMED_REPLY", str(tmp_path / "kind"))
+    monkeypatch.setattr(ProcessHost, "module", "tests.fixtures.faulty_worker")
+    return tmp_path / "kind"
 
 
-async def test_a_worker_that_lies_is_replaced_and_its_episode_goes_on_where_it_was(liar: Path) -> None:
+async def test_a_worker_that_sends_a_malformed_reply_is_replaced_and_its_episode_continues(next_reply: Path) -> None:
     pool = EnvPool(config("process"))
-    truth = await expected()
+    episode = await expected()
     try:
-        for lie in LIES:
+        for kind in MALFORMED:
             pool.faults.clear()
-            at = 0 if lie in RESET_LIES else 3
-            texts = await play(pool, spec(), before={at: lambda lie=lie: liar.write_text(lie)})
-            assert not liar.exists(), f"the worker never {lie}"
-            assert texts == truth, f"after a worker that {lie}"
-            counted = "worker_died" if lie.endswith("dies") else "worker_lied"
-            assert pool.faults == {counted: 1} | ({"replayed": 1} if at else {}), lie
+            texts = await play(pool, spec(), before={3: lambda kind=kind: next_reply.write_text(kind)})
+            assert not next_reply.exists(), f"the worker sent no {kind}"
+            assert texts == episode, f"after {kind}"
+            counted = "worker_died" if kind == "half a reply" else "bad_reply"
+            assert pool.faults == {counted: 1, "replayed": 1}, kind
     finally:
         pool.close()
 
 
-async def test_a_worker_whose_lies_are_all_the_retries_allow_ends_in_an_error_that_says_what_it_answered(
-    liar: Path,
-) -> None:
+async def test_malformed_replies_beyond_the_retries_end_in_an_error_that_names_the_reply(next_reply: Path) -> None:
     pool = EnvPool(config("process", max_env_retries_per_turn=0))
     try:
-        with pytest.raises(EnvironmentFault, match=r"'reward'.*finite number, got nan[^$]*to reproduce: .*seed 3"):
-            await play(pool, spec(), before={2: lambda: liar.write_text("pays NaN")})
-        assert pool.faults == {"worker_lied": 1}
+        with pytest.raises(EnvironmentFault, match=r"answered 'left' to step[^$]*to reproduce: .*seed 3"):
+            await play(pool, spec(), before={2: lambda: next_reply.write_text("an answer of another type")})
+        assert pool.faults == {"bad_reply": 1}
     finally:
         pool.close()
 

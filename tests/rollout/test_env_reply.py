@@ -1,0 +1,86 @@
+"""The environment contract, checked on every reply where the environment runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from envs.base import make_observation
+from rollout.errors import EnvironmentFault
+from rollout.workers.reply import EnvReply, check_info, check_reply, digest
+
+INFO = MappingProxyType(
+    {
+        "reward": 1.0,
+        "terminated": False,
+        "truncated": False,
+        "valid_action": True,
+        "executed_action": "left",
+        "progression": 0.5,
+    }
+)
+REPLY = EnvReply(make_observation("s", "l"), [{"role": "user", "content": "l"}], "i", "f", "left", True)
+
+
+def test_a_reply_that_keeps_the_contract_is_accepted() -> None:
+    check_reply(REPLY)
+    check_reply(replace(REPLY, info=INFO))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"reward": float("nan")}, r"info\['reward'\] must be a finite number, got nan"),
+        ({"reward": 10**400}, r"info\['reward'\] must be a finite number"),
+        ({"reward": None}, r"info\['reward'\] must be a finite number, got None"),
+        ({"progression": "half"}, r"info\['progression'\] must be a finite number"),
+        ({"valid_action": 1}, r"info\['valid_action'\] must be bool, got 1"),
+        ({"terminated": True}, "done is False but terminated is True"),
+        ({"executed_action": 3}, r"info\['executed_action'\] must be str, got 3"),
+        ({"executed_action": "\ud800"}, "surrogate pair"),
+        ({"action": 3}, r"info\['action'\] must be a string or None"),
+        ({"action_span": (0, 1.5)}, r"info\['action_span'\] must be two integers or None"),
+        ({"metrics": {"m": "many"}}, r"info\['metrics'\] must map names to finite numbers"),
+    ],
+)
+def test_an_info_that_breaks_the_contract_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(EnvironmentFault, match=words):
+        check_info({**INFO, **changes}, done=False)
+
+
+@pytest.mark.parametrize("info", [None, 3, [("reward", 1.0)]])
+def test_a_step_without_an_info_mapping_is_refused(info: Any) -> None:
+    with pytest.raises(EnvironmentFault, match="info must be a mapping"):
+        check_info(info, done=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"observation": None}, r"observation\['text'\] must hold two strings"),
+        ({"observation": {**REPLY.observation, "obs_str": 3}}, r"observation\['obs_str'\] must be a string, got 3"),
+        ({"observation": {**REPLY.observation, "multi_modal_data": {"image": ["a"]}}}, "lists of pictures"),
+        ({"instruction_prompt": None}, "instruction_prompt must be a string"),
+        ({"messages": []}, "messages must be mappings with a role"),
+        ({"messages": [{"content": "a"}]}, "messages must be mappings with a role"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\udfff"}]}]}, "surrogate pair"),
+    ],
+)
+def test_a_reply_that_breaks_the_contract_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(EnvironmentFault, match=words):
+        check_reply(replace(REPLY, **changes))
+
+
+def test_the_digest_depends_on_what_the_agent_sees_and_is_paid() -> None:
+    replies = [
+        REPLY,
+        replace(REPLY, observation=make_observation("s", "other")),
+        replace(REPLY, done=True),
+        replace(REPLY, info=INFO),
+        replace(REPLY, info={**INFO, "reward": 0.5}),
+    ]
+    assert len({digest(reply) for reply in replies}) == len(replies)
+    assert digest(replace(REPLY, seconds=1.0)) == digest(REPLY)
