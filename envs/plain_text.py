@@ -1,7 +1,7 @@
-"""Encodes text to token ids; only the chat template may write control tokens.
+"""Text to token ids: only the chat template writes control tokens, and each piece of text is encoded once.
 
-Control tokens divide a conversation into pieces that a tokenizer encodes independently, so the ids of a piece can be
-cached. The string of a control token inside a message (`<|im_end|>` in an observation) stays ordinary text.
+Control tokens split a conversation into pieces that a tokenizer encodes independently, so their ids can be cached.
+The string of a control token inside a message (`<|im_end|>` in an observation) stays ordinary text.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 TAG = re.compile(r"</?[a-z_]+>")
-"""Tokens such as `<think>` and `</tool_call>`, which models write in their answers and which do not change the role."""
+"""Tokens such as `<think>` and `</tool_call>`, which the model may write in its answers; they do not change roles."""
 
 STAND_INS = 0x100000
-"""First of the private-use characters that replace control strings while a template is rendered."""
+"""The first of the private-use characters that replace control strings while a template is rendered."""
 
 LONG_CHARS = 4096
-"""Texts with more characters take milliseconds to encode, too long for an event loop."""
+"""Text with more characters takes milliseconds to encode, too long for an event loop."""
 
 LONGEST_KEPT = 32_768
-"""Characters of the longest piece that is cached, to bound the cache's memory."""
+"""Longer pieces (in characters) are not cached, which bounds the cache's memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class TemplateText:
     """Template text, split at its first and last control token."""
 
     head: str
     ids: tuple[int, ...] | None
-    """Ids from the first to the last control token; None if there is none."""
+    """Ids from the first control token to the last; None if there is none."""
     tail: str
     strip_before: bool = False
+    """Whether white space before the first control token is dropped; `strip_after` likewise."""
     strip_after: bool = False
 
 
 class PlainText:
-    """Encodes text with the tokenizer's rules except for its control tokens, and caches the ids of recent pieces."""
+    """Encodes text with the tokenizer's own rules but without control tokens; caches the ids of recent pieces."""
 
     def __init__(self, tokenizer: Any, template: str, *, cache_pieces: int = 2048) -> None:
         added = tokenizer.added_tokens_decoder
@@ -55,7 +56,7 @@ class PlainText:
         self._cached = lru_cache(cache_pieces)(self._encode)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of text; none of them is a control token."""
+        """Token ids of ordinary text; strings of control tokens in it are text too."""
         return self._cached(text) if len(text) <= LONGEST_KEPT else self._encode(text)
 
     def _encode(self, text: str) -> tuple[int, ...]:
@@ -71,35 +72,35 @@ class PlainText:
         return tuple(self._renamed.get(i, i) for i in ids) if self._renamed else tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, control tokens included."""
+        """The text of tokens, including control tokens."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is not None:
             return backend.decode(list(ids), skip_special_tokens=False)
         return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def stand_ins(self, text: str, marks: dict[str, str]) -> str:
-        """The text with a private-use character for each control string and each private-use character.
+        """The text with each control string, and each private-use character, replaced by one private-use character.
 
-        `marks` collects these characters by the string that they replace; `frame` takes the inverse.
+        `marks` collects the replacement of each string; `template_text` takes the inverse mapping.
         """
         return self._escaped.sub(lambda m: marks.setdefault(m.group(), chr(STAND_INS + len(marks))), text)
 
-    def broken(self, value: Any) -> Any:
-        """The value with a space after the first character of every control string; pictures are unchanged."""
+    def defused(self, value: Any) -> Any:
+        """Message content with a space after the first character of every control string; pictures unchanged."""
         if isinstance(value, str):
             return self.pattern.sub(lambda match: f"{match.group()[0]} {match.group()[1:]}", value)
         if isinstance(value, Mapping):
-            return {k: v if k in ("type", "image") else self.broken(v) for k, v in value.items()}
-        return [self.broken(v) for v in value] if isinstance(value, list) else value
+            return {k: v if k in ("type", "image") else self.defused(v) for k, v in value.items()}
+        return [self.defused(v) for v in value] if isinstance(value, list) else value
 
-    def frame(self, text: str, plain: Mapping[int, str] | None = None) -> Frame:
-        """Split template text, whose control strings become control tokens, at the first and the last of them.
+    def template_text(self, text: str, plain: Mapping[int, str] | None = None) -> TemplateText:
+        """Split text that the template wrote at its first and last control token.
 
-        `plain` maps the code points of stand-ins back to the strings that they replace.
+        `plain` maps stand-ins in the text (by code point) back to the strings that they replaced in the messages.
         """
         found = list(self.pattern.finditer(text))
         if not found:
-            return Frame(_restored(text, plain), None, "")
+            return TemplateText(_restored(text, plain), None, "")
         ids: list[int] = []
         for previous, match in zip([None, *found], found, strict=False):
             if previous is not None:
@@ -108,15 +109,15 @@ class PlainText:
             ids.append(self.control[match.group()])
         head, tail = text[: found[0].start()], text[found[-1].end() :]
         before, after = self._flags[ids[0]][0], self._flags[ids[-1]][1]
-        return Frame(_restored(head, plain), tuple(ids), _restored(tail, plain), before, after)
+        return TemplateText(_restored(head, plain), tuple(ids), _restored(tail, plain), before, after)
 
     def _stripped(self, piece: str, previous: re.Match[str], following: re.Match[str]) -> str:
-        """Remove the white space that the tokens on both sides absorb (`rstrip`, `lstrip`)."""
+        """Drop white space where the token before it has `rstrip` or the token after it has `lstrip`."""
         piece = piece.lstrip() if self._flags[self.control[previous.group()]][1] else piece
         return piece.rstrip() if self._flags[self.control[following.group()]][0] else piece
 
-    def join(self, parts: Sequence[Frame | str]) -> list[int]:
-        """Ids of frames and message texts in turn; the text between two control tokens is one piece."""
+    def join(self, parts: Sequence[TemplateText | str]) -> list[int]:
+        """Ids of template text and message text in order; text between two control tokens is encoded as one piece."""
         out: list[int] = []
         piece, strip = "", False
         for part in parts:
@@ -139,18 +140,18 @@ def _restored(text: str, plain: Mapping[int, str] | None) -> str:
 
 
 def _is_control(token: AddedToken, template: str) -> bool:
-    """Whether a token is special or written by the template (DeepSeek's `<｜User｜>` is not marked special).
+    """Special tokens, and others that the template writes (DeepSeek's `<｜User｜>` is not marked special).
 
-    White space is text, even if it is one token (Gemma's line breaks).
+    White space is text even if it is an added token (Gemma's line breaks).
     """
     text = token.content
     return token.special or (text in template and not text.isspace() and not TAG.fullmatch(text))
 
 
 def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer | None, dict[int, int]]:
-    """A copy of the tokenizer's pipeline without control tokens, and a map from its ids to the tokenizer's.
+    """A copy of the tokenizer's pipeline without control tokens, and its ids that differ from the original's.
 
-    The copy shares the model, but neither truncation nor padding.
+    The copy shares the model. Truncation or padding that other code sets on the original does not affect it.
     """
     original = getattr(tokenizer, "backend_tokenizer", None)
     if original is None:
@@ -160,14 +161,14 @@ def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer
         backend.normalizer = original.normalizer
     if original.pre_tokenizer is not None:
         backend.pre_tokenizer = _inside_text(original.pre_tokenizer)
-    harmless = {t.content: (i, t) for i, t in tokenizer.added_tokens_decoder.items() if t.content not in control}
-    backend.add_tokens([t for _, t in harmless.values()])
-    ids = [(backend.token_to_id(content), i) for content, (i, _) in harmless.items()]
-    return backend, {ours: original for ours, original in ids if ours is not None and ours != original}
+    harmless = {i: t for i, t in tokenizer.added_tokens_decoder.items() if t.content not in control}
+    backend.add_tokens(list(harmless.values()))
+    ids = {i: backend.token_to_id(t.content) for i, t in harmless.items()}
+    return backend, {copied: i for i, copied in ids.items() if copied is not None and copied != i}
 
 
 def _inside_text(pre_tokenizer: Any) -> Any:
-    """Pieces follow a control token, so they must not get the prefix space of a text's first word."""
+    """The pre-tokenizer for pieces after a control token: adds no prefix space for the first word of a text."""
     if isinstance(pre_tokenizer, pre_tokenizers.Metaspace) and pre_tokenizer.prepend_scheme == "first":
         return pre_tokenizers.Metaspace(pre_tokenizer.replacement, "never", pre_tokenizer.split)
     return pre_tokenizer

@@ -42,7 +42,7 @@ class JudgeTokenizer:
                 f"env.judge.tokenizer: the chat template refuses the judge's conversation: {error}; serve the judge "
                 "with another chat template, or use api: openai"
             ) from error
-        return self._text.join([self._text.frame(rendered, {ord(mark): text for text, mark in marks.items()})])
+        return self._text.join([self._text.template_text(rendered, {ord(mark): text for text, mark in marks.items()})])
 
 
 load_tokenizer = functools.lru_cache(maxsize=4)(JudgeTokenizer)

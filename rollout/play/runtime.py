@@ -119,7 +119,7 @@ def load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
     """The checkpoint's tokenizer, and its image processor if it has one."""
     from transformers import AutoTokenizer
 
-    from rollout.tokens.encoding import load_processor
+    from rollout.tokens.processor import load_processor
 
     return AutoTokenizer.from_pretrained(path, trust_remote_code=True), load_processor(path)
 

@@ -1,7 +1,7 @@
-"""What a chat template does around messages, learnt by rendering it: its frames, its rules, its end of a turn.
+"""What a chat template writes around and between messages, learnt by rendering it.
 
-A template is a program; what it writes between two neighbouring messages is learnt once from a short base
-conversation with stand-ins for the contents, so that a turn needs no rendering.
+A template is a program. What it writes between two neighbouring messages is learnt once, from a short conversation
+with stand-ins for the contents, so a turn does not have to be rendered.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from rollout.errors import EncodingError
 Message = dict[str, Any]
 
 START, GENERATION, END = "start", "generation", "end"
-"""Neighbours that are not messages: the conversation's start, the header that asks for an answer, nothing more."""
+"""Neighbours that are not messages: the conversation's start, the generation header, the conversation's end."""
 
 LEFT, RIGHT = "\U0010fff1", "\U0010fff2"
+"""Private-use characters that stand for the contents of the left and the right message."""
 
 DATE_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 FIXED_DATE = datetime.datetime(2024, 7, 26)
-"""Templates that print today's date would give other ids tomorrow; a `date_string` in the kwargs still wins."""
+"""Replaces today's date, with which ids would change overnight; `date_string` in the kwargs has precedence."""
 
 SYSTEM = {"role": "system", "content": "s"}
 USER = {"role": "user", "content": "u"}
@@ -41,9 +42,9 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
 class ChatTemplate:
-    """One template with its tools and keyword arguments; what it does is asked by rendering and remembered.
+    """One template with its tools and keyword arguments; what it does is learnt by rendering and cached.
 
-    `control` finds the tokenizer's control tokens in a text.
+    `control` matches the tokenizer's control tokens in a text.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class ChatTemplate:
         """The template's text of a whole conversation.
 
         Raises:
-            EncodingError: the template refuses it; says which roles were given.
+            EncodingError: the template rejects it; names the roles.
         """
         try:
             return self._tokenizer.apply_chat_template(
@@ -90,19 +91,23 @@ class ChatTemplate:
                 "another chat template in the checkpoint's tokenizer_config.json"
             ) from error
 
-    def shows(self, messages: Sequence[Message]) -> bool:
-        """Whether the template renders this conversation and shows every message's text."""
+    def _try(self, messages: Sequence[Message], *, generation: bool = False, tools: bool = True) -> str | None:
+        """As `render`, or None if the template rejects the conversation."""
         try:
-            text = self.render([{**m, "content": f"<{i}>"} for i, m in enumerate(messages)])
+            return self.render(messages, generation=generation, tools=tools)
         except EncodingError:
-            return False
-        return all(f"<{i}>" in text for i in range(len(messages)))
+            return None
+
+    def shows(self, messages: Sequence[Message]) -> bool:
+        """Whether the template accepts this conversation and shows the text of every message."""
+        text = self._try([{**m, "content": f"<{i}>"} for i, m in enumerate(messages)])
+        return text is not None and all(f"<{i}>" in text for i in range(len(messages)))
 
     def check_tools(self, appended: bool) -> None:
-        """Make sure that the template shows the tools and takes their results.
+        """Check that the template shows the tools and accepts their results.
 
-        `appended`: also that it takes a result after an answer that is text, which is all that the model's own
-        tokens are.
+        Args:
+            appended: results follow the model's own text instead of structured tool calls; check that too.
 
         Raises:
             EncodingError: it does not; says what to do instead.
@@ -124,41 +129,30 @@ class ChatTemplate:
                 "or set another chat template"
             )
 
-    # Messages in the form that the template takes.
+    # Messages in the form that the template accepts.
 
     def accepted(self, messages: Sequence[Message], *, as_text: bool = True) -> list[Message]:
-        """The messages as the template can take them, with nothing that it would not show.
+        """The messages in a form that the template accepts, without keys that it would not show.
 
-        `as_text`: an answer's calls and reasoning become part of its text, as the model would have written them.
+        If the template rejects system messages, the system text opens the first user message. If roles must
+        alternate, consecutive user messages are joined with a blank line between them.
 
-        A system message that the template refuses opens the first user message; where roles must alternate, user
-        messages in a row become one, a blank line between them.
+        Args:
+            as_text: make an answer's calls and reasoning part of its text, as the model would write them.
 
         Raises:
-            EncodingError: no messages.
+            EncodingError: there are no messages.
         """
         if not messages:
             raise EncodingError("a prompt needs at least one message")
         shaped = [self._plain(message, as_text) for message in messages]
         if self.refuses_system and shaped[0]["role"] == "system":
             system, *rest = shaped
-            if rest and rest[0]["role"] == "user":
-                shaped = [{**rest[0], "content": _joined(system["content"], rest[0]["content"])}, *rest[1:]]
-            else:
-                shaped = [{"role": "user", "content": system["content"]}, *rest]
-        return self._alternating(shaped) if self.alternates else shaped
-
-    def _alternating(self, messages: list[Message]) -> list[Message]:
-        out: list[Message] = []
-        for message in messages:
-            if out and message["role"] == out[-1]["role"] == "user":
-                out[-1] = {**out[-1], "content": _joined(out[-1]["content"], message["content"])}
-            else:
-                out.append(message)
-        return out
+            shaped = [*_merged([{"role": "user", "content": system["content"]}, *rest[:1]]), *rest[1:]]
+        return _merged(shaped) if self.alternates else shaped
 
     def _plain(self, message: Message, as_text: bool) -> Message:
-        """The message without empty keys or keys that the template never names."""
+        """The message without empty keys and without keys that the template does not mention."""
         keys = {k for k, v in message.items() if v is not None and (k in ("role", "content") or self._names(k))}
         content = message.get("content")
         if isinstance(content, list) and all(part.get("type") == "text" for part in content):
@@ -175,104 +169,86 @@ class ChatTemplate:
         return any(k in self.source for k in (REASONING_KEYS if key in REASONING_KEYS else (key,)))
 
     def _rendered_answer(self, message: str) -> str | None:
-        """Text of an answer that is more than text (calls, reasoning); None where it does not stand in its frame."""
+        """The text of an answer with calls or reasoning, as the template writes it; None if it cannot be isolated."""
         given = json.loads(message)
         reasons = any(given.get(k) for k in REASONING_KEYS) or THOUGHT_END in str(given.get("content"))
-        # Templates drop the reasoning of an earlier answer, and some strip the text of a last one.
+        # Templates drop the reasoning of an earlier answer; some strip the text of the last answer.
         text = self._between_users(given, END if reasons else "user")
         return None if text is None or self._control.search(text) else text
 
     def _between_users(self, answer: Message, right: str) -> str | None:
-        """Text of the answer with a user message before it and `right` after it; None where its frame differs."""
+        """Text of the answer between a user message and `right`; None if the text around it is not the usual one."""
         before, after = self.between("user", "", "assistant", False), self.between("assistant", "", right, False)
-        try:
-            text = self.render([{**USER, "content": LEFT}, answer, *_marked(right, RIGHT)], tools=False)
-        except EncodingError:
+        text = self._try([{**USER, "content": LEFT}, answer, *_marked(right, RIGHT)], tools=False)
+        if text is None or before is None or after is None:
             return None
         text = text[text.index(LEFT) + 1 :].split(RIGHT)[0]
-        if before is None or after is None or not (text.startswith(before) and text.endswith(after)):
+        if not (text.startswith(before) and text.endswith(after)):
             return None
         return text.removeprefix(before).removesuffix(after)
 
-    # Frames and rules, learnt from base conversations.
+    # Learnt from short conversations.
 
     def _between(self, left: str, inner: str, right: str, seen_tool: bool) -> str | None:
-        """Text from the end of the left content to the start of the right one; None where that cannot be told.
+        """Text from the end of the left content to the start of the right one; None if that cannot be learnt.
 
-        `inner` is the JSON of messages in between that are more than a role and a text (tool calls, say).
+        `inner` is the JSON of messages in between that hold more than a role and a text, such as tool calls.
         """
-        after: list[Message] = [USER] if right in ("assistant", "system") else []
         middle = json.loads(inner) if inner else []
-        messages = [*before(left, seen_tool), *_marked(left, LEFT), *middle, *_marked(right, RIGHT), *after]
-        try:
-            text = self.render(messages, generation=right == GENERATION, tools=left in (START, "system"))
-        except EncodingError:
+        messages = [*before(left, seen_tool), *_marked(left, LEFT), *middle, *_marked(right, RIGHT), *after(right)]
+        text = self._try(messages, generation=right == GENERATION, tools=left in (START, "system"))
+        if text is None:
             return None
         begin = 0 if left == START else _once(text, LEFT) + 1
         end = len(text) if right in (GENERATION, END) else _once(text, RIGHT)
         return text[begin:end] if (left == START or begin) and begin <= end else None
 
+    def _shown(self, role: str, content: Any) -> str | None:
+        """A short conversation with one message of this role and content; None if the template rejects it."""
+        return self._try([*before(role, False), {"role": role, "content": content}, *after(role)])
+
     def _content_rule(self, role: str) -> str | None:
-        """What becomes of a text in this role: `verbatim`, `strip`, or None where the template does more to it."""
-        after = [USER] if role in ("assistant", "system") else []
+        """What the template does to a text in this role: `verbatim`, `strip`, or None for anything else."""
+        around = self._shown(role, LEFT)
         rules = {"verbatim": lambda text: text, "strip": str.strip}
         probes = (*PADDED, *THOUGHTS) if role == "assistant" and not self.drops_reasoning else PADDED
         for content in probes:
-            try:
-                shown, frame = (
-                    self.render([*before(role, False), {"role": role, "content": c}, *after]) for c in (content, LEFT)
-                )
-            except EncodingError:
+            shown = self._shown(role, content)
+            if around is None or shown is None:
                 return None
-            rules = {name: rule for name, rule in rules.items() if frame.replace(LEFT, rule(content)) == shown}
+            rules = {name: rule for name, rule in rules.items() if around.replace(LEFT, rule(content)) == shown}
         return next(iter(rules), None)
 
     def _lists_are_verbatim(self, role: str) -> bool:
-        """Whether content parts are shown one after the other, texts as they are."""
-        parts = [{"type": "text", "text": PADDED[0]}, {"type": "text", "text": PADDED[2]}]
-        after = [USER] if role in ("assistant", "system") else []
-        try:
-            shown, frame = (
-                self.render([*before(role, False), {"role": role, "content": c}, *after]) for c in (parts, LEFT)
-            )
-        except EncodingError:
-            return False
-        return frame.replace(LEFT, PADDED[0] + PADDED[2]) == shown
+        """Whether the template shows content parts one after the other, with their texts unchanged."""
+        around = self._shown(role, LEFT)
+        shown = self._shown(role, [{"type": "text", "text": text} for text in (PADDED[0], PADDED[2])])
+        return around is not None and around.replace(LEFT, PADDED[0] + PADDED[2]) == shown
 
     def image_text(self) -> str | None:
-        """What the template writes for one picture in a user message; None if it shows none."""
-        parts = [{"type": "text", "text": LEFT}, {"type": "image"}, {"type": "text", "text": RIGHT}]
-        try:
-            text = self.render([{"role": "user", "content": parts}])
-        except EncodingError:
-            return None
-        begin, end = _once(text, LEFT) + 1, _once(text, RIGHT)
-        return text[begin:end] if 0 < begin < end else None
+        """What the template writes for one picture in a user message; None if it does not show pictures."""
+        text = self._shown("user", [{"type": "text", "text": LEFT}, {"type": "image"}, {"type": "text", "text": RIGHT}])
+        begin, end = _once(text or "", LEFT) + 1, _once(text or "", RIGHT)
+        return text[begin:end] if text and 0 < begin < end else None
 
     def generation_lead(self) -> str:
-        """What the generation header adds to the header of an earlier answer (an empty think block, say)."""
+        """What the generation header adds to the header of an earlier answer, such as an empty think block."""
         header, earlier = self.between("user", "", GENERATION, False), self.between("user", "", "assistant", False)
         return (header or "").removeprefix(earlier) if earlier and header and header.startswith(earlier) else ""
 
     def _drops_reasoning(self) -> bool:
-        reasoned = {**ASSISTANT, "content": THOUGHTS[0]}
-        try:
-            return REASON not in self.render([USER, reasoned, USER])
-        except EncodingError:
-            return False
+        text = self._try([USER, {**ASSISTANT, "content": THOUGHTS[0]}, USER])
+        return text is not None and REASON not in text
 
     def _reasoning_lead(self) -> str:
-        """What the template puts before a last answer, but not before an earlier one (Qwen3's empty think block)."""
+        """What the template writes before the last answer, but not before earlier ones (Qwen3's empty think block)."""
         header = self.between("user", "", "assistant", False)
-        try:
-            text = self.render([USER, {**ASSISTANT, "content": RIGHT}])
-        except EncodingError:
-            return ""
-        return text[: text.find(RIGHT)].rpartition(header)[2] if header and header in text else ""
+        text = self._try([USER, {**ASSISTANT, "content": RIGHT}])
+        return text[: text.find(RIGHT)].rpartition(header)[2] if text and header and header in text else ""
 
 
 def before(role: str, seen_tool: bool) -> list[Message]:
-    """The base conversation after which a message of this role may come."""
+    """The shortest conversation that a message of this role may follow."""
     earlier = [USER, ASSISTANT, TOOL, ASSISTANT] if seen_tool else []
     match role:
         case "assistant":
@@ -282,8 +258,24 @@ def before(role: str, seen_tool: bool) -> list[Message]:
     return earlier
 
 
+def after(role: str) -> list[Message]:
+    """What must follow a message of this role."""
+    return [USER] if role in ("assistant", "system") else []
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    """The messages with consecutive user messages joined."""
+    out: list[Message] = []
+    for message in messages:
+        if out and message["role"] == out[-1]["role"] == "user":
+            out[-1] = {**out[-1], **message, "content": _joined(out[-1]["content"], message["content"])}
+        else:
+            out.append(message)
+    return out
+
+
 def _joined(first: Any, second: Any) -> Any:
-    """Two contents as one, a blank line between them; parts if either has parts."""
+    """Two contents with a blank line between them, as a string or, if either has parts, as parts."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
     return [*_as_parts(first), {"type": "text", "text": "\n\n"}, *_as_parts(second)]
@@ -298,5 +290,5 @@ def _marked(kind: str, mark: str) -> list[Message]:
 
 
 def _once(text: str, mark: str) -> int:
-    """Where the mark stands if it stands there once, else -1."""
+    """Position of the mark if it occurs exactly once, else -1."""
     return text.index(mark) if text.count(mark) == 1 else -1

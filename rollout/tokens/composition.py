@@ -1,6 +1,6 @@
-"""Conversations put together from the template's learnt frames and the messages' own texts, without rendering.
+"""Composes conversations from learnt template text and the messages' own text, without rendering the template.
 
-A composition is trusted only after one of its kind (the same neighbours) equalled the rendered conversation.
+A kind of conversation (a set of neighbouring roles) is composed only after one of its kind equalled its rendering.
 """
 
 from __future__ import annotations
@@ -8,23 +8,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from envs.plain_text import Frame, PlainText
+from envs.plain_text import PlainText, TemplateText
 from rollout.tokens.chat_template import GENERATION, ChatTemplate, Message
-from rollout.tokens.images import EncodedImage
+from rollout.tokens.images import Part, expanded
 from rollout.tokens.one_shot import OneShot
 
-Part = Frame | str | EncodedImage
 Neighbours = frozenset[tuple[str, int, str, bool]]
+"""For each pair of neighbours: left role, what stands between them, right role, whether a tool was seen before."""
 
 
 class Composer:
-    """Composes parts for one template; remembers which kinds of conversation it may compose."""
+    """Composes parts for one template, and remembers which kinds of conversation it may compose."""
 
     def __init__(self, template: ChatTemplate, text: PlainText, one_shot: OneShot) -> None:
         self._template = template
         self._text = text
         self._one_shot = one_shot
-        self._frames: dict[tuple[str, str, bool], Frame | None] = {}
+        self._learnt: dict[tuple[str, str, bool], TemplateText | None] = {}
         self._trusted: dict[Neighbours, bool] = {}
 
     def compose(
@@ -34,38 +34,35 @@ class Composer:
         rendered: Callable[[], Sequence[Part]],
         seen_tool: bool = False,
     ) -> Sequence[Part]:
-        """Parts from the end of `left` up to the next answer; `rendered` gives them where frames will not do."""
+        """Parts from the end of `left` to the next answer; calls `rendered` if they cannot be composed."""
         composed = self._parts(left, messages, seen_tool)
         if composed is None:
             return rendered()
         parts, neighbours = composed
-        trusted = self._trusted.get(neighbours)
-        if trusted is None:
+        if neighbours not in self._trusted:
             same = self._text.join(expanded(parts)) == self._text.join(expanded(rendered()))
-            trusted = self._trusted[neighbours] = same
-        return parts if trusted else rendered()
+            self._trusted[neighbours] = same
+        return parts if self._trusted[neighbours] else rendered()
 
-    def frame(self, left: str, right: str, seen_tool: bool = False) -> Frame | None:
-        """What the template writes between two neighbours; None where that cannot be told."""
+    def between(self, left: str, right: str, seen_tool: bool = False) -> TemplateText | None:
+        """What the template writes between two neighbours; None if that cannot be learnt."""
         key = (left, right, seen_tool)
-        if key not in self._frames:
+        if key not in self._learnt:
             text = self._template.between(left, "", right, seen_tool)
-            self._frames[key] = None if text is None else self._text.frame(text)
-        return self._frames[key]
+            self._learnt[key] = None if text is None else self._text.template_text(text)
+        return self._learnt[key]
 
-    def _around(self, left: str, inner: list[Message], right: str, seen_tool: bool) -> Frame | None:
-        """The frame with messages in between that are more than a role and a text."""
+    def _around(self, left: str, inner: list[Message], right: str, seen_tool: bool) -> TemplateText | None:
+        """What the template writes between two neighbours with `inner` messages, such as tool calls, between them."""
         try:
             given = json.dumps(inner, ensure_ascii=False)
         except TypeError:
             return None
         text = None if self._text.pattern.search(given) else self._template.between(left, given, right, seen_tool)
-        return None if text is None else self._text.frame(text)
+        return None if text is None else self._text.template_text(text)
 
-    def _parts(
-        self, left: str, messages: Sequence[Message], seen_tool: bool
-    ) -> tuple[list[Part], Neighbours] | None:
-        """Frames and contents in turn, up to the generation header; None where only rendering will do."""
+    def _parts(self, left: str, messages: Sequence[Message], seen_tool: bool) -> tuple[list[Part], Neighbours] | None:
+        """Template text and contents up to the generation header; None if the conversation must be rendered."""
         parts: list[Part] = []
         neighbours: set[tuple[str, int, str, bool]] = set()
         inner: list[Message] = []
@@ -77,18 +74,18 @@ class Composer:
                 continue
             right = GENERATION if message is None else message["role"]
             seen = seen_tool and right == "tool"
-            frame = self._around(left, inner, right, seen) if inner else self.frame(left, right, seen)
-            if frame is None:
+            written = self._around(left, inner, right, seen) if inner else self.between(left, right, seen)
+            if written is None:
                 return None
             runs += bool(inner)
             neighbours.add((left, min(runs, 2) if inner else 0, right, seen))
-            parts += [frame, *(content or ())]
+            parts += [written, *(content or ())]
             seen_tool |= right == "tool"
             left, inner = right, []
         return parts, frozenset(neighbours)
 
     def _content(self, message: Message, index: int) -> list[Part] | None:
-        """The message's text and pictures as the template shows them; None if there is more to it."""
+        """The message's text and pictures as the template shows them; None if it has more than those."""
         content, role = message.get("content"), message["role"]
         if len(message) != 2 or (role == "system" and index):
             return None
@@ -100,21 +97,11 @@ class Composer:
         return [self._one_shot.picture(p["image"]) if p.get("type") == "image" else p["text"] for p in content]
 
 
-def expanded(parts: Sequence[Part]) -> list[Frame | str]:
-    """The parts as training sees them: pictures by all their placeholder tokens."""
-    return [part.expanded if isinstance(part, EncodedImage) else part for part in parts]
-
-
-def unexpanded(parts: Sequence[Part]) -> list[Frame | str]:
-    """The parts as the engine wants them: pictures by one placeholder."""
-    return [part.placeholder if isinstance(part, EncodedImage) else part for part in parts]
-
-
 def without_first(token: int, parts: Sequence[Part]) -> Sequence[Part]:
     """The parts after `token`, if they begin with it."""
     first = parts[0]
-    if not isinstance(first, Frame) or first.ids is None or first.ids[0] != token:
+    if not isinstance(first, TemplateText) or first.ids is None or first.ids[0] != token:
         return parts
     if len(first.ids) == 1:
         return [first.tail.lstrip() if first.strip_after else first.tail, *parts[1:]]
-    return [Frame("", first.ids[1:], first.tail, False, first.strip_after), *parts[1:]]
+    return [TemplateText("", first.ids[1:], first.tail, False, first.strip_after), *parts[1:]]

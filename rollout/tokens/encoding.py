@@ -1,32 +1,31 @@
-"""Messages to token ids: each message becomes tokens once, and the model's own tokens are never encoded again.
+"""Messages to token ids: each message is encoded once, and the model's own tokens are never re-encoded.
 
-Promises: a window prompt equals the one-shot encoding of its conversation with earlier reasoning kept; an appended
-prompt keeps every earlier token as it came. Only the template writes control tokens.
+A window prompt equals the one-shot encoding of its conversation with earlier reasoning kept. An appended prompt keeps
+all earlier tokens unchanged. Only the template writes control tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from envs.plain_text import Frame, PlainText
+from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import GENERATION, START, USER, ChatTemplate, Message
-from rollout.tokens.composition import Composer, Part, expanded, unexpanded, without_first
-from rollout.tokens.images import LARGEST_PIXELS, EncodedImage, ImageEncoder
+from rollout.tokens.composition import Composer, without_first
+from rollout.tokens.images import LARGEST_PIXELS, EncodedImage, ImageEncoder, Part, expanded, unexpanded
 from rollout.tokens.one_shot import OneShot
-from rollout.tokens.processor import load_processor
 from rollout.tokens.sanity import SanityCheck, compare
 from rollout.tokens.token_prefix import TokenPrefix
 from rollout.turn import Generation, ImageChain, Prompt
 
 
 class DeltaEncoder:
-    """Encodes conversations for one tokenizer, template and set of tools; safe to use from several threads.
+    """Encodes conversations for one tokenizer, template and set of tools; thread-safe.
 
     Raises:
-        EncodingError: at construction, when the template cannot be encoded message by message.
+        EncodingError: at construction, if conversations of this template cannot be encoded message by message.
     """
 
     def __init__(
@@ -50,33 +49,31 @@ class DeltaEncoder:
         self.images = _image_encoder(processor, self.text, self.template, max_image_pixels)
         self.one_shot = OneShot(self.template, self.text, self.images, keep_reasoning=not use_inference_chat_template)
         self._composer = Composer(self.template, self.text, self.one_shot)
-        self.sanity_check = sanity_check
+        self.sanity_check: SanityCheck = sanity_check
         self.use_inference_chat_template = use_inference_chat_template
         self.end_of_turn_ids = self._end_of_turn_ids()
         self.placeholder_ids = self.images.placeholder_ids if self.images is not None else ()
-        self._forbidden = frozenset(self.placeholder_ids)
-        self._harmless = self.text.encode("?")[-1]
         if history == "full":
             self._continuation([USER], seen_tool=False)
         if tools:
             self.template.check_tools(appended=history == "full")
 
     def _end_of_turn_ids(self) -> tuple[int, ...]:
-        """The token that ends an answer in the template, then the tokenizer's own end of sequence."""
-        frame = self._composer.frame("assistant", "user")
-        if frame is None or frame.ids is None:
+        """The token that ends an answer in the template, then the tokenizer's end-of-sequence token if it differs."""
+        after_answer = self._composer.between("assistant", "user")
+        if after_answer is None or after_answer.ids is None:
             raise EncodingError(
-                "no control token of the tokenizer ends an answer in this chat template, so messages cannot be told "
-                "apart; use a checkpoint whose tokenizer has the template's markers as special tokens"
+                "no control token of the tokenizer ends an answer in this chat template, so messages cannot be "
+                "separated; use a checkpoint whose tokenizer has the template's markers as special tokens"
             )
         eos = getattr(self.tokenizer, "eos_token_id", None)
-        return tuple(dict.fromkeys(i for i in (frame.ids[0], eos) if i is not None))
+        return tuple(dict.fromkeys(i for i in (after_answer.ids[0], eos) if i is not None))
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
-        """The prompt of a conversation that starts here and asks for an answer.
+        """Encode a new conversation that asks for an answer.
 
         Raises:
-            EncodingError: the template refuses the conversation, or a picture cannot be used.
+            EncodingError: the template rejects the conversation, or a picture cannot be used.
         """
         messages = self._accepted(messages)
         rendered = lambda: self.one_shot.parts(messages)
@@ -93,19 +90,20 @@ class DeltaEncoder:
     def append(
         self, prompt: Prompt, response_ids: Sequence[int], messages: Sequence[Message]
     ) -> tuple[Prompt, list[int]]:
-        """Continue a conversation after the model's own tokens; second value: the tokens after them, all masked.
+        """Continue a conversation after the model's own tokens; returns the prompt and the tokens after the answer.
 
-        Where the answer lacks its end-of-turn token (it ran into its length limit), the token is supplied, masked.
+        The second value is masked in training. It starts with the end-of-turn token if the answer lacks one because
+        it ran into its length limit.
 
         Raises:
-            EncodingError: the template refuses the messages, the mode cannot be appended to, or the answer
+            EncodingError: the template rejects the messages, the mode does not support appending, or the answer
                 holds a picture's placeholder.
         """
         for token in self.placeholder_ids:
             if token in response_ids:
                 raise EncodingError(
                     f"the answer holds the placeholder {self.decode([token])} (token {token}) without a picture; "
-                    "forbid it with a logit_bias of -100, or pass the answer through without_placeholders first"
+                    "forbid it with a logit_bias of -100, or call without_placeholders on the answer first"
                 )
         messages = self._accepted(messages)
         parts = self._continuation(messages, prompt.seen_tool)
@@ -130,75 +128,77 @@ class DeltaEncoder:
         return extended, between
 
     def _accepted(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages as the template takes them.
+        """The messages in the form that the template accepts.
 
-        With pictures SGLang turns the tokens it is sent into text and back, where a control string in a message
-        would become a control token after all; so a VLM's messages get a space into each.
+        For prompts with pictures SGLang decodes the tokens and encodes them again, which would turn a control string
+        in a message into a control token. So control strings in a VLM's messages get a space.
         """
-        accepted = self._given(messages)
+        accepted = self._shaped(messages)
         if self.images is None:
             return accepted
-        return [{k: v if k == "role" else self.text.broken(v) for k, v in m.items()} for m in accepted]
+        return [{k: v if k == "role" else self.text.defused(v) for k, v in m.items()} for m in accepted]
 
-    def _given(self, messages: Sequence[Message]) -> list[Message]:
+    def _shaped(self, messages: Sequence[Message]) -> list[Message]:
         return self.template.accepted(messages, as_text=not self.use_inference_chat_template)
 
     def _continuation(self, messages: Sequence[Message], seen_tool: bool) -> Sequence[Part]:
         """Parts from the end of an answer's text to the start of the next answer."""
         if self.use_inference_chat_template and self.template.drops_reasoning:
             raise EncodingError(
-                "the chat template drops earlier reasoning, so with use_inference_chat_template nothing can be "
-                "appended to what the model saw; use history: window with it, or leave it false"
+                "the chat template drops earlier reasoning, so use_inference_chat_template cannot append to what the "
+                "model saw; use it with history: window, or leave it false"
             )
         rendered = lambda: self.one_shot.continuation(messages, seen_tool)
         return self._composer.compose("assistant", messages, rendered, seen_tool)
 
     def check(self, messages: Sequence[Message], token_ids: Sequence[int]) -> None:
-        """Compare a conversation's tokens with its one-shot encoding, as `sanity_check` asks.
+        """Compare a conversation's tokens with its one-shot encoding, as strictly as `sanity_check` says.
 
-        `messages` may end with an answer or with what asks for the next one. The model's own way of splitting its
-        text into tokens is no difference; anything else is.
+        `messages` may end with an answer or with the message before the next one. The model may split its own text
+        into other tokens than the tokenizer; anything else is a difference.
 
         Raises:
-            EncodingError: names the first differing token in its context.
+            EncodingError: the tokens differ; names the first differing token in its context.
         """
         if self.sanity_check == "disable":
             return
         ids = list(token_ids)
         if messages[-1]["role"] == "assistant" and ids[-1:] != [self.end_of_turn_ids[0]]:
             ids.append(self.end_of_turn_ids[0])
-        accepted = self._accepted(messages)
-        references = self.one_shot.references(accepted)
-        if self.images is not None:  # an appended answer keeps the control tokens that the model itself wrote
-            given = self._given(messages)
-            kept = [g if g["role"] == "assistant" else a for g, a in zip(given, accepted, strict=True)]
-            references += self.one_shot.references(kept) if kept != accepted else []
-        compare(ids, references, self.text, self._headers(), self.sanity_check)
+        compare(ids, self._references(messages), self.text, self._headers(), self.sanity_check)
 
-    def _headers(self) -> list[Frame]:
-        frames = (self._composer.frame(left, GENERATION) for left in ("user", "tool", "system"))
-        return [frame for frame in frames if frame is not None and frame.ids]
+    def _references(self, messages: Sequence[Message]) -> Iterator[list[int]]:
+        accepted = self._accepted(messages)
+        yield from self.one_shot.references(accepted)
+        if self.images is not None:  # an appended answer keeps the control tokens that the model wrote
+            shaped = self._shaped(messages)
+            kept = [s if s["role"] == "assistant" else a for s, a in zip(shaped, accepted, strict=True)]
+            if kept != accepted:
+                yield from self.one_shot.references(kept)
+
+    def _headers(self) -> list[TemplateText]:
+        headers = (self._composer.between(left, GENERATION) for left in ("user", "tool", "system"))
+        return [header for header in headers if header is not None and header.ids]
 
     def without_placeholders(self, generation: Generation) -> Generation:
-        """The answer, with a question mark in place of each picture placeholder that the model wrote.
+        """The answer with each picture placeholder that the model wrote replaced by a question mark.
 
         A placeholder without a picture makes the model's forward pass fail. An altered answer is not trained on, and
-        keeps no record of which tokens top-p left in.
+        its record of which tokens top-p kept is dropped.
         """
-        if not self._forbidden.intersection(generation.token_ids):
+        if not set(self.placeholder_ids).intersection(generation.token_ids):
             return generation
-        token_ids = [self._harmless if token in self._forbidden else token for token in generation.token_ids]
+        harmless = self.text.encode("?")[-1]
+        token_ids = [harmless if token in self.placeholder_ids else token for token in generation.token_ids]
         kept = {key: value for key, value in generation.meta_info.items() if "top_p" not in key}
-        return replace(
-            generation, token_ids=token_ids, text=self.decode(token_ids), meta_info=kept, trained=False
-        )
+        return replace(generation, token_ids=token_ids, text=self.decode(token_ids), meta_info=kept, trained=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, control tokens included."""
+        """The text of tokens, including control tokens."""
         return self.text.decode(ids)
 
     def answer_text(self, response_ids: Sequence[int]) -> str:
-        """The answer's text without its end-of-turn token."""
+        """The answer's text without end-of-turn tokens."""
         ids = list(response_ids)
         while ids and ids[-1] in self.end_of_turn_ids:
             ids.pop()
@@ -215,7 +215,7 @@ class DeltaEncoder:
         return start, max(start, end + covers)
 
     def _tokens_within(self, ids: Sequence[int], chars: int) -> int:
-        """Most leading tokens whose text has at most `chars` characters."""
+        """The largest number of leading tokens whose text has at most `chars` characters."""
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high + 1) // 2
@@ -223,23 +223,13 @@ class DeltaEncoder:
         return low
 
 
-def fits(prompt: Prompt, limit: int) -> bool:
-    """Whether the whole prompt has at most `limit` tokens; prompts are never cut, so no picture is ever split."""
-    return len(prompt.token_ids) <= limit
-
-
 def _prefix(ids: Sequence[int]) -> TokenPrefix:
     return ids if isinstance(ids, TokenPrefix) else TokenPrefix(ids)
 
 
-def _image_encoder(
-    processor: Any, text: PlainText, template: ChatTemplate, max_pixels: int
-) -> ImageEncoder | None:
-    """None without a processor, or where the chat template has no place for pictures."""
+def _image_encoder(processor: Any, text: PlainText, template: ChatTemplate, max_pixels: int) -> ImageEncoder | None:
+    """None without an image processor, or if the chat template does not show pictures."""
     if getattr(processor, "image_processor", None) is None:
         return None
     placeholder = template.image_text()
     return None if placeholder is None else ImageEncoder(processor, text, placeholder, max_pixels)
-
-
-__all__ = ["DeltaEncoder", "fits", "load_processor"]

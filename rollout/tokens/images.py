@@ -1,6 +1,6 @@
-"""Pictures of a conversation on two chains in step: base64 for the engine, pixel tensors and grids for training.
+"""Pictures: base64 for the engine, pixel tensors and grids for training, and their tokens for both.
 
-A picture is read, processed and counted once; a conversation holds references, and tensors are joined when asked for.
+A picture is read and processed once; conversations hold references to the result.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import base64
 import io
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,32 +17,46 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from envs.plain_text import Frame, PlainText
+from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError, MissingDependencyError
 
 if TYPE_CHECKING:
     from PIL import Image
 
 LARGEST_PIXELS = 1 << 26
-"""Of a picture before it is scaled down; decoding one of this size takes 192 MiB."""
+"""Limit of a picture before it is scaled down; decoding one of this size takes 192 MiB."""
 
 TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
-"""What a processor returns about tokens rather than about pictures."""
+"""Keys of a processor's output that describe tokens rather than pictures."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedImage:
-    """One picture: its place in the text before and after expansion, its two payloads."""
+    """One picture: its placeholder in the text, its expanded tokens, and its payloads for engine and training."""
 
-    placeholder: Frame
-    expanded: Frame
+    placeholder: TemplateText
+    expanded: TemplateText
     data: str
     """`data:image/png;base64,...`"""
     inputs: Mapping[str, torch.Tensor]
 
 
+Part = TemplateText | str | EncodedImage
+"""A piece of a conversation: what the template wrote, a message's text, or a picture."""
+
+
+def expanded(parts: Sequence[Part]) -> list[TemplateText | str]:
+    """The parts for training, with all placeholder tokens of each picture."""
+    return [part.expanded if isinstance(part, EncodedImage) else part for part in parts]
+
+
+def unexpanded(parts: Sequence[Part]) -> list[TemplateText | str]:
+    """The parts for the engine, with one placeholder per picture."""
+    return [part.placeholder if isinstance(part, EncodedImage) else part for part in parts]
+
+
 class ImageEncoder:
-    """Encodes pictures with a checkpoint's processor; keeps each result as long as its picture lives."""
+    """Encodes pictures with a checkpoint's processor; caches each result until its picture is garbage-collected."""
 
     def __init__(self, processor: Any, text: PlainText, placeholder: str, max_pixels: int) -> None:
         self._processor = processor
@@ -51,7 +65,7 @@ class ImageEncoder:
         settings = processor.image_processor
         self._side = getattr(settings, "patch_size", 1) * getattr(settings, "merge_size", 1)
         self.placeholder_text = placeholder
-        self.placeholder = text.frame(placeholder)
+        self.placeholder = text.template_text(placeholder)
         self._kept: dict[int, tuple[weakref.ref[Any], EncodedImage]] = {}
         self.token_id = _image_token_id(processor, text)
         video = getattr(processor, "video_token_id", None)
@@ -61,7 +75,7 @@ class ImageEncoder:
         """The picture's tokens and payloads.
 
         Raises:
-            EncodingError: it cannot be read, or the processor's count and grid disagree.
+            EncodingError: it cannot be read, or the number of placeholder tokens does not match the grid.
         """
         kept = self._kept.get(id(image))
         if kept is not None and kept[0]() is image:
@@ -76,7 +90,7 @@ class ImageEncoder:
         try:
             out = self._processor(text=[self.placeholder_text], images=[picture], return_tensors="pt")
         except (ValueError, TypeError, RuntimeError, OSError) as error:
-            raise EncodingError(f"the processor refuses a picture of {_size(picture)}: {error}") from error
+            raise EncodingError(f"the processor rejects a picture of {_size(picture)}: {error}") from error
         ids = out["input_ids"][0].tolist()
         inputs = {k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)}
         self._check(ids, inputs, picture)
@@ -90,25 +104,25 @@ class ImageEncoder:
             if found != expected:
                 raise EncodingError(
                     f"a picture of {_size(picture)} has {found} placeholder tokens in the text but its grid "
-                    f"{inputs['image_grid_thw'].tolist()} makes {expected}; processor and chat template do not match"
+                    f"{inputs['image_grid_thw'].tolist()} requires {expected}; processor and chat template do not match"
                 )
         if not found:
             raise EncodingError(f"the processor put no image token into {self.placeholder_text!r}")
 
-    def _expanded(self, ids: list[int]) -> Frame:
-        """The expanded placeholder as template text: plain text at its ends may merge with its neighbours."""
+    def _expanded(self, ids: list[int]) -> TemplateText:
+        """The expanded placeholder; ordinary text at its ends is kept apart, since it may merge with its neighbours."""
         at = [i for i, token in enumerate(ids) if token in self._text.control_ids]
         if ids[:1] == [self._text.bos_id]:
             ids, at = ids[1:], [i - 1 for i in at[1:]]
         head, tail = self._text.decode(ids[: at[0]]), self._text.decode(ids[at[-1] + 1 :])
-        return Frame(head, tuple(ids[at[0] : at[-1] + 1]), tail)
+        return TemplateText(head, tuple(ids[at[0] : at[-1] + 1]), tail)
 
 
 def shrunk(picture: Image.Image, max_pixels: int, side: int) -> Image.Image:
     """The picture, scaled down if it has more than `max_pixels` pixels.
 
-    Its sides then are multiples of `side`, the pixels along one token's edge, so that a processor that rounds to
-    whole tokens makes no more of them than `max_pixels` holds.
+    The sides of a scaled picture are multiples of `side`, the pixels along one token's edge. A processor that rounds
+    to whole tokens then cannot exceed `max_pixels`.
     """
     if picture.width * picture.height <= max_pixels:
         return picture
@@ -118,7 +132,7 @@ def shrunk(picture: Image.Image, max_pixels: int, side: int) -> Image.Image:
 
 
 def _pillow() -> ModuleType:
-    """Pillow's `Image` module; imported here because only the extras for pictures install it."""
+    """Pillow's `Image` module; an optional dependency."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
@@ -130,7 +144,7 @@ def read_image(image: Any) -> Image.Image:
     """An RGB picture from a PIL image, a uint8 array [height, width, 3], encoded bytes or a data URI.
 
     Raises:
-        EncodingError: it is none of these, cannot be decoded, or has more than `LARGEST_PIXELS` pixels.
+        EncodingError: it has another type, cannot be decoded, or has more than `LARGEST_PIXELS` pixels.
         MissingDependencyError: Pillow is not installed.
     """
     pillow = _pillow()
@@ -140,13 +154,13 @@ def read_image(image: Any) -> Image.Image:
             picture = _open(image)
             if picture.width * picture.height > LARGEST_PIXELS:
                 raise EncodingError(
-                    f"a picture of {_size(picture)} has more than {LARGEST_PIXELS} pixels; let the environment send a "
-                    "smaller one"
+                    f"a picture of {_size(picture)} has more than {LARGEST_PIXELS} pixels; "
+                    "the environment must send a smaller one"
                 )
             return picture.convert("RGB")
+    except EncodingError:
+        raise
     except (OSError, ValueError, TypeError, SyntaxError, pillow.DecompressionBombError) as error:
-        if isinstance(error, EncodingError):
-            raise
         raise EncodingError(f"a picture given as {type(image).__name__} cannot be read: {error}") from error
 
 
@@ -163,7 +177,7 @@ def _open(image: Any) -> Image.Image:
 
 
 def data_uri(picture: Image.Image) -> str:
-    """The picture as SGLang takes it in `image_data`."""
+    """The picture as a PNG data URI, a form that SGLang accepts in `image_data`."""
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -1,25 +1,25 @@
-"""The reference: a whole conversation rendered at once by its chat template, as the chosen mode promises it.
+"""The reference encoding: the chat template renders a whole conversation at once.
 
-Also the way to encode whatever cannot be put together from learnt frames.
+It is also used for conversations that cannot be composed from learnt template text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from envs.plain_text import Frame, PlainText
+from envs.plain_text import PlainText
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import ASSISTANT, LEFT, USER, ChatTemplate, Message, before
-from rollout.tokens.images import EncodedImage, ImageEncoder
+from rollout.tokens.images import EncodedImage, ImageEncoder, Part, expanded
 
 ANSWERS = 0xF0000
-"""First of the private-use characters that stand for answers while a template is rendered."""
+"""The first of the private-use characters that replace answers while a template is rendered."""
 
 
 class OneShot:
-    """Renders conversations; with `keep_reasoning`, earlier answers keep the reasoning that the template drops."""
+    """Renders conversations. With `keep_reasoning`, earlier answers keep the reasoning that the template would drop."""
 
     def __init__(
         self, template: ChatTemplate, text: PlainText, images: ImageEncoder | None, *, keep_reasoning: bool
@@ -29,13 +29,12 @@ class OneShot:
         self._images = images
         self._keep_reasoning = keep_reasoning and template.drops_reasoning
 
-    def parts(
-        self, messages: Sequence[Message], *, tools: bool = True, as_generated: bool = False
-    ) -> list[Frame | EncodedImage]:
-        """Text and pictures of the conversation with the header that asks for an answer.
+    def parts(self, messages: Sequence[Message], *, tools: bool = True, as_generated: bool = False) -> list[Part]:
+        """The conversation and the generation header, rendered.
 
-        `as_generated`: answers stand as the model wrote them, its control tokens included, after what stood in the
-        prompt when it did; else as the template shows earlier answers.
+        Args:
+            as_generated: show answers exactly as the model wrote them, control tokens and the text that preceded
+                them in their prompt included; otherwise as the template shows earlier answers.
         """
         shown, plain = self._escaped(messages)
         bodies = {}
@@ -47,36 +46,37 @@ class OneShot:
             text = text.replace(self._template.reasoning_lead + mark, mark).replace(mark, lead + body)
         return self._split(text, plain, messages)
 
-    def continuation(self, messages: Sequence[Message], seen_tool: bool) -> list[Frame | EncodedImage]:
-        """What follows an answer's text: these messages, and the header that asks for the next answer."""
+    def continuation(self, messages: Sequence[Message], seen_tool: bool) -> list[Part]:
+        """What follows an answer's text: these messages and the next generation header."""
         shown, plain = self._escaped(messages)
         base = [*before("assistant", seen_tool), {**ASSISTANT, "content": LEFT}]
         text = self._template.render([*base, *shown], generation=True, tools=False)
         return self._split(text[text.index(LEFT) + 1 :], plain, messages)
 
-    def references(self, messages: Sequence[Message]) -> list[list[int]]:
-        """Every id sequence that keeps the mode's promise for this conversation, the likeliest first.
+    def references(self, messages: Sequence[Message]) -> Iterator[list[int]]:
+        """All id sequences that are correct for this conversation in the chosen mode, the likeliest first.
 
-        They differ in whether answers stand as the template shows them or as they were generated; and, where a
-        template moves the system message to the last user message, in whether it stays where it was first shown.
+        Answers may appear as the template shows them, or as they were generated. Where a template moves the system
+        message to the last user message, it may also stay where it was first shown.
         """
         answered = messages[-1]["role"] == "assistant"
         whole = [*messages, USER] if answered else list(messages)
-        found = [self._ids(whole, answered, as_generated=as_generated) for as_generated in (False, True)]
+        yield self._ids(whole, answered)
+        yield self._ids(whole, answered, as_generated=True)
         stationary = self._stationary(whole, answered)
-        return found if stationary is None else [*found, stationary]
+        if stationary is not None:
+            yield stationary
 
     def _ids(self, messages: Sequence[Message], answered: bool, **options: Any) -> list[int]:
-        """Ids of the conversation, up to the last answer's end-of-turn token where that is where it ends."""
-        parts = self.parts(messages, **options)
-        ids = self._text.join([part.expanded if isinstance(part, EncodedImage) else part for part in parts])
+        """Ids of the conversation; if `answered`, without what follows the last answer's end-of-turn token."""
+        ids = self._text.join(expanded(self.parts(messages, **options)))
         if not answered:
             return ids
-        tail = self._text.join(self.continuation([USER], seen_tool=False))  # type: ignore[arg-type]
+        tail = self._text.join(expanded(self.continuation([USER], seen_tool=False)))
         return ids[: len(ids) - len(tail) + 1]
 
     def _stationary(self, messages: Sequence[Message], answered: bool) -> list[int] | None:
-        """Ids with the system message and the tools left where the first prompt showed them."""
+        """Ids with the system message and the tools where the first prompt showed them; None if that is impossible."""
         first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
         rest = [m for m in messages if m["role"] != "system"]
         skipped = len(messages) - len(rest)
@@ -88,9 +88,8 @@ class OneShot:
             return None
         return shown + whole[len(bare) :] if whole[: len(bare)] == bare else None
 
-    def _split(
-        self, text: str, plain: Mapping[int, str], messages: Sequence[Message]
-    ) -> list[Frame | EncodedImage]:
+    def _split(self, text: str, plain: Mapping[int, str], messages: Sequence[Message]) -> list[Part]:
+        """Rendered text split at its placeholders, with the messages' pictures in their places."""
         images = [
             self.picture(part["image"])
             for message in messages
@@ -101,24 +100,26 @@ class OneShot:
         texts = text.split(self._images.placeholder_text) if images and self._images else [text]
         if len(texts) != len(images) + 1:
             raise EncodingError(
-                f"the messages have {len(images)} pictures but the chat template shows {len(texts) - 1}; give "
-                "pictures as content parts of type 'image', in roles whose pictures the template shows"
+                f"the messages have {len(images)} pictures but the chat template shows {len(texts) - 1}; pass "
+                "pictures as content parts of type 'image', in roles for which the template shows pictures"
             )
-        frames = [self._text.frame(piece, plain) for piece in texts]
-        return [part for pair in zip_longest(frames, images) for part in pair if part is not None]
+        pieces = [self._text.template_text(piece, plain) for piece in texts]
+        return [part for pair in zip_longest(pieces, images) for part in pair if part is not None]
 
     def picture(self, image: Any) -> EncodedImage:
         """The picture's tokens and payloads.
 
         Raises:
-            EncodingError: it cannot be used, or the checkpoint takes no pictures.
+            EncodingError: it cannot be used, or the checkpoint does not support pictures.
         """
         if self._images is None:
-            raise EncodingError("a message has a picture, but the checkpoint has no image processor; use a VLM")
+            raise EncodingError(
+                "a message has a picture, but the checkpoint has no image processor; use a vision-language model"
+            )
         return self._images.encode(image)
 
     def _escaped(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, str]]:
-        """Messages with stand-ins for control strings in their texts, and what each stands for; pictures left out."""
+        """The messages without pictures and with stand-ins for control strings, and the string of each stand-in."""
         marks: dict[str, str] = {}
 
         def escape(value: Any) -> Any:
@@ -133,7 +134,7 @@ class OneShot:
 
 
 def _masked(messages: Sequence[Message], answers: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
-    """The messages with stand-ins for answers, so that the template cannot cut them, and the answers' texts."""
+    """The messages with stand-ins for answers, which the template cannot shorten, and the answers' texts."""
     bodies: dict[str, str] = {}
     shown = []
     for index, (message, answer) in enumerate(zip(messages, answers, strict=True)):

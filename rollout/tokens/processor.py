@@ -1,4 +1,4 @@
-"""A checkpoint's image processor, also where AutoProcessor cannot make it (transformers without torchvision)."""
+"""Loads a checkpoint's image processor, even if AutoProcessor fails because torchvision is not installed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NAMES_ONLY = frozenset({"image_processor_type", "processor_class", "feature_extr
 
 
 def load_processor(path: str) -> Any | None:
-    """The processor of a checkpoint; None for a text-only one.
+    """The processor of a checkpoint; None for a text-only checkpoint.
 
-    Qwen's vision processors want a video processor, which needs torchvision; without it they are built here from
-    the checkpoint's own settings, for pictures only.
+    AutoProcessor also loads the video processor of Qwen's models, which needs torchvision. If that fails, the
+    processor is built here from the checkpoint's settings, for pictures only.
 
     Raises:
         EncodingError: the checkpoint has an image processor that cannot be loaded.
@@ -34,7 +34,7 @@ def load_processor(path: str) -> Any | None:
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=True)
         if hasattr(processor, "image_processor"):
             return processor
-        reason: Exception | str = f"AutoProcessor gave a {type(processor).__name__}"
+        reason: Exception | str = f"AutoProcessor returned a {type(processor).__name__}"
     except (ImportError, OSError, ValueError, TypeError, AttributeError) as error:
         reason = error
     name = settings.get("processor_class")
@@ -46,7 +46,7 @@ def load_processor(path: str) -> Any | None:
 
 
 def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], template: str | None) -> Any:
-    """A Qwen vision processor for pictures only, from the keys of a `preprocessor_config.json`."""
+    """A Qwen processor for pictures only; `settings` are the contents of `preprocessor_config.json`."""
     import transformers
 
     slow = getattr(transformers, "Qwen2VLImageProcessorPil", None) or transformers.Qwen2VLImageProcessor
@@ -86,10 +86,10 @@ def _read(path: str, name: str) -> dict[str, Any] | None:
 
 
 def _file(path: str, name: str) -> Path | None:
-    """A file of a local folder, or of a model on the hub."""
+    """A file of a local folder, or of a model on the hub; None if it does not exist."""
     if Path(path).is_dir():
         return Path(path, name) if Path(path, name).exists() else None
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     found = cached_file(
         path, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False

@@ -1,11 +1,11 @@
-"""The tokenization sanity check: where a sequence leaves its one-shot encoding, said in words and tokens."""
+"""The tokenization sanity check: compares token ids with the one-shot encoding and explains the first difference."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
-from envs.plain_text import Frame, PlainText
+from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
 
 SanityCheck = Literal["strict", "ignore_strippable", "disable"]
@@ -13,53 +13,55 @@ SanityCheck = Literal["strict", "ignore_strippable", "disable"]
 CONTEXT = 8
 """Tokens shown before and after the first difference."""
 
-Run = tuple[int | None, list[int], int]
-"""A control token (None at the start), the plain tokens after it, and the position of the first of these."""
+
+class Run(NamedTuple):
+    """A control token (None at the start), the ordinary tokens after it, and the position of the first of these."""
+
+    control: int | None
+    plain: list[int]
+    start: int
 
 
 def compare(
     ids: list[int],
-    references: Sequence[list[int]],
+    references: Iterable[list[int]],
     text: PlainText,
-    headers: Sequence[Frame],
+    headers: Sequence[TemplateText],
     mode: SanityCheck,
 ) -> None:
-    """Accept ids that equal one of the references, up to how the model split its own text into tokens.
+    """Accept ids that equal one of the references, except for how the model split its own text into tokens.
 
     Raises:
-        EncodingError: names the first differing token of the closest reference, in its context.
+        EncodingError: no reference matches; names the first token that differs from the closest one, in context.
     """
-    found = [_first_difference(ids, reference, text, headers, mode) for reference in references]
-    if None in found:
-        return
-    at, closest = max(zip(found, references, strict=True), key=lambda pair: pair[0][0])  # type: ignore[index]
-    raise EncodingError(_explained(ids, closest, at, text))  # type: ignore[arg-type]
+    differences = []
+    for reference in references:
+        at = _first_difference(ids, reference, text, headers, mode)
+        if at is None:
+            return
+        differences.append((at, reference))
+    at, closest = max(differences, key=lambda difference: difference[0][0])
+    raise EncodingError(_explained(ids, closest, at, text))
 
 
 def _first_difference(
-    ids: list[int], reference: list[int], text: PlainText, headers: Sequence[Frame], mode: SanityCheck
+    ids: list[int], reference: list[int], text: PlainText, headers: Sequence[TemplateText], mode: SanityCheck
 ) -> tuple[int, int] | None:
-    """Positions of the first difference in both sequences; None where there is none that counts."""
+    """Positions of the first difference in both sequences; None if they are equal for this mode."""
     if ids == reference:
         return None
     ours, theirs = _runs(ids, text), _runs(reference, text)
     for a, b in zip(ours, theirs, strict=False):
-        if a[0] != b[0]:
-            return a[2] - 1, b[2] - 1
-        if a[1] == b[1]:
-            continue
-        if not _same(a[1], b[1], text, mode, _is_answer(ids, a, text, headers)):
-            common = next((k for k, (x, y) in enumerate(zip(a[1], b[1], strict=False)) if x != y), None)
-            common = min(len(a[1]), len(b[1])) if common is None else common
-            return a[2] + common, b[2] + common
+        if a.control != b.control:
+            return a.start - 1, b.start - 1
+        if a.plain != b.plain and not _same(a.plain, b.plain, text, mode, _is_answer(ids, a, text, headers)):
+            pairs = enumerate(zip(a.plain, b.plain, strict=False))
+            common = next((k for k, (x, y) in pairs if x != y), min(len(a.plain), len(b.plain)))
+            return a.start + common, b.start + common
     if len(ours) == len(theirs):
         return None
-    shorter = min(len(ours), len(theirs))
-    return _end(ours[shorter - 1]), _end(theirs[shorter - 1])
-
-
-def _end(run: Run) -> int:
-    return run[2] + len(run[1])
+    last = min(len(ours), len(theirs)) - 1
+    return ours[last].start + len(ours[last].plain), theirs[last].start + len(theirs[last].plain)
 
 
 def _same(ours: list[int], theirs: list[int], text: PlainText, mode: SanityCheck, answer: bool) -> bool:
@@ -69,25 +71,23 @@ def _same(ours: list[int], theirs: list[int], text: PlainText, mode: SanityCheck
     return answer and a == b
 
 
-def _is_answer(ids: list[int], run: Run, text: PlainText, headers: Sequence[Frame]) -> bool:
-    """Whether the plain tokens follow a header that asks for an answer, so that the model may have written them."""
-    before = ids[: run[2]]
+def _is_answer(ids: list[int], run: Run, text: PlainText, headers: Sequence[TemplateText]) -> bool:
+    """Whether the run's ordinary tokens follow a generation header, so the model may have written them."""
+    before = ids[: run.start]
     return any(
-        before[len(before) - len(header.ids) :] == list(header.ids)
-        and text.decode(run[1]).startswith(header.tail)
+        before[-len(header.ids) :] == list(header.ids) and text.decode(run.plain).startswith(header.tail)
         for header in headers
         if header.ids
     )
 
 
 def _runs(ids: Sequence[int], text: PlainText) -> list[Run]:
-    control = text.control_ids
-    runs: list[Run] = [(None, [], 0)]
+    runs = [Run(None, [], 0)]
     for position, token in enumerate(ids):
-        if token in control:
-            runs.append((token, [], position + 1))
+        if token in text.control_ids:
+            runs.append(Run(token, [], position + 1))
         else:
-            runs[-1][1].append(token)
+            runs[-1].plain.append(token)
     return runs
 
 
@@ -100,9 +100,10 @@ def _explained(ids: list[int], reference: list[int], at: tuple[int, int], text: 
         return f"token {tokens[position]} {text.decode([tokens[position]])!r}"
 
     return (
-        f"the tokens leave the chat template's one-shot encoding at position {ours}: they have {shown(ids, ours)}, "
-        f"the template gives {shown(reference, theirs)}; after {text.decode(ids[max(0, ours - CONTEXT) : ours])!r} "
-        f"they go on {text.decode(ids[ours : ours + CONTEXT])!r}, the template "
-        f"{text.decode(reference[theirs : theirs + CONTEXT])!r}. If the difference is meant, set "
-        "tokenization_sanity_check: ignore_strippable (white space only) or disable"
+        f"the tokens differ from the chat template's one-shot encoding at position {ours}: they have "
+        f"{shown(ids, ours)}, the template gives {shown(reference, theirs)}; after "
+        f"{text.decode(ids[max(0, ours - CONTEXT) : ours])!r} they continue with "
+        f"{text.decode(ids[ours : ours + CONTEXT])!r}, the template with "
+        f"{text.decode(reference[theirs : theirs + CONTEXT])!r}. If the difference is intended, set "
+        "tokenization_sanity_check to ignore_strippable (ignores white space) or disable"
     )

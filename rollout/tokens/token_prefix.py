@@ -1,6 +1,6 @@
-"""Token ids that grow turn by turn: every prompt of an episode is a prefix of one shared buffer.
+"""Token ids that grow with every turn: all prompts of an episode are prefixes of one shared buffer.
 
-So a turn costs its new tokens, not a copy of all earlier ones, and an episode's prompts take linear memory.
+A turn costs its new tokens instead of a copy of all earlier ones, and the prompts of an episode take linear memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, overload
 
 
 class TokenPrefix(Sequence[int]):
-    """The first tokens of a shared buffer; reads like a list, equals a list of the same ids, pickles as a list."""
+    """The first tokens of a shared buffer; reads like a list, equals a list of the same ids and pickles as a list."""
 
     __slots__ = ("_buffer", "_length", "_lock")
 
@@ -22,7 +22,7 @@ class TokenPrefix(Sequence[int]):
         self._lock = threading.Lock()
 
     def extended(self, *more: Sequence[int]) -> TokenPrefix:
-        """This prefix and the ids after it; the buffer is copied only where another prefix has grown from here."""
+        """This prefix followed by more ids; the buffer is copied only if another prefix already grew from here."""
         grown = TokenPrefix.__new__(TokenPrefix)
         with self._lock:
             shared = len(self._buffer) == self._length
@@ -52,7 +52,7 @@ class TokenPrefix(Sequence[int]):
         return iter(self.tolist())
 
     def tolist(self) -> list[int]:
-        """The ids as a list of their own."""
+        """The ids as a new list."""
         return self._buffer[: self._length].tolist()
 
     def __eq__(self, other: Any) -> bool:

@@ -18,7 +18,8 @@ from PIL import Image
 
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EncodingError
-from rollout.tokens.encoding import DeltaEncoder, load_processor
+from rollout.tokens.encoding import DeltaEncoder
+from rollout.tokens.processor import load_processor
 from rollout.turn import Prompt
 from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
 from tests.fixtures.tokenizers import real_tokenizer
@@ -226,7 +227,7 @@ def test_a_picture_is_processed_once_while_it_lives(monkeypatch: pytest.MonkeyPa
         (12, "int cannot be read"),
         (np.zeros((4, 4, 3)), "ndarray cannot be read"),
         (Image.new("RGB", (9000, 9000)), "9000 x 9000 has more than"),
-        (Image.new("RGB", (2000, 2)), "refuses a picture of 2000 x 2"),
+        (Image.new("RGB", (2000, 2)), "rejects a picture of 2000 x 2"),
     ],
 )
 def test_an_unusable_picture_is_an_error_with_a_name(image: Any, words: str) -> None:
@@ -280,7 +281,7 @@ def test_a_count_that_disagrees_with_the_grid_is_named(monkeypatch: pytest.Monke
     encoder = encoder_of()
     monkeypatch.setattr(encoder.images._processor.image_processor, "merge_size", 1)
     monkeypatch.setattr(type(encoder.images._processor), "replace_image_token", lambda *_, **__: "<|image_pad|>" * 4)
-    with pytest.raises(EncodingError, match="4 placeholder tokens.*makes 16"):
+    with pytest.raises(EncodingError, match="4 placeholder tokens.*requires 16"):
         encoder.prompt([shown(picture(0))])
 
 

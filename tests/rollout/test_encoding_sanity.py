@@ -9,8 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from rollout.errors import EncodingError
-from rollout.tokens.encoding import DeltaEncoder, fits
-from rollout.turn import Prompt
+from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import CHAT_TEMPLATE, CORPUS, SPECIAL_TOKENS, chatml_tokenizer
 
 USER, ANSWER = {"role": "user", "content": "Observation: a red key"}, {"role": "assistant", "content": "ACTION: left"}
@@ -133,10 +132,6 @@ def test_an_action_is_found_among_the_answers_tokens(encoder: DeltaEncoder) -> N
     start, end = encoder.token_span(ids, (first, len(text)))
     assert encoder.decode(ids[start:end]).strip() == "go forward"
     assert encoder.token_span(ids, None) is None
-
-
-def test_a_prompt_fits_whole_or_not_at_all() -> None:
-    assert fits(Prompt([1, 2, 3]), 3) and not fits(Prompt([1, 2, 3]), 2)
 
 
 def test_no_messages_or_a_picture_without_a_processor_are_named(encoder: DeltaEncoder) -> None:
