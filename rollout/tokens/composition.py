@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from envs.plain_text import PlainText, TemplateText
 from rollout.tokens.chat_template import GENERATION, ChatTemplate, Message
@@ -24,7 +25,7 @@ class Composer:
         self._template = template
         self._text = text
         self._one_shot = one_shot
-        self._learnt: dict[tuple[str, str, bool], TemplateText | None] = {}
+        self.between = lru_cache(1024)(self._between)
         self._trusted: dict[Neighbours, bool] = {}
 
     def compose(
@@ -44,21 +45,13 @@ class Composer:
             self._trusted[neighbours] = same
         return parts if self._trusted[neighbours] else rendered()
 
-    def between(self, left: str, right: str, seen_tool: bool = False) -> TemplateText | None:
-        """What the template writes between two neighbours; None if that cannot be learnt."""
-        key = (left, right, seen_tool)
-        if key not in self._learnt:
-            text = self._template.between(left, "", right, seen_tool)
-            self._learnt[key] = None if text is None else self._text.template_text(text)
-        return self._learnt[key]
+    def _between(self, left: str, right: str, seen_tool: bool = False, inner: str = "") -> TemplateText | None:
+        """What the template writes between two neighbours, or None if that cannot be learnt.
 
-    def _around(self, left: str, inner: list[Message], right: str, seen_tool: bool) -> TemplateText | None:
-        """What the template writes between two neighbours with `inner` messages, such as tool calls, between them."""
-        try:
-            given = json.dumps(inner, ensure_ascii=False)
-        except TypeError:
-            return None
-        text = None if self._text.pattern.search(given) else self._template.between(left, given, right, seen_tool)
+        `inner` is the JSON of messages between them that hold more than a role and a text, such as tool calls.
+        """
+        learnable = not self._text.pattern.search(inner)
+        text = self._template.between(left, inner, right, seen_tool) if learnable else None
         return None if text is None else self._text.template_text(text)
 
     def _parts(self, left: str, messages: Sequence[Message], seen_tool: bool) -> tuple[list[Part], Neighbours] | None:
@@ -74,7 +67,8 @@ class Composer:
                 continue
             right = GENERATION if message is None else message["role"]
             seen = seen_tool and right == "tool"
-            written = self._around(left, inner, right, seen) if inner else self.between(left, right, seen)
+            given = _json(inner) if inner else ""
+            written = None if given is None else self.between(left, right, seen, given)
             if written is None:
                 return None
             runs += bool(inner)
@@ -97,11 +91,8 @@ class Composer:
         return [self._one_shot.picture(p["image"]) if p.get("type") == "image" else p["text"] for p in content]
 
 
-def without_first(token: int, parts: Sequence[Part]) -> Sequence[Part]:
-    """The parts after `token`, if they begin with it."""
-    first = parts[0]
-    if not isinstance(first, TemplateText) or first.ids is None or first.ids[0] != token:
-        return parts
-    if len(first.ids) == 1:
-        return [first.tail.lstrip() if first.strip_after else first.tail, *parts[1:]]
-    return [TemplateText("", first.ids[1:], first.tail, False, first.strip_after), *parts[1:]]
+def _json(messages: Sequence[Message]) -> str | None:
+    try:
+        return json.dumps(messages, ensure_ascii=False)
+    except TypeError:  # pictures, for example
+        return None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import GENERATION, START, USER, ChatTemplate, Message
-from rollout.tokens.composition import Composer, without_first
+from rollout.tokens.composition import Composer
 from rollout.tokens.images import LARGEST_PIXELS, EncodedImage, ImageEncoder, Part, expanded, unexpanded
 from rollout.tokens.one_shot import OneShot
 from rollout.tokens.sanity import SanityCheck, compare
@@ -107,16 +107,15 @@ class DeltaEncoder:
                 )
         messages = self._accepted(messages)
         parts = self._continuation(messages, prompt.seen_tool)
-        if response_ids and response_ids[-1] == self.end_of_turn_ids[0]:
-            parts = without_first(response_ids[-1], parts)
-        between = self.text.join(expanded(parts))
+        ended = bool(response_ids) and response_ids[-1] == self.end_of_turn_ids[0]
+        between = self._joined(expanded(parts), ended)
         ids = _prefix(prompt.token_ids).extended(response_ids, between)
         seen_tool = prompt.seen_tool or any(m["role"] == "tool" for m in messages)
         images = [part for part in parts if isinstance(part, EncodedImage)]
         if not images and not prompt.image_data:
             return Prompt(token_ids=ids, seen_tool=seen_tool), between
         known = ImageChain([]) if prompt.train_inputs is None else prompt.train_inputs
-        for_engine = self.text.join(unexpanded(parts))
+        for_engine = self._joined(unexpanded(parts), ended)
         before = prompt.token_ids if prompt.engine_ids is None else prompt.engine_ids
         extended = Prompt(
             token_ids=ids,
@@ -126,6 +125,12 @@ class DeltaEncoder:
             seen_tool=seen_tool,
         )
         return extended, between
+
+    def _joined(self, parts: Sequence[TemplateText | str], ended: bool) -> list[int]:
+        """Ids of what follows an answer, without the end-of-turn token if the answer ended with its own."""
+        ids = self.text.join(parts)
+        at = next((i for i, token in enumerate(ids) if token in self.text.control_ids), None)
+        return ids[at + 1 :] if ended and at is not None and ids[at] == self.end_of_turn_ids[0] else ids
 
     def _accepted(self, messages: Sequence[Message]) -> list[Message]:
         """The messages in the form that the template accepts.

@@ -8,11 +8,7 @@ from typing import Any
 
 from rollout.errors import EncodingError
 
-QWEN_PROCESSORS = {
-    "Qwen2VLProcessor": "Qwen2VLProcessor",
-    "Qwen2_5_VLProcessor": "Qwen2_5_VLProcessor",
-    "Qwen3VLProcessor": "Qwen3VLProcessor",
-}
+QWEN_PROCESSORS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
 NAMES_ONLY = frozenset({"image_processor_type", "processor_class", "feature_extractor_type", "auto_map"})
 
 
@@ -28,21 +24,20 @@ def load_processor(path: str) -> Any | None:
     settings = _image_settings(path)
     if settings is None:
         return None
-    from transformers import AutoProcessor
+    from transformers import AutoProcessor, AutoTokenizer
 
     try:
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=True)
         if hasattr(processor, "image_processor"):
             return processor
-        reason: Exception | str = f"AutoProcessor returned a {type(processor).__name__}"
+        failure: Exception = TypeError(f"AutoProcessor returned a {type(processor).__name__}")
     except (ImportError, OSError, ValueError, TypeError, AttributeError) as error:
-        reason = error
+        failure = error
     name = settings.get("processor_class")
     if name not in QWEN_PROCESSORS:
-        raise EncodingError(f"the image processor of {path} ({name}) cannot be loaded: {reason}") from (
-            reason if isinstance(reason, Exception) else None
-        )
-    return build_qwen_processor(QWEN_PROCESSORS[name], _tokenizer(path), settings, _template(path))
+        raise EncodingError(f"the image processor of {path} ({name}) cannot be loaded: {failure}") from failure
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+    return build_qwen_processor(name, tokenizer, settings, _template(path))
 
 
 def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], template: str | None) -> Any:
@@ -56,12 +51,6 @@ def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], te
     return pictures_only(
         image_processor=image_processor, tokenizer=tokenizer, chat_template=template or tokenizer.chat_template
     )
-
-
-def _tokenizer(path: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=True)
 
 
 def _image_settings(path: str) -> dict[str, Any] | None:
