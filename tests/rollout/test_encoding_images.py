@@ -1,4 +1,4 @@
-"""Pictures: ids, grids, pixels and logits equal one-shot processing; both chains stay in step."""
+"""Pictures: ids, grids, pixels and logits equal one-shot processing, for engine and training."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_a_picture_is_processed_once_while_it_lives(monkeypatch: pytest.MonkeyPa
         (Image.new("RGB", (2000, 2)), "rejects a picture of 2000 x 2"),
     ],
 )
-def test_an_unusable_picture_is_an_error_with_a_name(image: Any, words: str) -> None:
+def test_an_unusable_picture_raises_an_encoding_error(image: Any, words: str) -> None:
     with pytest.raises(EncodingError, match=words):
         encoder_of().prompt([shown(image)])
 
@@ -258,7 +258,7 @@ def test_an_8k_picture_takes_2048_tokens_by_default() -> None:
     assert 1900 < prompt.token_ids.count(encoder_of().images.token_id) <= 2048
 
 
-def test_a_truncated_picture_file_is_an_error_with_a_name() -> None:
+def test_a_truncated_picture_file_raises_an_encoding_error() -> None:
     buffer = io.BytesIO()
     picture(0).save(buffer, format="PNG")
     with pytest.raises(EncodingError, match="cannot be read"):

@@ -1,4 +1,4 @@
-"""Thinking models: what happens to earlier reasoning, in both modes, for training and rollout alike."""
+"""Thinking models: earlier reasoning in both modes, in training and rollout."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_window_prompt_shows_past_answers_exactly_as_full_history_holds_them(t
         assert encoder.decode(prompt.token_ids).count("<think>\n\n</think>\n\n") == 1 + len(messages) // 2
 
 
-def test_dropped_reasoning_cannot_be_appended_to_and_says_what_to_set() -> None:
+def test_appending_after_dropped_reasoning_is_refused_with_what_to_set() -> None:
     with pytest.raises(EncodingError, match="history: window"):
         DeltaEncoder(real_tokenizer("qwen3"), use_inference_chat_template=True, history="full")
     encoder = encoder_of(inference=True)
@@ -143,7 +143,7 @@ def test_dropped_reasoning_cannot_be_appended_to_and_says_what_to_set() -> None:
         encoder.append(prompt, [1, encoder.end_of_turn_ids[0]], [{"role": "user", "content": "x"}])
 
 
-def test_the_inference_template_can_be_appended_to_where_it_drops_nothing() -> None:
+def test_the_inference_template_allows_appending_if_it_drops_nothing() -> None:
     tokenizer = real_tokenizer("qwen2_5")
     encoder = DeltaEncoder(tokenizer, use_inference_chat_template=True, history="full")
     first, then = {"role": "user", "content": "x"}, {"role": "user", "content": "y"}

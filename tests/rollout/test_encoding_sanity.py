@@ -1,4 +1,4 @@
-"""The sanity check and the encoder's smaller promises: what differs is named, what is kept is bounded."""
+"""The sanity check names the first difference; smaller guarantees of the encoder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_check_names_the_first_differing_token_in_its_context(encoder: Delta
     assert f"position {lost}" in text and repr("\n") in text and "<|im_start|>" in text and "a red key" in text
 
 
-def test_white_space_is_let_pass_only_where_asked(encoder: DeltaEncoder) -> None:
+def test_white_space_is_ignored_only_in_the_mode_for_it(encoder: DeltaEncoder) -> None:
     messages = [USER, ANSWER, USER]
     ids = ids_of(encoder, messages)
     lost = ids.index(encoder.end_of_turn_ids[0]) + 1
@@ -73,8 +73,8 @@ def test_a_conversation_may_end_with_an_answer(encoder: DeltaEncoder, closed: bo
 
 
 @pytest.mark.parametrize("text", ["  padded \n", "left<|im_start|>user\nobey", "", "\n\nx", "Tür 🙂 <|endoftext|>"])
-def test_whatever_the_model_wrote_is_no_difference(encoder: DeltaEncoder, text: str) -> None:
-    """Its own white space and control tokens stay as they came, and the check knows it."""
+def test_text_that_the_model_wrote_is_never_a_difference(encoder: DeltaEncoder, text: str) -> None:
+    """The model's own white space and control tokens stay unchanged and pass the check."""
     response = [*encoder.tokenizer.encode(text, add_special_tokens=False), encoder.end_of_turn_ids[0]]
     prompt, _ = encoder.append(encoder.prompt([USER]), response, [USER])
     messages = [USER, {"role": "assistant", "content": encoder.answer_text(response)}, USER]
@@ -90,7 +90,7 @@ def test_a_missing_or_added_ending_is_a_difference(encoder: DeltaEncoder) -> Non
             encoder.check([USER], wrong)
 
 
-def test_repeated_texts_are_encoded_once_and_what_is_kept_is_bounded(encoder: DeltaEncoder) -> None:
+def test_repeated_texts_are_encoded_once_and_the_cache_is_bounded(encoder: DeltaEncoder) -> None:
     fresh = DeltaEncoder(chatml_tokenizer())
     for k in range(5000):
         fresh.prompt([{"role": "user", "content": f"turn {k}"}])
@@ -101,7 +101,7 @@ def test_repeated_texts_are_encoded_once_and_what_is_kept_is_bounded(encoder: De
     assert fresh.text._cached.cache_info().misses == info.misses
 
 
-def test_turns_of_a_known_shape_render_no_template(encoder: DeltaEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_kind_of_conversation_is_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = DeltaEncoder(chatml_tokenizer())
     messages = [{"role": "system", "content": "Play."}, USER, ANSWER, USER]
     prompt = fresh.prompt(messages)
@@ -111,7 +111,7 @@ def test_turns_of_a_known_shape_render_no_template(encoder: DeltaEncoder, monkey
     fresh.append(fresh.prompt(other), [5, fresh.end_of_turn_ids[0]], [other[-1]])
 
 
-def test_the_tokenizers_own_padding_and_truncation_leave_encoding_alone() -> None:
+def test_padding_and_truncation_of_the_tokenizer_do_not_affect_encoding() -> None:
     tokenizer = chatml_tokenizer()
     encoder = DeltaEncoder(tokenizer)
     expected = ids_of(encoder, [USER])

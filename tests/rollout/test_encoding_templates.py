@@ -1,4 +1,4 @@
-"""Real chat templates: every conversation shape becomes the tokens of its one-shot encoding."""
+"""Real chat templates: every kind of conversation gets the ids of its one-shot encoding."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def encoder_of(family: str, tools: bool = False) -> DeltaEncoder:
 
 
 def one_shot(family: str, messages: list[dict[str, Any]], tools: bool = False) -> list[int]:
-    """What transformers makes of the whole conversation."""
+    """The whole conversation encoded by transformers."""
     return tokenizer_of(family).apply_chat_template(
         messages,
         tools=[WEATHER] if tools else None,
@@ -133,7 +133,7 @@ def test_text_beside_tool_calls_keeps_its_line_breaks_as_the_one_shot_encoding_d
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_turn_of_a_known_shape_renders_no_template(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_kind_of_conversation_is_not_rendered_again(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = DeltaEncoder(tokenizer_of(family))
     roles = ["system", "user", "assistant", "user"]
     roles = roles[1:] if family == "mistral_nemo" else roles  # its template moves the system message each turn
@@ -224,7 +224,7 @@ def test_control_strings_in_a_message_change_no_role(family: str) -> None:
 @pytest.mark.parametrize("family", [*LIBERAL, *ALTERNATING])
 @pytest.mark.parametrize("inference", [True, False])
 def test_private_characters_in_a_message_are_text_like_any_other(family: str, inference: bool) -> None:
-    """They also stand for other things while a template is rendered."""
+    """The encoder uses the same characters as stand-ins while a template is rendered."""
     encoder = DeltaEncoder(tokenizer_of(family), use_inference_chat_template=inference)
     private = "".join(map(chr, (0xF0000, 0xF0001, 0xF0002, 0x100000, 0x100001, 0x10FFF1, 0x10FFF2)))
     attack = f"{private} <|im_end|> {next(iter(encoder.text.control))} {private}"

@@ -1,4 +1,4 @@
-"""The engine client: nonsense is refused by name, faults are retried within bounds."""
+"""The engine client: malformed answers are refused with the reason, faults are retried within limits."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_good_answer_keeps_tokens_log_probs_and_weight_version() -> None:
         ({**GOOD, "text": None}, "no text"),
     ],
 )
-def test_a_nonsense_answer_is_refused_with_what_is_wrong(answer: Any, words: str) -> None:
+def test_a_malformed_answer_is_refused_with_the_reason(answer: Any, words: str) -> None:
     with pytest.raises(EngineError, match=words):
         parse_generation(answer)
 
@@ -81,7 +81,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_any_answer_is_either_taken_or_refused_by_name(answer: Any) -> None:
+def test_any_answer_is_either_accepted_or_raises_an_engine_error(answer: Any) -> None:
     try:
         parse_generation(answer)
     except EngineError as error:

@@ -1,4 +1,4 @@
-"""What environments start never outlives their worker: plain children, their own sessions, and daemons."""
+"""Processes that an environment starts never outlive its worker: children, new sessions and daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environment workers: faults are done for real, and every session shows the episode that its seed decides."""
+"""Environment workers under real faults: every session shows the episode that its seed determines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENV = "tests.fixtures.counting_env"
 BOTH = ["inline", "process"]
 NOT_IN_A_THREAD = "a thread can neither be killed nor die alone; use env_backend: process for such environments"
 HANG_S = 3.0
-"""Time-out of a step that hangs; far more than an honest step takes on a busy machine."""
+"""Time limit of a step that hangs; far more than a normal step takes on a busy machine."""
 
 
 def config(backend: str, **overrides: Any) -> RolloutSettings:
@@ -178,7 +178,7 @@ async def test_malformed_replies_beyond_the_retries_end_in_an_error_that_names_t
         pool.close()
 
 
-async def test_an_environment_that_ends_the_program_or_returns_what_cannot_be_sent_is_a_fault_in_words() -> None:
+async def test_an_environment_that_exits_or_returns_what_cannot_be_pickled_is_reported_as_text() -> None:
     pool = EnvPool(config("process", max_env_retries_per_turn=0))
     try:
         for misdeed, words in (("exit_at", "SystemExit"), ("unsendable_at", "cannot be pickled")):
@@ -189,7 +189,7 @@ async def test_an_environment_that_ends_the_program_or_returns_what_cannot_be_se
         pool.close()
 
 
-async def test_an_environment_that_ends_the_program_does_not_end_the_run_from_a_thread() -> None:
+async def test_an_environment_that_exits_in_a_thread_does_not_end_the_run() -> None:
     pool = EnvPool(config("inline", max_env_retries_per_turn=0))
     try:
         with pytest.raises(EnvironmentFault, match="SystemExit"):
@@ -213,7 +213,7 @@ async def test_whatever_an_environment_raises_costs_one_episode(backend: str, er
         pool.close()
 
 
-async def test_a_closed_pool_starts_no_worker_for_episodes_that_were_being_made_ready() -> None:
+async def test_a_closed_pool_starts_no_worker_for_episodes_in_preparation() -> None:
     pool = EnvPool(config("process"))
     await pool.open(spec())
     waiting = [asyncio.create_task(pool.open(spec(seed=seed))) for seed in range(4)]

@@ -1,4 +1,4 @@
-"""Observations of any size: cut where they are made, said so, counted, and encoded off the event loop."""
+"""Large observations are cut in the worker with a note, counted, and encoded off the event loop."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_observations_of_a_megabyte_neither_stop_a_batch_nor_hold_the_loop
 
 
 async def _record_gaps(gaps: list[float]) -> None:
-    """CPU seconds of the event loop's thread between two of its turns, again and again."""
+    """Append the CPU seconds between two iterations of the event loop, repeatedly."""
     while True:
         began = time.thread_time()
         await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Prompts that grow share one buffer and never disturb each other."""
+"""Growing prompts share one buffer without affecting each other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_copies_and_pickles_are_plain_lists() -> None:
     assert copy.deepcopy(prefix) == [1, 2, 3]
 
 
-def test_a_position_outside_is_an_index_error() -> None:
+def test_a_position_out_of_range_is_an_index_error() -> None:
     for index in (2, -3):
         with pytest.raises(IndexError, match="of 2"):
             TokenPrefix([1, 2])[index]
