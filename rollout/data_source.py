@@ -1,12 +1,13 @@
-"""Tasks and seeds from the YAML instead of a prompt file; its `save`/`load` carry the live episodes.
+"""slime's data source: tasks and seeds from the YAML instead of a prompt file. `save` and `load` carry live episodes.
 
-Invariant: an episode's task and seed depend on its id alone, so that which request finished first, a restart or
-another backend changes nothing about which episodes are played.
+Invariant: an episode's task and seed depend on its id alone. The order in which requests finish, a restart, or another
+environment backend does not change which episodes are played.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 from envs.mixture import TaskSpec, expand_tasks
@@ -14,16 +15,17 @@ from rollout.bridge.checks import check_flags
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
 from rollout.bridge.rotation import rotate_checkpoints
-from rollout.bridge.sample import handout
+from rollout.bridge.sample import episode_id_of, handout
 from rollout.bridge.settings import EvalSettings, RolloutSettings, load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
 from rollout.errors import CheckpointError, ConfigError
-from rollout.play.slots import slots_state
+from rollout.play.slots import Slot, slots_state
 from rollout.spec import EnvSpec, EpisodeSpec
+from rollout.turn import Segment
 
 
 class EpisodeSource:
-    """slime's data source (`--data-source-path`); `state` is what the fixed-turn rollout keeps alive."""
+    """slime's `--data-source-path`; it also holds what the fixed-turn rollout keeps between batches."""
 
     def __init__(self, args: Any) -> None:
         """Read and check the YAML, and the flags with it.
@@ -41,9 +43,13 @@ class EpisodeSource:
         """Next id for `get_samples`; slots of the fixed-turn rollout number their own."""
         self.next_group = 0
         self.buffer: list[list[Sample]] = []
-        self.state: Any = None
-        self.kept: list[Any] = []
-        """Segments kept by the critic warm-up."""
+        """Aborted groups, which `get_samples` hands out again."""
+        self.slots: list[Slot] = []
+        """Slots of the fixed-turn rollout; empty until its first batch."""
+        self.saved_slots: list[Mapping[str, Any]] = []
+        """Slots that `load` read from a checkpoint, until the first batch restores them."""
+        self.kept: list[Segment] = []
+        """Segments kept by the critic's warm-up."""
 
     def episode(self, episode_id: int) -> EpisodeSpec:
         """The training episode with this id."""
@@ -61,7 +67,7 @@ class EpisodeSource:
         ]
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """Groups of `n_samples_per_prompt` samples of one episode each: buffered ones first, then new ones."""
+        """Groups of `n_samples_per_prompt` samples that play the same episode; aborted groups first, then new ones."""
         groups = self.buffer[:num_samples]
         del self.buffer[: len(groups)]
         while len(groups) < num_samples:
@@ -76,11 +82,11 @@ class EpisodeSource:
         return [handout(spec, spec.episode_id * count + k) for k in range(count)]
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
-        """Take back groups that were aborted; they are handed out again before new ones."""
+        """Take back aborted groups; `get_samples` hands them out before new ones."""
         self.buffer.extend(samples)
 
     def take_group_ids(self, count: int) -> range:
-        """Ids for `count` training groups, never given out before."""
+        """`count` ids of training groups; each id is given out once."""
         ids = range(self.next_group, self.next_group + count)
         self.next_group += count
         return ids
@@ -91,28 +97,29 @@ class EpisodeSource:
         Raises:
             CheckpointError: the file cannot be written; the previous one is untouched.
         """
-        buffer = [group[0].group_index for group in self.buffer]
-        state = SourceState(self.next_episode, self.next_group, buffer, slots_state(self.state), self.kept)
+        buffer = [episode_id_of(group[0]) for group in self.buffer]
+        slots = slots_state(self.slots) or self.saved_slots
         if self.flags.save is None:
             raise CheckpointError("there is no folder to save the rollout state in; give --save")
+        state = SourceState(self.next_episode, self.next_group, buffer, slots, self.kept)
         save_state(state, self.flags.save, rollout_id)
         if self.settings.checkpoints_kept is not None:
             states = checkpoint_path(self.flags.save, rollout_id).parent
             rotate_checkpoints(self._args, rollout_id, self.settings.checkpoints_kept, states)
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Restore what `save` wrote; a missing file of a fresh run is fine.
+        """Restore what `save` wrote; does nothing in a fresh run.
 
         Raises:
-            CheckpointError: the file is missing, damaged, of another version or of another kind; nothing was loaded.
+            CheckpointError: the file is missing, damaged, of another version, or something else; nothing was loaded.
         """
         state = load_state(self.flags.load, self.flags.save, rollout_id)
         if state is None:
             return
         self.next_episode, self.next_group = state.next_episode, state.next_group
-        # An aborted episode's environment ended with its process: its group is played again from the start.
+        # The environments of aborted episodes ended with their process, so their groups are played from the start.
         self.buffer = [self.group(episode_id) for episode_id in state.buffer]
-        self.kept, self.state = state.kept, state.slots
+        self.kept, self.slots, self.saved_slots = state.kept, [], state.slots
 
     def __len__(self) -> int:
         """Episodes never run out; slime divides this by the batch size to count an epoch's rollouts."""
@@ -132,14 +139,7 @@ def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) 
 
 def pick_task(tasks: list[TaskSpec], seed: int, episode_id: int) -> TaskSpec:
     """Draw a task by weight; the draw depends on the run's seed and the episode's id alone."""
-    if len(tasks) == 1:
-        return tasks[0]
     draw = random.Random(f"{seed}/{episode_id}").random()
-    return random_choice(tasks, draw)
-
-
-def random_choice(tasks: list[TaskSpec], draw: float) -> TaskSpec:
-    """The task at position `draw` in [0, 1) of the stacked weights."""
     total = sum(task.weight for task in tasks)
     edge = 0.0
     for task in tasks:
@@ -150,7 +150,7 @@ def random_choice(tasks: list[TaskSpec], draw: float) -> TaskSpec:
 
 
 def make_episode(settings: RolloutSettings, task: TaskSpec, episode_id: int, seed: int) -> EpisodeSpec:
-    """Put a task and a seed together into what the environment pool needs."""
+    """The episode of one task and seed, as the environment pool starts it."""
     env = EnvSpec(
         env_path=task.env_path,
         metadata={"task": task.task, "seed": seed},

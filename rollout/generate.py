@@ -8,6 +8,7 @@ continues when slime hands the sample out again; `--mask-offpolicy-in-partial-ro
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rollout.bridge.framework import Sample, outer_loop_is_full
@@ -17,7 +18,7 @@ from rollout.errors import EnvironmentFault
 from rollout.play.episode import Episode, open_episode
 from rollout.play.parked import Parked
 from rollout.play.runtime import Runtime, get_runtime
-from rollout.turn import FinishReason, Segment, Turn
+from rollout.turn import FinishReason, Turn
 
 
 async def generate(
@@ -56,7 +57,10 @@ async def generate(
     finally:
         if episode is not None:
             await episode.close()
-    segment = _segment(runtime, episode, turns, evaluation)
+    assert episode is not None and episode.stop is not None
+    segment = episode.segment(turns, episode.stop)
+    if evaluation:
+        segment = replace(segment, bootstrap=None)
     joined = settings.history == "full"
     return _in_form(runtime, episode_samples(runtime.samples, sample, segment, joined=joined, stale=stale))
 
@@ -84,14 +88,6 @@ def _is_the_loops(runtime: Runtime) -> bool:
     asynchronous loop, and loops of other projects, take every aborted sample back.
     """
     return outer_loop_is_full() is not False or runtime.flags.is_fully_asynchronous
-
-
-def _segment(runtime: Runtime, episode: Episode, turns: list[Turn], evaluation: bool) -> Segment:
-    """The finished episode; an evaluation needs no bootstrap state."""
-    assert episode.stop is not None
-    wanted = runtime.settings.bootstrap_on_time_limit and turns[-1].truncated and not evaluation
-    bootstrap = episode.final_prompt if wanted else None
-    return Segment(episode.spec.name, tuple(turns), bootstrap, episode.stop, episode.total_reward, len(turns))
 
 
 def _in_form(runtime: Runtime, samples: list[Sample]) -> Sample | list[Sample]:

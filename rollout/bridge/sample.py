@@ -222,6 +222,12 @@ def handout(spec: EpisodeSpec, index: int) -> Sample:
     return sample
 
 
+def episode_id_of(sample: Sample) -> int:
+    """The id of the episode that `handout` put into the sample."""
+    assert sample.group_index is not None
+    return sample.group_index
+
+
 def episode_spec(sample: Sample, env_path: str, options: Mapping[str, Any], max_turns: int | None) -> EpisodeSpec:
     """The episode that a handed-out sample asks for; `env_path` and `options` where its metadata names none."""
     metadata = dict(sample.metadata or {})

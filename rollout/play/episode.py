@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from rollout.play.memory import Exchange, Message, build_messages
 from rollout.play.runtime import Runtime
 from rollout.spec import EpisodeSpec
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.turn import FinishReason, Generation, Prompt, StopReason, Turn
+from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.pool import EnvSession
 from rollout.workers.reply import EnvReply
 
@@ -166,10 +166,17 @@ class Episode:
             await self._check_conversation()
         return replace(turn, truncated=True)
 
-    @property
-    def final_prompt(self) -> Prompt | None:
-        """The prompt after a truncated last turn, where it could be built and fits; what a bootstrap would see."""
-        return self.prompt if self.stop is not StopReason.ENCODING and self.runtime.fits(self.prompt) else None
+    def segment(self, turns: Sequence[Turn], stop: StopReason) -> Segment:
+        """These turns, the last ones played, as a segment that ended because of `stop`.
+
+        The value of its bootstrap prompt stands in for the rest of the episode: always if the batch or a lost
+        environment ended the segment, after a limit if `bootstrap_on_time_limit` and the next prompt fits, and never
+        after a final state.
+        """
+        possible = turns[-1].truncated and stop is not StopReason.ENCODING and self.runtime.fits(self.prompt)
+        wanted = not stop.is_end or (self.runtime.settings.bootstrap_on_time_limit and possible)
+        bootstrap = self.prompt if wanted else None
+        return Segment(self.spec.name, tuple(turns), bootstrap, stop, self.total_reward, self.index)
 
     async def _check_conversation(self) -> None:
         """Compare the last prompt with its one-shot encoding; a difference is counted, it does not end a run."""

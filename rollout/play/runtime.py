@@ -29,8 +29,6 @@ MOST_TOOL_SETS = 256
 class Runtime:
     """The parts that a turn needs; one a process and event loop, made by `get_runtime`."""
 
-    args: Any
-    """slime's, for what slime's own code wants it for; everything else reads `settings` and `flags`."""
     settings: RolloutSettings
     flags: RolloutFlags
     samples: SampleWriter
@@ -103,7 +101,6 @@ def build_runtime(args: Any) -> Runtime:
 
     encoder = make_encoder(())
     return Runtime(
-        args=args,
         settings=settings,
         flags=flags,
         samples=SampleWriter(args, dummy_token=min(encoder.end_of_turn_ids)),
@@ -124,32 +121,34 @@ def load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
     return AutoTokenizer.from_pretrained(path, trust_remote_code=True), load_processor(path)
 
 
-_runtimes: dict[tuple[int, int], asyncio.Task[Runtime]] = {}
+_runtimes: dict[tuple[int, int], tuple[Any, asyncio.Task[Runtime]]] = {}
+"""By the ids of `args` and of the event loop; the entry holds `args`, so that its id is not used again."""
 
 
 async def get_runtime(args: Any) -> Runtime:
-    """The runtime of this `args` on the running event loop, made at the first call, off the loop.
+    """The runtime of this `args` on the running event loop; the first call builds it in a thread.
 
     Raises:
         ConfigError, EncodingError: as `build_runtime`; a later call tries again.
     """
     key = (id(args), id(asyncio.get_running_loop()))
-    task = _runtimes.get(key)
-    if task is None or (task.done() and (task.exception() or task.result().args is not args)):
-        task = _runtimes[key] = asyncio.create_task(asyncio.to_thread(_build_and_freeze, args))
+    _, task = _runtimes.get(key, (args, None))
+    if task is None or (task.done() and task.exception()):
+        task = asyncio.create_task(asyncio.to_thread(_build_and_freeze, args))
+        _runtimes[key] = args, task
     return await task
 
 
 def open_runtimes() -> list[Runtime]:
-    """The runtimes of this process, whichever event loop they run on."""
-    done = [task for task in list(_runtimes.values()) if task.done() and not task.cancelled()]
+    """The runtimes of this process, on any event loop."""
+    done = [task for _, task in list(_runtimes.values()) if task.done() and not task.cancelled()]
     return [task.result() for task in done if task.exception() is None]
 
 
 def _build_and_freeze(args: Any) -> Runtime:
-    """Build the runtime, then take what start-up left on the heap out of the garbage collector's reach.
+    """Build the runtime, then exempt the objects made so far from garbage collection.
 
-    A full collection walks every object of torch and transformers, on whichever callback it falls.
+    Otherwise every full collection would walk all objects of torch and transformers.
     """
     runtime = build_runtime(args)
     gc.collect()
@@ -158,11 +157,11 @@ def _build_and_freeze(args: Any) -> Runtime:
 
 
 @asynccontextmanager
-async def full_collections_afterwards() -> AsyncIterator[None]:
-    """Put off Python's full garbage collections to the end of this block, where one is made.
+async def full_gc_deferred() -> AsyncIterator[None]:
+    """Defer Python's full garbage collections and run one on exit; young objects are collected as usual.
 
-    A full collection walks everything that is alive, live episodes and the batch so far included: some hundred
-    milliseconds in which no request is sent and no answer read. Young garbage is collected as ever.
+    A full collection walks every live object, including the live episodes and the batch so far. It takes some hundred
+    milliseconds, in which no request is sent and no answer is read.
     """
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, 1 << 30)
@@ -177,6 +176,6 @@ async def close_runtimes() -> None:
     """Close every runtime of the running event loop; the next `get_runtime` makes a new one."""
     loop = id(asyncio.get_running_loop())
     for key in [key for key in _runtimes if key[1] == loop]:
-        task = _runtimes.pop(key)
+        _, task = _runtimes.pop(key)
         if not task.exception():
             await task.result().close()

@@ -1,7 +1,7 @@
-"""The places in which episodes live from batch to batch, and how they come back after a restart.
+"""Slots, which hold live episodes from batch to batch, and how their episodes are restored after a restart.
 
-A live episode is stored as seed and answers; `restore_slots` plays it again, in the environment that the configuration
-names, and checks that every observation is the one that was seen.
+A live episode is stored as its seed and answers. `make_slots` plays it again, in the environment that the configuration
+names, and checks that every observation equals the one that was seen.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from rollout.engine import LARGEST_ID
@@ -25,71 +24,76 @@ logger = logging.getLogger(__name__)
 
 
 class Slot:
-    """One place for a live episode; it plays its own sequence of episode ids, one after another."""
+    """A place for one live episode at a time. It plays the ids `next_episode`, `next_episode + stride`, and so on."""
 
-    def __init__(self, number: int, first_episode: int, stride: int) -> None:
+    def __init__(
+        self, number: int, next_episode: int, stride: int, open_id: Callable[[int], Coroutine[Any, Any, Episode]]
+    ) -> None:
+        """`open_id` starts the episode with the given id."""
         self.number = number
-        self.next_episode = first_episode
-        self.stride = stride
+        self.next_episode = next_episode
         self.episode: Episode | None = None
-        self.ahead: asyncio.Task[Episode] | None = None
+        self._stride = stride
+        self._open_id = open_id
+        self._ahead: asyncio.Task[Episode] | None = None
 
-    async def live(self, runtime: Runtime, spec_of: Callable[[int], EpisodeSpec]) -> Episode:
-        """The episode to play on; the one after it is made ready meanwhile. `spec_of` an id says what it plays."""
+    async def live(self) -> Episode:
+        """The episode to play; the one after it starts in the background.
+
+        Raises:
+            EnvironmentFault: the next episode could not be started; the call after this one tries the one after it.
+        """
         if self.episode is None:
-            if self.ahead is None:
-                self._prepare(runtime, spec_of)
-            assert self.ahead is not None
-            ahead, self.ahead = self.ahead, None
-            self.next_episode += self.stride
+            ahead, self._ahead = self._ahead or self._start_next(), None
+            self.next_episode += self._stride
             self.episode = await ahead
-        if self.ahead is None:
-            self._prepare(runtime, spec_of)
+        if self._ahead is None:
+            self._ahead = self._start_next()
         return self.episode
 
-    def _prepare(self, runtime: Runtime, spec_of: Callable[[int], EpisodeSpec]) -> None:
-        self.ahead = asyncio.create_task(open_episode(runtime, spec_of(self.next_episode)))
-        # A failure is read when the episode's turn comes; until then it is nobody's.
-        self.ahead.add_done_callback(lambda task: task.cancelled() or task.exception())
+    def _start_next(self) -> asyncio.Task[Episode]:
+        task = asyncio.create_task(self._open_id(self.next_episode))
+        # Reads the exception, which asyncio would otherwise log as never retrieved; `live` raises it.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return task
 
     async def leave(self) -> None:
-        """Give up the slot's episode; the next one takes its place."""
+        """Close the slot's episode; the next one takes its place."""
         episode, self.episode = self.episode, None
         if episode is not None:
             await episode.close()
 
 
-@dataclass
-class FixedTurnState:
-    """What lives from batch to batch: the slots, on the event loop that made them."""
-
-    runtime: Runtime
-    slots: list[Slot]
-
-
-async def restore_slots(
-    saved: list[Mapping[str, Any]], runtime: Runtime, n_env: int, spec_of: Callable[[int], EpisodeSpec]
+async def make_slots(
+    runtime: Runtime,
+    n_env: int,
+    spec_of: Callable[[int], EpisodeSpec],
+    saved: Sequence[Mapping[str, Any]] = (),
 ) -> list[Slot]:
-    """Slots with their episodes played again up to where they were saved.
+    """`n_env` slots: new ones, or with the episodes of a checkpoint replayed up to where they were saved.
 
-    `spec_of` an id says what the configuration plays; a checkpoint names environments only to compare. With another
-    `n_env` than saved, as many live episodes as there are slots go on, and later ones have ids that were never used.
-    An episode is given up and counted if there is no slot for it, if the configuration now plays something else under
-    its id, or if its replay differs. Its slot then begins the next episode.
+    Slot k plays the episodes k, k + `n_env`, and so on; `spec_of` an id is the episode that the configuration plays
+    under it. If the checkpoint has another number of slots, as many live episodes as fit continue, and later ones get
+    ids that were never used. A live episode is given up and counted if no slot is left for it, if the configuration
+    now plays something else under its id, or if its replay differs. Its slot then begins the next episode.
     """
+
+    async def open_id(episode_id: int) -> Episode:
+        return await open_episode(runtime, spec_of(episode_id))
+
     if len(saved) == n_env:
-        slots = [Slot(number, item["next_episode"], n_env) for number, item in enumerate(saved)]
+        slots = [Slot(number, item["next_episode"], n_env, open_id) for number, item in enumerate(saved)]
         episodes = [item["episode"] for item in saved]
     else:
         first = max((item["next_episode"] for item in saved), default=0)
-        slots = [Slot(number, first + number, n_env) for number in range(n_env)]
+        slots = [Slot(number, first + number, n_env, open_id) for number in range(n_env)]
         episodes = [item["episode"] for item in saved if item["episode"] is not None]
-        surplus = max(len(episodes) - n_env, 0)
-        runtime.counters["episodes_lost_at_resume"] += surplus
-        what = "the checkpoint has %d slots, n_env is %d: %d live episodes are given up"
-        logger.warning(what, len(saved), n_env, surplus)
+        if saved:
+            surplus = max(len(episodes) - n_env, 0)
+            what = f"the checkpoint has {len(saved)} slots, n_env is {n_env}"
+            _give_up(runtime, surplus, what)
     changes: Counter[str] = Counter()
-    restoring = []
+    restoring: list[Coroutine[Any, Any, None]] = []
     for slot, item in zip(slots, episodes, strict=False):
         if item is None:
             continue
@@ -99,15 +103,19 @@ async def restore_slots(
         else:
             restoring.append(_restore(slot, item, spec, runtime))
     for change, count in changes.items():
-        runtime.counters["episodes_lost_at_resume"] += count
-        logger.warning("%d live episodes of the checkpoint are given up and new ones begun: %s", count, change)
+        _give_up(runtime, count, change)
     await asyncio.gather(*restoring)
     return slots
 
 
+def _give_up(runtime: Runtime, episodes: int, why: str) -> None:
+    runtime.counters["episodes_lost_at_resume"] += episodes
+    logger.warning("%d live episodes of the checkpoint are given up: %s", episodes, why)
+
+
 def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
-    """What the configuration plays otherwise than was saved under the episode's id; empty if nothing."""
-    configured = json.loads(json.dumps(_spec_state(spec)))  # as the checkpoint gives it back: tuples are lists
+    """How the configuration differs from what was saved under the episode's id; empty if it does not."""
+    configured = json.loads(json.dumps(_spec_state(spec)))  # in the checkpoint, tuples are lists
     for key, name in (("env_path", "environment"), ("options", "environment's options")):
         if configured[key] != saved[key]:
             return f"their {name} was {saved[key]!r}, the configuration says {configured[key]!r}"
@@ -128,16 +136,12 @@ async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runti
         await slot.leave()
 
 
-def slots_state(state: Any) -> list[Mapping[str, Any]]:
-    """The slots as plain data: where each goes on, and its episode as seed and answers."""
-    if state is None:
-        return []
-    if isinstance(state, list):  # loaded, and not played on since
-        return state
-    return [{"next_episode": slot.next_episode, "episode": _episode_state(slot.episode)} for slot in state.slots]
+def slots_state(slots: Sequence[Slot]) -> list[Mapping[str, Any]]:
+    """The slots as plain data: the next episode's id, and the live episode as seed and answers."""
+    return [{"next_episode": slot.next_episode, "episode": _episode_state(slot.episode)} for slot in slots]
 
 
-def _episode_state(episode: Any) -> Mapping[str, Any] | None:
+def _episode_state(episode: Episode | None) -> Mapping[str, Any] | None:
     if episode is None:
         return None
     return {
@@ -159,7 +163,7 @@ def _spec_state(spec: EpisodeSpec) -> Mapping[str, Any]:
 
 
 def check_slot(slot: Mapping[str, Any]) -> None:
-    """Make sure that plain data describes a slot; raises KeyError, TypeError or ValueError if not."""
+    """Check that plain data describes a slot; raises KeyError, TypeError or ValueError if not."""
     read_whole(slot["next_episode"])
     if slot["episode"] is None:
         return
@@ -172,13 +176,13 @@ def check_slot(slot: Mapping[str, Any]) -> None:
     for token_ids in answers:
         read_ids(token_ids)
     if len(digests) != len(answers) + 1:
-        raise ValueError("an episode has not one digest more than answers")
+        raise ValueError("an episode must have one digest more than answers")
 
 
 def read_whole(value: Any) -> int:
-    """A number that counts or numbers something."""
+    """A non-negative integer."""
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a whole number")
+        raise ValueError(f"{value!r} is not a non-negative integer")
     return value
 
 

@@ -156,7 +156,7 @@ async def test_a_checkpoint_cannot_name_the_code_that_runs(tmp_path: Path) -> No
     args = rollout_args(tmp_path, **LONG, load=str(tmp_path / "save"))
     source = EpisodeSource(args)
     source.load(0)
-    for slot in source.state:
+    for slot in source.saved_slots:
         slot["episode"]["spec"]["env_path"] = str(trap)
     source.save(0)
     (output,) = await outputs(args, 1, 2, load=0)
@@ -175,7 +175,7 @@ async def test_a_checkpoint_cut_at_any_byte_is_refused_whole(saved: Path, tmp_pa
         os.truncate(saved, length)
         with pytest.raises(CheckpointError, match="slime_verlog_0"):
             source.load(0)
-        assert (source.state, source.kept, source.next_group) == (None, [], 0)
+        assert (source.saved_slots, source.kept, source.next_group) == ([], [], 0)
 
 
 def with_pictures(folder: Path) -> Path:
@@ -329,7 +329,7 @@ def test_a_file_system_without_room_leaves_the_previous_checkpoint_untouched(tmp
 
 def test_a_state_that_cannot_be_written_down_is_refused_by_name(tmp_path: Path) -> None:
     source = EpisodeSource(rollout_args(tmp_path))
-    source.state = [{"next_episode": 0, "episode": object()}]
+    source.saved_slots = [{"next_episode": 0, "episode": object()}]
     with pytest.raises(CheckpointError, match="not JSON serializable"):
         source.save(0)
 

@@ -18,7 +18,7 @@ from rollout.bridge.sample import row_of
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EngineError, FailureBudgetError
 from rollout.fixed_turn import collect_or_draw, generate_rollout
-from rollout.play.runtime import close_runtimes, full_collections_afterwards
+from rollout.play.runtime import close_runtimes, full_gc_deferred
 from rollout.samples import convert_samples_to_train_data
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
@@ -283,7 +283,7 @@ async def test_full_garbage_collections_wait_for_the_end_of_a_batch_even_of_one_
     gc.callbacks.append(watch)
     try:
         with pytest.raises(EngineError):
-            async with full_collections_afterwards():
+            async with full_gc_deferred():
                 kept = [[number] for number in range(100_000)]
                 during = len(full)
                 raise EngineError("no engine", "refused")

@@ -163,7 +163,7 @@ class Mark:
     def _measure(cls, smooth: Run, faulty: Run, tasks: int) -> Mark:
         gc.collect()
         process = psutil.Process()
-        slots = [slot for run in (smooth, faulty) for slot in run.source.state.slots if slot.episode is not None]
+        slots = [slot for run in (smooth, faulty) for slot in run.source.slots if slot.episode is not None]
         played = faulty.episodes, TURNS * faulty.batches, sum(slot.episode.index for slot in slots)
         children = sum(child.memory_info().rss for child in process.children() if child.status() != "zombie")
         return cls(*played, process.memory_info().rss, children, process.num_fds(), tasks)
