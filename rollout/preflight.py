@@ -1,8 +1,8 @@
-"""Checks a whole command line for slime's train.py before any GPU is asked for: `python -m rollout.preflight FLAGS`.
+"""Checks a command line for slime's train.py before any GPU is requested: `python -m rollout.preflight FLAGS`.
 
-The flags go through the installed framework's own parser, then through this project's checks; every task's
-environment is made once, so that a missing package or a misspelt option shows here and not on a cluster. The verdict is
-one sentence, on the last line. What slime printed on the way is shown only if something unforeseen went wrong.
+The flags go through the installed framework's own parser and then through this project's checks. One environment of
+every task is made, which finds missing packages and misspelt options. The verdict is one sentence, on the last line.
+slime's own output is shown only after an unexpected error.
 """
 
 from __future__ import annotations
@@ -11,55 +11,47 @@ import sys
 from typing import Any
 
 from advantage.megatron.versions import find_framework
-from rollout.bridge.checks import INSTALL, SOURCE, check_flags
+from rollout.bridge.checks import SOURCE, check_flags, installs_advantages
 from rollout.bridge.command_line import captured_output, parse_command_line
 from rollout.bridge.framework import FRAMEWORK
 from rollout.bridge.idle_flags import flags_without_effect
 from rollout.bridge.roles import check_start_weights
 from rollout.bridge.settings import load_settings
 from rollout.data_source import EpisodeSource, make_episode
-from rollout.errors import SlimeVerlogError
+from rollout.errors import MissingDependencyError
+from slime_verlog import command
 
 
-def main() -> int:
-    """Exit status 0 if training may start; 2 with a sentence on stderr if not."""
+@command()
+def main() -> None:
+    """Print the verdict; exit with status 1 and a sentence on stderr if training must not start."""
     if FRAMEWORK == "none":
-        print("error: neither slime nor miles can be imported; put a checkout on PYTHONPATH", file=sys.stderr)
-        return 2
-    warnings: list[str] = []
-    error: SlimeVerlogError | None = None
+        raise MissingDependencyError("neither slime nor miles can be imported; put a checkout on PYTHONPATH")
     with captured_output():
-        try:
-            args = parse_command_line()
-            warnings = flags_without_effect(args)
-            check(args)
-            check_start_weights(args)
-            if getattr(args, "custom_megatron_init_path", None) == INSTALL:
-                find_framework()
-        except SlimeVerlogError as found:
-            error = found
+        args = parse_command_line()
+        check(args)
+        check_start_weights(args)
+        if installs_advantages(args):
+            find_framework()
+        warnings = flags_without_effect(args)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if error is not None:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     print("preflight: flags, YAML and environments are fine")
-    return 0
 
 
 def check(args: Any) -> None:
     """Check flags and YAML, and make one environment of every task.
 
     Raises:
-        SlimeVerlogError: what is wrong, and what to change.
+        SlimeVerlogError: says what is wrong and what to change.
     """
-    config = load_settings(args)
-    check_flags(args, config)
-    if args.data_source_path == SOURCE:
-        source = EpisodeSource(args)
-        for task in [*source.tasks, *source.eval_tasks]:
-            make_episode(config, task, 0, config.seed_start).env.build().close()
+    if args.data_source_path != SOURCE:
+        check_flags(args, load_settings(args))
+        return
+    source = EpisodeSource(args)  # checks the flags
+    for task in [*source.tasks, *source.eval_tasks]:
+        make_episode(source.settings, task, 0, source.settings.seed_start).env.build().close()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

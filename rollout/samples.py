@@ -72,7 +72,7 @@ def fill_steps(groups: list[list[Sample]], step: int, writer: SampleWriter) -> l
     return padded
 
 
-def convert_samples_to_train_data(args: Any, samples: list[Sample]) -> dict[str, Any]:
+def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence[Sample]]) -> dict[str, Any]:
     """slime's `--custom-convert-samples-to-train-data-path`: its keys, and the turn table under `prompt`.
 
     Every value is a list with one entry per sample. `rewards` are for the logs; training reads the turn table's.
@@ -80,8 +80,7 @@ def convert_samples_to_train_data(args: Any, samples: list[Sample]) -> dict[str,
     Raises:
         ConfigError: a sample has no turn row, so it did not come from this project's rollouts.
     """
-    if samples and isinstance(samples[0], list):
-        samples = [sample for group in samples for sample in group]
+    samples = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
     masks = [_loss_mask(sample) for sample in samples]
     rewards = [float(sample.reward or 0.0) for sample in samples]
     data: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""Refuses combinations of flags under which training would go wrong silently; every sentence names the flag to change.
+"""Refuses combinations of flags that would silently train wrongly; every error names the flag to change.
 
-`check_flags` runs before any GPU is asked for (`python -m rollout.preflight`), again when slime makes its data
-source, and before the first batch. Flags that the framework at hand does not have are left alone.
+`check_flags` runs in `python -m rollout.preflight`, before any GPU is requested, and again when slime makes its data
+source. Flags that the installed framework does not have are not checked.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from advantage.errors import FlagError
 from advantage.patch import check_flags as check_patch
+from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.roles import check_roles, role_args
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError
@@ -23,16 +24,16 @@ CONVERTER = "rollout.samples.convert_samples_to_train_data"
 INSTALL = "advantage.patch.install"
 
 OUTER_LOOP_FLAGS = ("partial_rollout", "dynamic_sampling_filter_path", "rollout_sample_filter_path", "group_rm")
-"""What only slime's own outer loop heeds; `over_sampling_batch_size` is apart, because slime fills it in."""
+"""Flags that only slime's own outer loop reads; so is `over_sampling_batch_size`, which slime fills in by itself."""
 
 
-def turns_per_batch(args: Any) -> int:
-    """Turns in one fixed-turn batch: `rollout_batch_size` x `n_samples_per_prompt`."""
-    return args.rollout_batch_size * args.n_samples_per_prompt
+def installs_advantages(args: Any) -> bool:
+    """Whether `advantage.patch.install` runs in every training process."""
+    return getattr(args, "custom_megatron_init_path", None) == INSTALL
 
 
 def check_flags(args: Any, config: RolloutSettings) -> None:
-    """Check whatever of this project `args` names: the fixed-turn rollout, or `generate` in slime's own loop.
+    """Check the hooks that `args` names: the fixed-turn rollout, or `generate` in slime's own loop.
 
     Raises:
         ConfigError: names the flag to change.
@@ -50,7 +51,7 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
     Raises:
         ConfigError: names the flag to change.
     """
-    _check_batch(args, config)
+    _check_batch(RolloutFlags.read(args), config)
     _check_context(args)
     _check_outer_loop(args)
     if getattr(args, "debug_rollout_only", False):
@@ -58,10 +59,9 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
     _check_training(args)
     _check_warmup(args, config)
     _require(args, "data_source_path", SOURCE, "episodes and their tasks come from the YAML")
-    _require(args, "custom_convert_samples_to_train_data_path", CONVERTER, "the advantages are computed from its table")
     if getattr(args, "use_dynamic_batch_size", True) is False:
         raise ConfigError(
-            "fixed-turn batches hold bootstrap samples beside the turns, so their number varies: add "
+            "fixed-turn batches hold bootstrap samples beside the turns, so the number of samples varies: add "
             "--use-dynamic-batch-size --max-tokens-per-gpu N"
         )
     if getattr(args, "use_dynamic_global_batch_size", False):
@@ -88,18 +88,15 @@ def check_generate(args: Any, config: RolloutSettings) -> None:
         _require(args, "data_source_path", SOURCE, "without --prompt-data the episodes come from the YAML")
     if config.history == "window" and getattr(args, "use_dynamic_batch_size", True) is False:
         raise ConfigError(
-            "history: window makes one sample a turn, so their number varies: add --use-dynamic-batch-size "
+            "history: window makes one sample per turn, so the number of samples varies: add --use-dynamic-batch-size "
             "--max-tokens-per-gpu N, or use history: full"
         )
-    if getattr(args, "custom_megatron_init_path", None) == INSTALL:
-        _require(
-            args, "custom_convert_samples_to_train_data_path", CONVERTER, "the advantages are computed from its table"
-        )
-        _check_advantage(args)
+    if installs_advantages(args):
+        _check_patch(args)
 
 
 def _check_entry(args: Any) -> None:
-    """With any hook of ours, turns must be played by our rollout function, or by a chosen generate function."""
+    """With any of this plugin's hooks, its rollout function or a given generate function must play the turns."""
     names = ("data_source_path", "custom_convert_samples_to_train_data_path", "custom_megatron_init_path")
     ours = [name for name in names if getattr(args, name, None) in (SOURCE, CONVERTER, INSTALL)]
     if not ours or not hasattr(args, "rollout_function_path") or getattr(args, "custom_generate_function_path", None):
@@ -112,7 +109,7 @@ def _check_entry(args: Any) -> None:
 
 
 def _check_training(args: Any) -> None:
-    """What both ways of playing need of training itself."""
+    """Checks of training itself, for fixed-turn batches and for whole episodes."""
     if getattr(args, "fp16", False):
         raise ConfigError(
             "--fp16 without a working loss scale makes every gradient NaN: steps are skipped while the learning "
@@ -121,8 +118,8 @@ def _check_training(args: Any) -> None:
     check_roles(args)
 
 
-def _check_batch(args: Any, config: RolloutSettings) -> None:
-    turns, step = turns_per_batch(args), args.global_batch_size
+def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
+    turns, step = flags.turns_per_batch, flags.global_batch_size
     if not step or step < 1 or turns % step:
         raise ConfigError(
             f"a batch holds {turns} turns (--rollout-batch-size x --n-samples-per-prompt), which is not a multiple "
@@ -130,7 +127,7 @@ def _check_batch(args: Any, config: RolloutSettings) -> None:
         )
     if config.turn_quota == "per_env" and turns % config.n_env:
         raise ConfigError(
-            f"turn_quota: per_env deals {turns} turns to n_env: {config.n_env} slots, which does not divide; "
+            f"turn_quota: per_env cannot divide {turns} turns equally among n_env: {config.n_env} slots; "
             "change n_env or use turn_quota: global"
         )
 
@@ -169,7 +166,7 @@ def _check_context(args: Any) -> None:
 
 
 def _model_length(folder: str | None) -> int | None:
-    """Positions of the model in `folder`, where its config.json says so."""
+    """`max_position_embeddings` of the model in `folder`; None if its config.json does not have it."""
     path = Path(folder) / "config.json" if folder else None
     if path is None or not path.is_file():
         return None
@@ -194,26 +191,28 @@ def _check_outer_loop(args: Any) -> None:
 
 
 def _check_advantage(args: Any) -> None:
-    """The advantages must be ours, in the actor and in the critic."""
-    estimator = getattr(args, "advantage_estimator", "ppo")
-    installed = getattr(args, "custom_megatron_init_path", None)
-    if installed == INSTALL:
+    """Actor and critic must both compute their advantages from the turn table."""
+    if installs_advantages(args):
         _check_patch(args)
-    if estimator == "ppo" and hasattr(args, "custom_megatron_init_path") and not installed:
+        return
+    _require(args, "custom_convert_samples_to_train_data_path", CONVERTER, "the advantages are computed from its table")
+    estimator = getattr(args, "advantage_estimator", "ppo")
+    hook = "custom_megatron_init_path" if estimator == "ppo" else "custom_advantage_function_path"
+    if not hasattr(args, hook) or getattr(args, hook):
+        return
+    if estimator == "ppo":
         raise ConfigError(
             f"without --custom-megatron-init-path {INSTALL} the critic would train on slime's own single-discount "
-            "targets, each turn as an episode of its own"
+            "targets, with each turn as a separate episode"
         )
-    ours = str(getattr(args, "custom_advantage_function_path", None) or "")
-    if estimator != "ppo" and hasattr(args, "custom_advantage_function_path") and not ours:
-        raise ConfigError(
-            f"--advantage-estimator {estimator} takes every turn for an answer of its own; give --advantage-estimator "
-            "ppo, or --custom-advantage-function-path with a function that reads the turn table"
-        )
+    raise ConfigError(
+        f"--advantage-estimator {estimator} treats every turn as a separate answer; give --advantage-estimator ppo, or "
+        "--custom-advantage-function-path with a function that reads the turn table"
+    )
 
 
 def _check_patch(args: Any) -> None:
-    """What the patch refuses in each role's processes, it refuses here, before there are any."""
+    """Run the checks that the patch repeats in each role's processes, before there are any."""
     for role in ("actor", "critic"):
         try:
             check_patch(role_args(args, role))

@@ -1,7 +1,7 @@
-"""Reads the command line with the framework's own parser, which ignores flags that it does not know; here they count.
+"""Reads the command line with the framework's own parsers, and refuses flags that none of them knows.
 
-slime's parser is several in a row (its own, SGLang's, Megatron's), each of which leaves the others' flags alone. A flag
-that is not an option of any of them is a mistake.
+slime runs several parsers in a row (its own, SGLang's, Megatron's). Each ignores flags that it does not know, so slime
+itself never notices a misspelt flag.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NoReturn
 
 from rollout.bridge.framework import FRAMEWORK
-from rollout.errors import ConfigError
+from rollout.errors import ConfigError, SlimeVerlogError
 
 ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
-"""What belongs to the engine's parser, which slime skips where no engine starts."""
+"""Flags of the engine's parser, which slime skips if no engine starts."""
 
 
 def parse_command_line() -> Any:
@@ -45,7 +45,7 @@ def parse_command_line() -> Any:
 
 
 def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ...] = ()) -> None:
-    """Refuse flags that are not in `known`, but for those that begin with an `ignored` prefix.
+    """Refuse flags that are not in `known` and do not begin with an `ignored` prefix.
 
     Raises:
         ConfigError: names the flags, and the nearest known one for each.
@@ -54,7 +54,7 @@ def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ..
     unknown = [flag for flag in dict.fromkeys(flags) if flag not in known and not flag.startswith(ignored or ("\0",))]
     if not unknown:
         return
-    hints = []
+    hints: list[str] = []
     for flag in unknown:
         near = difflib.get_close_matches(flag, known, 1, cutoff=0.8)
         hints.append(f"{flag} (did you mean {near[0]}?)" if near else flag)
@@ -64,23 +64,29 @@ def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ..
 
 
 @contextlib.contextmanager
-def captured_output() -> Iterator[None]:
-    """Keep back all output of this process, C libraries included; it is shown if the block ends with an exception."""
+def captured_output() -> Generator[None]:
+    """Hold back all output of this process, C libraries included; show it if the block fails unexpectedly.
+
+    A `SlimeVerlogError` is expected: its text says all that a user needs.
+    """
     _flush()
     with tempfile.TemporaryFile() as file:
         saved = os.dup(1), os.dup(2)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        failed = True
+        show = True
         try:
             yield
-            failed = False
+            show = False
+        except SlimeVerlogError:
+            show = False
+            raise
         finally:
             _flush()
             for target, descriptor in enumerate(saved, 1):
                 os.dup2(descriptor, target)
                 os.close(descriptor)
-            if failed:
+            if show:
                 file.seek(0)
                 shutil.copyfileobj(file, sys.stderr.buffer)
 
@@ -91,7 +97,7 @@ def _flush() -> None:
 
 
 @contextlib.contextmanager
-def _options_seen() -> Iterator[set[str]]:
+def _options_seen() -> Generator[set[str]]:
     """Collect the options of every parser that reads this process's command line; a bad value is a ConfigError."""
     found: set[str] = set()
     parser = argparse.ArgumentParser
@@ -105,15 +111,15 @@ def _options_seen() -> Iterator[set[str]]:
     def refusing(self: argparse.ArgumentParser, message: str) -> NoReturn:
         raise ConfigError(f"{FRAMEWORK} cannot read the flags: {message}")
 
-    parser.parse_known_args, parser.error = recording, refusing  # type: ignore[method-assign]
+    parser.parse_known_args, parser.error = recording, refusing
     try:
         yield found
     finally:
-        parser.parse_known_args, parser.error = original, original_error  # type: ignore[method-assign]
+        parser.parse_known_args, parser.error = original, original_error
 
 
 def _reason(error: Exception) -> str:
-    """The error's own words, or the line that raised it: many of Megatron's assertions have no text."""
+    """The error's text, or the line that raised it, because many of Megatron's assertions have no text."""
     text = str(error).strip()
     if text:
         return f"{type(error).__name__}: {text}"

@@ -1,7 +1,7 @@
-"""Which RL framework is installed, and its few types; the one file that knows slime from miles.
+"""Which RL framework is installed, and its types; the only file that tells slime from miles.
 
-slime >= v0.3.1 calls a training group's id `rollout_id`, v0.3.0 `group_id`, miles has none. With neither
-installed, the types that the hooks need are defined here, with slime's field names.
+slime >= v0.3.1 calls a training group's id `rollout_id`, v0.3.0 calls it `group_id`, miles has none. Without either
+framework, the hooks use the types defined here, which have slime's field names.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import enum
 import importlib.util
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 
 def _installed() -> str:
@@ -27,18 +27,11 @@ def _installed() -> str:
     return "none"
 
 
+T = TypeVar("T")
 FRAMEWORK: str = _installed()
 """`slime`, `miles` or `none`."""
 
-if FRAMEWORK == "slime":
-    from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
-    from slime.utils.async_utils import run
-    from slime.utils.types import Sample
-elif FRAMEWORK == "miles":
-    from miles.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
-    from miles.utils.async_utils import run
-    from miles.utils.types import Sample
-else:
+if TYPE_CHECKING or FRAMEWORK == "none":  # a type checker sees these types, whatever is installed
 
     @dataclass
     class Sample:
@@ -65,12 +58,20 @@ else:
         loss_mask: list[int] | None = None
         weight_versions: list[str] = field(default_factory=list)
         rollout_log_probs: list[float] | None = None
+        rollout_top_p_token_ids: Any = None
+        rollout_top_p_token_offsets: Any = None
+        rollout_routed_experts: Any = None
         remove_sample: bool = False
         status: Status = Status.PENDING
         metadata: dict[str, Any] = field(default_factory=dict)
         train_metadata: dict[str, Any] | None = None
         session_id: str | None = None
         non_generation_time: float = 0.0
+
+        def get_reward_value(self, args: Any) -> float:
+            """The reward, which slime may also keep as one of several."""
+            assert self.reward is not None
+            return self.reward
 
     @dataclass
     class RolloutFnTrainOutput:
@@ -89,40 +90,27 @@ else:
     _loop: asyncio.AbstractEventLoop | None = None
     _loop_lock = threading.Lock()
 
-    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine on one background event loop, so that connections outlive the call."""
+    def run(coro: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on a background event loop, which keeps running, and its connections with it."""
         global _loop
         with _loop_lock:
             if _loop is None:
                 _loop = asyncio.new_event_loop()
                 threading.Thread(target=_loop.run_forever, name="rollout-loop", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(coroutine, _loop).result()
+        return asyncio.run_coroutine_threadsafe(coro, _loop).result()
+elif FRAMEWORK == "slime":
+    from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+    from slime.utils.async_utils import run
+    from slime.utils.types import Sample
+else:
+    from miles.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+    from miles.utils.async_utils import run
+    from miles.utils.types import Sample
 
-
-_FIELDS = getattr(Sample, "__dataclass_fields__", {})
+_FIELDS: Mapping[str, Any] = getattr(Sample, "__dataclass_fields__", {})
 
 GROUP_FIELD: str | None = next((name for name in ("rollout_id", "group_id") if name in _FIELDS), None)
 """The Sample field that ties the samples of one training group together; None on miles."""
-
-
-def set_group(sample: Sample, group: int) -> None:
-    """Put the sample into the training group `group`, under whatever name this framework has for it."""
-    if GROUP_FIELD is not None:
-        setattr(sample, GROUP_FIELD, group)
-
-
-def group_of(sample: Sample) -> int | None:
-    """The training group of the sample; its index where the framework has no groups."""
-    group = getattr(sample, GROUP_FIELD) if GROUP_FIELD is not None else None
-    return sample.index if group is None else group
-
-
-def train_data_keys() -> tuple[str, str] | None:
-    """Names of the per-sample group ids and mask sums in the train data; None where there are none."""
-    return {
-        "rollout_id": ("rollout_ids", "rollout_mask_sums"),
-        "group_id": ("group_ids", "group_mask_sums"),
-    }.get(GROUP_FIELD or "")
 
 
 __all__ = [
@@ -132,20 +120,41 @@ __all__ = [
     "RolloutFnTrainOutput",
     "Sample",
     "group_of",
+    "outer_loop_is_full",
     "run",
     "set_group",
     "train_data_keys",
 ]
 
 
-def outer_loop_is_full() -> bool | None:
-    """Whether slime's own loop has the batch it wanted and aborts what is still played; None where it does not run.
+def set_group(sample: Sample, group: int) -> None:
+    """Put the sample into the training group `group`; does nothing on miles."""
+    if GROUP_FIELD is not None:
+        setattr(sample, GROUP_FIELD, group)
 
-    It aborts the requests in flight; an episode whose environment is at work just then has none, and would go on to
-    its end while everybody waits.
+
+def group_of(sample: Sample) -> int | None:
+    """The sample's training group; its index if the framework has no groups."""
+    group = getattr(sample, GROUP_FIELD) if GROUP_FIELD is not None else None
+    return sample.index if group is None else group
+
+
+def train_data_keys() -> tuple[str, str] | None:
+    """Keys of the per-sample group ids and mask sums in the train data; None on miles."""
+    return {
+        "rollout_id": ("rollout_ids", "rollout_mask_sums"),
+        "group_id": ("group_ids", "group_mask_sums"),
+    }.get(GROUP_FIELD or "")
+
+
+def outer_loop_is_full() -> bool | None:
+    """Whether slime's own loop has enough samples and aborts the rest; None if slime's own loop does not run.
+
+    slime aborts the requests in flight. An episode whose environment is stepping has none, so it would play on to its
+    end while the batch waits.
     """
     loop = sys.modules.get(f"{FRAMEWORK}.rollout.sglang_rollout")
     state = getattr(loop, "GenerateState", None)
-    # Asked of the class's own registry, because making one loads a tokenizer.
+    # From the singleton's registry, because a new instance would load a tokenizer.
     made = getattr(state, "_instances", {}).get(state)
     return None if made is None else bool(made.aborted)

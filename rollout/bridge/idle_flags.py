@@ -1,4 +1,4 @@
-"""Flags that train.py takes and that change nothing here; preflight warns about each one."""
+"""Flags that train.py accepts and that have no effect with this plugin; preflight warns about each one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SLIME_DISCOUNTS = {"gamma": "gamma_step and gamma_token", "lambd": "lambda_step 
 
 
 def flags_without_effect(args: Any) -> list[str]:
-    """One sentence per flag that was given in vain, each with what to set instead."""
+    """One sentence per flag without effect, with what to set instead."""
     return [*_hooks(args), *_discounts(args)]
 
 
 def _hooks(args: Any) -> list[str]:
     fixed_turn = getattr(args, "rollout_function_path", None) == FIXED_TURN
     generate = getattr(args, "custom_generate_function_path", None)
-    found = []
+    found: list[str] = []
     if fixed_turn and generate:
         found.append(
             f"--custom-generate-function-path {generate} is never called: --rollout-function-path {FIXED_TURN} plays "

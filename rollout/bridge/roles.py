@@ -1,4 +1,4 @@
-"""What actor and critic are each given through `--megatron-config-path`, and what of it would lose a checkpoint."""
+"""The flags of actor and critic after `--megatron-config-path`, and checks that their checkpoints are safe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN_FOLDER = "--megatron-config-path FILE with megatron: [{name: default, role: 
 
 
 def overrides_of(args: Any, role: str) -> Mapping[str, Any]:
-    """What the role's entry sets on top of the command line; empty without a file or without an entry.
+    """The flags that the role's entry overrides; empty without a file or without an entry.
 
     Raises:
         ConfigError: the file cannot be read, or is not a mapping with a list of entries under `megatron`.
@@ -25,12 +25,13 @@ def overrides_of(args: Any, role: str) -> Mapping[str, Any]:
     if not path:
         return {}
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--megatron-config-path {path} cannot be read: {error}") from error
-    entries = content.get("megatron") if isinstance(content, Mapping) else None
-    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise ConfigError(f"--megatron-config-path {path} must hold a list of entries under the key megatron")
+    try:
+        entries = [dict[str, Any](entry) for entry in content["megatron"]]
+    except (TypeError, KeyError, ValueError) as error:
+        raise ConfigError(f"--megatron-config-path {path} must have a list of mappings under megatron") from error
     for entry in entries:
         if entry.get("role") == role:
             return entry.get("overrides") or entry.get("args") or {}
@@ -38,7 +39,7 @@ def overrides_of(args: Any, role: str) -> Mapping[str, Any]:
 
 
 def role_args(args: Any, role: str) -> Namespace:
-    """The flags as one role gets them; slime never calls `--custom-advantage-function-path` in the critic."""
+    """The flags of one role; with a configuration file, slime drops the critic's `--custom-advantage-function-path`."""
     given = Namespace(**{**vars(args), **overrides_of(args, role)})
     if role == "critic" and getattr(args, "megatron_config_path", None):
         given.custom_advantage_function_path = None
@@ -54,13 +55,13 @@ def check_roles(args: Any) -> None:
     if getattr(args, "advantage_estimator", None) != "ppo" or not hasattr(args, "megatron_config_path"):
         return
     actor, critic = role_args(args, "actor"), role_args(args, "critic")
-    saves = [getattr(role, "save", None) for role in (actor, critic)]
-    if all(saves) and _same_folder(*saves):
+    save, critic_save = getattr(actor, "save", None), getattr(critic, "save", None)
+    if save and critic_save and os.path.realpath(save) == os.path.realpath(critic_save):
         raise ConfigError(
-            f"--save {saves[0]} is the folder of both actor and critic, so the critic's checkpoint would overwrite the "
+            f"--save {save} is the folder of both actor and critic, so the critic's checkpoint would overwrite the "
             f"actor's at every save; give the critic its own folder: {OWN_FOLDER}"
         )
-    if all(saves) and getattr(args, "save_retain_interval", None):
+    if save and critic_save and getattr(args, "save_retain_interval", None):
         raise ConfigError(
             f"--save-retain-interval {args.save_retain_interval} deletes the previous checkpoint as soon as the next "
             "is written, so a run that dies between the actor's and the critic's save cannot be resumed; leave it out "
@@ -96,9 +97,5 @@ def check_start_weights(args: Any) -> None:
 
 
 def is_megatron_checkpoint(folder: str | Path) -> bool:
-    """Whether a checkpoint was written to its end; Megatron names the last one in this file after writing it."""
+    """Whether the folder holds a complete checkpoint; Megatron writes this file last."""
     return (Path(folder) / "latest_checkpointed_iteration.txt").is_file()
-
-
-def _same_folder(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)

@@ -1,8 +1,8 @@
 """Deletes old checkpoints so that actor, critic and rollout state always keep the same last steps (`checkpoints_kept`).
 
-A run resumes from a step that all of them have. Megatron rotates each role for itself and keeps only the newest step,
-so a crash between the actor's and the critic's save would leave nothing to resume from. Here a step counts once it is
-complete everywhere, and whatever is newer than the oldest kept step stays.
+A run resumes from a step that all of them have. Megatron rotates each role separately and keeps only the newest step,
+so after a crash between the actor's and the critic's save no step would be left to resume from. Here, only steps that
+are complete everywhere count, and everything newer than the oldest kept step stays.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rollout.bridge.roles import role_args
 logger = logging.getLogger(__name__)
 
 DELETING = ".deleting-"
-"""A checkpoint is renamed before it is deleted, so that half of one is never taken for a whole one."""
+"""A checkpoint is renamed before it is deleted, because a half-deleted one would look complete."""
 
 
 def rotate_checkpoints(args: Any, rollout_id: int, keep: int, states: Path) -> None:
-    """Delete what is older than the `keep` newest steps that every role has; a failure to delete is logged.
+    """Delete checkpoints older than the `keep` newest steps that every role has; a failure to delete is logged.
 
     `rollout_id` is the step that was just saved, `states` the folder of the rollout's own checkpoints. While only the
     critic trains, slime does not save the actor.
@@ -32,8 +32,8 @@ def rotate_checkpoints(args: Any, rollout_id: int, keep: int, states: Path) -> N
     critic_only = ppo and rollout_id < (getattr(args, "num_critic_only_steps", 0) or 0)
     roles = ["critic"] if critic_only else ["actor", "critic"] if ppo else ["actor"]
     folders = [Path(role_args(args, role).save) for role in roles]
-    complete = set.intersection(*(_complete_steps(folder) for folder in folders))
-    common = sorted(complete & _states(states).keys())
+    complete = [_complete_steps(folder) for folder in folders]
+    common = sorted(step for step in _states(states) if all(step in steps for steps in complete))
     if len(common) < keep:
         return
     for folder in folders:
@@ -42,7 +42,7 @@ def rotate_checkpoints(args: Any, rollout_id: int, keep: int, states: Path) -> N
 
 
 def _complete_steps(folder: Path) -> set[int]:
-    """Steps written to their end: Megatron names the newest of them in a file, which is late in asynchronous saving."""
+    """Completely written steps: up to the one that Megatron names in a file, which asynchronous saving writes late."""
     try:
         newest = int((folder / "latest_checkpointed_iteration.txt").read_text())
     except (OSError, ValueError):
@@ -59,7 +59,7 @@ def _states(folder: Path) -> Mapping[int, Path]:
 
 
 def _numbered(folder: Path, pattern: str) -> Mapping[int, Path]:
-    """Files and folders whose whole name fits `pattern`, by their number; links are left alone."""
+    """Files and folders whose whole name matches `pattern`, by their number; links are left alone."""
     paths: Sequence[Path] = list(folder.iterdir()) if folder.is_dir() else []
     matches = [(re.fullmatch(pattern, path.name), path) for path in paths if not path.is_symlink()]
     return {int(match[1]): path for match, path in matches if match}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import yaml
 from pydantic import model_validator
@@ -148,7 +148,7 @@ def read_yaml(path: str | Path | None) -> dict[str, Any]:
     if not path:
         return {}
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--custom-config-path {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -157,7 +157,7 @@ def read_yaml(path: str | Path | None) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(f"--custom-config-path {path} must hold a mapping, got {type(data).__name__}")
-    return data
+    return cast(dict[str, Any], data)
 
 
 CORE_FLAGS = frozenset(

@@ -63,7 +63,7 @@ def _joined(writer: SampleWriter, sample: Sample, segment: Segment, group: int, 
     """All turns in one sample: the model's tokens unchanged, what lies between them masked."""
     turns = segment.turns
     restart(sample, turns[0].prompt)
-    spans = []
+    spans: list[TurnSpan] = []
     for number, turn in enumerate(turns):
         gap = turn.prompt.token_ids[len(sample.tokens) :]
         if gap:
@@ -108,7 +108,7 @@ def episode_facts(samples: Iterable[Sample | Sequence[Sample]]) -> list[Mapping[
 
     An episode's samples share slime's index and each tells of the whole episode, so it counts once.
     """
-    flat = [part for sample in samples for part in (sample if isinstance(sample, list) else [sample])]
+    flat = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
     episodes: dict[Any, Mapping[str, Any]] = {}
     for number, sample in enumerate(flat):
         facts = sample.metadata or {}
@@ -151,7 +151,7 @@ class EpisodeSamples(list[Sample]):
         return self[0].session_id
 
     @property
-    def index(self) -> int | None:
+    def index(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Hides `list.index`, because slime's fully asynchronous loop sorts a group's members by this attribute."""
         return self[0].index
 

@@ -51,6 +51,15 @@ def test_output_is_kept_back_also_from_below_python() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("the verdict\n", "", 0)
 
 
+def test_output_is_not_shown_if_an_error_says_all_in_its_sentence() -> None:
+    done = run_program(
+        "from rollout.errors import ConfigError\n"
+        "try:\n    with captured_output():\n        print('slime prints much')\n        raise ConfigError('wrong')\n"
+        "except ConfigError as error:\n    print(error)"
+    )
+    assert (done.stdout, done.stderr) == ("wrong\n", "")
+
+
 def test_output_is_shown_if_something_unforeseen_happens() -> None:
     done = run_program("with captured_output():\n    print('what led to it')\n    raise SystemExit('unforeseen')")
     assert done.returncode == 1 and done.stderr == "what led to it\nunforeseen\n"

@@ -91,7 +91,7 @@ def test_slimes_own_parser_takes_every_script(
         refused = preflight(slime, words, tmp_path)
         assert refused.returncode == 0 or f"knows {PATCHED_MEGATRON}" in refused.stderr, refused.stderr
     done = preflight(slime, [word for word in words if word != PATCHED_MEGATRON], tmp_path)
-    if done.returncode == 2 and script in OWN_PACKAGES:
+    if done.returncode == 1 and script in OWN_PACKAGES:
         # Environments are made last, after parser and checks, and not every one is installed beside slime.
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert errors and "install it" in errors[0], done.stderr[-3000:]
@@ -122,7 +122,7 @@ def test_a_mistake_ends_with_one_sentence_before_anything_starts(
     command: Command, slime: Slime, tmp_path: Path, mistake: tuple[str, ...], words: str
 ) -> None:
     done = preflight(slime, train_flags(command("run_babyai.sh", "--", *mistake, slime=slime.path)), tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and words in done.stderr
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and words in done.stderr
     assert len((done.stdout + done.stderr).splitlines()) == 1
 
 
@@ -141,7 +141,7 @@ def test_a_missing_hook_is_refused_though_slime_has_a_default_for_it(
 ) -> None:
     flags = without(train_flags(command("run_babyai.sh", slime=slime.path)), missing)
     done = preflight(slime, flags, tmp_path)
-    assert done.returncode == 2 and words in done.stderr
+    assert done.returncode == 1 and words in done.stderr
 
 
 def test_roles_that_share_a_folder_are_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_roles_that_share_a_folder_are_refused(command: Command, slime: Slime, t
     roles = Path(by_flag(flags)["--megatron-config-path"][0])
     roles.write_text(roles.read_text().replace("/critic}", "/actor}"))
     done = preflight(slime, flags, tmp_path)
-    assert done.returncode == 2 and "both actor and critic" in done.stderr
+    assert done.returncode == 1 and "both actor and critic" in done.stderr
 
 
 def test_an_empty_reference_folder_is_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
     flags = train_flags(command("run_babyai.sh", slime=slime.path))
     Path(by_flag(flags)["--ref-load"][0]).mkdir(parents=True)
     done = preflight(slime, flags, tmp_path)
-    assert done.returncode == 2 and "no Megatron checkpoint" in done.stderr
+    assert done.returncode == 1 and "no Megatron checkpoint" in done.stderr
 
 
 def test_flags_without_effect_are_named_and_the_verdict_comes_last(
@@ -205,4 +205,4 @@ def test_a_dry_run_ends_with_the_verdict_where_slime_and_the_model_are_there(
     done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0 and done.stderr == "preflight: flags, YAML and environments are fine\n", done.stderr
     wrong = subprocess.run([*script, "--", "--lora-rank", "8"], capture_output=True, text=True, env=environment)
-    assert wrong.returncode == 2 and "knows --lora-rank" in wrong.stderr and wrong.stdout.startswith("#!")
+    assert wrong.returncode == 1 and "knows --lora-rank" in wrong.stderr and wrong.stdout.startswith("#!")
