@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from rollout.bridge.sample import facts_of
 from rollout.play.metrics import mean
 
 LINE = (
@@ -154,7 +155,7 @@ def plot_curve(path: Path, history: Sequence[Mapping[str, float]], evaluations: 
 
 
 def _episodes(result: Any) -> list[dict[str, Any]]:
-    return [sample.metadata for group in result.data.values() for sample in group["samples"]]
+    return [dict(facts_of(sample)) for group in result.data.values() for sample in group["samples"]]
 
 
 def _indent(text: str, mark: str) -> list[str]:

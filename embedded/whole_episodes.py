@@ -10,12 +10,14 @@ import asyncio
 from argparse import Namespace
 
 from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
+from rollout.bridge.sample import facts_of
 from rollout.bridge.whole_episodes import episode_facts
 from rollout.data_source import EpisodeSource
 from rollout.errors import FailureBudgetError
 from rollout.evaluate import evaluate
 from rollout.generate import generate
 from rollout.play.metrics import whole_episode_metrics
+from rollout.turn import SampleKind
 
 
 def generate_rollout(
@@ -41,7 +43,7 @@ async def _play(args: Namespace, source: EpisodeSource) -> RolloutFnTrainOutput:
 
     starts = source.get_samples(source.flags.rollout_batch_size)
     episodes = await asyncio.gather(*(one(sample) for group in starts for sample in group))
-    failed = [episode[0].metadata["fault"] for episode in episodes if episode[0].status == Sample.Status.FAILED]
+    failed = [facts["fault"] for facts in (facts_of(e[0]) for e in episodes) if facts["kind"] == SampleKind.FAILED]
     if len(failed) > source.settings.max_episode_failures_per_batch:
         raise FailureBudgetError(f"{len(failed)} episodes of one batch failed. Last failure:\n{failed[-1]}")
     return RolloutFnTrainOutput(samples=list(episodes), metrics=whole_episode_metrics(episode_facts(episodes)))

@@ -50,6 +50,7 @@ class EpisodeResult:
             "stop": self.stop,
             "fault": self.fault,
             "turns": len(self.turns),
+            "return": self.episode_return,
             "success": self.progression >= 1.0,
             "progression": self.progression,
             "valid_action_ratio": mean(turn.valid for turn in self.turns),
@@ -73,7 +74,7 @@ async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
             "rewards": [result.episode_return for result in group],
             "truncated": [bool(result.turns and result.turns[-1].truncated) for result in group],
             "samples": [
-                evaluation_sample(runtime.samples, r.spec, r.turns, r.episode_return, r.facts()) for r in group
+                evaluation_sample(runtime.samples, r.spec, r.turns, r.facts()) for r in group
             ],
         }
         for name, group in by_task.items()
@@ -136,9 +137,8 @@ def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:
         metrics |= {
             f"eval/{name}/success": success,
             f"eval/{name}/success_se": (success * (1 - success) / n) ** 0.5,
-            f"eval/{name}/return": mean(result.episode_return for result in results),
             f"eval/{name}/episodes": float(n),
         }
-        for key in ("progression", "turns", "valid_action_ratio"):
+        for key in ("return", "progression", "turns", "valid_action_ratio"):
             metrics[f"eval/{name}/{key}"] = mean(fact[key] for fact in facts)
     return metrics

@@ -14,7 +14,7 @@ import torch
 from advantage.turn_table import TABLE_KEY, encode_row
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample, group_of, train_data_keys
-from rollout.bridge.sample import SampleWriter, bootstrap_sample, row_of, turn_sample
+from rollout.bridge.sample import SampleWriter, bootstrap_sample, facts_of, row_of, turn_sample
 from rollout.errors import ConfigError
 from rollout.spec import EpisodeSpec
 from rollout.turn import Prompt, SampleKind, Segment, Turn
@@ -36,15 +36,15 @@ def build_samples(segments: Sequence[Segment], group_ids: Sequence[int], writer:
 
 
 def evaluation_sample(
-    writer: SampleWriter, spec: EpisodeSpec, turns: Sequence[Turn], episode_return: float, facts: Mapping[str, Any]
+    writer: SampleWriter, spec: EpisodeSpec, turns: Sequence[Turn], facts: Mapping[str, Any]
 ) -> Sample:
-    """A held-out episode as the sample of its last turn, with the episode's `facts` in the metadata."""
+    """A held-out episode as the sample of its last turn; its metadata also holds the episode's `facts`."""
     if turns:
         sample = turn_sample(writer, turns[-1], 0, spec.episode_id, spec.name)
     else:
         sample = writer.new(spec.episode_id, 0, Prompt([]))
         sample.metadata = {"truncated": False}
-    sample.reward = episode_return
+    sample.reward = facts["return"]
     sample.metadata |= facts
     return sample
 
@@ -138,8 +138,8 @@ def _add_optional(data: dict[str, Any], samples: list[Sample], args: Any) -> Non
 
     for key in ("rollout_log_probs", "multimodal_train_inputs", "teacher_log_probs"):
         column(key, lambda s, key=key: getattr(s, key, None))
-    column("round_number", lambda s: (s.metadata or {}).get("round_number"))
-    column("source_names", lambda s: (s.metadata or {}).get("task_name"))
+    column("round_number", lambda s: facts_of(s).get("round_number"))
+    column("source_names", lambda s: facts_of(s).get("task_name"))
     flags = RolloutFlags.read(args)
     if flags.rollout_top_p != 1.0:
         column("rollout_top_p_token_ids", lambda s: getattr(s, "rollout_top_p_token_ids", None))

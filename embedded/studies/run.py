@@ -22,6 +22,7 @@ import yaml
 
 from embedded.report import write_text
 from embedded.studies.definitions import STUDIES, Variant
+from rollout.bridge.sample import facts_of
 from slime_verlog import ConfigError, Field, Settings, command, read_settings
 
 CONFIG = "custom_configs/quickstart.yaml"
@@ -69,15 +70,15 @@ class RowTracker:
 
     def evaluation(self, rollout_id: int, result: Any) -> None:
         """Append the results of the held-out episodes, played after `rollout_id` updates."""
-        episodes = [sample for group in result.data.values() for sample in group["samples"]]
+        episodes = [facts_of(sample) for group in result.data.values() for sample in group["samples"]]
         mean = lambda values: sum(values) / len(episodes)
-        facts = {
-            "eval/success": mean(s.metadata["success"] for s in episodes),
-            "eval/return": mean(s.reward or 0.0 for s in episodes),
-            "eval/turns": mean(s.metadata["turns"] for s in episodes),
+        metrics = {
+            "eval/success": mean(facts["success"] for facts in episodes),
+            "eval/return": mean(facts["return"] for facts in episodes),
+            "eval/turns": mean(facts["turns"] for facts in episodes),
             "eval/episodes": float(len(episodes)),
         }
-        self._write({"update": rollout_id, "turns": self.turns, **facts})
+        self._write({"update": rollout_id, "turns": self.turns, **metrics})
 
     def _write(self, row: Mapping[str, float]) -> None:
         with open(self.path, "a", encoding="utf-8") as file:

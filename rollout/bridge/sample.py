@@ -222,6 +222,11 @@ def handout(spec: EpisodeSpec, index: int) -> Sample:
     return sample
 
 
+def facts_of(sample: Sample) -> Mapping[str, Any]:
+    """What the rollout recorded of the sample's turn or episode: its kind, task, outcome and stop reason."""
+    return sample.metadata or {}
+
+
 def episode_id_of(sample: Sample) -> int:
     """The id of the episode that `handout` put into the sample."""
     assert sample.group_index is not None

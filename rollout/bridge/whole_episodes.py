@@ -15,6 +15,7 @@ from rollout.bridge.framework import Sample
 from rollout.bridge.sample import (
     SampleWriter,
     bootstrap_sample,
+    facts_of,
     group_number,
     mark_failed,
     mask_response,
@@ -111,7 +112,7 @@ def episode_facts(samples: Iterable[Sample | Sequence[Sample]]) -> list[Mapping[
     flat = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
     episodes: dict[Any, Mapping[str, Any]] = {}
     for number, sample in enumerate(flat):
-        facts = sample.metadata or {}
+        facts = facts_of(sample)
         if "stop" in facts and "episode_turns" in facts:
             episodes[number if sample.index is None else sample.index] = facts
     return list(episodes.values())
@@ -120,7 +121,7 @@ def episode_facts(samples: Iterable[Sample | Sequence[Sample]]) -> list[Mapping[
 def without_fillers(samples: Iterable[Sample]) -> list[Sample]:
     """The samples that stand for turns, without bootstrap states and padding."""
     fillers = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
-    return [sample for sample in samples if (sample.metadata or {}).get("kind") not in fillers]
+    return [sample for sample in samples if facts_of(sample).get("kind") not in fillers]
 
 
 class EpisodeSamples(list[Sample]):
