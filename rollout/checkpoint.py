@@ -1,7 +1,7 @@
-"""The rollout's state beside the model's checkpoint: cursors, live episodes, kept warm-up segments.
+"""Saves and loads the rollout's state beside the model's checkpoint: cursors, live episodes, kept warm-up segments.
 
-One safetensors file, written in a folder of its own, synced and renamed, so that a crash at any byte leaves the
-previous file or none. Nothing is unpickled.
+The state is one safetensors file. It is written in a separate folder, synced and renamed; after a crash at any point,
+either the previous file or no file exists. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FORMAT, VERSION = "slime-verlog-rollout", "3"
 
 
 def checkpoint_path(folder: str, rollout_id: int) -> Path:
-    """Where the state of rollout `rollout_id` lies under slime's `--save` or `--load` folder."""
+    """Path of the state of rollout `rollout_id` under slime's `--save` or `--load` folder."""
     return Path(folder) / "rollout" / f"slime_verlog_{rollout_id}.safetensors"
 
 
 @dataclass(frozen=True)
 class SourceState:
-    """What an `EpisodeSource` keeps between batches; `buffer` names episodes, `slots` is what `slots_state` gives."""
+    """The state of an `EpisodeSource` between batches; `buffer` has episode ids, `slots` comes from `slots_state`."""
 
     next_episode: int
     next_group: int
@@ -44,27 +44,27 @@ class SourceState:
 
 @dataclass
 class Pictures:
-    """What prompts refer to: each picture once, in however many prompts of its conversation it stands."""
+    """The pictures that prompts refer to; each is stored once, however many prompts show it."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     images: dict[str, int] = field(default_factory=dict)
-    """A picture as the engine takes it, and its number."""
+    """The picture as the engine gets it, and its number."""
     _names: dict[int, str] = field(default_factory=dict)
 
     def number(self, image: str) -> int:
         return self.images.setdefault(image, len(self.images))
 
     def name(self, tensor: torch.Tensor) -> str:
-        """The tensor's name in the file; it is known by its identity, so its prompts must live until the file is."""
+        """The tensor's name in the file. The key is its identity, so prompts must live until the file is written."""
         name = self._names.setdefault(id(tensor), f"train_input_{len(self._names)}")
         if name not in self.tensors:
-            # A copy, since safetensors refuses tensors that share memory.
+            # A copy, because safetensors refuses tensors that share memory.
             self.tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
         return name
 
 
 def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
-    """Write the state under slime's `--save` folder; slime asks for it after the models are saved.
+    """Write the state under slime's `--save` folder; slime calls this after saving the models.
 
     Raises:
         CheckpointError: the file cannot be written (full disk, no permission); the previous one is untouched.
@@ -86,7 +86,7 @@ def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
         body = json.dumps(state).encode()
         tensors["state"] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
         metadata = {"format": FORMAT, "version": VERSION, "sha256": checksum(tensors)}
-        shutil.rmtree(writing, ignore_errors=True)  # what a run left behind that was killed as it wrote
+        shutil.rmtree(writing, ignore_errors=True)  # from a run that was killed while writing
         writing.mkdir(parents=True)
         save_file(tensors, temporary, metadata)
         _sync(temporary)
@@ -99,22 +99,22 @@ def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
 
 
 def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 of all that a checkpoint holds: names, types, shapes and bytes."""
+    """SHA-256 of a checkpoint's content: names, types, shapes and bytes of all tensors."""
     hasher = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         hasher.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-        hasher.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        hasher.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 
 def load_state(load: str | None, save: str | None, rollout_id: int | None) -> SourceState | None:
-    """What `save_state` wrote for `rollout_id`; None for a fresh run (no or a negative id, or no `load` folder).
+    """The state that `save_state` wrote for `rollout_id`; None in a fresh run (no or a negative id, or no `load`).
 
-    `load` and `save` are slime's folders. While the actor is frozen slime does not save it and takes its initial
-    weights for `--load`; a run that is resumed then finds its episodes under `--save` only.
+    `load` and `save` are slime's folders. While the actor is frozen, slime does not save it and resumes with `--load`
+    still naming the initial weights; the state is then found under `--save`.
 
     Raises:
-        CheckpointError: the file is missing, damaged, of another version or of another kind.
+        CheckpointError: the file is missing, damaged, of another version, or something else.
     """
     if rollout_id is None or rollout_id < 0 or not load:
         return None
@@ -133,7 +133,7 @@ def load_state(load: str | None, save: str | None, rollout_id: int | None) -> So
             kept=[_read_segment(item, images, tensors) for item in state["kept"]],
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise CheckpointError(f"{path} does not hold a whole rollout state ({error!r})") from error
+        raise CheckpointError(f"{path} does not hold a complete rollout state ({error!r})") from error
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -148,9 +148,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no plain iteration
     except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged or no rollout checkpoint: {error}") from error
+        raise CheckpointError(f"{path} is damaged or not a rollout checkpoint: {error}") from error
     if metadata.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is no rollout checkpoint: format {metadata.get('format')!r}")
+        raise CheckpointError(f"{path} is not a rollout checkpoint: format {metadata.get('format')!r}")
     if metadata.get("version") != VERSION:
         raise CheckpointError(f"{path} has version {metadata.get('version')!r}, this code reads {VERSION}")
     if checksum(tensors) != metadata.get("sha256"):
@@ -255,7 +255,7 @@ def _read_prompt(item: Mapping[str, Any], images: list[str], tensors: Mapping[st
 
 
 def _sync(path: Path) -> None:
-    """Make the file's (or folder's) content survive a power cut."""
+    """Write the file's (or folder's) content to the disk, where it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
 """The whole error model: every error is named after the boundary that was crossed.
 
-1. Vocabulary: the classes below; `name` is the key under which the metrics count them.
-2. Classification: code at a boundary raises the boundary's error with `raise ... from`, nothing else does.
-3. Surfacing: an error that stops a batch carries what reproduces it (environment, seed, actions).
+1. Vocabulary: the classes below.
+2. Classification: only code at a boundary raises the boundary's error, with `raise ... from`.
+3. Surfacing: an error that stops a batch names what reproduces it (environment, seed, actions).
 4. A bad answer of the model is data, never an error.
 """
 
@@ -34,9 +34,9 @@ __all__ = [
 
 
 class EngineError(SlimeVerlogError, RuntimeError):
-    """The inference engine refused, vanished or answered nonsense; the turn may be issued again.
+    """The inference engine refused, disappeared or sent a malformed answer; the turn may be sent again.
 
-    `kind` is what the metrics count: `refused`, `connection_lost`, `timeout`, `http_<status>` or `bad_answer`.
+    `kind` is the name in the metrics: `refused`, `connection_lost`, `timeout`, `http_<status>` or `bad_answer`.
     """
 
     def __init__(self, text: str, kind: str = "bad_answer") -> None:
@@ -45,12 +45,12 @@ class EngineError(SlimeVerlogError, RuntimeError):
 
 
 class EncodingError(SlimeVerlogError, ValueError):
-    """A chat template or tokenizer cannot do what the chosen mode promises."""
+    """A chat template or tokenizer does not support the chosen mode."""
 
 
 class CheckpointError(SlimeVerlogError, RuntimeError):
-    """A rollout checkpoint is damaged, foreign or of another version; nothing of it was loaded."""
+    """A rollout checkpoint is damaged, of another version, or something else; nothing was loaded."""
 
 
 class FailureBudgetError(SlimeVerlogError, RuntimeError):
-    """More failed than the configured budget allows; the text holds what reproduces the last failure."""
+    """More episodes failed than the configured budget allows; the text says how to reproduce the last failure."""

@@ -1,4 +1,4 @@
-"""Held-out episodes, each played to its end; results per task in slime's evaluation format."""
+"""Plays held-out episodes to their end; results per task in slime's evaluation format."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class EpisodeResult:
     turns: tuple[Turn, ...]
     stop: StopReason
     fault: str | None
-    """Why the environment was lost; None where it was not."""
+    """Why the environment was lost; None if it was not."""
     story: tuple[dict[str, Any], ...]
     """Each turn as readable text."""
 
     @property
     def episode_return(self) -> float:
-        """Sum of the rewards; 0 where the environment was lost."""
+        """Sum of the rewards; 0 if the environment was lost."""
         return sum(turn.reward for turn in self.turns) if self.fault is None else 0.0
 
     @property
@@ -43,7 +43,7 @@ class EpisodeResult:
         return self.turns[-1].progression if self.turns and self.fault is None else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """What tables, metrics and the trajectory viewer show."""
+        """The values that tables, metrics and the trajectory viewer show."""
         return {
             "task_name": self.spec.name,
             "seed": self.spec.env.metadata["seed"],
@@ -59,10 +59,10 @@ class EpisodeResult:
 
 
 async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
-    """Play all of `source.eval_episodes()`, `n_env` at a time; training's live episodes are not touched.
+    """Play all of `source.eval_episodes()`, `n_env` at a time; the live training episodes are not touched.
 
     `data[task]` has one entry per episode in seed order: `rewards` (return), `truncated`, `samples` (the last turn,
-    whose metadata carries the whole episode). An episode whose environment was lost counts with return 0.
+    whose metadata describes the whole episode). An episode whose environment was lost has return 0.
     """
     runtime = await get_runtime(args)
     results = await play_episodes(runtime, source.eval_episodes(), source.settings.n_env)
@@ -97,7 +97,7 @@ async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once:
 
 
 async def play_episode(runtime: Runtime, spec: EpisodeSpec) -> EpisodeResult:
-    """One episode to its end; a lost environment ends it, and is counted."""
+    """Play one episode to its end; if its environment is lost, it ends there and is counted."""
     params = runtime.flags.sampling_params(evaluation=True)
     turns: list[Turn] = []
     episode, fault = None, None

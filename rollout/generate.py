@@ -1,8 +1,8 @@
 """One whole episode inside slime's own outer loop (`--custom-generate-function-path`).
 
-`history: full` gives one sample with every turn in it, observations masked; `history: window` gives one sample per
-turn, all in the training group of the sample that slime handed out. An aborted episode keeps its environment and
-continues when slime hands the sample out again; `--mask-offpolicy-in-partial-rollout` masks what it played before.
+`history: full` gives one sample with all turns, observations masked. `history: window` gives one sample per turn, all
+in the training group of the sample that slime handed out. An aborted episode keeps its environment and continues when
+slime hands the sample out again; `--mask-offpolicy-in-partial-rollout` masks the turns played before the abort.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ async def generate(
     the state after it (`history: full` with `bootstrap_on_time_limit`). All episodes of a run that reach a batch have
     the same form, because slime looks at the first one only. Every sample's reward is the episode's return. Its status
     is COMPLETED, TRUNCATED when a limit ended the episode, or FAILED with everything masked when the environment was
-    lost. A bare sample with status ABORTED was stopped by slime's loop, which does not train on it; the episode
-    continues when slime hands that sample out again.
+    lost. A single sample with status ABORTED was stopped by slime's loop, which does not train on it; the
+    episode continues when slime hands that sample out again.
 
     Raises:
-        EngineError: the engine did not answer within the retries allowed.
+        EngineError: the engine did not answer within the allowed retries.
         ConfigError: the sample names no task and seed, or the first prompt does not fit.
     """
     runtime = await get_runtime(args)
@@ -66,14 +66,14 @@ async def generate(
 
 
 async def _play(episode: Episode, turns: list[Turn], params: Mapping[str, Any], evaluation: bool) -> bool:
-    """Play on to the episode's end; False if the outer loop aborted it before."""
+    """Play to the end of the episode; False if the outer loop aborted it first."""
     retries = 0
     while episode.stop is None and (evaluation or not outer_loop_is_full()):
         generation = await episode.ask(params)
         if generation.finish_reason is not FinishReason.ABORT:
             turns.append(await episode.take(generation))
             retries = 0
-        elif not evaluation and _is_the_loops(episode.runtime):
+        elif not evaluation and _aborted_by_outer_loop(episode.runtime):
             return False
         else:
             retries += 1
@@ -81,16 +81,16 @@ async def _play(episode: Episode, turns: list[Turn], params: Mapping[str, Any], 
     return episode.stop is not None
 
 
-def _is_the_loops(runtime: Runtime) -> bool:
-    """Whether an abort comes from the outer loop, which does not train on what it aborts.
+def _aborted_by_outer_loop(runtime: Runtime) -> bool:
+    """Whether an abort comes from the outer loop, which does not train on aborted samples.
 
-    slime's own loop says when it aborts; any other abort is the engine's, and the turn is asked again. slime's fully
-    asynchronous loop, and loops of other projects, take every aborted sample back.
+    slime's own loop says when it aborts; every other abort comes from the engine, and the turn is sent again. slime's
+    fully asynchronous loop and loops of other projects take every aborted sample back.
     """
     return outer_loop_is_full() is not False or runtime.flags.is_fully_asynchronous
 
 
 def _in_form(runtime: Runtime, samples: list[Sample]) -> Sample | list[Sample]:
-    """The samples in the form that every episode of this run has."""
+    """One sample or a list, the same for every episode of this run."""
     alone = runtime.settings.history == "full" and not runtime.settings.bootstrap_on_time_limit
     return samples[0] if alone else EpisodeSamples(samples)

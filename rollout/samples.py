@@ -1,7 +1,7 @@
-"""From turns to slime's samples, and from samples to train data with the turn table.
+"""Turns become slime's samples, and samples become train data with the turn table.
 
-Invariants: one sample per turn, in its own training group; a bootstrap sample shares the group of its segment's last
-turn, carries one dummy token and no loss; the model's tokens are trained on unchanged.
+Invariants: each turn is one sample in its own training group. A bootstrap sample shares the group of its segment's last
+turn and has one dummy token without loss. The model's tokens are trained on unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollout.turn import Prompt, SampleKind, Segment, Turn
 
 
 def build_samples(segments: Sequence[Segment], group_ids: Sequence[int], writer: SampleWriter) -> list[list[Sample]]:
-    """One list of samples per segment: its turns in order, then the bootstrap sample if there is one.
+    """One list of samples per segment: its turns in order, then its bootstrap sample, if any.
 
     `group_ids` has one id per turn, in the order of the segments.
     """
@@ -50,7 +50,7 @@ def evaluation_sample(
 
 
 def inert_sample(writer: SampleWriter, index: int, segment: int) -> Sample:
-    """Two tokens and no loss, as an episode of its own: keeps the shape of a batch and trains nothing."""
+    """A separate episode of two tokens without loss; it fills up a batch."""
     sample = writer.new(index, segment, Prompt([]))
     writer.make_inert(sample, segment)
     sample.metadata = {"kind": SampleKind.PADDING, "round_number": 0}
@@ -60,7 +60,7 @@ def inert_sample(writer: SampleWriter, index: int, segment: int) -> Sample:
 def fill_steps(groups: list[list[Sample]], step: int, writer: SampleWriter) -> list[list[Sample]]:
     """Spread inert samples among the groups until the samples fill whole optimizer steps of `step` samples.
 
-    For miles, which counts samples and drops what is left of the last step.
+    miles needs this: it counts samples and drops an incomplete last step.
     """
     total = sum(len(group) for group in groups)
     missing = -total % step
@@ -75,7 +75,7 @@ def fill_steps(groups: list[list[Sample]], step: int, writer: SampleWriter) -> l
 def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence[Sample]]) -> dict[str, Any]:
     """slime's `--custom-convert-samples-to-train-data-path`: its keys, and the turn table under `prompt`.
 
-    Every value is a list with one entry per sample. `rewards` are for the logs; training reads the turn table's.
+    Every value is a list with one entry per sample. Only the logs read `rewards`; training reads the turn table.
 
     Raises:
         ConfigError: a sample has no turn row, so it did not come from this project's rollouts.
@@ -116,7 +116,7 @@ def _row(sample: Sample) -> torch.Tensor:
 
 
 def _add_groups(data: dict[str, Any], samples: list[Sample], masks: list[list[int]]) -> None:
-    """Group ids, and each group's total of trained tokens, which slime's loss reducer divides by."""
+    """Add group ids, and the number of trained tokens per group, by which slime's loss reducer divides."""
     keys = train_data_keys()
     if keys is None:
         return
@@ -129,7 +129,7 @@ def _add_groups(data: dict[str, Any], samples: list[Sample], masks: list[list[in
 
 
 def _add_optional(data: dict[str, Any], samples: list[Sample], args: Any) -> None:
-    """Keys that slime adds only where the samples have them."""
+    """Add the keys that slime has only if the samples have them."""
 
     def column(key: str, read: Callable[[Sample], Any]) -> None:
         values = [read(sample) for sample in samples]
@@ -149,10 +149,10 @@ def _add_optional(data: dict[str, Any], samples: list[Sample], args: Any) -> Non
 
 
 def _check_replay(data: Mapping[str, Any], flags: RolloutFlags) -> None:
-    """What training replays must be there for every sample.
+    """Check that every sample has the data that training replays.
 
     Raises:
-        ConfigError: the engine did not return it; names the engine's flag.
+        ConfigError: the engine did not return it; names the flag.
     """
     wanted = {
         "rollout_routed_experts": flags.use_rollout_routing_replay,
@@ -163,7 +163,7 @@ def _check_replay(data: Mapping[str, Any], flags: RolloutFlags) -> None:
         if is_wanted and any(value is None for value in values):
             missing = sum(value is None for value in values)
             raise ConfigError(
-                f"training replays {key}, but {missing} of {len(values)} samples have none: this engine does not "
+                f"training replays {key}, but {missing} of {len(values)} samples have none, because the engine did not "
                 "return it; leave --use-rollout-routing-replay out, or keep --rollout-top-p at 1"
             )
 

@@ -1,4 +1,4 @@
-"""What decides an episode: plain records, importable by worker processes without torch."""
+"""Records that describe an episode and its environment; worker processes import them without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Everything that builds an environment; picklable. A replay needs only the answers besides."""
+    """Everything needed to build an environment, picklable; with the answers, also to replay an episode."""
 
     env_path: str
     metadata: Mapping[str, Any]
@@ -49,7 +49,7 @@ class EpisodeSpec:
     name: str
     env: EnvSpec
     session_id: str | None = None
-    """Key by which the router keeps the episode's requests on one engine; None for the episode's own id."""
+    """Key by which the router keeps the episode's requests on one engine; None to use the episode's id."""
 
     @property
     def routing_key(self) -> str:
@@ -57,5 +57,5 @@ class EpisodeSpec:
 
 
 def session_of(episode_id: int) -> str:
-    """The session, and so the router's key, of an episode that slime did not hand out."""
+    """The routing key of an episode that slime did not hand out."""
     return f"episode-{episode_id}"

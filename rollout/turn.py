@@ -1,4 +1,4 @@
-"""The records of one turn and of an episode's turns in a batch, and the states that they can be in."""
+"""Records of one turn and of an episode's turns in a batch, and the enums of their states."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 
 class FinishReason(enum.StrEnum):
-    """Why the engine ended an answer, in SGLang's words."""
+    """Why the engine ended an answer, as SGLang names it."""
 
     STOP = "stop"
-    """The model ended it."""
+    """The model ended the answer."""
     LENGTH = "length"
-    """It reached `--rollout-max-response-len`."""
+    """The answer reached `--rollout-max-response-len`."""
     ABORT = "abort"
-    """The engine gave up, usually to take new weights; the turn is asked again."""
+    """The engine stopped, usually to load new weights; the turn is sent again."""
 
 
 class StopReason(enum.StrEnum):
@@ -27,7 +27,7 @@ class StopReason(enum.StrEnum):
     TERMINATED = "terminated"
     """The environment reached a final state: solved or lost."""
     TIME_LIMIT = "time_limit"
-    """The environment's own limit of steps."""
+    """The environment's step limit."""
     MAX_TURNS = "max_turns"
     """The YAML's `max_turns`."""
     CONTEXT = "context"
@@ -35,7 +35,7 @@ class StopReason(enum.StrEnum):
     ENCODING = "encoding"
     """The next prompt cannot be encoded, for example because of a broken picture."""
     CUT = "cut"
-    """The batch ended; the episode goes on in the next one."""
+    """The batch ended; the episode continues in the next one."""
     FAILED = "failed"
     """The environment was lost."""
 
@@ -46,7 +46,7 @@ class StopReason(enum.StrEnum):
 
 
 class SampleKind(enum.StrEnum):
-    """What a training sample stands for."""
+    """The content of a training sample."""
 
     TURN = "turn"
     """A turn that the model played, or all turns of an episode in `history: full`."""
@@ -59,7 +59,7 @@ class SampleKind(enum.StrEnum):
 
 
 class ImageChain(Mapping[str, torch.Tensor]):
-    """Training inputs of several pictures in order: one tensor a key, joined along dim 0 each time it is read.
+    """Training inputs of several pictures, in order: one tensor per key, concatenated along dim 0 on each read.
 
     A turn's prompt holds only references to its pictures' tensors, so an episode's memory grows linearly.
     """
@@ -80,17 +80,16 @@ class ImageChain(Mapping[str, torch.Tensor]):
         return ImageChain(self.parts + other.parts)
 
 
-
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What the engine returned for one prompt; `token_ids` and `log_probs` have one entry per token."""
+    """The engine's answer to one prompt; `token_ids` and `log_probs` have one entry per token."""
 
     token_ids: list[int]
     log_probs: list[float]
     text: str
     finish_reason: FinishReason
     weight_versions: tuple[str, ...] = ()
-    """Weight versions that produced the tokens, in order; two or more mark a turn of mixed weights."""
+    """Weight versions that produced the tokens, in order; more than one if the weights changed during the answer."""
     meta_info: Mapping[str, Any] = field(default_factory=dict)
     """SGLang's meta_info without the per-token lists, for slime's own bookkeeping."""
     trained: bool = True
@@ -99,11 +98,11 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One turn's input: token ids, and the images whose placeholders stand in them, in order.
+    """One turn's input: token ids, and the images whose placeholders they contain, in order.
 
-    `image_data` goes to the engine; `train_inputs` (pixel tensors and grids) to training. `engine_ids` is set
-    where the engine wants unexpanded placeholders. `seen_tool`: a tool's result stands in it; some templates open
-    the first one differently.
+    `image_data` goes to the engine, `train_inputs` (pixel tensors and grids) to training. `engine_ids` is set if the
+    engine needs unexpanded placeholders. `seen_tool` is true if the prompt shows a tool's result, because some chat
+    templates open the first result differently.
     """
 
     token_ids: Sequence[int]
@@ -116,7 +115,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of one episode: what the model saw, what it answered, what the environment made of it."""
+    """One turn of an episode: the prompt, the answer, and the environment's response."""
 
     episode_id: int
     index: int
@@ -148,7 +147,7 @@ class Segment:
     task_name: str
     turns: tuple[Turn, ...]
     bootstrap: Prompt | None
-    """The prompt after the last turn, whose value stands in for the rest of the episode; None where nothing follows."""
+    """The prompt after the last turn, whose value stands in for the rest of the episode; None if it counts as 0."""
     stop: StopReason
     episode_return: float = 0.0
     """Sum of the episode's rewards so far, earlier batches included."""

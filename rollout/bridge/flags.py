@@ -1,4 +1,4 @@
-"""slime's flags that the rollout heeds, read once from `args` into a frozen record."""
+"""slime's flags that the rollout reads, as a frozen record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFlags:
-    """Fields have slime's names; a default is what holds where the framework lacks the flag."""
+    """Fields have slime's names; the defaults apply if the framework does not have the flag."""
 
     hf_checkpoint: str = ""
     rollout_batch_size: int = 1
@@ -64,25 +64,25 @@ class RolloutFlags:
 
     @property
     def aborted_samples_return(self) -> bool:
-        """Whether slime's outer loop hands aborted samples out again; otherwise their environments are closed."""
+        """Whether slime's outer loop hands out aborted samples again; otherwise their environments are closed."""
         return self.partial_rollout or self.is_fully_asynchronous
 
     @property
     def most_begun_samples(self) -> int:
-        """As many samples as slime's outer loop can have begun and not finished."""
+        """The largest number of samples that slime's outer loop can have begun and not finished."""
         groups = self.rollout_batch_size + (self.over_sampling_batch_size or self.rollout_batch_size)
         engines = max(self.rollout_num_engines or self.rollout_num_gpus or 1, 1)
         return max(groups * self.n_samples_per_prompt, (self.sglang_server_concurrency or 0) * engines)
 
     def fits(self, prompt_tokens: int) -> bool:
-        """Whether a prompt of this length leaves room for a whole answer; the context never cuts an answer short."""
+        """Whether a prompt of this length leaves room in the context for an answer of full length."""
         if self.rollout_max_prompt_len is not None and prompt_tokens > self.rollout_max_prompt_len:
             return False
         context = self.rollout_max_context_len
         return context is None or prompt_tokens + self.rollout_max_response_len <= context
 
     def sampling_params(self, *, evaluation: bool = False) -> dict[str, Any]:
-        """SGLang's sampling parameters, as slime's own rollout sets them; `eval_*` flags win in an evaluation."""
+        """SGLang's sampling parameters, as in slime's own rollout; `eval_*` flags take precedence in an evaluation."""
 
         def flag(name: str) -> Any:
             given = getattr(self, f"eval_{name}") if evaluation else None
@@ -105,5 +105,5 @@ class RolloutFlags:
 
     @property
     def request_extra(self) -> dict[str, Any]:
-        """What slime asks the engine for beside tokens and log-probs."""
+        """Request fields for what slime needs besides tokens and log-probs."""
         return {"return_routed_experts": True} if self.use_rollout_routing_replay else {}

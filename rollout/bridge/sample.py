@@ -1,6 +1,6 @@
 """Reads and writes the fields of slime's `Sample`, through slime's own methods where it has them.
 
-With `rollout/samples.py` this is the only place that knows the fields' names.
+Only this folder and `rollout/samples.py` know the names of the fields.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROW_KEY = "turn_row"
 class SampleWriter:
     """Makes and fills samples for one run.
 
-    `dummy_token` stands where nothing was generated (bootstrap and inert samples); its value is never read.
+    `dummy_token` is the response of samples without a generation (bootstrap and inert samples); it is never trained on.
     """
 
     def __init__(self, args: Any, dummy_token: int) -> None:
@@ -41,7 +41,7 @@ class SampleWriter:
         return sample
 
     def append_generation(self, sample: Sample, generation: Generation) -> None:
-        """Append the model's tokens; slime keeps its own records (routing, top-p, speculation, caching)."""
+        """Append the model's tokens; slime updates its own records (routing, top-p, speculation, caching)."""
         append = getattr(sample, "append_response_tokens", None)
         if append is not None:
             append(
@@ -67,7 +67,7 @@ class SampleWriter:
         sample.status = Sample.Status.TRUNCATED if cut else Sample.Status.COMPLETED
 
     def append_observation(self, sample: Sample, token_ids: Sequence[int]) -> None:
-        """Append tokens between two answers: part of the response, masked from the loss."""
+        """Append the tokens between two answers: part of the response, masked from the loss."""
         append = getattr(sample, "append_response_tokens", None)
         if append is not None:
             append(self._args, tokens=list(token_ids), trainable=False)
@@ -75,13 +75,13 @@ class SampleWriter:
             self._append(sample, list(token_ids), [0.0] * len(token_ids), trained=False)
 
     def append_dummy(self, sample: Sample) -> None:
-        """One masked token that nobody generated, so that the critic has a position to read a value at."""
+        """Append one masked token, at which the critic computes the value of the prompt."""
         self._append(sample, [self.dummy_token], [0.0], trained=False)
         sample.reward, sample.status = 0.0, Sample.Status.COMPLETED
         self.fill_replay(sample)
 
     def make_inert(self, sample: Sample, segment: int) -> None:
-        """Replace what the sample holds by one masked token, as an episode that trains nothing."""
+        """Replace the sample's content by one masked token, as a separate episode without loss."""
         restart(sample, Prompt([self.dummy_token]))
         self.append_dummy(sample)
         set_row(sample, TurnRow(segment, 0, TurnKind.TURN, True, False, (TurnSpan(0, 1, 0.0),)))
@@ -93,9 +93,9 @@ class SampleWriter:
         sample.rollout_log_probs = (sample.rollout_log_probs or []) + log_probs
 
     def fill_replay(self, sample: Sample) -> None:
-        """Stand-ins for what training replays (top-p's kept tokens, routed experts), for a sample without any.
+        """Add placeholders for the data that training replays (top-p's kept tokens, routed experts).
 
-        slime wants them for all samples or for none. These are masked, so their values have no effect on the loss.
+        slime wants them for all samples or for none. The sample is masked, so they do not affect the loss.
         """
         self._fill_top_p(sample)
         if getattr(self._args, "use_rollout_routing_replay", False):
@@ -109,7 +109,7 @@ class SampleWriter:
             sample.rollout_top_p_token_offsets = [0] * (sample.response_length + 1)
 
     def _keep_routing(self, sample: Sample, meta_info: Mapping[str, Any]) -> None:
-        """The engine's routed experts of all tokens so far, [tokens - 1, layers, k], as slime v0.3.0 and miles do."""
+        """Store the routed experts of all tokens so far, [tokens - 1, layers, k], as slime v0.3.0 and miles do."""
         encoded = meta_info.get("routed_experts")
         if encoded is None:
             return
@@ -119,7 +119,7 @@ class SampleWriter:
 
 
 def turn_sample(writer: SampleWriter, turn: Turn, segment: int, group: int, task_name: str) -> Sample:
-    """One turn as one sample: the prompt's tokens, then the model's, trained on unless they were altered."""
+    """One turn as one sample: the prompt's tokens, then the model's, which are trained on unless they were altered."""
     sample = writer.new(group, segment, turn.prompt)
     writer.append_generation(sample, turn.generation)
     sample.reward, sample.session_id = turn.reward, session_of(turn.episode_id)
@@ -131,7 +131,7 @@ def turn_sample(writer: SampleWriter, turn: Turn, segment: int, group: int, task
 
 
 def turn_facts(turn: Turn) -> dict[str, Any]:
-    """What the metrics and the trajectory viewer read of a turn."""
+    """The values of a turn that the metrics and the trajectory viewer read."""
     return {
         "round_number": turn.index,
         "kind": SampleKind.TURN,
@@ -151,7 +151,7 @@ def turn_facts(turn: Turn) -> dict[str, Any]:
 
 
 def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: Sample) -> Sample:
-    """The state after the last turn: its prompt, one token that nobody generated, no loss."""
+    """The state after the last turn: its prompt and one dummy token, without loss."""
     assert segment.bootstrap is not None
     turn = segment.turns[-1]
     sample = writer.new(group_number(last), number, segment.bootstrap)
@@ -167,14 +167,14 @@ def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: 
 
 
 def restart(sample: Sample, prompt: Prompt) -> None:
-    """Empty the sample's response and put the prompt's tokens in front."""
+    """Set the sample's tokens to the prompt's, with an empty response."""
     sample.tokens, sample.response, sample.response_length = list(prompt.token_ids), "", 0
     sample.loss_mask, sample.rollout_log_probs, sample.weight_versions = [], [], []
     sample.remove_sample = False
 
 
 def set_pictures(sample: Sample, prompt: Prompt) -> None:
-    """The prompt's pictures as the model's forward pass takes them."""
+    """Set the prompt's pictures as the model's forward pass takes them."""
     sample.multimodal_train_inputs = dict(prompt.train_inputs) if prompt.train_inputs is not None else None
 
 
@@ -189,26 +189,26 @@ def row_of(sample: Sample) -> TurnRow | None:
 
 
 def set_start(sample: Sample, group: int | None) -> None:
-    """Record which start the sample's episode shares with others, for estimators that compare them."""
+    """Record which start the sample's episode shares with others; group estimators compare them."""
     row = row_of(sample)
     assert row is not None
     set_row(sample, replace(row, group=-1 if group is None else group))
 
 
 def group_number(sample: Sample) -> int:
-    """The sample's training group; 0 where the framework gave none."""
+    """The sample's training group; 0 if the framework gave none."""
     group = group_of(sample)
     return 0 if group is None else group
 
 
 def mask_response(sample: Sample, start: int = 0) -> None:
-    """Train on nothing from response offset `start` on."""
+    """Mask the response from offset `start` on."""
     kept = (sample.loss_mask or [])[:start]
     sample.loss_mask = kept + [0] * (sample.response_length - start)
 
 
 def handout(spec: EpisodeSpec, index: int) -> Sample:
-    """A sample for slime's outer loop to hand out: the episode that `rollout.generate` is to play."""
+    """A sample that slime's outer loop hands to `rollout.generate`, with the episode to play."""
     sample = Sample()
     sample.group_index, sample.index = spec.episode_id, index
     sample.metadata = {
@@ -234,7 +234,7 @@ def episode_id_of(sample: Sample) -> int:
 
 
 def episode_spec(sample: Sample, env_path: str, options: Mapping[str, Any], max_turns: int | None) -> EpisodeSpec:
-    """The episode that a handed-out sample asks for; `env_path` and `options` where its metadata names none."""
+    """The episode that a sample's metadata names; `env_path` and `options` are defaults."""
     metadata = dict(sample.metadata or {})
     env = EnvSpec(
         env_path=metadata.get("env_path", env_path),
@@ -250,13 +250,13 @@ def episode_spec(sample: Sample, env_path: str, options: Mapping[str, Any], max_
 
 
 def mark_aborted(sample: Sample) -> Sample:
-    """slime's outer loop stopped the episode; it may hand the sample out again."""
+    """Mark the sample as stopped by slime's outer loop, which may hand it out again."""
     sample.status = Sample.Status.ABORTED
     return sample
 
 
 def mark_failed(sample: Sample, spec: EpisodeSpec, fault: str) -> None:
-    """The environment was lost: nothing is trained on, and every number that slime logs is there."""
+    """Mark the sample of a lost environment: it is not trained on, but has every value that slime logs."""
     sample.status, sample.remove_sample = Sample.Status.FAILED, True
     sample.metadata = {
         **(sample.metadata or {}),

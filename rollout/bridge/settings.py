@@ -1,4 +1,4 @@
-"""The custom YAML as one checked model. Whatever cannot work is refused here, before a GPU is touched."""
+"""The custom YAML as a settings model; invalid settings are refused here, before any GPU is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slime_verlog import Field, Settings, read_settings
 
 
 class MemorySettings(Settings):
-    """What a prompt shows of the past in `history: window`; see `rollout/play/memory.py`."""
+    """The past turns that a prompt shows in `history: window`; see `rollout/play/memory.py`."""
 
     kind: str = "window"
     """`window`, `actions_only`, `periodic_clear`, `full`, or the import path of a factory."""
@@ -26,7 +26,7 @@ class MemorySettings(Settings):
 
 
 class EngineSettings(Settings):
-    """How often a `/generate` request is repeated before its turn counts as failed."""
+    """When a `/generate` request is repeated."""
 
     timeout_s: float = Field(default=600.0, gt=0)
     """Seconds to wait for one answer."""
@@ -65,7 +65,7 @@ class RolloutSettings(AdvantageSettings):
     eval: EvalSettings = EvalSettings()
 
     history: Literal["window", "full"] = "window"
-    """`window`: every prompt is built anew from the memory. `full`: prompts grow by appending to the conversation."""
+    """`window`: the memory builds every prompt. `full`: each prompt appends to the whole conversation."""
     memory: MemorySettings = MemorySettings()
     max_turns: int | None = Field(default=None, ge=1)
     """Turns after which an episode counts as truncated; leave it out for the environment's own limit."""
@@ -125,7 +125,7 @@ def load_settings(args: Any) -> RolloutSettings:
     """Read the plugin's settings from slime's `args` and check them.
 
     slime sets the YAML's top-level keys on `args`. The file named by `args.custom_config_path` is read again to find
-    keys that nothing would ever use.
+    unknown keys.
 
     Raises:
         ConfigError: unknown or mistyped key, one of slime's own flags in the YAML, or an impossible combination.

@@ -1,8 +1,8 @@
 """The samples of one whole episode, for slime's own outer loop.
 
-slime passes a list on where an episode became several samples, but asks a group's member for `response`, `status` or
-`reward` where it expects one sample: when it collects what it aborted, hands such a group out again, or filters it.
-`EpisodeSamples` answers these for the episode as a whole.
+slime accepts a list of samples in place of one, but still reads `response`, `status` or `reward` from it when it
+collects aborted samples, hands a group out again, or filters groups. `EpisodeSamples` has these attributes for the
+whole episode.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def episode_samples(
 
     Args:
         joined: all turns in one sample (`history: full`), instead of one sample per turn.
-        stale: the first turns, played before an abort, that are not trained on.
+        stale: number of first turns that are masked, because they were played before an abort.
     """
     group = group_number(sample)
     if joined:
@@ -54,14 +54,14 @@ def episode_samples(
 
 
 def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, fault: str) -> list[Sample]:
-    """One masked token in place of an episode whose environment was lost, so that the batch keeps its shape."""
+    """One masked token in place of an episode whose environment was lost; the batch keeps its size."""
     writer.make_inert(sample, group_number(sample))
     mark_failed(sample, spec, fault)
     return [sample]
 
 
 def _joined(writer: SampleWriter, sample: Sample, segment: Segment, group: int, stale: int) -> Sample:
-    """All turns in one sample: the model's tokens unchanged, what lies between them masked."""
+    """All turns in one sample: the model's tokens unchanged, the observations between them masked."""
     turns = segment.turns
     restart(sample, turns[0].prompt)
     spans: list[TurnSpan] = []
@@ -84,7 +84,7 @@ def _joined(writer: SampleWriter, sample: Sample, segment: Segment, group: int, 
 
 
 def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
-    """What every sample of an episode shares with the sample that slime handed out."""
+    """Copy to a sample what it shares with the sample that slime handed out, and the episode's facts."""
     part.index, part.group_index, part.session_id = whole.index, whole.group_index, whole.session_id
     part.label = whole.label
     set_start(part, whole.group_index)
@@ -105,9 +105,9 @@ def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
 
 
 def episode_facts(samples: Iterable[Sample | Sequence[Sample]]) -> list[Mapping[str, Any]]:
-    """What each whole episode's samples say of it; empty if the samples are not of whole episodes.
+    """The facts of each whole episode; empty if the samples are not of whole episodes.
 
-    An episode's samples share slime's index and each tells of the whole episode, so it counts once.
+    The samples of an episode share slime's index, and each has the facts of the whole episode, so one of them counts.
     """
     flat = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
     episodes: dict[Any, Mapping[str, Any]] = {}
@@ -119,16 +119,16 @@ def episode_facts(samples: Iterable[Sample | Sequence[Sample]]) -> list[Mapping[
 
 
 def without_fillers(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples that stand for turns, without bootstrap states and padding."""
+    """The samples without bootstrap states and padding."""
     fillers = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
     return [sample for sample in samples if facts_of(sample).get("kind") not in fillers]
 
 
 class EpisodeSamples(list[Sample]):
-    """A list of samples with what slime reads of a finished one."""
+    """The samples of one finished episode, with the attributes that slime reads of a single sample."""
 
     response = ""
-    """Empty: slime marks what it aborted midway by it, and this episode is over."""
+    """Empty, because slime marks samples with a response as aborted midway, and this episode is over."""
 
     def __init__(self, samples: Iterable[Sample]) -> None:
         super().__init__(samples)
@@ -136,7 +136,7 @@ class EpisodeSamples(list[Sample]):
 
     @property
     def status(self) -> Sample.Status:
-        """Over, so slime does not play it again when it hands it out."""
+        """Always completed, so slime does not play the episode again."""
         return Sample.Status.COMPLETED
 
     @property
@@ -158,7 +158,7 @@ class EpisodeSamples(list[Sample]):
 
     @property
     def group_index(self) -> int | None:
-        """The episode's id, by which a buffered group is written down and handed out again."""
+        """The episode's id, under which a buffered group is saved and handed out again."""
         return self[0].group_index
 
     @property
@@ -167,7 +167,7 @@ class EpisodeSamples(list[Sample]):
 
     @remove_sample.setter
     def remove_sample(self, removed: bool) -> None:
-        """slime's sample filters take a whole sample out of the loss; here that is every turn."""
+        """Remove every turn from the loss, as slime's sample filters do with a sample."""
         for sample in self:
             sample.remove_sample = removed
 
@@ -181,7 +181,7 @@ class EpisodeSamples(list[Sample]):
 
     @loss_mask.setter
     def loss_mask(self, mask: list[int]) -> None:
-        """slime masks a whole sample from before an update; here that is every turn."""
+        """Set the masks of all turns, as slime does for samples from before an update."""
         start = 0
         for sample in self:
             sample.loss_mask = mask[start : start + sample.response_length]

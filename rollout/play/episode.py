@@ -1,7 +1,7 @@
-"""One live episode: prompt, engine, environment, record; the same for every rollout that drives episodes.
+"""One live episode: asks the engine, steps the environment, records the turn, and builds the next prompt.
 
-Invariant: a turn reaches the environment exactly once. An aborted or failed generation is issued again with the
-same prompt before the environment sees anything.
+Every rollout plays its episodes through this class. Invariant: a turn reaches the environment exactly once. After an
+aborted or failed generation, the same prompt is sent again before the environment sees anything.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rollout.workers.reply import EnvReply
 logger = logging.getLogger(__name__)
 
 ABORT_PAUSE_S = 0.2
-"""Pause before an aborted turn is issued again: the engine is taking new weights and would abort it again."""
+"""Pause before an aborted turn is sent again; an engine that is still loading weights would abort it again."""
 
 
 class Episode:
-    """The state between two turns. `prompt` is always the next one; `stop` says why the episode ended."""
+    """An episode between two turns: `prompt` is the next prompt, `stop` says why the episode ended (None: it runs)."""
 
     def __init__(self, spec: EpisodeSpec, session: EnvSession, encoder: DeltaEncoder, runtime: Runtime) -> None:
         self.spec = spec
@@ -43,14 +43,14 @@ class Episode:
         self.stop: StopReason | None = None
         self.total_reward = 0.0
         self.answers: list[tuple[int, ...]] = []
-        """Token ids of every answer so far: with the seed, all that a checkpoint needs of the episode.
+        """Token ids of every answer so far; with the seed, a checkpoint needs nothing else to replay the episode.
 
-        Tuples, since the garbage collector walks every list of every live turn, and lets go of tuples of numbers.
+        Tuples, because the garbage collector stops tracking tuples of numbers but walks every list.
         """
         horizon = runtime.memory.horizon if runtime.settings.history == "window" else 0
         self.past: deque[Exchange] = deque(maxlen=horizon)
         self.conversation: list[Message] = []
-        """What the current prompt says, as messages; for the sanity check alone."""
+        """The current prompt as messages; only the sanity check reads them."""
         self.prompt: Prompt = self._first_prompt()
 
     @property
@@ -59,7 +59,7 @@ class Episode:
         return self.session.reply
 
     def _first_prompt(self) -> Prompt:
-        prompt = self._window_prompt() if self.runtime.settings.history == "window" else self._full_prompt(None)
+        prompt = self._build_prompt(None)
         if not self.runtime.fits(prompt):
             raise ConfigError(
                 f"the first prompt of task {self.spec.name!r} has {len(prompt.token_ids)} tokens; with "
@@ -69,20 +69,13 @@ class Episode:
         self.encoder.check(self.conversation, prompt.token_ids)
         return prompt
 
-    def _window_prompt(self) -> Prompt:
+    def _build_prompt(self, generation: Generation | None) -> Prompt:
+        """The prompt for the environment's last reply; `generation` is the answer before it, None at the start."""
         reply = self.reply
-        self.conversation = build_messages(
-            self.runtime.memory,
-            reply.instruction_prompt,
-            list(self.past),
-            reply.observation,
-            self.index,
-            reply.answer_format,
-        )
-        return self.encoder.prompt(self.conversation)
-
-    def _full_prompt(self, generation: Generation | None) -> Prompt:
-        reply = self.reply
+        if self.runtime.settings.history == "window":
+            memory, past, system = self.runtime.memory, list(self.past), reply.instruction_prompt
+            self.conversation = build_messages(memory, system, past, reply.observation, self.index, reply.answer_format)
+            return self.encoder.prompt(self.conversation)
         *earlier, last = reply.messages
         messages = [*earlier, _ask(last, reply.answer_format)]
         if generation is None:
@@ -95,11 +88,11 @@ class Episode:
         return prompt
 
     async def play_turn(self, params: Mapping[str, Any]) -> Turn:
-        """Generate the answer, step the environment, prepare the next prompt.
+        """Generate the answer, step the environment, and build the next prompt.
 
         Raises:
-            EngineError: no usable answer within the retries allowed; the environment was not touched.
-            EnvironmentFault: the environment is lost; the turn never happened.
+            EngineError: no usable answer within the allowed retries; the environment was not stepped.
+            EnvironmentFault: the environment is lost, and this turn with it.
         """
         assert self.stop is None, "the episode is over"
         began = time.perf_counter()
@@ -108,7 +101,7 @@ class Episode:
         return await self.take(generation, engine_s)
 
     async def take(self, generation: Generation, engine_s: float = 0.0) -> Turn:
-        """Give a finished generation to the environment and record the turn."""
+        """Step the environment with a finished generation, and record the turn."""
         encoder = self.encoder
         generation = encoder.without_placeholders(generation)
         if not generation.trained:
@@ -142,7 +135,7 @@ class Episode:
         return await self._look_ahead(turn)
 
     async def _look_ahead(self, turn: Turn) -> Turn:
-        """Build the next prompt; the turn is the last one if there is no room or no turn left for it."""
+        """Build the next prompt; the episode ends if the prompt does not fit or `max_turns` is reached."""
         if turn.done:
             self.stop = StopReason.TERMINATED if turn.terminated else StopReason.TIME_LIMIT
         if turn.terminated:
@@ -152,7 +145,7 @@ class Episode:
             self.prompt = await self._next_prompt(turn.generation)
             fits = self.runtime.fits(self.prompt)
         except EncodingError as error:
-            # A picture that cannot be read, or placeholders that the model wrote: the episode ends, not the batch.
+            # For example a picture that cannot be read. The episode ends, the batch goes on.
             logger.warning("episode %d ends at turn %d: %s", self.spec.episode_id, turn.index, error)
             self.stop, fits = self.stop or StopReason.ENCODING, True
         if not fits:
@@ -173,13 +166,14 @@ class Episode:
         environment ended the segment, after a limit if `bootstrap_on_time_limit` and the next prompt fits, and never
         after a final state.
         """
-        possible = turns[-1].truncated and stop is not StopReason.ENCODING and self.runtime.fits(self.prompt)
-        wanted = not stop.is_end or (self.runtime.settings.bootstrap_on_time_limit and possible)
+        wanted = not stop.is_end
+        if stop.is_end and turns[-1].truncated and self.runtime.settings.bootstrap_on_time_limit:
+            wanted = stop is not StopReason.ENCODING and self.runtime.fits(self.prompt)
         bootstrap = self.prompt if wanted else None
         return Segment(self.spec.name, tuple(turns), bootstrap, stop, self.total_reward, self.index)
 
     async def _check_conversation(self) -> None:
-        """Compare the last prompt with its one-shot encoding; a difference is counted, it does not end a run."""
+        """Compare the last prompt with its one-shot encoding; a difference is counted and does not stop the run."""
         if self.runtime.settings.tokenization_sanity_check == "disable":
             return
         try:
@@ -190,28 +184,27 @@ class Episode:
             self.runtime.counters["sanity_check_failed"] += 1
 
     async def _next_prompt(self, generation: Generation) -> Prompt:
-        build = self._window_prompt if self.runtime.settings.history == "window" else None
         shown = [self.reply.observation, *(exchange.observation for exchange in self.past)]
         long_instruction = len(self.reply.instruction_prompt) > LONGEST_KEPT
-        if long_instruction or any(map(_takes_long, shown)):  # milliseconds, which the event loop does not have
-            return await asyncio.to_thread(build or (lambda: self._full_prompt(generation)))
-        return build() if build else self._full_prompt(generation)
+        if long_instruction or any(map(_takes_long, shown)):  # milliseconds, which would stall the event loop
+            return await asyncio.to_thread(self._build_prompt, generation)
+        return self._build_prompt(generation)
 
     async def ask(self, params: Mapping[str, Any]) -> Generation:
-        """Ask the engine once; its answer may be an abort."""
+        """Send the prompt to the engine once; the generation may be aborted."""
         runtime = self.runtime
         params = self._seeded(params)
         if self.encoder.placeholder_ids:
-            # An image placeholder in an answer would stand for a picture that does not exist.
+            # An image placeholder in an answer would refer to a picture that does not exist.
             params = {**params, "logit_bias": {str(token): -100.0 for token in self.encoder.placeholder_ids}}
         return await runtime.engine.generate(
             self.prompt, params, headers=self._routing(), extra=runtime.flags.request_extra
         )
 
     def _seeded(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Under deterministic inference, a seed of the turn's own, from the one that the outer loop may have given.
+        """Under deterministic inference, add a seed that differs per turn, derived from the outer loop's seed if given.
 
-        One seed for all turns of an episode would draw the same random numbers at each of them.
+        With the same seed, every turn of an episode would draw the same random numbers.
         """
         flags = self.runtime.flags
         if not flags.sglang_enable_deterministic_inference:
@@ -220,7 +213,7 @@ class Episode:
         return {**params, "sampling_seed": (base * 1_000_003 + self.spec.episode_id * 1009 + self.index) % 2**31}
 
     async def generate(self, params: Mapping[str, Any]) -> Generation:
-        """Ask the engine, again if it aborts, until there is a whole answer."""
+        """Ask the engine until a generation is not aborted."""
         retries = 0
         while (generation := await self.ask(params)).finish_reason is FinishReason.ABORT:
             retries += 1
@@ -228,7 +221,7 @@ class Episode:
         return generation
 
     async def after_abort(self, retries: int) -> None:
-        """Count an aborted answer and pause; `retries` counts the aborts of the turn so far.
+        """Count an aborted generation and pause; `retries` is the number of aborts of this turn so far.
 
         Raises:
             EngineError: the turn was aborted more often than `max_turn_retries` allows.
@@ -243,7 +236,7 @@ class Episode:
         await asyncio.sleep(ABORT_PAUSE_S)
 
     def _routing(self) -> dict[str, str] | None:
-        """Keep an episode on the engine that holds its prefix, where the router hashes by key."""
+        """Headers that keep an episode on the engine with its cached prefix, if the router hashes by key."""
         if self.runtime.flags.router_policy != "consistent_hashing":
             return None
         return {"X-SMG-Routing-Key": self.spec.routing_key}
@@ -256,9 +249,9 @@ async def open_episode(runtime: Runtime, spec: EpisodeSpec) -> Episode:
     """Start the episode's environment and encode its first prompt.
 
     Raises:
-        EnvironmentFault: the environment could not be started, or what it shows first cannot be encoded or does not
-            fit into the context. One odd episode is given up within the failure budget; if all are, the batch stops.
-        EncodingError: the chat template hides the environment's tools, as it would in every episode.
+        EnvironmentFault: the environment could not be started, or its first prompt cannot be encoded or does not fit
+            into the context. This is a fault and not a ConfigError, because it may concern only one episode.
+        EncodingError: the chat template does not show the environment's tools.
     """
     session = await runtime.pool.open(spec.env)
     try:
@@ -282,13 +275,13 @@ def _takes_long(observation: Observation) -> bool:
 def _action_tokens(
     encoder: DeltaEncoder, token_ids: list[int], span: tuple[int, int] | None
 ) -> tuple[int, int] | None:
-    """The tokens that spell the action; None where the environment found none."""
+    """[start, end) of the tokens that spell the action; None if the environment found no action."""
     tokens = encoder.token_span(token_ids, span) if span is not None and span[0] < span[1] else None
     return tokens if tokens is not None and tokens[0] < tokens[1] else None
 
 
 def _ask(message: Mapping[str, Any], answer_format: str) -> dict[str, Any]:
-    """The environment's message with the request for an answer at its end."""
+    """The environment's message followed by the request for an answer."""
     if not answer_format:
         return dict(message)
     content = message["content"]

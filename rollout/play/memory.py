@@ -1,7 +1,7 @@
-"""What of the past a prompt shows: a memory turns past exchanges and the current observation into messages.
+"""Memories choose which past turns a prompt shows, and turn them into messages (`history: window`).
 
-Invariants: the system message is first, the current observation last; only the current one shows its short-term
-part and pictures; a rejected answer never appears, the action executed in its place does.
+Invariants: the system message is first, the current observation is last. Only the current observation shows its
+short-term part. In place of a rejected answer, the prompt shows the action that was executed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One past turn as the memory sees it: what was shown, what was answered, what was executed."""
+    """One past turn: the observation, the answer, and the executed action."""
 
     observation: Observation
     answer: str
@@ -28,18 +28,21 @@ class Exchange:
     executed_action: str
 
     def reasoning(self) -> str:
-        """The answer with its reasoning; for a rejected answer only the action that took its place."""
+        """The answer with its reasoning; for a rejected answer, only the executed action."""
         return self.answer if self.valid else f"ACTION: {self.executed_action}"
 
 
 class Memory(Protocol):
     """Chooses how past exchanges appear; `past` is in order and holds at most `horizon` exchanges."""
 
-    horizon: int | None
-    """How many past exchanges are ever needed; None for all."""
+    @property
+    def horizon(self) -> int | None:
+        """Number of past exchanges that `messages` may need; None for all."""
+        ...
 
     def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
-        """Messages for the past, `index` being the current turn's index in the episode."""
+        """Messages for the past exchanges; `index` is the current turn's index in the episode."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class ActionsOnlyMemory:
 
 @dataclass(frozen=True)
 class PeriodicClearMemory:
-    """Grows turn by turn and is emptied every `period` turns, so that prompts share prefixes in between."""
+    """Grows turn by turn and is emptied every `period` turns; in between, prompts share prefixes."""
 
     period: int
 
@@ -82,7 +85,7 @@ def build_memory(config: MemorySettings) -> Memory:
     """Make the memory that `memory.kind` names: built in, or `module.factory` called with the config.
 
     Raises:
-        ConfigError: unknown kind, or an import path that does not resolve.
+        ConfigError: the kind is unknown, or its import path cannot be imported.
     """
     match config.kind:
         case "window":
@@ -113,7 +116,7 @@ def build_messages(
     index: int,
     answer_format: str,
 ) -> list[Message]:
-    """Whole conversation of one turn: system, past, current observation with the request for an answer."""
+    """The messages of one prompt: system, past, and the current observation with the request for an answer."""
     system = [{"role": "system", "content": instruction_prompt}] if instruction_prompt else []
     return [*system, *memory.messages(past, index), current_message(current, answer_format)]
 
@@ -127,7 +130,7 @@ def current_message(current: Observation, answer_format: str) -> Message:
     only_now = (current.get("multi_modal_data") or {}).get("current_image") or []
     if not only_now or text["short_term_context"].count(PICTURE_PLACE) != len(only_now):
         return _user(content, current, only_now)
-    # The short-term text comes first, so the first marks in the content are its own.
+    # The short-term text comes first, so the first marks in the content belong to it.
     pieces = content.split(PICTURE_PLACE, len(only_now))
     own = (current.get("multi_modal_data") or {}).get("image") or []
     return {"role": "user", "content": [*interleave([""] * len(own), own), *interleave(pieces, only_now)]}

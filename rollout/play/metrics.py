@@ -1,4 +1,4 @@
-"""Numbers of one batch, from its turns; every value is a plain float for the framework's trackers."""
+"""Metrics of one batch, computed from its turns; every value is a float, as the framework's trackers want it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RETRIES = (
     *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "turns_aborted"),
     *("env_timeout", "env_worker_died", "env_bad_reply", "env_raised", "env_tool_raised", "env_judge_raised"),
 )
-"""Faults after which a turn is tried again; beside them `engine_http_<status>`."""
+"""Faults after which a turn is tried again; `engine_http_<status>` is another."""
 FAULTS = (
     *RETRIES,
     *("env_replayed", "env_replay_mismatch", "env_close_failed", "env_observation_cut"),
@@ -24,7 +24,7 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class BatchLoad:
-    """What a batch took: how busy engine and environment workers were kept, and the event loop's own work.
+    """How busy engine and environment workers were during a batch, and the CPU time of the event loop.
 
     `engine` and `env` are `Usage`s: seconds passed, seconds with a request in flight, request-seconds.
     """
@@ -38,7 +38,7 @@ class BatchLoad:
 def batch_metrics(segments: Sequence[Segment], faults: Counter[str], load: BatchLoad) -> dict[str, float]:
     """Turn-level metrics of a fixed-turn batch.
 
-    `faults` counts failures and retries of this batch by name. Times are seconds a turn; rewards are as trained on.
+    `faults` counts failures and retries of this batch by name. Times are in seconds per turn.
     """
     turns = [turn for segment in segments for turn in segment.turns]
     stops = Counter(segment.stop for segment in segments)
@@ -86,9 +86,9 @@ def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
 
 
 def staleness(turns: Sequence[Turn]) -> list[int]:
-    """Updates between the newest weights of these turns and the oldest that a turn's tokens come from.
+    """For each turn, the updates between its oldest weights and the newest weights of all these turns.
 
-    Empty where the engine does not number its weights.
+    Turns are left out if the engine does not number its weights.
     """
     versions = [[int(v) for v in turn.generation.weight_versions if _is_number(v)] for turn in turns]
     known = [found for found in versions if found]
@@ -120,7 +120,7 @@ def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _episode_metrics(segments: Sequence[Segment]) -> dict[str, float]:
-    """Of the episodes that ended in this batch; empty if none did."""
+    """Metrics of the episodes that ended in this batch; only their number if none did."""
     ended = [segment for segment in segments if segment.stop.is_end]
     metrics = {"finished": float(len(ended))}
     if not ended:
@@ -139,7 +139,7 @@ def _episode_metrics(segments: Sequence[Segment]) -> dict[str, float]:
 
 
 def whole_episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Turn counts, stop reasons and outcomes of whole episodes, from what their samples say; empty for none."""
+    """Turn counts, stop reasons and outcomes of whole episodes, from `episode_facts`; empty without episodes."""
     if not episodes:
         return {}
     played = [facts for facts in episodes if facts["stop"] != StopReason.FAILED]
@@ -166,12 +166,12 @@ def whole_episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, fl
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed; 0 for none."""
+    """The smallest value that at least `share` of all values do not exceed; 0 if there are no values."""
     ordered = sorted(values)
     return float(ordered[max(0, math.ceil(share * len(ordered)) - 1)]) if ordered else 0.0
 
 
 def mean(values: Iterable[float]) -> float:
-    """Arithmetic mean; 0 for nothing."""
+    """Arithmetic mean; 0 if there are no values."""
     items = [float(value) for value in values]
     return sum(items) / len(items) if items else 0.0

@@ -1,4 +1,4 @@
-"""Episodes that slime's outer loop aborted and will hand out again: kept alive in between, a bounded number of them."""
+"""Keeps a bounded number of aborted episodes alive until slime's outer loop hands out their samples again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parked:
-    """A live episode, its turns so far, and the sample that it plays."""
+    """A live episode, its turns so far, and the sample that it plays for."""
 
     sample: Sample
     episode: Episode
@@ -28,29 +28,29 @@ class Parked:
 class ParkedEpisodes:
     """Parked episodes of one runtime, oldest first.
 
-    An episode is known by the sample object itself: indices repeat between training and evaluation. An entry keeps its
-    sample alive, so no other sample can have the same identity meanwhile.
+    The key is the identity of the sample object, because indices repeat between training and evaluation. Each entry
+    holds its sample, so no other sample can get the same identity.
     """
 
     dropped: int = 0
-    """Episodes closed because there was no room; each starts anew when its sample is handed out again."""
+    """Episodes closed for lack of room; each starts from the beginning when its sample is handed out again."""
     _parked: dict[int, Parked] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._parked)
 
     def take(self, sample: Sample) -> Parked | None:
-        """The sample's episode, which is no longer parked afterwards; None if there is none."""
+        """Remove and return the sample's episode; None if it is not parked."""
         return self._parked.pop(id(sample), None)
 
     async def park(self, parked: Parked, most: int) -> None:
-        """Keep the episode; close the oldest ones while there are more than `most`."""
+        """Park the episode; close the oldest ones if there are more than `most`."""
         self._parked[id(parked.sample)] = parked
         while len(self._parked) > most:
             oldest = self._parked.pop(next(iter(self._parked)))
             self.dropped += 1
             if self.dropped == 1:
-                logger.warning("more than %d aborted episodes wait to go on; the oldest ones start anew", most)
+                logger.warning("more than %d aborted episodes wait to continue; the oldest ones are closed", most)
             await oldest.episode.close()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What all rollouts of one process share: checked config, encoder, engine client, environment pool."""
+"""The parts that all rollouts of one process share: settings, flags, encoder, engine client, environment pool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_TOOL_SETS = 256
 
 @dataclass
 class Runtime:
-    """The parts that a turn needs; one a process and event loop, made by `get_runtime`."""
+    """The parts that a turn needs; `get_runtime` makes one per `args` and event loop."""
 
     settings: RolloutSettings
     flags: RolloutFlags
@@ -41,7 +41,7 @@ class Runtime:
     parked: ParkedEpisodes = field(default_factory=ParkedEpisodes)
     """Aborted episodes of slime's outer loop; empty under the fixed-turn rollout."""
     logged: Counter[str] = field(default_factory=Counter)
-    """All counts of faults when the log hook last read them."""
+    """`fault_counts()` when the log hook last read them."""
     _with_tools: dict[str, DeltaEncoder] = field(default_factory=dict)
 
     def fault_counts(self) -> Counter[str]:
@@ -52,7 +52,7 @@ class Runtime:
         return found
 
     def encoder_for(self, tools: Tools) -> DeltaEncoder:
-        """The encoder whose prompts show these tools; `encoder` itself where there are none.
+        """The encoder whose prompts show these tools; `encoder` if there are no tools.
 
         Raises:
             EncodingError: the chat template ignores tools or their results.
@@ -67,11 +67,11 @@ class Runtime:
         return self._with_tools[key]
 
     def fits(self, prompt: Prompt) -> bool:
-        """Whether the prompt leaves room for a whole answer; an answer is never cut short by the context."""
+        """Whether the prompt leaves room in the context for an answer of full length."""
         return self.flags.fits(len(prompt.token_ids))
 
     async def close(self) -> None:
-        """End the parked episodes, the workers and the connections."""
+        """Close the parked episodes, the workers and the connections."""
         await self.parked.close()
         self.pool.close()
         await self.engine.close()
@@ -81,8 +81,8 @@ def build_runtime(args: Any) -> Runtime:
     """Make the parts from slime's `args`.
 
     Raises:
-        ConfigError: the YAML or the flags cannot work together.
-        EncodingError: the tokenizer's template cannot do what `history` promises.
+        ConfigError: a setting or flag is invalid.
+        EncodingError: the tokenizer's chat template does not support the configured `history`.
     """
     settings, flags = load_settings(args), RolloutFlags.read(args)
     tokenizer, processor = load_tokenizer_and_processor(flags.hf_checkpoint)

@@ -1,8 +1,8 @@
 """Critic warm-up: while the actor is frozen, batches are collected and kept, then drawn from again.
 
-For `w_epoch` rollouts fresh batches are played and kept; for `w_iter` rollouts a batch is drawn from the kept
-episode segments without any generation. The advantage hook computes returns with the critic of the moment, so
-kept turns never carry stale targets. The actor is frozen all the while, so they stay on-policy.
+For `w_epoch` rollouts, new batches are played and kept. For `w_iter` rollouts, each batch is drawn from the kept
+segments without any generation. The advantage hook computes returns with the current critic, so the targets of kept
+turns are never stale. The actor is frozen during the warm-up, so kept turns stay on-policy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollout.turn import Segment, StopReason
 
 
 class Phase(enum.StrEnum):
-    """What a rollout does for the critic's warm-up."""
+    """The phase of the critic's warm-up that a rollout belongs to."""
 
     COLLECT = "collect"
     """Play a batch and keep it; only the critic trains."""
@@ -37,11 +37,11 @@ def phase_of(rollout_id: int, warmup: WarmupSettings) -> Phase:
 def draw(kept: Sequence[Segment], fraction: float, step_turns: int, seed: int) -> list[Segment]:
     """Random kept segments holding `fraction` of the kept turns, in whole steps of `step_turns` turns.
 
-    Segments are drawn without replacement; the last one is shortened so that no step is left partly filled: its
-    first turns stay and the prompt after them becomes the bootstrap.
+    Segments are drawn without replacement. The last one is shortened to fill the last step exactly: its first turns
+    stay, and the prompt after them becomes the bootstrap.
 
     Raises:
-        ConfigError: nothing was kept, as after a restart without the checkpoint's buffer.
+        ConfigError: less than one step was kept, for example after a restart without the rollout checkpoint.
     """
     total = sum(len(segment.turns) for segment in kept)
     if total < step_turns:
@@ -65,7 +65,7 @@ def draw(kept: Sequence[Segment], fraction: float, step_turns: int, seed: int) -
 
 
 def shorten(segment: Segment, turns: int) -> Segment:
-    """The segment's first `turns` turns; the next turn's prompt bootstraps what was cut off."""
+    """The segment's first `turns` turns; the next turn's prompt becomes the bootstrap."""
     if len(segment.turns) <= turns:
         return segment
     return Segment(segment.task_name, segment.turns[:turns], segment.turns[turns].prompt, StopReason.CUT)

@@ -56,7 +56,8 @@ def fields_read(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and node.attr in FIELDS:
             holder = ast.unparse(node.value)
-            if (node.attr not in SHARED and path.is_relative_to(REPO / "rollout")) or re.search(r"\b(samples?|group)\b", holder):
+            unmistakable = node.attr not in SHARED and path.is_relative_to(REPO / "rollout")
+            if unmistakable or re.search(r"\b(samples?|group)\b", holder):
                 yield f"{path.relative_to(REPO)}:{node.lineno}: {holder}.{node.attr}"
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Sample":
             yield f"{path.relative_to(REPO)}:{node.lineno}: {ast.unparse(node)}"

@@ -262,7 +262,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     save_file({"weight": torch.zeros(3)}, path)
     source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path)))
-    with pytest.raises(CheckpointError, match="no rollout checkpoint"):
+    with pytest.raises(CheckpointError, match="not a rollout checkpoint"):
         source.load(3)
 
 
