@@ -1,4 +1,4 @@
-"""Resume: a stopped run continues with the very batches that an unbroken one would have played."""
+"""Resume: a stopped run continues with the same batches that an uninterrupted run plays."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ LONG = {"env": {"max_length": 40}, "seed_start": 3}
 
 
 @pytest.mark.parametrize(("n_env", "lost"), [(2, 2), (6, 0)])
-async def test_with_another_number_of_slots_as_many_episodes_as_fit_go_on_and_the_rest_is_counted(
+async def test_with_another_number_of_slots_as_many_episodes_as_fit_continue_and_the_rest_is_counted(
     tmp_path: Path, n_env: int, lost: int
 ) -> None:
     (before,) = await outputs(rollout_args(tmp_path, **LONG), 0, 1)
@@ -132,7 +132,7 @@ def played(output: Any) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("change", [{"env": {"max_length": 41}}, {"seed_start": 4}, {"path": "a file of the user's"}])
-async def test_episodes_that_the_configuration_no_longer_plays_are_said_counted_and_begun_anew(
+async def test_episodes_that_the_configuration_no_longer_plays_are_counted_and_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, Any]
 ) -> None:
     await outputs(rollout_args(tmp_path, **LONG), 0, 1)
@@ -197,7 +197,7 @@ def pictured(folder: Path) -> EpisodeSource:
     return source
 
 
-def test_pictures_come_back_as_they_were(tmp_path: Path) -> None:
+def test_pictures_are_restored_unchanged(tmp_path: Path) -> None:
     with_pictures(tmp_path)
     source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
     source.load(0)
@@ -209,7 +209,7 @@ def test_pictures_come_back_as_they_were(tmp_path: Path) -> None:
         assert all(torch.equal(found.train_inputs[key], truth.train_inputs[key]) for key in found.train_inputs)
 
 
-def test_a_picture_is_stored_once_in_however_many_prompts_it_stands(tmp_path: Path) -> None:
+def test_a_picture_is_stored_once_however_many_prompts_show_it(tmp_path: Path) -> None:
     state, tensors = read_checkpoint(with_pictures(tmp_path))
     assert state["images"] == ["first", "second"]
     assert len(tensors) == 6
@@ -284,7 +284,7 @@ def test_a_disk_that_fills_up_while_writing_leaves_the_previous_checkpoint_untou
 
 
 @pytest.mark.slow
-def test_a_file_system_without_room_leaves_the_previous_checkpoint_untouched(tmp_path: Path) -> None:
+def test_a_full_file_system_leaves_the_previous_checkpoint_untouched(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         import pathlib, sys
@@ -327,7 +327,7 @@ def test_a_file_system_without_room_leaves_the_previous_checkpoint_untouched(tmp
     assert "cannot be written" in done.stdout and "os error 28" in done.stdout.lower() + done.stderr.lower()
 
 
-def test_a_state_that_cannot_be_written_down_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_serialized_is_refused(tmp_path: Path) -> None:
     source = EpisodeSource(rollout_args(tmp_path))
     source.saved_slots = [{"next_episode": 0, "episode": object()}]
     with pytest.raises(CheckpointError, match="not JSON serializable"):

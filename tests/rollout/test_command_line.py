@@ -1,4 +1,4 @@
-"""What preflight does around the framework's parser: unknown flags, and output that would bury the verdict."""
+"""Preflight around the framework's parser: unknown flags are refused, other output is held back."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_flags_of_an_engine_that_does_not_start_are_not_unknown() -> None:
 
 
 def run_program(lines: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own, since pytest replaces the streams of this one."""
+    """Run in a new process, because pytest replaces the streams of this one."""
     program = f"import os\nfrom rollout.bridge.command_line import captured_output\n{lines}"
     return subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True)
 
 
-def test_output_is_kept_back_also_from_below_python() -> None:
+def test_output_of_c_libraries_is_held_back_too() -> None:
     done = run_program(
         "with captured_output():\n"
         "    print('from Python')\n"
@@ -51,7 +51,7 @@ def test_output_is_kept_back_also_from_below_python() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("the verdict\n", "", 0)
 
 
-def test_output_is_not_shown_if_an_error_says_all_in_its_sentence() -> None:
+def test_output_is_not_shown_after_an_expected_error() -> None:
     done = run_program(
         "from rollout.errors import ConfigError\n"
         "try:\n    with captured_output():\n        print('slime prints much')\n        raise ConfigError('wrong')\n"
@@ -60,6 +60,6 @@ def test_output_is_not_shown_if_an_error_says_all_in_its_sentence() -> None:
     assert (done.stdout, done.stderr) == ("wrong\n", "")
 
 
-def test_output_is_shown_if_something_unforeseen_happens() -> None:
+def test_output_is_shown_after_an_unexpected_error() -> None:
     done = run_program("with captured_output():\n    print('what led to it')\n    raise SystemExit('unforeseen')")
     assert done.returncode == 1 and done.stderr == "what led to it\nunforeseen\n"

@@ -1,4 +1,4 @@
-"""The YAML: what is accepted, and the sentence for everything that is not."""
+"""Reading the YAML: defaults, and one sentence for every invalid setting."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_key_has_the_papers_default(tmp_path: Path) -> None:
         ({"max_turns": 0}, "max_turns must be at least 1"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_key_and_the_fix(
+def test_an_invalid_setting_is_refused_with_the_key_and_the_fix(
     tmp_path: Path, keys: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
@@ -64,7 +64,7 @@ def test_a_missing_environment_path_is_named() -> None:
 
 
 @pytest.mark.parametrize(("text", "words"), [("a: [", "not valid YAML"), ("- a", "must hold a mapping")])
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
@@ -76,7 +76,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         load_settings(Namespace(custom_config_path=str(tmp_path / "none.yaml")))
 
 
-def test_keys_that_the_framework_already_set_on_args_count(tmp_path: Path) -> None:
+def test_keys_that_slime_set_on_args_are_read(tmp_path: Path) -> None:
     args = Namespace(custom_config_path=None, rollout_interaction_env_path="envs.babyai", n_env=3)
     assert load_settings(args).n_env == 3
 

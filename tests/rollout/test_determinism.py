@@ -1,4 +1,4 @@
-"""Same seeds and same engine answers: the same bytes, whatever finishes first and wherever environments run."""
+"""Same seeds and same engine answers give the same bytes, in any order of completion and with any backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fixtures.playing import play_batches, plays, sample_bytes, turn_bytes
 
 
 def jittered(seed: int) -> Any:
-    """Another order of completion for every seed."""
+    """Random delays, which give every seed a different order of completion."""
     generator = random.Random(seed)
     return lambda number: generator.random() * 0.02
 
@@ -68,7 +68,7 @@ async def test_with_a_global_quota_every_turn_is_the_same_bytes_whichever_batch_
         assert all(runs[0][key] == other[key] for key in both)
 
 
-async def test_under_deterministic_inference_every_turn_draws_with_a_seed_of_its_own_in_every_run(
+async def test_under_deterministic_inference_every_turn_has_its_own_seed_the_same_in_every_run(
     tmp_path: Path,
 ) -> None:
     seeds: list[int] = []

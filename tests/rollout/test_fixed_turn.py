@@ -1,4 +1,4 @@
-"""Fixed-turn batches: exact counts, nothing lost or doubled, cuts bootstrapped, faults bounded."""
+"""Fixed-turn batches: exact counts, no turn lost or doubled, cut episodes bootstrapped, faults bounded."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ async def test_first_prompts_that_never_fit_stop_the_batch_with_the_flag_to_rais
         await collect(rollout_max_context_len=40)
 
 
-async def test_full_history_appends_the_models_own_tokens_as_they_came(collect: Collect) -> None:
+async def test_full_history_appends_the_models_own_tokens_unchanged(collect: Collect) -> None:
     _, _, (output,) = await collect(history="full", env={"max_length": 6})
     for group in output.samples:
         for before, after in itertools.pairwise(group):
@@ -270,12 +270,12 @@ async def test_an_engine_that_never_answers_sensibly_stops_the_batch_with_its_la
         await collect(script=lambda body, number: {"sorry": "busy"})
 
 
-def test_a_foreign_data_source_is_refused_with_the_flag_that_names_ours(tmp_path: Path) -> None:
+def test_another_data_source_is_refused_with_the_flag_to_change(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--data-source-path rollout.data_source.EpisodeSource"):
         generate_rollout(rollout_args(tmp_path), 0, object())  # type: ignore[arg-type]
 
 
-async def test_full_garbage_collections_wait_for_the_end_of_a_batch_even_of_one_that_fails() -> None:
+async def test_full_garbage_collections_are_deferred_to_the_end_of_a_batch_even_if_it_fails() -> None:
     full: list[str] = []
     watch = lambda phase, info: full.append(phase) if info["generation"] == 2 else None
     thresholds = gc.get_threshold()

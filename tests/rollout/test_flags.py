@@ -1,4 +1,4 @@
-"""Combinations of flags that would train wrongly are refused, with the flag to change, before a batch is played."""
+"""Combinations of flags that would train wrongly are refused before a batch is played; the error names the flag."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_good_flags_pass(tmp_path: Path) -> None:
     EpisodeSource(rollout_args(tmp_path, **HOOKS | group))
 
 
-def test_the_first_batch_checks_again_for_whoever_calls_without_slimes_flags(tmp_path: Path) -> None:
+def test_the_first_batch_checks_flags_that_name_no_rollout_function(tmp_path: Path) -> None:
     args = rollout_args(tmp_path, global_batch_size=7)
     with pytest.raises(ConfigError, match="--global-batch-size 7"):
         generate_rollout(args, 0, EpisodeSource(args))
@@ -89,7 +89,7 @@ def test_a_context_longer_than_the_model_has_positions_is_refused(tmp_path: Path
     EpisodeSource(args)
 
 
-def test_playing_without_training_asks_for_no_training_flags(tmp_path: Path) -> None:
+def test_debug_rollout_only_needs_no_training_flags(tmp_path: Path) -> None:
     overrides = {"debug_rollout_only": True, "custom_convert_samples_to_train_data_path": None}
     EpisodeSource(rollout_args(tmp_path, **HOOKS | overrides | {"custom_megatron_init_path": None}))
 
@@ -104,7 +104,7 @@ def test_playing_without_training_asks_for_no_training_flags(tmp_path: Path) -> 
         ({"rollout_max_context_len": 30}, "--rollout-max-context-len"),
     ],
 )
-def test_whole_episodes_in_slimes_loop_are_refused_alike(tmp_path: Path, overrides: dict[str, Any], words: str) -> None:
+def test_wrong_flags_for_whole_episodes_are_refused(tmp_path: Path, overrides: dict[str, Any], words: str) -> None:
     args = rollout_args(
         tmp_path,
         **{**HOOKS, "rollout_function_path": "slime.x", "custom_generate_function_path": GENERATE, **overrides},
@@ -136,7 +136,7 @@ def test_preflight_makes_an_environment_of_every_task(tmp_path: Path) -> None:
         check(rollout_args(tmp_path, **HOOKS, global_batch_size=7))
 
 
-def test_preflight_without_a_framework_says_what_to_put_where() -> None:
+def test_preflight_without_a_framework_asks_for_a_checkout_on_pythonpath() -> None:
     assert FRAMEWORK == "none"
     with pytest.raises(SystemExit, match=r"^error: .* PYTHONPATH$"):
         main()

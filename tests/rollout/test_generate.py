@@ -1,4 +1,4 @@
-"""Whole episodes inside slime's own outer loop: one sample with every turn, or one a turn."""
+"""Whole episodes inside slime's own outer loop: one sample with all turns, or one sample per turn."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def play(tmp_path: Path) -> Any:
     return run
 
 
-async def test_window_history_gives_one_sample_a_turn_in_one_training_group(play: Any) -> None:
+async def test_window_history_gives_one_sample_per_turn_in_one_training_group(play: Any) -> None:
     samples, engine = await play(env={"max_length": 30}, seed_start=7)
     assert len(samples) == len(engine.requests) > 3
     assert len({s.rollout_id for s in samples}) == 1
@@ -93,7 +93,7 @@ def aborts_at(number: int) -> Any:
 GOES_ON = {"env": {"max_length": 30}, "seed_start": 7, "partial_rollout": True}
 
 
-async def test_an_aborted_episode_goes_on_where_it_stopped_when_it_is_handed_out_again(play: Any) -> None:
+async def test_an_aborted_episode_continues_where_it_stopped_when_it_is_handed_out_again(play: Any) -> None:
     samples, engine = await play(aborts_at(3), calls=2, **GOES_ON)
     assert engine.requests[3]["input_ids"] == engine.requests[4]["input_ids"]
     assert [s.metadata["round_number"] for s in samples] == list(range(len(engine.requests) - 1))
@@ -127,7 +127,7 @@ def test_slimes_loop_is_asked_whether_it_aborts(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("history", ["window", "full"])
-async def test_turns_from_before_an_abort_are_masked_where_slime_says_so(play: Any, history: str) -> None:
+async def test_turns_from_before_an_abort_are_masked_if_slime_asks_for_it(play: Any, history: str) -> None:
     flags = {**GOES_ON, "mask_offpolicy_in_partial_rollout": True, "history": history}
     result, _ = await play(aborts_at(3), calls=2, **flags)
     if history == "window":
@@ -138,13 +138,13 @@ async def test_turns_from_before_an_abort_are_masked_where_slime_says_so(play: A
     assert len(trained) > 3
 
 
-async def test_an_aborted_episode_that_nobody_will_ask_for_lets_its_environment_go(play: Any) -> None:
+async def test_an_aborted_episode_that_is_not_handed_out_again_closes_its_environment(play: Any) -> None:
     sample, engine = await play(aborts_at(3), env={"max_length": 30}, seed_start=7)
     assert sample.status == Sample.Status.ABORTED and len(engine.requests) == 4
     assert play.parked == 0
 
 
-async def test_an_episodes_samples_answer_for_the_episode_where_slime_expects_one_sample(play: Any) -> None:
+async def test_an_episodes_list_of_samples_has_the_attributes_that_slime_reads(play: Any) -> None:
     """slime reads these when it puts a finished episode back, hands it out again, masks it, or filters its group."""
     samples, _ = await play(env={"max_length": 30}, seed_start=7, session="abc")
     assert isinstance(samples, list) and samples.status == Sample.Status.COMPLETED
@@ -154,7 +154,7 @@ async def test_an_episodes_samples_answer_for_the_episode_where_slime_expects_on
     assert all(s.loss_mask == [0] * s.response_length for s in samples)
 
 
-async def test_a_finished_episode_in_a_group_that_slime_put_back_can_be_written_down(
+async def test_a_finished_episode_in_a_group_that_slime_put_back_can_be_saved(
     play: Any, tmp_path: Path
 ) -> None:
     samples, engine = await play(env={"max_length": 30}, seed_start=7)
@@ -167,7 +167,7 @@ async def test_a_finished_episode_in_a_group_that_slime_put_back_can_be_written_
     assert group[0].metadata["seed"] == samples[0].metadata["seed"] and group[0].index == samples.index
 
 
-async def test_requests_carry_the_samples_session_where_the_router_hashes_by_it(play: Any) -> None:
+async def test_requests_carry_the_samples_session_if_the_router_hashes_by_key(play: Any) -> None:
     _, engine = await play(env={"max_length": 3}, router_policy="consistent_hashing", session="abc")
     assert {headers["X-SMG-Routing-Key"] for headers in engine.headers} == {"abc"}
 
@@ -192,7 +192,7 @@ async def test_every_episode_of_a_run_comes_as_a_list_or_none_does(
         assert isinstance(result, list) == listed
 
 
-async def test_an_abort_of_the_engines_own_is_asked_again_while_slimes_loop_goes_on(
+async def test_a_turn_aborted_by_the_engine_is_sent_again_while_slimes_loop_continues(
     play: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generate_module, "outer_loop_is_full", lambda: False)
@@ -208,7 +208,7 @@ async def test_an_engine_that_only_aborts_ends_in_an_error(play: Any, monkeypatc
         await play(lambda body, number: abort, max_turn_retries=1, **GOES_ON)
 
 
-async def test_evaluation_never_goes_on_with_an_episode_of_training(tmp_path: Path) -> None:
+async def test_evaluation_never_continues_a_training_episode(tmp_path: Path) -> None:
     """slime numbers evaluation samples from 0, as training samples are."""
     async with ScriptedEngine(chatml_tokenizer(), aborts_at(3)) as engine:
         args = rollout_args(tmp_path, engine.port, **GOES_ON)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.fixtures.resumable_run import MOMENTS, log_of, newest, run
 
-# A server that has imported everything once: every run is a process of its own that starts at once.
+# The fork server has imported everything, so each run is a new process that starts immediately.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.fixtures.resumable_run"])
 
@@ -57,7 +57,7 @@ def check(truth: dict[int, str], folder: Path, batches: int) -> None:
     assert not left, "nothing is left behind by a run that was killed as it wrote"
 
 
-def test_a_run_killed_while_it_saves_or_at_random_goes_on_with_the_same_batches(tmp_path: Path) -> None:
+def test_a_run_killed_while_it_saves_or_at_random_continues_with_the_same_batches(tmp_path: Path) -> None:
     batches, folder = 9, tmp_path / "killed"
     (tmp_path / "whole").mkdir()
     folder.mkdir()
@@ -72,7 +72,7 @@ def test_a_run_killed_while_it_saves_or_at_random_goes_on_with_the_same_batches(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_a_run_killed_at_many_random_moments_goes_on_with_the_same_batches(tmp_path: Path, seed: int) -> None:
+def test_a_run_killed_at_many_random_moments_continues_with_the_same_batches(tmp_path: Path, seed: int) -> None:
     batches, folder, generator = 40, tmp_path / "killed", random.Random(seed)
     (tmp_path / "whole").mkdir()
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Memories: what of the past a prompt shows, in every kind."""
+"""Memories: the past turns that a prompt shows, for every kind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_window_of_one_shows_verlogs_layout() -> None:
     ]
 
 
-def test_a_window_of_none_shows_only_the_present() -> None:
+def test_a_window_of_zero_shows_only_the_current_observation() -> None:
     assert len(shown("window", 5, n=0)) == 2
 
 
@@ -70,7 +70,7 @@ def test_full_shows_everything() -> None:
     assert len(shown("full", 25)) == 2 + 50
 
 
-def test_a_memory_of_your_own_is_imported_by_path() -> None:
+def test_a_custom_memory_is_imported_by_path() -> None:
     memory = build_memory(MemorySettings(kind="tests.rollout.test_memory.silent"))
     assert memory.messages(past(3), 3) == []
 

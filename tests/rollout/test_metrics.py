@@ -1,4 +1,4 @@
-"""Every batch logs the same names, and each number means what its name says."""
+"""Every batch logs the same metrics, and each is computed as documented."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def segment(stop: str, turns: int, played: int | None = None, task: str = "count
     return Segment(task, tuple(turn() for _ in range(turns)), None, StopReason(stop), 1.0, played or turns)
 
 
-def test_a_batch_says_how_many_turns_it_has_and_how_its_episodes_went_on() -> None:
+def test_a_batch_logs_its_turns_and_how_its_episodes_ended() -> None:
     segments = [segment("terminated", 2, 7), segment("max_turns", 3), segment("cut", 4), segment("failed", 1)]
     faults = Counter(episodes_failed=2, turns_aborted=3, engine_http_503=2, engine_timeout=1, env_raised=1)
     faults["env_replayed"] = 1

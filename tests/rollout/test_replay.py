@@ -1,4 +1,4 @@
-"""What training replays of the rollout travels with every sample, or is missed by name."""
+"""Every sample carries the rollout data that training replays; missing data is an error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_routed_experts_come_back_in_the_shape_that_training_replays() -> None:
     assert (sample.rollout_routed_experts == experts.reshape(4, 2, 3)).all()
 
 
-def test_a_bootstrap_sample_has_stand_ins_for_all_that_is_replayed() -> None:
+def test_a_bootstrap_sample_has_placeholders_for_everything_that_is_replayed() -> None:
     (samples,) = build_samples([cut("t")], [0], SampleWriter(MOE, 9))
     bootstrap = samples[-1]
     assert bootstrap.rollout_routed_experts.shape == (4, 2, 3)
@@ -43,7 +43,7 @@ def test_a_bootstrap_sample_has_stand_ins_for_all_that_is_replayed() -> None:
     assert list(bootstrap.rollout_top_p_token_offsets) == [0, 0]
 
 
-def test_an_engine_that_does_not_return_what_training_replays_is_named_at_once() -> None:
+def test_replay_data_that_the_engine_did_not_return_is_an_error() -> None:
     (samples,) = build_samples([cut("t")], [0], SampleWriter(MOE, 9))
     with pytest.raises(ConfigError, match="rollout_routed_experts, but 1 of 2 samples have none"):
         convert_samples_to_train_data(MOE, samples)
@@ -55,7 +55,7 @@ def test_the_converter_names_rounds_and_tasks_for_slimes_metrics() -> None:
     assert data["round_number"] == [0, 1] and data["source_names"] == ["goto", "goto"]
 
 
-def test_nothing_is_filled_in_where_nothing_is_replayed() -> None:
+def test_samples_have_no_placeholders_without_replay() -> None:
     sample: Any = SimpleNamespace(tokens=[1, 2], response_length=1)
     SampleWriter(Namespace(), 9).fill_replay(sample)
     assert vars(sample) == {"tokens": [1, 2], "response_length": 1}

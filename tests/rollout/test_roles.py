@@ -1,4 +1,4 @@
-"""What `--megatron-config-path` gives each role: two save folders, one set of advantages, files that can be read."""
+"""`--megatron-config-path`: each role needs its own save folder, both compute the same advantages."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_reference_without_weights_is_refused_without_a_critic_too(tmp_path: P
         check_start_weights(args)
 
 
-def test_discounts_that_one_role_alone_is_given_are_named(tmp_path: Path) -> None:
+def test_discounts_given_to_one_role_only_are_named(tmp_path: Path) -> None:
     install = {"custom_megatron_init_path": "advantage.patch.install"}
     args = make_args(tmp_path, {"gamma_step": 0.5, "lambd": 0.5}, **install)
     warned = flags_without_effect(args)

@@ -1,4 +1,4 @@
-"""Old checkpoints go only when newer ones are complete in the actor's, the critic's and the rollout's folders."""
+"""Old checkpoints are deleted only if newer ones are complete for the actor, the critic and the rollout."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_without_a_critic_only_the_actor_counts(args: Namespace) -> None:
     assert kept(args, "actor") == states(args) == [29]
 
 
-def test_what_a_killed_run_began_to_delete_is_deleted_and_links_are_left_alone(args: Namespace, tmp_path: Path) -> None:
+def test_half_deleted_checkpoints_are_deleted_and_links_are_left_alone(args: Namespace, tmp_path: Path) -> None:
     actor = Path(args.save)
     (actor / ".deleting-iter_0000009").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()

@@ -124,7 +124,7 @@ class Run:
         seconds = time.perf_counter() - began
         self.episodes += output.metrics["rollout/episodes_finished"]
         self.batches += 1
-        # Whoever takes a batch lets go of it on a thread of its own, as slime does.
+        # Batches are freed in another thread, as in slime.
         await asyncio.to_thread(output.samples.clear)
         return seconds
 

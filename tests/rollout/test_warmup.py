@@ -1,4 +1,4 @@
-"""Critic warm-up: what is drawn from the kept segments."""
+"""Critic warm-up: batches drawn from the kept segments."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_draw_holds_whole_steps_of_distinct_turns_and_every_open_end_has_its_b
     assert drawn == draw(kept, fraction, step, seed)
 
 
-def test_nothing_kept_is_refused_with_how_to_resume() -> None:
+def test_drawing_without_kept_turns_says_how_to_resume() -> None:
     with pytest.raises(ConfigError, match="resume with the rollout checkpoint"):
         draw([], 0.1, 8, 0)
 
