@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -162,66 +162,43 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]
     return state, tensors
 
 
+def _fields(record: Generation | Segment | Turn) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
 def _segment_state(segment: Segment, pictures: Pictures) -> Mapping[str, Any]:
     return {
-        "task_name": segment.task_name,
+        **_fields(segment),
         "turns": [_turn_state(turn, pictures) for turn in segment.turns],
         "bootstrap": None if segment.bootstrap is None else _prompt_state(segment.bootstrap, pictures),
-        "stop": segment.stop,
-        "episode_return": segment.episode_return,
-        "episode_turns": segment.episode_turns,
     }
 
 
 def _read_segment(item: Mapping[str, Any], images: list[str], tensors: Mapping[str, torch.Tensor]) -> Segment:
-    bootstrap = None if item["bootstrap"] is None else _read_prompt(item["bootstrap"], images, tensors)
-    turns = tuple(_read_turn(turn, images, tensors) for turn in item["turns"])
-    return Segment(
-        item["task_name"], turns, bootstrap, StopReason(item["stop"]), item["episode_return"], item["episode_turns"]
-    )
-
-
-_TURN_FIELDS = (
-    *("episode_id", "index", "action", "valid", "executed_action", "reward", "terminated", "truncated"),
-    *("progression", "metrics", "engine_s", "env_s"),
-)
+    changed = {
+        "turns": tuple(_read_turn(turn, images, tensors) for turn in item["turns"]),
+        "bootstrap": None if item["bootstrap"] is None else _read_prompt(item["bootstrap"], images, tensors),
+        "stop": StopReason(item["stop"]),
+    }
+    return Segment(**{**item, **changed})
 
 
 def _turn_state(turn: Turn, pictures: Pictures) -> Mapping[str, Any]:
-    generation = turn.generation
-    fields = {name: getattr(turn, name) for name in _TURN_FIELDS}
-    return {
-        **fields,
-        "metrics": dict(turn.metrics),
-        "prompt": _prompt_state(turn.prompt, pictures),
-        "action_span": turn.action_span,
-        "generation": {
-            "token_ids": generation.token_ids,
-            "log_probs": generation.log_probs,
-            "text": generation.text,
-            "finish_reason": generation.finish_reason,
-            "weight_versions": list(generation.weight_versions),
-            "meta_info": dict(generation.meta_info),
-        },
-    }
+    generation = {**_fields(turn.generation), "meta_info": dict(turn.generation.meta_info)}
+    changed = {"prompt": _prompt_state(turn.prompt, pictures), "generation": generation, "metrics": dict(turn.metrics)}
+    return {**_fields(turn), **changed}
 
 
 def _read_turn(item: Mapping[str, Any], images: list[str], tensors: Mapping[str, torch.Tensor]) -> Turn:
-    generation = item["generation"]
-    span = item["action_span"]
+    generation, span = item["generation"], item["action_span"]
     read_ids(generation["token_ids"])
-    return Turn(
-        **{name: item[name] for name in _TURN_FIELDS},
-        prompt=_read_prompt(item["prompt"], images, tensors),
-        generation=Generation(
-            **{
-                **generation,
-                "finish_reason": FinishReason(generation["finish_reason"]),
-                "weight_versions": tuple(generation["weight_versions"]),
-            }
-        ),
-        action_span=None if span is None else (span[0], span[1]),
-    )
+    finish, versions = FinishReason(generation["finish_reason"]), tuple(generation["weight_versions"])
+    changed = {
+        "prompt": _read_prompt(item["prompt"], images, tensors),
+        "generation": Generation(**{**generation, "finish_reason": finish, "weight_versions": versions}),
+        "action_span": None if span is None else (span[0], span[1]),
+    }
+    return Turn(**{**item, **changed})
 
 
 def _prompt_state(prompt: Prompt, pictures: Pictures) -> Mapping[str, Any]:

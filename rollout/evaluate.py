@@ -38,12 +38,9 @@ class EpisodeResult:
         """Sum of the rewards; 0 if the environment was lost."""
         return sum(turn.reward for turn in self.turns) if self.fault is None else 0.0
 
-    @property
-    def progression(self) -> float:
-        return self.turns[-1].progression if self.turns and self.fault is None else 0.0
-
     def facts(self) -> dict[str, Any]:
         """The values that tables, metrics and the trajectory viewer show."""
+        progression = self.turns[-1].progression if self.turns and self.fault is None else 0.0
         return {
             "task_name": self.spec.name,
             "seed": self.spec.env.metadata["seed"],
@@ -51,8 +48,8 @@ class EpisodeResult:
             "fault": self.fault,
             "turns": len(self.turns),
             "return": self.episode_return,
-            "success": self.progression >= 1.0,
-            "progression": self.progression,
+            "success": progression >= 1.0,
+            "progression": progression,
             "valid_action_ratio": mean(turn.valid for turn in self.turns),
             "story": list(self.story),
         }
@@ -73,9 +70,7 @@ async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
         name: {
             "rewards": [result.episode_return for result in group],
             "truncated": [bool(result.turns and result.turns[-1].truncated) for result in group],
-            "samples": [
-                evaluation_sample(runtime.samples, r.spec, r.turns, r.facts()) for r in group
-            ],
+            "samples": [evaluation_sample(runtime.samples, r.spec, r.turns, r.facts()) for r in group],
         }
         for name, group in by_task.items()
     }
@@ -131,14 +126,10 @@ def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:
     """Per task: success rate and its standard error, return, progression, turns, valid-action ratio."""
     metrics: dict[str, float] = {}
     for name, results in by_task.items():
-        n = len(results)
         facts = [result.facts() for result in results]
-        success = mean(fact["success"] for fact in facts)
-        metrics |= {
-            f"eval/{name}/success": success,
-            f"eval/{name}/success_se": (success * (1 - success) / n) ** 0.5,
-            f"eval/{name}/episodes": float(n),
-        }
-        for key in ("return", "progression", "turns", "valid_action_ratio"):
+        for key in ("success", "return", "progression", "turns", "valid_action_ratio"):
             metrics[f"eval/{name}/{key}"] = mean(fact[key] for fact in facts)
+        success, n = metrics[f"eval/{name}/success"], len(results)
+        metrics[f"eval/{name}/success_se"] = (success * (1 - success) / n) ** 0.5
+        metrics[f"eval/{name}/episodes"] = float(n)
     return metrics

@@ -62,7 +62,7 @@ async def collect_or_draw(args: Any, rollout_id: int, source: EpisodeSource) -> 
         segments = draw(source.kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
         metrics = {"warmup/drawn_turns": float(_turn_count(segments))}
     else:
-        segments, metrics = await collect(runtime, rollout_id, source)
+        segments, metrics = await collect(args, rollout_id, source)
         if phase is Phase.COLLECT:
             source.kept.extend(segments)
             metrics["warmup/kept_turns"] = float(_turn_count(source.kept))
@@ -71,10 +71,9 @@ async def collect_or_draw(args: Any, rollout_id: int, source: EpisodeSource) -> 
     return RolloutFnTrainOutput(samples=await _samples(runtime, source, segments), metrics=metrics)
 
 
-async def collect(
-    runtime: Runtime, rollout_id: int, source: EpisodeSource
-) -> tuple[list[Segment], dict[str, float]]:
+async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> tuple[list[Segment], dict[str, float]]:
     """Play one batch; return its segments in slot order, and the batch's metrics."""
+    runtime = await get_runtime(args)
     faults = runtime.fault_counts()  # before the slots are restored, so that episodes lost at a resume are counted
     if not source.slots:
         source.slots = await make_slots(runtime, source.settings.n_env, source.episode, source.saved_slots)
@@ -99,28 +98,24 @@ class Batch:
     """The turns that one batch may still issue, and the number of episodes that failed in it."""
 
     def __init__(self, runtime: Runtime, turns: int, slots: int, progress: Any) -> None:
-        """`slots` share `turns`; with `turn_quota: per_env` each slot gets the same number."""
         self.runtime = runtime
         self.progress = progress
-        self.to_issue = turns
-        self.quota = [turns // slots] * slots if runtime.settings.turn_quota == "per_env" else None
         self.episodes_failed = 0
+        per_env = runtime.settings.turn_quota == "per_env"
+        self._left = [turns // slots] * slots if per_env else [turns]
+        """Turns left to issue: one number per slot, or one for all slots."""
 
     def issue(self, slot: int) -> bool:
-        """Take one turn from the budget; False if it is used up."""
-        if self.to_issue == 0 or (self.quota is not None and self.quota[slot] == 0):
+        """Take one turn from the slot's budget; False if it is used up."""
+        place = slot % len(self._left)
+        if self._left[place] == 0:
             return False
-        self._add(slot, -1)
+        self._left[place] -= 1
         return True
 
     def give_back(self, slot: int) -> None:
         """Return a turn that was issued and not played."""
-        self._add(slot, +1)
-
-    def _add(self, slot: int, turns: int) -> None:
-        self.to_issue += turns
-        if self.quota is not None:
-            self.quota[slot] += turns
+        self._left[slot % len(self._left)] += 1
 
     def count_failure(self, fault: EnvironmentFault) -> None:
         """Count an episode whose environment was lost.

@@ -47,23 +47,22 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class WindowMemory:
-    """The last n turns with their reasoning (Verlog's text and reasoning history of equal length)."""
+    """The last n turns with their reasoning, as in Verlog with text and reasoning history of equal length."""
 
     horizon: int | None = 1
 
     def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
-        return _show(past if self.horizon is None else past[len(past) - min(self.horizon, len(past)) :])
+        return _show(_last(past, self.horizon))
 
 
 @dataclass(frozen=True)
 class ActionsOnlyMemory:
-    """The last n turns, each answer reduced to the action that was executed."""
+    """The last n turns, each with the executed action in place of the answer."""
 
     horizon: int | None = 1
 
     def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
-        recent = past[len(past) - min(self.horizon or 0, len(past)) :]
-        return [m for e in recent for m in (_past_observation(e), _assistant(e.executed_action))]
+        return [m for e in _last(past, self.horizon) for m in (_past_observation(e), _assistant(e.executed_action))]
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ class PeriodicClearMemory:
         return self.period
 
     def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
-        since_clear = index % self.period
-        return _show(past[len(past) - since_clear :])
+        return _show(_last(past, index % self.period))
 
 
 def build_memory(config: MemorySettings) -> Memory:
@@ -134,6 +132,10 @@ def current_message(current: Observation, answer_format: str) -> Message:
     pieces = content.split(PICTURE_PLACE, len(only_now))
     own = (current.get("multi_modal_data") or {}).get("image") or []
     return {"role": "user", "content": [*interleave([""] * len(own), own), *interleave(pieces, only_now)]}
+
+
+def _last(past: Sequence[Exchange], n: int | None) -> Sequence[Exchange]:
+    return past if n is None else past[max(0, len(past) - n) :]
 
 
 def _show(past: Sequence[Exchange]) -> list[Message]:

@@ -50,11 +50,7 @@ def batch_metrics(segments: Sequence[Segment], faults: Counter[str], load: Batch
         "rollout/episodes_finished": float(len(ended)),
         "rollout/episodes_cut": float(stops[StopReason.CUT]),
         "rollout/episodes_failed": float(faults["episodes_failed"]),
-        "rollout/episode_turns_mean": mean(ended),
-        "rollout/episode_turns_p50": quantile(ended, 0.5),
-        "rollout/episode_turns_p95": quantile(ended, 0.95),
-        "rollout/episode_turns_max": float(max(ended, default=0)),
-        **{f"rollout/stop/{stop}": float(stops[stop]) for stop in StopReason},
+        **_ends(ended, stops),
         **{f"rollout/faults/{name}": float(faults[name]) for name in sorted({*FAULTS, *faults})},
         **_load_metrics(load, len(turns)),
         **_turn_metrics(turns),
@@ -122,10 +118,10 @@ def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
 def _episode_metrics(segments: Sequence[Segment]) -> dict[str, float]:
     """Metrics of the episodes that ended in this batch; only their number if none did."""
     ended = [segment for segment in segments if segment.stop.is_end]
-    metrics = {"finished": float(len(ended))}
     if not ended:
-        return metrics
-    metrics |= {
+        return {"finished": 0.0}
+    metrics = {
+        "finished": float(len(ended)),
         "return": mean(segment.episode_return for segment in ended),
         "turns": mean(segment.episode_turns for segment in ended),
         "turns_max": float(max(segment.episode_turns for segment in ended)),
@@ -150,10 +146,7 @@ def whole_episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, fl
         "rollout/turns": float(turns),
         "rollout/episodes_finished": float(len(played)),
         "rollout/episodes_failed": float(stops[StopReason.FAILED]),
-        "rollout/episode_turns_mean": mean(lengths),
-        "rollout/episode_turns_p50": quantile(lengths, 0.5),
-        "rollout/episode_turns_p95": quantile(lengths, 0.95),
-        "rollout/episode_turns_max": float(max(lengths, default=0)),
+        **_ends(lengths, stops),
         "episode/finished": float(len(played)),
         "episode/return": paid / max(len(played), 1),
         "episode/turns": mean(lengths),
@@ -161,6 +154,16 @@ def whole_episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, fl
         "turn/reward": paid / max(turns, 1),
         "turn/valid_action_ratio": sum(facts["valid_turns"] for facts in played) / max(turns, 1),
         "turn/length_stop_ratio": sum(facts["length_stops"] for facts in played) / max(turns, 1),
+    }
+
+
+def _ends(lengths: Sequence[int], stops: Counter[StopReason]) -> dict[str, float]:
+    """How many turns the ended episodes had, and why segments ended."""
+    return {
+        "rollout/episode_turns_mean": mean(lengths),
+        "rollout/episode_turns_p50": quantile(lengths, 0.5),
+        "rollout/episode_turns_p95": quantile(lengths, 0.95),
+        "rollout/episode_turns_max": float(max(lengths, default=0)),
         **{f"rollout/stop/{stop}": float(stops[stop]) for stop in StopReason},
     }
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rollout.bridge.flags import RolloutFlags
@@ -36,7 +37,8 @@ class Runtime:
     engine: EngineClient
     pool: EnvPool
     memory: Memory
-    make_encoder: Callable[[Tools], DeltaEncoder]
+    make_encoder: Callable[..., DeltaEncoder]
+    """`encoder` with other `tools`."""
     counters: Counter[str] = field(default_factory=Counter)
     parked: ParkedEpisodes = field(default_factory=ParkedEpisodes)
     """Aborted episodes of slime's outer loop; empty under the fixed-turn rollout."""
@@ -63,7 +65,7 @@ class Runtime:
         if key not in self._with_tools:
             if len(self._with_tools) >= MOST_TOOL_SETS:
                 self._with_tools.pop(next(iter(self._with_tools)))
-            self._with_tools[key] = self.make_encoder(tools)
+            self._with_tools[key] = self.make_encoder(tools=tools)
         return self._with_tools[key]
 
     def fits(self, prompt: Prompt) -> bool:
@@ -85,21 +87,19 @@ def build_runtime(args: Any) -> Runtime:
         EncodingError: the tokenizer's chat template does not support the configured `history`.
     """
     settings, flags = load_settings(args), RolloutFlags.read(args)
-    tokenizer, processor = load_tokenizer_and_processor(flags.hf_checkpoint)
+    tokenizer, processor = _load_tokenizer_and_processor(flags.hf_checkpoint)
 
-    def make_encoder(tools: Tools) -> DeltaEncoder:
-        return DeltaEncoder(
-            tokenizer,
-            processor,
-            tools=tools or None,
-            chat_template_kwargs=dict(settings.chat_template_kwargs),
-            sanity_check=settings.tokenization_sanity_check,
-            use_inference_chat_template=settings.use_inference_chat_template,
-            history=settings.history,
-            max_image_pixels=settings.max_image_pixels,
-        )
-
-    encoder = make_encoder(())
+    make_encoder = partial(
+        DeltaEncoder,
+        tokenizer,
+        processor,
+        chat_template_kwargs=dict(settings.chat_template_kwargs),
+        sanity_check=settings.tokenization_sanity_check,
+        use_inference_chat_template=settings.use_inference_chat_template,
+        history=settings.history,
+        max_image_pixels=settings.max_image_pixels,
+    )
+    encoder = make_encoder()
     return Runtime(
         settings=settings,
         flags=flags,
@@ -112,7 +112,7 @@ def build_runtime(args: Any) -> Runtime:
     )
 
 
-def load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
+def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
     """The checkpoint's tokenizer, and its image processor if it has one."""
     from transformers import AutoTokenizer
 

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ def with_pictures(folder: Path) -> Path:
 
 def pictured(folder: Path) -> EpisodeSource:
     """A source that keeps an episode with pictures, as a VLM's warm-up does: every prompt shows one more."""
-    generation = Generation([5, 6], [-0.1, -0.2], "ab", FinishReason.STOP, ("3",))
+    generation = Generation([5, 6], [-0.1, -0.2], "ab", FinishReason.STOP, ("3",), {"id": "x"}, trained=False)
     pixels = [torch.arange(40, dtype=torch.bfloat16).reshape(4, 10) + number for number in range(3)]
     parts = [{"pixels": each, "grid": torch.tensor([[1, 2, 2]])} for each in pixels]
     images = ["first", "second", "first"]
@@ -207,6 +208,16 @@ def test_pictures_are_restored_unchanged(tmp_path: Path) -> None:
         assert found.image_data == truth.image_data
         assert dict(found.train_inputs).keys() == {"pixels", "grid"}
         assert all(torch.equal(found.train_inputs[key], truth.train_inputs[key]) for key in found.train_inputs)
+
+
+def test_kept_turns_are_restored_unchanged_and_altered_answers_stay_masked(tmp_path: Path) -> None:
+    with_pictures(tmp_path)
+    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
+    source.load(0)
+    without_prompts = lambda segment: [replace(turn, prompt=Prompt([])) for turn in segment.turns]
+    (kept,), (wanted,) = source.kept, pictured(tmp_path).kept
+    assert without_prompts(kept) == without_prompts(wanted) and not kept.turns[0].generation.trained
+    assert replace(kept, turns=(), bootstrap=None) == replace(wanted, turns=(), bootstrap=None)
 
 
 def test_a_picture_is_stored_once_however_many_prompts_show_it(tmp_path: Path) -> None:
