@@ -1,7 +1,7 @@
-"""What every package shares: the root of the error family, and the base of every settings model.
+"""The base classes of all errors and of all settings models.
 
-A setting is read once, where it enters: from the YAML, from slime's `args`, or from a study. It becomes a frozen
-pydantic model. Whatever cannot work is refused there with a `ConfigError` that names the key, the value and the fix.
+Settings are read once, from the YAML, slime's `args` or a study, into frozen pydantic models. Invalid settings are
+refused there, with a `ConfigError` that names the key, the value and the fix.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 
 class SlimeVerlogError(Exception):
-    """Base of every error that a user can meet; its text says what went wrong and what to do."""
+    """Base of every error that users can see. The text says what went wrong and what to do."""
 
 
 class ConfigError(SlimeVerlogError, ValueError):
@@ -28,15 +28,15 @@ class ConfigError(SlimeVerlogError, ValueError):
 
 
 class MissingDependencyError(SlimeVerlogError, ImportError):
-    """An optional package is needed and absent. The text names the command that installs it."""
+    """An optional package is missing. The text names the command that installs it."""
 
 
 @contextmanager
 def command() -> Iterator[None]:
-    """Decorate a command's `main` with `@command()`: a `SlimeVerlogError` is printed without a traceback.
+    """Decorator `@command()` for a command's `main`: prints a `SlimeVerlogError` without a traceback.
 
     Raises:
-        SystemExit: `error: <sentence>` goes to stderr, and the exit code is 1.
+        SystemExit: prints `error: <sentence>` on stderr and exits with code 1.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def command() -> Iterator[None]:
 
 
 class Settings(BaseModel):
-    """Base of all settings: frozen, no unknown keys, no silent conversion except int to float and list to tuple."""
+    """Base of all settings: frozen, without unknown keys, converting only int to float and list to tuple."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -59,7 +59,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _lists_to_tuples(cls, data: Any) -> Any:
-        """YAML has lists only, and a frozen model holds tuples. A section without keys is an empty one."""
+        """Turn YAML's lists into tuples, and a section without keys into an empty mapping."""
         if not isinstance(data, Mapping):
             return data
         hints = {key: field.annotation for key, field in _fields(cls).items()}
@@ -70,14 +70,14 @@ S = TypeVar("S", bound=Settings)
 
 
 def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str = "") -> S:
-    """Check a mapping, as a YAML file or `args` gives it, and return it as `model`.
+    """Check a mapping from a YAML file or from `args`, and return it as `model`.
 
     Args:
         where: prefix of every key in error texts, such as `env.`.
 
     Raises:
-        ConfigError: an unknown key (with the nearest known one), a wrong type, a number out of range, a missing value,
-            or a combination that the model refuses. One sentence, about the first mistake.
+        ConfigError: an unknown key (the text suggests the nearest one), a wrong type, a number out of range, a missing
+            value, or a combination that the model refuses. One sentence, about the first mistake.
     """
     if mapping is None:
         mapping = {}
@@ -91,7 +91,7 @@ def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str 
 
 
 def read_yaml(path: str, key: str) -> Any:
-    """What a YAML file holds.
+    """The content of a YAML file.
 
     Raises:
         ConfigError: the file cannot be read or is not valid YAML; the text names `key`, the setting with the path.
@@ -105,7 +105,7 @@ def read_yaml(path: str, key: str) -> Any:
 
 
 def _explain(model: type[Settings], error: Any, where: str) -> str:
-    """pydantic's error as one sentence in the words of the YAML."""
+    """pydantic's error as one sentence about the YAML."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     path, hint, holder = _locate(model, error["loc"])
     key = where + path
@@ -133,7 +133,7 @@ _RANGES = {
 
 
 def unknown_key(key: str, known: typing.Iterable[str], where: str = "") -> str:
-    """The sentence about an unknown key: the nearest known one, or all of them. `key` includes `where`."""
+    """The sentence about an unknown key: suggests the nearest known one, or lists all. `key` starts with `where`."""
     near = difflib.get_close_matches(key.removeprefix(where), list(known), n=1)
     hint = f"did you mean '{where}{near[0]}'?" if near else f"known keys: {', '.join(sorted(known))}"
     return f"unknown key '{key}'; {hint}"
@@ -145,7 +145,7 @@ def _fields(model: type[Settings]) -> dict[str, Any]:
 
 
 def _locate(model: type[Settings], location: Sequence[int | str]) -> tuple[str, Any, type[Settings]]:
-    """The key that pydantic's location names, the type expected there, and the innermost model on the way."""
+    """The key at pydantic's location, the type expected there, and the innermost model that contains it."""
     path, hint, holder = "", typing.cast(Any, model), model
     for part in location:
         inner = _inner(hint)
@@ -194,7 +194,7 @@ def _is_mapping(hint: Any) -> bool:
 
 
 def _words(hint: Any) -> str:
-    """What a value must be, in words."""
+    """The expected type in words."""
     hint = _inner(hint)
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):

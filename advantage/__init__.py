@@ -1,4 +1,4 @@
-"""How turns become advantages: pure maths, then the hook into Megatron PPO."""
+"""Computes advantages from turns: the mathematics, and the hooks into Megatron PPO."""
 
 from advantage.maths.dual_gae import Discounts, dual_discount_gae
 

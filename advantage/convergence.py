@@ -1,12 +1,12 @@
-"""Whether the critic's loss had settled when its warm-up ended; a warning if it had not.
+"""Warns if the critic's loss was still changing when its warm-up ended.
 
-The actor then starts on advantages from a critic that is still learning, which is what the warm-up is there to avoid.
-The loss is the mean squared error of values against returns over the trained tokens of all ranks, before each update.
+In that case the actor starts on advantages from a critic that is still learning, which the warm-up should prevent.
+The loss is the mean squared error of values against returns, over the trained tokens of all ranks, before each update.
 
-The second half of the warm-up is tested for a trend with Mann and Kendall's rank test. It assumes nothing about the
-noise of single batches but that it is independent: at most 5 % of settled critics are warned about. At batch noise of
-30 %, a loss that falls by 5 % per update over a warm-up of 45 updates is found in at least 90 % of runs. With fewer
-than 16 updates nothing is said. `tests/advantage/test_convergence.py` simulates all three.
+The second half of the warm-up is tested for a trend with the Mann-Kendall rank test, whose only assumption is that the
+noise of single batches is independent. At most 5 % of settled critics cause a warning. At a batch noise of 30 %, a loss
+that falls by 5 % per update over a warm-up of 45 updates is found in at least 90 % of runs. With fewer than 16 updates
+there is no test. `tests/advantage/test_convergence.py` simulates all three.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from advantage.megatron.layout import Group
@@ -29,25 +28,25 @@ from advantage.settings import PerRun, advantage_flags, advantage_settings
 logger = logging.getLogger(__name__)
 
 warmup_losses: PerRun[list[float]] = PerRun(list)
-"""The critic's loss before each update of its warm-up."""
+"""The critic's loss before each update of its warm-up, per run."""
 SIGNIFICANCE = 0.05
-"""Share of settled critics that are warned about by chance."""
+"""Share of settled critics that cause a warning by chance."""
 FEWEST_UPDATES = 16
-"""Updates below which no trend could be told from noise."""
+"""Updates that are needed to tell a trend from noise."""
 
 
 @dataclass(frozen=True)
 class Trend:
-    """What the second half of a warm-up shows."""
+    """The trend over the second half of a warm-up."""
 
     change: float
-    """Relative change of the loss from the half's start to its end, from the median slope of its logarithm."""
+    """Relative change of the loss over the half, from the median slope of its logarithm."""
     chance: float
-    """Probability of such an order of losses without any trend, two-sided."""
+    """Two-sided p-value: the probability of such an order of losses without a trend."""
 
 
 def find_trend(losses: Sequence[float]) -> Trend | None:
-    """Test the second half of `losses` for a trend; None where there are fewer than 16."""
+    """Test the second half of `losses` for a trend; None if there are fewer than 16."""
     if len(losses) < FEWEST_UPDATES:
         return None
     logs = [math.log(max(loss, 1e-12)) for loss in losses[-(len(losses) // 2) :]]
@@ -62,16 +61,16 @@ def find_trend(losses: Sequence[float]) -> Trend | None:
 def watch_warmup(
     args: Any, rollout_data: Mapping[str, Any], values: Tensor, returns: Tensor, mask: Tensor, group: Group
 ) -> Trend | None:
-    """Take in one batch of the critic's warm-up; at the warm-up's last one, judge.
+    """Record the loss of one batch of the critic's warm-up; after the last one, test for a trend and log the result.
 
-    Batches after `num_critic_only_steps`, and the actor's (which carry log-probs), are not looked at.
+    Batches after `num_critic_only_steps` and the actor's batches (which have log-probs) are ignored.
 
     Args:
         values, returns, mask: flat, one entry per response token of this rank's samples.
-        group: data parallelism; every rank of it calls this.
+        group: data parallelism; every rank of the group must call this.
 
     Returns:
-        The trend at the last batch of the warm-up, if there were enough of them; else None.
+        The trend after the last batch of the warm-up, if there were enough batches; otherwise None.
     """
     flags = advantage_flags(args)
     updates, start = flags.num_critic_only_steps or 0, flags.start_rollout_id
@@ -84,15 +83,15 @@ def watch_warmup(
     losses.append(_mean_squared_error(values, returns, mask, group))
     if start + len(losses) < updates:
         return None
-    return _judge(losses, advantage_settings(args).critic_warmup.tolerance)
+    return _report(losses, advantage_settings(args).critic_warmup.tolerance)
 
 
-def _judge(losses: Sequence[float], tolerance: float) -> Trend | None:
+def _report(losses: Sequence[float], tolerance: float) -> Trend | None:
     trend = find_trend(losses)
     if trend is None:
         logger.info(
-            "the critic's warm-up had %d updates since the start; a trend in its loss cannot be told from noise in "
-            "fewer than %d",
+            "the critic's warm-up had %d updates since the start; at least %d are needed to tell a trend in its loss "
+            "from noise",
             *(len(losses), FEWEST_UPDATES),
         )
     elif trend.chance <= SIGNIFICANCE and abs(trend.change) > tolerance:
@@ -114,8 +113,5 @@ def _judge(losses: Sequence[float], tolerance: float) -> Trend | None:
 def _mean_squared_error(values: Tensor, returns: Tensor, mask: Tensor, group: Group) -> float:
     error = ((returns - values) ** 2 * mask).sum()
     sums = torch.stack([error, mask.sum().to(error)]).double()
-    if group.size > 1:
-        sums = sums.to(group.device_like(values))
-        dist.all_reduce(sums, group=group.handle)
-    total, count = sums.tolist()
+    total, count = (float(x) for x in group.total(sums, like=values))
     return total / max(count, 1.0)

@@ -1,4 +1,4 @@
-"""Errors of the advantage side; each text says what is wrong, with which value, and what to change."""
+"""Errors of the advantage computation. Each message names the wrong value and what to change."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from slime_verlog import ConfigError, SlimeVerlogError
 
 
 class TurnTableError(SlimeVerlogError, ValueError):
-    """The turn table is missing, foreign, damaged, or does not fit the batch that it came with."""
+    """The turn table is missing, damaged, written by another converter, or does not fit its batch."""
 
 
 class UnsupportedFrameworkError(SlimeVerlogError, RuntimeError):
-    """The framework, its version or its flags are not ones that the patch can stand behind."""
+    """The patch does not support this framework or this version of it."""
 
 
 class FlagError(ConfigError):
-    """A combination of the framework's flags under which the advantages would be wrong; names the flag to change."""
+    """A combination of the framework's flags that would give wrong advantages. The text names the flag to change."""
 
 
 class OtherRankError(SlimeVerlogError, RuntimeError):
-    """Another rank failed, so this one stops too instead of waiting for it; the other rank's log has the cause."""
+    """Another rank failed, so this rank stops too. The cause is in the other rank's log."""

@@ -1,25 +1,26 @@
-"""Estimators without a critic, over groups of episodes: GRPO, RLOO and GiGPO, every turn a training sample.
+"""Estimators without a critic that compare episodes in groups: GRPO, RLOO and GiGPO, with one sample per turn.
 
-As `--custom-advantage-function-path advantage.group.compute_advantages` with `--advantage-estimator grpo` and
-`group_estimator: grpo | rloo | gigpo` in the YAML. Episodes of one start share a group (slime's
-`--n-samples-per-prompt`); episodes without a group, as in fixed-turn batches or with one sample a prompt, are compared
-with all such episodes of the batch. GiGPO's anchor is the prompt: with window memory, turns that show the model the
-same text are compared; with full history no two prompts are equal, and what remains is GRPO.
+Use `--custom-advantage-function-path advantage.group.compute_advantages` with `--advantage-estimator grpo` and
+`group_estimator: grpo | rloo | gigpo` in the YAML.
 
-- An episode that the batch cut (its first turn or its end is not in the batch) has no return: its turns get advantage
-  0 and count in no group. With `--custom-generate-function-path` every episode is whole. So does an episode without
-  any trained token (failed, or masked).
-- The baseline is a function of whole episodes' returns, never of the returns at the same turn index: once the policy
-  decides when to stop, the episodes that are still alive at turn t are a selection, and the last one alive would be
-  compared with itself alone. The tests show the bias on a case small enough to enumerate.
+- Episodes with the same start form a group (slime's `--n-samples-per-prompt`). All episodes of the batch without a
+  group form one more; this is the case in fixed-turn batches and with one sample per prompt.
+- GiGPO also compares turns with the same anchor, which is the prompt. With window memory, these are turns whose prompt
+  has the same text. With full history no two prompts are equal, so GiGPO becomes GRPO.
+- An episode whose first turn or end is outside the batch has no return, so its turns get advantage 0 and are not
+  compared. With `--custom-generate-function-path` every episode is complete. Episodes without any trained token (failed
+  or masked) are left out too.
+- Baselines use returns of whole episodes, not returns at the same turn index. When the policy decides when to stop, the
+  episodes that reach turn t are a biased selection, and the longest one would be compared only with itself. The tests
+  show this bias in a case small enough to enumerate.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from advantage.megatron.context_parallel import response_spans, slice_rows
 from advantage.megatron.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, all_turns, relayed, report_failure, turn_flags
 from advantage.megatron.layout import Layout, current_layout
 from advantage.settings import advantage_flags, advantage_settings
-from advantage.turn_table import TurnRow, read_turn_table
+from advantage.turn_table import TurnRow, read_turn_table, to_list
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ _TINY = 1e-6
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """How returns become advantages; see `AdvantageSettings` for the YAML's keys."""
+    """How returns become advantages; `AdvantageSettings` documents the YAML's keys."""
 
     estimator: Literal["grpo", "rloo", "gigpo"]
     gamma: float
@@ -54,7 +55,7 @@ class GroupOptions:
         """The options from slime's `args`.
 
         Raises:
-            ConfigError: an unknown estimator, a number out of range, or KL in the reward, which is not discounted here.
+            ConfigError: an unknown estimator, a number out of range, or KL in the reward, which is not supported here.
         """
         settings, flags = advantage_settings(args), advantage_flags(args)
         if flags.kl_coef:
@@ -87,12 +88,12 @@ class GroupTurns:
 
 
 def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
-    """slime's `--custom-advantage-function-path`: one advantage a turn, on all its trained tokens; returns equal it.
+    """slime's `--custom-advantage-function-path`: all trained tokens of a turn get its advantage; returns are the same.
 
     Raises:
-        FlagError: KL in reward, which these estimators do not discount; or an unknown estimator.
-        TurnTableError: the table is missing or foreign, or turns are missing inside an episode.
-        OtherRankError: another rank of this pipeline stage failed, for whatever reason; no rank is left waiting.
+        ConfigError: an unknown estimator, or KL in the reward, which these estimators do not support.
+        TurnTableError: the table is missing or was written by another converter, or turns are missing in an episode.
+        OtherRankError: another rank of this pipeline stage failed, so this rank stops too.
     """
     layout = current_layout()
     if not layout.last_stage:
@@ -101,7 +102,7 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         options, rows, own = _read(args, rollout_data, layout)
         table, start, _ = all_turns(own.stacked(), layout.data)
         columns = table.cpu().unbind(1)
-        turns = GroupTurns(*columns[:2], columns[2].long(), *columns[3:])
+        turns = replace(GroupTurns(*columns), flags=columns[2].long())
         advantages = group_advantages(turns, options)[start : start + len(own.segment)]
         rollout_data["advantages"] = _spread(rows, advantages, rollout_data, layout)
         rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
@@ -110,7 +111,7 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
 def _read(
     args: Any, rollout_data: MutableMapping[str, Any], layout: Layout
 ) -> tuple[GroupOptions, list[TurnRow], GroupTurns]:
-    """What this rank brings to the exchange; a failure is reported to the ranks that wait for it."""
+    """This rank's part of the exchange; a failure is reported to the ranks that wait for it."""
     try:
         options, flags = GroupOptions.read(args), advantage_flags(args)
         rows = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
@@ -122,14 +123,14 @@ def _read(
 
 
 def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:
-    """One advantage a turn, [T] float64; 0 for bootstrap states and for episodes without a return.
+    """One advantage per turn, [T] float64; 0 for bootstrap states and for episodes without a return.
 
     Raises:
-        TurnTableError: a turn is missing inside an episode, or is there twice; names segment and turn.
+        TurnTableError: a turn is missing in an episode, or occurs twice; names segment and turn.
     """
     played = (turns.flags & BOOTSTRAP) == 0
     where = played.nonzero()[:, 0]
-    segments, episode = torch.unique(turns.segment[where], return_inverse=True)
+    segments, episode = _unique(turns.segment[where])
     result = torch.zeros(len(played), dtype=torch.float64)
     if not len(segments):
         return result
@@ -156,7 +157,7 @@ def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:
     advantages = scores[episode]
     if options.estimator == "gigpo":
         anchor = turns.anchor[order]
-        _, state = torch.unique(torch.stack([group[episode], anchor], 1), dim=0, return_inverse=True)
+        _, state = _unique(torch.stack([group[episode], anchor], 1))
         compared = whole[episode] & (anchor >= 0)
         advantages = advantages + options.step_weight * _relative(to_go, state, compared, options.normalize)
     result[order] = advantages
@@ -164,29 +165,37 @@ def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:
 
 
 def _compare(returns: Tensor, group: Tensor, whole: Tensor, options: GroupOptions) -> Tensor:
-    """One score an episode, against the other whole episodes of its group."""
-    _, groups = torch.unique(group, return_inverse=True)
+    """One score per episode, relative to the other whole episodes of its group."""
+    _, groups = _unique(group)
     if options.estimator != "rloo":
         return _relative(returns, groups, whole, options.normalize)
     count, mean, _ = _statistics(returns, groups, whole)
-    # Leaving oneself out: R - (n mean - R) / (n - 1) = (R - mean) n / (n - 1).
+    # Leave one out: R - (n mean - R) / (n - 1) = (R - mean) n / (n - 1).
     return torch.where(whole & (count > 1), (returns - mean) * count / (count - 1).clamp(min=1), 0.0)
 
 
 def _relative(x: Tensor, groups: Tensor, counted: Tensor, normalize: bool) -> Tensor:
-    """x less its group's mean, over its standard deviation if asked for; 0 for what is not counted or alone."""
+    """x minus its group's mean, optionally over the standard deviation; 0 if not counted or alone in its group."""
     count, mean, deviation = _statistics(x, groups, counted)
     scale = deviation + _TINY if normalize else torch.ones_like(x)
     return torch.where(counted & (count > 1), (x - mean) / scale, 0.0)
 
 
 def _statistics(x: Tensor, groups: Tensor, counted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each entry's group's count, mean and standard deviation (n - 1), over the counted entries."""
+    """Count, mean and standard deviation (n - 1) of each entry's group, over the counted entries."""
     n = int(groups.max()) + 1 if len(groups) else 0
-    total = lambda y: torch.zeros(n, dtype=torch.float64).index_add_(0, groups, torch.where(counted, y, 0.0))[groups]
+
+    def total(y: Tensor) -> Tensor:
+        return torch.zeros(n, dtype=torch.float64).index_add_(0, groups, torch.where(counted, y, 0.0))[groups]
+
     count = total(torch.ones_like(x))
     mean = total(x) / count.clamp(min=1)
     return count, mean, (total((x - mean) ** 2) / (count - 1).clamp(min=1)).sqrt()
+
+
+def _unique(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The sorted distinct rows of `x`, and the index of each row among them."""
+    return cast(Any, torch).unique(x, dim=0, return_inverse=True)  # torch does not declare the types of `unique`
 
 
 def _check_contiguous(segments: Tensor, episode: Tensor, index: Tensor, new: Tensor) -> None:
@@ -204,10 +213,10 @@ def _sorted(episode: Tensor, index: Tensor) -> Tensor:
 
 
 def _group_turns(rows: Sequence[TurnRow], masks: Sequence[Tensor], alone: bool) -> GroupTurns:
-    """This rank's turns, one entry a turn and one a bootstrap state; `alone`: no two episodes share a start."""
-    entries = []
+    """This rank's turns, one entry per turn or bootstrap state; `alone`: no two episodes share a start."""
+    entries: list[tuple[float, ...]] = []
     for row, mask in zip(rows, masks, strict=True):
-        kept = mask.bool().tolist()
+        kept = to_list(mask)
         for k, turn in enumerate(row.turns or (None,)):
             group = -1 if alone else row.group
             facts = (turn.reward, group, turn.anchor, any(kept[turn.start : turn.end])) if turn else (0, -1, -1, 0)
@@ -219,7 +228,8 @@ def _spread(
     rows: Sequence[TurnRow], advantages: Tensor, rollout_data: MutableMapping[str, Any], layout: Layout
 ) -> list[Tensor]:
     """Each turn's advantage on its trained tokens, 0 elsewhere, in the shape and dtype of `kl`."""
-    full, entry = [], 0
+    full: list[Tensor] = []
+    entry = 0
     for row, mask in zip(rows, rollout_data["loss_masks"], strict=True):
         line = torch.zeros(len(mask), dtype=torch.float64)
         for k, turn in enumerate(row.turns):

@@ -1,13 +1,13 @@
-"""slime's `--custom-advantage-function-path`: from rollout data and the turn table to advantages and returns.
+"""slime's `--custom-advantage-function-path`: computes advantages and returns from rollout data and the turn table.
 
-slime calls it in the actor's and in the critic's processes, on the last pipeline stage, before whitening. Four steps:
+slime calls it in the processes of the actor and of the critic, before whitening. It has four steps:
 
-1. Pack: lay the tokens of all turns end to end (`advantage/maths/packing.py`).
-2. Scan: run GAE inside every turn as if nothing followed it (`advantage/maths/forms.py`).
-3. Exchange: learn what follows each turn, wherever that turn is (`advantage/megatron/exchange.py`).
-4. Finish: add what follows, discounted, to every token; set untrained tokens to 0.
+1. Pack the tokens of all turns end to end (`advantage/maths/packing.py`).
+2. Scan: run GAE inside each turn, as if nothing followed it (`advantage/maths/forms.py`).
+3. Exchange: find what follows each turn, on whichever rank it is (`advantage/megatron/exchange.py`).
+4. Finish: add what follows, discounted, to every token, and set untrained tokens to 0.
 
-KL enters as -kl_coef x KL on trained tokens. slime's critic has no log-probs, so its KL is zero and KL never reaches
+The reward of each trained token is -kl_coef x KL. slime's critic has no log-probs, so its KL is 0, and KL never enters
 the value targets.
 """
 
@@ -27,7 +27,7 @@ from advantage.errors import TurnTableError
 from advantage.maths.dual_gae import Discounts
 from advantage.maths.forms import FORMS, TurnScan, token_turns
 from advantage.maths.packing import PackedTurns, pack_turns
-from advantage.megatron.context_parallel import add_up, place_rows, response_spans, slice_rows
+from advantage.megatron.context_parallel import place_rows, response_spans, slice_rows
 from advantage.megatron.exchange import (
     ExchangeReport,
     TurnFacts,
@@ -45,25 +45,25 @@ logger = logging.getLogger(__name__)
 
 
 def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> ExchangeReport | None:
-    """Write `advantages` and `returns` into `rollout_data`: one row per sample, like `values` in shape and dtype.
+    """Write `advantages` and `returns` into `rollout_data`: one row per sample, shaped and typed like `values`.
 
-    Rows are 0 on untrained tokens; elsewhere returns = advantages + values. The turn table is removed, unless a later
-    hook still reads it.
+    Rows are 0 on untrained tokens. On trained tokens, returns = advantages + values. The turn table is removed, unless
+    a later hook still needs it.
 
     Args:
-        args: slime's; see `advantage/settings.py` for what is read.
+        args: slime's arguments; `advantage/settings.py` lists the ones that are read.
         rollout_data: `values` and `kl` (this context-parallel rank's slices, one row per sample), full `loss_masks`,
             `response_lengths`, `total_lengths`, and the turn table.
 
     Returns:
-        What crossed the data-parallel group; None on a pipeline stage without values.
+        The size of the exchange between data-parallel ranks; None on a pipeline stage without values.
 
     Raises:
-        TurnTableError: the table is missing or not ours, the turns of all ranks do not form episodes, or first tokens
-            cannot be told apart.
+        TurnTableError: the table is missing or was written by another converter, the turns of all ranks do not form
+            episodes, or the loss masks do not show where turns begin.
         ConfigError: a setting is out of range.
         ValueError: a value, reward or KL is not finite, or a row has the wrong length.
-        OtherRankError: another rank of this pipeline stage failed; no rank is left waiting.
+        OtherRankError: another rank of this pipeline stage failed, so this rank stops too.
     """
     layout = current_layout()
     if not layout.last_stage:
@@ -86,18 +86,18 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
 
 @dataclass(frozen=True)
 class LocalRows:
-    """This rank's samples before anything crosses ranks; R response tokens laid end to end."""
+    """This rank's samples, with their R response tokens laid end to end."""
 
     packed: PackedTurns
     values: Tensor
-    """[R]; 0 where another context-parallel rank has the entry."""
+    """[R]; 0 if another context-parallel rank has the entry."""
     kl: Tensor | None
-    """[R] likewise; None where KL is not charged."""
+    """[R], likewise; None if kl_coef is 0."""
 
 
 @dataclass(frozen=True)
 class LocalTurns:
-    """This rank's T turns and states, each summed up as far as one rank can."""
+    """This rank's T turns and bootstrap states after the scan."""
 
     packed: PackedTurns
     values: Tensor
@@ -108,23 +108,23 @@ class LocalTurns:
 def _exchange(
     args: Any, rollout_data: MutableMapping[str, Any], layout: Layout
 ) -> tuple[LocalTurns, Tensor, ExchangeReport]:
-    """This rank's turns, and what reaches each turn's last token from the turns after it, [T]."""
+    """Pack, scan and exchange. Returns this rank's turns and what reaches each turn's last token, [T]."""
     try:
         with relayed(layout.context):
             settings, flags = advantage_settings(args), advantage_flags(args)
             discounts = settings.discounts
             rows = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
             own = _pack(settings, flags, rollout_data, rows, layout)
-        for placed in (own.values, own.kl):
-            if placed is not None:
-                add_up(placed, layout.context)
+        for partial in (own.values, own.kl):
+            if partial is not None:
+                layout.context.all_reduce(partial)
         turns = _scan(settings, flags, own)
         facts = _turn_facts(turns, rows, discounts)
     except Exception:
         report_failure(layout.data)
         raise
-    v_next, a_next, report = exchange_turns(facts, layout.data)
-    carry = discounts.gamma_step * v_next + discounts.step_decay * a_next
+    next_value, next_advantage, report = exchange_turns(facts, layout.data)
+    carry = discounts.gamma_step * next_value + discounts.step_decay * next_advantage
     return turns, carry.to(turns.values.device), report
 
 
@@ -135,9 +135,9 @@ def _pack(
     rows: Sequence[TurnRow],
     layout: Layout,
 ) -> LocalRows:
-    """Check this rank's samples and lay them end to end."""
+    """Check this rank's samples and pack them."""
     if rollout_data.get("values") is None:
-        raise TurnTableError("rollout_data has no values; GAE needs a critic: give --advantage-estimator ppo")
+        raise TurnTableError("rollout_data has no values, and GAE needs a critic: give --advantage-estimator ppo")
     lengths = rollout_data["response_lengths"]
     spans = response_spans(rollout_data, layout)
     values = place_rows(rollout_data["values"], spans, lengths, layout.context)
@@ -151,48 +151,50 @@ def _pack(
 def _scan(settings: AdvantageSettings, flags: AdvantageFlags, own: LocalRows) -> LocalTurns:
     """Run the configured GAE inside every turn."""
     packed, values = own.packed, own.values.double()
-    token_values = values[packed.places]
+    token_values = values[packed.positions]
     rewards = torch.zeros_like(token_values)
     if own.kl is not None:
-        rewards -= flags.kl_coef * own.kl.double()[packed.places] * packed.trained
+        rewards -= flags.kl_coef * own.kl.double()[packed.positions] * packed.trained
     scan = FORMS[settings.gae_form](token_values, rewards, packed, settings.discounts)
     return LocalTurns(packed, values, scan)
 
 
 def _turn_facts(turns: LocalTurns, rows: Sequence[TurnRow], d: Discounts) -> TurnFacts:
-    """How each turn or bootstrap state depends on what follows it; see `advantage/megatron/exchange.py`."""
+    """How each turn or bootstrap state depends on what follows it, as `advantage/megatron/exchange.py` defines it."""
     packed, scan = turns.packed, turns.scan
     entries = [(row, k) for row in rows for k in range(max(len(row.turns), 1))]
-    column = lambda x: torch.tensor(x, dtype=torch.float64, device=turns.values.device)
+    labels = torch.tensor(
+        [(row.segment, row.first_turn + k, turn_flags(row, k)) for row, k in entries],
+        dtype=torch.float64,
+        device=turns.values.device,
+    ).reshape(-1, 3)
     has_state, nonempty = packed.states >= 0, packed.lengths > 0
     state_value = turns.values[packed.states.clamp(min=0)] if len(turns.values) else packed.rewards
-    # An empty turn (no state) passes on everything that follows it; a bootstrap state (no tokens) passes on nothing.
-    reach = torch.where(nonempty, scan.a_reach, (~has_state).double())
+    # An empty turn (no state) passes on everything that follows it. A bootstrap state (no tokens) passes on nothing.
+    decay = torch.where(nonempty, scan.entry_decay, (~has_state).double())
     return TurnFacts(
-        segment=column([row.segment for row, _ in entries]),
-        index=column([row.first_turn + k for row, k in entries]),
-        flags=column([turn_flags(row, k) for row, k in entries]),
-        v=torch.where(nonempty, scan.v, torch.where(has_state, state_value, packed.rewards)),
+        *labels.unbind(1),
+        v=torch.where(nonempty, scan.entry_value, torch.where(has_state, state_value, packed.rewards)),
         w=d.gamma_step * (~has_state).double(),
-        a=torch.where(nonempty, scan.a, 0.0),
-        p=d.gamma_step * reach * has_state,
-        q=d.step_decay * reach,
+        a=torch.where(nonempty, scan.entry_advantage, 0.0),
+        p=d.gamma_step * decay * has_state,
+        q=d.step_decay * decay,
     )
 
 
 def _finish(turns: LocalTurns, mask: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [R], 0 where the loss mask [R] is; `carry` [T] reaches each turn's last token."""
-    scan, places = turns.scan, turns.packed.places
-    tokens = scan.alone + scan.reach * carry[token_turns(turns.packed.lengths)]
+    """Advantages and returns [R], 0 on masked tokens; `carry` [T] is what reaches each turn's last token."""
+    scan, positions = turns.scan, turns.packed.positions
+    tokens = scan.advantages + scan.decay * carry[token_turns(turns.packed.lengths)]
     advantages, returns = torch.zeros_like(turns.values), torch.zeros_like(turns.values)
-    advantages[places], returns[places] = tokens, tokens + scan.baseline
+    advantages[positions], returns[positions] = tokens, tokens + scan.baseline
     return advantages * mask, returns * mask
 
 
 def _rows_like_values(flat: Tensor, rollout_data: MutableMapping[str, Any], layout: Layout) -> list[Tensor]:
-    """One row per sample: this rank's slice of it, in the dtype of its values."""
+    """Split `flat` [R] into one row per sample: this rank's slice, in the dtype of its values."""
     lengths = rollout_data["response_lengths"]
     if not lengths:
         return []
-    rows = slice_rows(flat.split(lengths), response_spans(rollout_data, layout))
+    rows = slice_rows(torch.split(flat, lengths), response_spans(rollout_data, layout))
     return [row.to(values.dtype) for row, values in zip(rows, rollout_data["values"], strict=True)]

@@ -1,9 +1,9 @@
-"""slime's `--rollout-data-postprocess-path`: KL to the reference policy, of reasoning and of action tokens apart.
+"""slime's `--rollout-data-postprocess-path`: logs the KL to the reference policy for reasoning and action separately.
 
-A policy that learns to game its reward often moves its actions first and lets the reasoning stand as decoration. Then
-the action tokens' KL grows several times as fast as the reasoning's, and the watch below warns. slime calls this in the
-actor after the advantages and before its logger, so the two means appear beside `rollout/kl`. miles hands its hook no
-data, so there it says once that it can do nothing.
+A policy that games its reward often changes its actions first, while its reasoning stays the same. The KL of the action
+tokens then grows several times as fast as that of the reasoning, and `ActionHackingWatch` warns. slime calls this hook
+in the actor, after the advantages and before its logger, so both means appear beside `rollout/kl`. miles gives the hook
+no data, so a single warning is logged there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from advantage.megatron.context_parallel import response_spans, slice_rows
@@ -25,17 +24,16 @@ from advantage.turn_table import TurnRow, read_turn_table
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PATIENCE = 3
 OUTGROWTH = 2.0
-"""How many times as fast as the reasoning's the action's KL may grow."""
+"""Largest ratio of the growth of the action's KL to that of the reasoning's that causes no warning."""
 FALSE_ALARMS = 0.05
-"""Share of runs, of any length, that are warned about by chance."""
+"""Share of runs, of any length, with a warning by chance."""
 _STAKES = (0.1, 0.2, 0.4, 0.8)
 
 
 @dataclass(frozen=True)
 class KlSplit:
-    """Mean KL per token over all ranks, in nats; None where there is no such token."""
+    """Mean KL per token over all ranks, in nats; None without such tokens."""
 
     reasoning: float | None
     action: float | None
@@ -44,13 +42,13 @@ class KlSplit:
 
 
 class GrowthEvidence:
-    """Evidence that a series grows: the wealth of bets on its next step being positive, 0 at first.
+    """Evidence that a series grows: the wealth of a bettor who bets that each next step is positive; 0 at first.
 
-    Each bet stakes a fixed share of the wealth on the step's size relative to earlier steps, capped at 1. If steps are
-    as likely down as up, whatever their size, no bet gains on average, so the chance that the wealth ever reaches w is
-    at most 1/w, however long the run (Ville's inequality). Part of the capital enters at every step, so that growth
-    that begins late is found too. See Waudby-Smith and Ramdas (2023), "Estimating means of bounded random variables by
-    betting".
+    Each bet stakes a fixed share of the wealth. Its payoff is the step relative to the mean size of earlier steps,
+    clipped to [-1, 1]. If steps are as likely down as up, whatever their size, no bet gains on average, so the
+    probability that the wealth ever reaches w is at most 1/w, however long the run (Ville's inequality). Part of the
+    capital is added at every step, so growth that begins late is found too. Source: Waudby-Smith and Ramdas (2023),
+    "Estimating means of bounded random variables by betting".
     """
 
     def __init__(self) -> None:
@@ -62,7 +60,7 @@ class GrowthEvidence:
         return sum(self._wealth)
 
     def add(self, step: float) -> None:
-        """Settle the bets on the series' next step."""
+        """Update the wealth with the series' next step."""
         usual = self._travelled / self._steps if self._steps else 0.0
         outcome = max(-1.0, min(1.0, step / usual)) if usual else 0.0
         self._steps, self._travelled = self._steps + 1, self._travelled + abs(step)
@@ -71,15 +69,15 @@ class GrowthEvidence:
 
 
 class ActionHackingWatch:
-    """Warns when the action's KL grows, and does so more than `OUTGROWTH` times as fast as the reasoning's.
+    """Warns when the action's KL grows more than `OUTGROWTH` times as fast as the reasoning's.
 
-    `patience` updates are averaged into one point: with more, noise matters less and a warning comes later. Of runs
-    whose KL wanders without a trend, or whose two KLs grow at rates less than `OUTGROWTH` apart, at most `FALSE_ALARMS`
-    are ever warned about.
+    Averages `patience` updates into one point; a larger value is less noisy and warns later. If the KLs have no trend,
+    or if their growth differs by less than a factor of `OUTGROWTH`, at most a share `FALSE_ALARMS` of runs ever causes
+    a warning.
     """
 
     def __init__(self) -> None:
-        self._block: list[KlSplit] = []
+        self._block: list[tuple[float, float]] = []
         self._point: tuple[float, float] | None = None
         self._start_over()
 
@@ -88,20 +86,20 @@ class ActionHackingWatch:
 
     @property
     def evidence(self) -> float:
-        """Where `FALSE_ALARMS` is 0.05 a warning is due at 20."""
+        """The current evidence; a warning is logged at 1 / `FALSE_ALARMS`, which is 20."""
         return min(self._growth.wealth, self._outgrowth.wealth)
 
     def update(self, split: KlSplit, patience: int) -> float:
-        """Take in the split of one update, warn if that is due, and return the evidence before any reset.
+        """Add the split of one update, warn if necessary, and return the evidence before any reset.
 
-        Updates that lack action or reasoning tokens say nothing about either and are skipped.
+        Updates without action tokens or without reasoning tokens are skipped.
         """
         if split.action is None or split.reasoning is None:
             return self.evidence
-        self._block.append(split)
+        self._block.append((split.reasoning, split.action))
         if len(self._block) < patience:
             return self.evidence
-        point = tuple(sum(kl) / patience for kl in zip(*((s.reasoning, s.action) for s in self._block), strict=True))
+        point = sum(kl for kl, _ in self._block) / patience, sum(kl for _, kl in self._block) / patience
         last, self._point, self._block = self._point, point, []
         if last is None:
             return self.evidence
@@ -130,20 +128,20 @@ def _warn_once() -> None:
 def log_kl_split(
     args: Any, rollout_id: int | None = None, rollout_data: MutableMapping[str, Any] | None = None
 ) -> KlSplit | None:
-    """Add `kl_reasoning`, `kl_action` and `kl_action_evidence` to what slime logs, and take the turn table out.
+    """Add `kl_reasoning`, `kl_action` and `kl_action_evidence` to slime's metrics, and remove the turn table.
 
     A mean over no tokens is left out, not logged as 0.
 
     Args:
-        args: slime's; `action_hacking_patience` is the number of updates that the watch averages into one point.
+        args: slime's arguments; `action_hacking_patience` updates are averaged into one point of the watch.
         rollout_id: unused; slime passes it.
         rollout_data: the actor's, after `compute_advantages`.
 
     Returns:
-        The split; None where this process has no KL (other pipeline stages, no reference policy).
+        The split; None if this process has no KL (other pipeline stages, no reference policy).
 
     Raises:
-        TurnTableError: the table is missing or foreign.
+        TurnTableError: the table is missing or was written by another converter.
     """
     if rollout_data is None:
         _warn_once()
@@ -162,26 +160,23 @@ def log_kl_split(
 def split_kl(
     rows: Sequence[TurnRow], rollout_data: MutableMapping[str, Any], kl: Sequence[Tensor], layout: Layout
 ) -> KlSplit:
-    """Means over the trained tokens of all ranks; `kl` has this rank's slice of every sample."""
+    """Means over the trained tokens of all ranks; `kl` has this rank's slice of each sample."""
     masks = rollout_data["loss_masks"]
     spans = response_spans(rollout_data, layout)
-    action = slice_rows([action_tokens(row, mask) for row, mask in zip(rows, masks, strict=True)], spans)
+    action = slice_rows([action_mask(row, mask) for row, mask in zip(rows, masks, strict=True)], spans)
     trained = slice_rows([mask.bool() for mask in masks], spans)
     nothing = kl[0].new_zeros(0) if kl else torch.zeros(0)
     flat = torch.cat([*kl, nothing]).double()
-    acts, all_trained = (torch.cat([*x, nothing]).bool() for x in (action, trained))
-    thinks = all_trained & ~acts
-    sums = torch.stack([(flat * thinks).sum(), (flat * acts).sum(), thinks.sum().double(), acts.sum().double()])
-    if layout.data_context.size > 1:
-        sums = sums.to(layout.data_context.device_like(flat))
-        dist.all_reduce(sums, group=layout.data_context.handle)
-    thought, acted, thinking, acting = sums.tolist()
+    acts = torch.cat([*action, nothing]).bool()
+    reasons = torch.cat([*trained, nothing]).bool() & ~acts
+    sums = torch.stack([(flat * reasons).sum(), (flat * acts).sum(), reasons.sum().double(), acts.sum().double()])
+    reasoned, acted, reasoning, acting = (float(x) for x in layout.data_context.total(sums, like=flat))
     return KlSplit(
-        thought / thinking if thinking else None, acted / acting if acting else None, int(thinking), int(acting)
+        reasoned / reasoning if reasoning else None, acted / acting if acting else None, int(reasoning), int(acting)
     )
 
 
-def action_tokens(row: TurnRow, mask: Tensor) -> Tensor:
+def action_mask(row: TurnRow, mask: Tensor) -> Tensor:
     """Trained tokens from each turn's action on, [n] bool; a turn without a recognised action has none."""
     inside = torch.zeros_like(mask, dtype=torch.bool)
     for turn in row.turns:
@@ -191,7 +186,7 @@ def action_tokens(row: TurnRow, mask: Tensor) -> Tensor:
 
 
 def _token_kl(flags: AdvantageFlags, rollout_data: MutableMapping[str, Any]) -> Sequence[Tensor] | None:
-    """The KL that slime charged; where it charged none, the log-ratio to the reference, if it has one."""
+    """The KL in slime's reward, or, if `kl_coef` is 0, the log-ratio to the reference; None without a reference."""
     if flags.kl_coef and rollout_data.get("kl") is not None:
         return rollout_data["kl"]
     new, old = rollout_data.get("log_probs"), rollout_data.get("ref_log_probs")

@@ -1,16 +1,18 @@
-"""slime's `--custom-megatron-init-path`: dual-discount GAE and the first-token value weight, in both roles.
+"""slime's `--custom-megatron-init-path`: installs dual-discount GAE and the first-token value weight in both roles.
 
-slime calls it once in every process of the actor and of the critic. `--megatron-config-path`, which gives the critic
-its own learning rate, silently drops `--custom-advantage-function-path` for the critic; so where that flag exists it
-is set again here, from inside, and everything else (KL, whitening, distillation) stays slime's. Where it does not
-exist, or where whitening leaves context parallelism out, `compute_advantages_and_returns` is replaced, also in the
-training process's own module, which binds it by name.
+slime calls it once in every process of the actor and of the critic. It changes three things:
+
+- `value_loss_function` is wrapped, because slime has no flag for it.
+- `--custom-advantage-function-path` is set, if the framework has it. slime drops this flag for the critic when
+  `--megatron-config-path` is used, which is how the critic gets its own learning rate.
+- `compute_advantages_and_returns` is replaced only if the framework lacks that flag, or if it would whiten without
+  context parallelism. The training process's module imports the function by name, so it is replaced there too.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import yaml
 from advantage.errors import FlagError, UnsupportedFrameworkError
 from advantage.megatron.ppo import make_compute_advantages
 from advantage.megatron.versions import Framework, find_framework, original
-from advantage.settings import advantage_settings
+from advantage.settings import AdvantageSettings, advantage_settings
 from advantage.turn_table import CONVERTER
 from advantage.value_weight import weigh_first_tokens
 
@@ -28,30 +30,28 @@ logger = logging.getLogger(__name__)
 HOOK = "advantage.hook.compute_advantages"
 INSTALL = "advantage.patch.install"
 
-_ABSENT = object()
 _undo: list[Callable[[], None]] = []
 
 
 def install(args: Any) -> None:
-    """Make this process compute dual-discount advantages and weigh first tokens; safe to call again.
+    """Make this process compute dual-discount advantages and weigh first tokens; calling it again is safe.
 
     Raises:
-        FlagError: the flags would lead to wrong advantages; names the flag to change.
-        UnsupportedFrameworkError: the framework is not one that the patch knows, or did not take it.
+        ConfigError: the flags would give wrong advantages, or a setting is out of range; names the flag or key.
+        UnsupportedFrameworkError: the patch does not support the framework, or something else patched it.
     """
     framework = find_framework()
-    check_flags(args)
+    settings = check_flags(args)
     _replace(framework.loss, "value_loss_function", weigh_first_tokens)
     replaces = not framework.has_flag or (_whitens_slices(args) and not framework.whitens_all_ranks)
     if replaces:
         ours = make_compute_advantages(framework.loss)
-        for module in (framework.loss, framework.actor):
-            if module is not None:
-                _replace(module, "compute_advantages_and_returns", lambda _: ours)
-    if framework.has_flag:
-        _set(args, "custom_advantage_function_path", HOOK)
-    verify_installed(args, framework)
-    settings = advantage_settings(args)
+        for module in filter(None, (framework.loss, framework.actor)):
+            _replace(module, "compute_advantages_and_returns", lambda _: ours)
+    if framework.has_flag and getattr(args, "custom_advantage_function_path", None) != HOOK:
+        args.custom_advantage_function_path = HOOK
+        _undo.append(lambda: setattr(args, "custom_advantage_function_path", None))
+    _check_actor(framework)
     logger.info(
         "dual-discount GAE is installed in %s through %s: %s, first-token value weight %g",
         framework.name,
@@ -62,36 +62,27 @@ def install(args: Any) -> None:
 
 
 def uninstall() -> None:
-    """Put everything back as it was before the first `install`."""
+    """Undo every `install` in this process."""
     while _undo:
         _undo.pop()()
 
 
-def verify_installed(args: Any, framework: Framework) -> None:
-    """Make sure that what this process will call is ours.
-
-    Raises:
-        UnsupportedFrameworkError: it is not; says what was found.
-    """
-    if original(framework.loss.value_loss_function) is framework.loss.value_loss_function:
-        raise UnsupportedFrameworkError(f"{framework.loss.__name__}.value_loss_function is not the weighted one")
-    bound = [module.compute_advantages_and_returns for module in (framework.loss, framework.actor) if module]
-    if any(function is not bound[0] for function in bound):
+def _check_actor(framework: Framework) -> None:
+    """Check that the training process's module uses the patched `compute_advantages_and_returns`."""
+    actor, loss = framework.actor, framework.loss
+    if actor and actor.compute_advantages_and_returns is not loss.compute_advantages_and_returns:
         raise UnsupportedFrameworkError(
-            f"{framework.actor.__name__} uses another compute_advantages_and_returns than {framework.loss.__name__}; "
-            "something else replaced one of them"
+            f"{actor.__name__} uses another compute_advantages_and_returns than {loss.__name__}; something else "
+            "replaced one of them"
         )
-    replaced = original(bound[0]) is not bound[0]
-    flagged = framework.has_flag and args.custom_advantage_function_path == HOOK
-    if not replaced and not flagged:
-        raise UnsupportedFrameworkError(f"{framework.name} in this process would not call {HOOK}")
 
 
-def check_flags(args: Any) -> None:
-    """Refuse what would silently train on other advantages than the configured ones.
+def check_flags(args: Any) -> AdvantageSettings:
+    """Refuse flags that would silently train on other advantages than the configured ones; return the settings.
 
     Raises:
         FlagError: names the flag to change.
+        ConfigError: a setting is out of range; names the key and the value.
     """
     if args.advantage_estimator != "ppo":
         raise FlagError(
@@ -99,28 +90,29 @@ def check_flags(args: Any) -> None:
             f"--advantage-estimator ppo, or leave {INSTALL} out"
         )
     if not getattr(args, "compute_advantages_and_returns", True):
-        raise FlagError(f"--disable-compute-advantages-and-returns leaves nothing for {INSTALL} to do; drop one")
+        raise FlagError(f"--disable-compute-advantages-and-returns leaves nothing for {INSTALL} to do; remove one")
     if not getattr(args, "custom_convert_samples_to_train_data_path", None):
-        raise FlagError(f"no converter writes the turn table that the advantages are computed from; give {CONVERTER}")
+        raise FlagError(f"no converter writes the turn table, which the advantages need; give {CONVERTER}")
     foreign = getattr(args, "custom_advantage_function_path", None)
     if foreign not in (None, HOOK):
         raise FlagError(f"--custom-advantage-function-path is {foreign}; {INSTALL} would replace it, drop one of them")
-    advantage_settings(args)
     _check_roles(args)
+    return advantage_settings(args)
 
 
 def _check_roles(args: Any) -> None:
-    """Neither role may be configured out of the patch by `--megatron-config-path`."""
+    """Refuse a `--megatron-config-path` that disables the patch for one role."""
     path = getattr(args, "megatron_config_path", None)
     if not path or not Path(path).is_file():
         return
-    entries = (yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}).get("megatron") or []
+    content: Mapping[str, Any] = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    entries: Sequence[Mapping[str, Any]] = content.get("megatron") or ()
     for entry in entries:
-        overrides = entry.get("overrides") or entry.get("args") or {}
+        overrides: Mapping[str, Any] = entry.get("overrides") or entry.get("args") or {}
         for key in ("custom_megatron_init_path", "custom_convert_samples_to_train_data_path", "advantage_estimator"):
             if key in overrides and overrides[key] != getattr(args, key, None):
                 raise FlagError(
-                    f"{path} overrides {key} for role {entry.get('role')}, so actor and critic would disagree about "
+                    f"{path} overrides {key} for role {entry.get('role')}, so actor and critic would compute different "
                     "advantages; give it once, on the command line"
                 )
 
@@ -130,7 +122,7 @@ def _whitens_slices(args: Any) -> bool:
 
 
 def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put `make(original)` in place of a module's function, once."""
+    """Replace a module's function by `make(function)`, once."""
     old = getattr(module, name)
     if original(old) is not old:
         return
@@ -138,11 +130,3 @@ def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
     new.__advantage_original__ = old
     setattr(module, name, new)
     _undo.append(lambda: setattr(module, name, old))
-
-
-def _set(args: Any, name: str, value: Any) -> None:
-    old = getattr(args, name, _ABSENT)
-    if old is not _ABSENT and old == value:
-        return
-    setattr(args, name, value)
-    _undo.append(lambda: delattr(args, name) if old is _ABSENT else setattr(args, name, old))

@@ -1,6 +1,6 @@
-"""What the advantages need to know: the YAML's keys as one model, slime's flags as another; both read from `args` here.
+"""Settings of the advantage computation: the YAML's keys, and the flags of slime that it reads.
 
-slime sets the YAML's top-level keys on `args`, so a training process finds both there.
+slime copies the YAML's top-level keys to `args`, so a training process finds both there.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from advantage.maths.dual_gae import Discounts
 from slime_verlog import ConfigError, Field, Settings, read_settings
 
 KL_SPLIT = "advantage.kl_split.log_kl_split"
-"""The `--rollout-data-postprocess-path` hook that reads the turn table after the advantages."""
+"""The `--rollout-data-postprocess-path` hook, which reads the turn table after the advantages."""
 
 T = TypeVar("T")
 
 
 class PerRun(Generic[T]):
-    """Something that lives as long as one run, which is one `args` object; another `args` gets a new one."""
+    """A value that lasts for one run, which is one `args` object; another `args` gets a new value."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -39,47 +39,47 @@ class WarmupSettings(Settings):
     """Critic warm-up: `w_epoch` batches are played and kept, then `w_iter` batches are drawn from them."""
 
     w_epoch: int = Field(default=0, ge=0)
-    """Batches that are played while the actor is frozen."""
+    """Batches that are played and kept while the actor is frozen."""
     w_iter: int = Field(default=0, ge=0)
-    """Batches that are drawn from the kept turns afterwards, without generating anything."""
+    """Batches that are then drawn from the kept turns, without generation."""
     fraction: float = Field(default=0.1, gt=0, le=1)
-    """Share of the kept turns that one drawn batch holds."""
+    """Share of the kept turns in one drawn batch."""
     tolerance: float = Field(default=0.25, gt=0)
-    """Relative change of the critic's loss at the end of the warm-up above which it counts as not converged."""
+    """Largest relative change of the critic's loss over the second half of the warm-up that causes no warning."""
 
     @model_validator(mode="after")
     def _something_to_draw_from(self) -> Self:
         if self.w_iter and not self.w_epoch:
-            raise ConfigError(f"critic_warmup.w_iter is {self.w_iter} but w_epoch is 0: there is nothing to draw from")
+            raise ConfigError(f"critic_warmup.w_iter is {self.w_iter} but w_epoch is 0, so no batches are kept")
         return self
 
 
 class AdvantageSettings(Settings):
-    """The YAML's keys that decide how turns become advantages."""
+    """The YAML's keys for advantages and the value loss."""
 
     gamma_step: float = Field(default=0.99, ge=0, le=1)
     """Discount from one turn to the next."""
     lambda_step: float = Field(default=0.95, ge=0, le=1)
-    """GAE's lambda from one turn to the next."""
+    """GAE's lambda from one turn to the next; smaller means less variance and more bias."""
     gamma_token: float = Field(default=1.0, ge=0, le=1)
     """Discount from one token to the next inside a turn."""
     lambda_token: float = Field(default=1.0, ge=0, le=1)
     """GAE's lambda from one token to the next inside a turn."""
     gae_form: Literal["dual", "token", "turn", "bi_level"] = "dual"
-    """Which GAE `advantage.hook.compute_advantages` computes; `advantage/maths/forms.py` defines each."""
+    """The form of GAE that `advantage.hook.compute_advantages` computes; `advantage/maths/forms.py` defines each."""
     group_estimator: Literal["grpo", "rloo", "gigpo"] = "grpo"
-    """Which estimator `advantage.group.compute_advantages` computes, without a critic."""
+    """The estimator that `advantage.group.compute_advantages` computes, without a critic."""
     gigpo_step_weight: float = Field(default=1.0, ge=0)
-    """GiGPO: weight of the comparison between turns in the same state."""
+    """GiGPO: weight of the comparison between turns in the same state; 0 turns it off."""
     gigpo_discount: Literal["step", "both"] = "step"
-    """GiGPO: which returns `gamma_step` discounts. `step`: those from a turn on, as in the paper (Feng et al. 2025,
-    equations 3 and 5) and in verl-agent. `both`: the episode's return too."""
+    """GiGPO: the returns that `gamma_step` discounts. `step`: the return from each turn on, as in the paper (Feng et
+    al. 2025, equations 3 and 5) and in verl-agent. `both`: the episode's return too."""
     value_first_token_weight: float = Field(default=3.0, gt=0)
-    """Weight of each turn's first token in the value loss. The turn before bootstraps from that token's value."""
+    """Weight of each turn's first token in the value loss. The previous turn bootstraps from this token's value."""
     action_hacking_patience: int = Field(default=3, ge=1)
-    """Updates that the action-hacking watch averages into one point; more is slower and less noisy."""
+    """Updates that the action-hacking warning averages into one point. A larger value is less noisy and warns later."""
     critic_warmup: WarmupSettings = WarmupSettings()
-    """Not called `warmup`, which is one of Megatron's own arguments."""
+    """Critic warm-up. The key is not `warmup`, because Megatron has an argument of that name."""
 
     @property
     def discounts(self) -> Discounts:
@@ -88,7 +88,7 @@ class AdvantageSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageFlags:
-    """The flags of slime that the advantages heed; defaults stand for frameworks that lack the flag."""
+    """The flags of slime that the advantages depend on; a default applies if the framework lacks the flag."""
 
     kl_coef: float = 0.0
     kl_loss_type: str = "k1"
@@ -103,7 +103,7 @@ class AdvantageFlags:
 
     @property
     def turn_table_is_read_again(self) -> bool:
-        """Whether the KL split reads the turn table after the advantages; it then removes the table itself."""
+        """Whether the KL split reads the turn table after the advantages; it then removes the table."""
         return self.rollout_data_postprocess_path == KL_SPLIT
 
 
@@ -111,7 +111,7 @@ def advantage_settings(args: Any) -> AdvantageSettings:
     """The YAML's keys from slime's `args`.
 
     Raises:
-        ConfigError: names the key and the value.
+        ConfigError: a value is invalid; names the key and the value.
     """
     return read_settings(AdvantageSettings, _present(args, AdvantageSettings.model_fields))
 

@@ -1,10 +1,11 @@
-"""What the advantage needs to know about a sample's turns, as one float64 vector a sample.
+"""The turn table: what the advantage needs to know about each sample's turns, as one float64 vector per sample.
 
-A vector is the only thing that crosses slime's data path unharmed: `_split_train_data_by_dp` passes a fixed list
-of keys, of which `prompt` is free, and the logger later sums every list that it does not know, so whoever reads
-the table takes it out of `rollout_data`. Layout, version 1 (integers are exact up to 2**53):
+slime passes only a fixed list of keys to the training ranks (`_split_train_data_by_dp`). Of these, `prompt` is unused,
+so the table travels there. slime's logger later sums every list that it does not know, so the last reader removes the
+table from `rollout_data`. Layout, version 2 (integers are exact up to 2**53):
 
-    magic, version, segment, first_turn, kind, terminated, truncated, n, then n times start, end, reward, action_start
+    magic, version, segment, first_turn, kind, terminated, truncated, group, n,
+    then n times: start, end, reward, action_start, anchor
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from array import array
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from advantage.errors import TurnTableError
 
 TABLE_KEY = "prompt"
-"""Key of slime's train data that carries the table: free, per sample, and not touched on the way to the ranks."""
+"""Key of slime's train data that carries the table: one entry per sample, passed to the ranks unchanged."""
 
 CONVERTER = "--custom-convert-samples-to-train-data-path rollout.samples.convert_samples_to_train_data"
 
@@ -40,7 +41,7 @@ class TurnKind(enum.IntEnum):
     TURN = 0
     """One or more turns that the model played."""
     BOOTSTRAP = 1
-    """The state after a cut or timed-out episode: lends its value, is never trained on."""
+    """The state after a cut or timed-out episode. Only its value is used; it is never trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,9 @@ class TurnSpan:
     """Offset past its last token."""
     reward: float
     action_start: int = -1
-    """Offset of the action's first token; -1 where no action was recognised."""
+    """Offset of the action's first token; -1 if no action was recognised."""
     anchor: int = -1
-    """A number that turns in the same environment state share (a hash), for estimators that compare them; -1: none."""
+    """Hash of the environment state, for estimators that compare turns in the same state; -1: none."""
 
     def __post_init__(self) -> None:
         if not 0 <= _int("start", self.start) <= _int("end", self.end):
@@ -72,21 +73,21 @@ class TurnSpan:
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """All that the advantage needs to know about one sample."""
+    """One sample's entry in the turn table."""
 
     segment: int
-    """Id of the episode's part in this batch; the same for all its samples, used by no other episode."""
+    """Id of the episode's part in this batch: shared by all its samples, and by no other episode."""
     first_turn: int
-    """Index, in the segment or the episode, of the sample's first turn; consecutive along the segment."""
+    """Index of the sample's first turn in the segment or the episode; consecutive along the segment."""
     kind: TurnKind = TurnKind.TURN
     terminated: bool = False
     """The sample's last turn ended the episode: nothing follows."""
     truncated: bool = False
-    """The sample's last turn hit a limit: its value comes from a bootstrap sample, if there is one, else 0."""
+    """The sample's last turn hit a limit. The value that follows comes from a bootstrap sample, or is 0 without one."""
     turns: tuple[TurnSpan, ...] = ()
-    """The turns, in order, not overlapping; empty for a bootstrap sample."""
+    """The turns in order, without overlap; empty for a bootstrap sample."""
     group: int = -1
-    """Id that episodes of the same start share, for estimators that compare them; -1: none."""
+    """Id shared by episodes with the same start, for estimators that compare them; -1: none."""
 
     def __post_init__(self) -> None:
         if _int("segment", self.segment) < 0 or _int("first_turn", self.first_turn) < 0:
@@ -105,14 +106,14 @@ class TurnRow:
 
 
 def encode_row(row: TurnRow) -> torch.Tensor:
-    """The row as a float64 vector of 9 + 5 x turns entries; `decode_row` gives the equal row back."""
+    """The row as a float64 vector of 9 + 5 x turns entries; `decode_row` is the inverse."""
     flags = (row.kind, row.terminated, row.truncated)
     head = [_MAGIC, _VERSION, row.segment, row.first_turn, *flags, row.group, len(row.turns)]
     body = [x for t in row.turns for x in (t.start, t.end, t.reward, t.action_start, t.anchor)]
     return torch.tensor([float(x) for x in (*head, *body)], dtype=torch.float64)
 
 
-def decode_row(vector: torch.Tensor) -> TurnRow:
+def decode_row(vector: object) -> TurnRow:
     """The row that `encode_row` wrote.
 
     Raises:
@@ -122,14 +123,14 @@ def decode_row(vector: torch.Tensor) -> TurnRow:
         raise TurnTableError(f"expected a float64 vector, got {type(vector).__name__}")
     if vector.dtype != torch.float64 or vector.dim() != 1:
         raise TurnTableError(f"expected a float64 vector, got {vector.dtype} of shape {tuple(vector.shape)}")
-    data: list[float] = vector.tolist()
+    data = to_list(vector)
     if not data or data[0] != _MAGIC:
         raise TurnTableError("it does not start with the turn table's magic number")
     if len(data) < _HEAD or data[1] != _VERSION:
         raise TurnTableError(f"it has version {data[1:2]}, this project reads version {_VERSION:g}")
     segment, first_turn, kind, terminated, truncated, group, n = (_whole(x) for x in data[2:_HEAD])
     if len(data) != _HEAD + _SPAN * n:
-        raise TurnTableError(f"it announces {n} turns but has {len(data)} entries, not {_HEAD + _SPAN * n}")
+        raise TurnTableError(f"it declares {n} turns but has {len(data)} entries, not {_HEAD + _SPAN * n}")
     if not {terminated, truncated, kind} <= {0, 1}:
         raise TurnTableError(f"kind {kind}, terminated {terminated} and truncated {truncated} must be 0 or 1")
     turns = tuple(
@@ -140,18 +141,23 @@ def decode_row(vector: torch.Tensor) -> TurnRow:
 
 
 def with_group(vector: Sequence[float], group: int | None) -> list[float]:
-    """The encoded row, now of this group; None leaves it without one."""
+    """The encoded row with another group; None: no group."""
     row = decode_row(torch.tensor(vector, dtype=torch.float64))
-    return encode_row(replace(row, group=-1 if group is None else group)).tolist()
+    return to_list(encode_row(replace(row, group=-1 if group is None else group)))
+
+
+def to_list(x: torch.Tensor) -> list[float]:
+    """`x.tolist()` of a vector, typed; torch does not declare the type of the entries."""
+    return cast(Any, x).tolist()
 
 
 def anchor_of(token_ids: Sequence[int]) -> int:
-    """A number for the state that a prompt shows: equal prompts, equal numbers; different ones almost never."""
+    """Hash of a prompt's tokens, below 2**53: the anchor of the state that the prompt shows."""
     digest = hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _EXACT
 
 
-def decode_rows(vectors: Sequence[torch.Tensor], response_lengths: Sequence[int]) -> list[TurnRow]:
+def decode_rows(vectors: Sequence[object], response_lengths: Sequence[int]) -> list[TurnRow]:
     """The rows of a rank's samples, each checked against its sample's response.
 
     Raises:
@@ -159,13 +165,13 @@ def decode_rows(vectors: Sequence[torch.Tensor], response_lengths: Sequence[int]
     """
     if len(vectors) != len(response_lengths):
         raise TurnTableError(f"the turn table has {len(vectors)} rows for {len(response_lengths)} samples")
-    rows = []
+    rows: list[TurnRow] = []
     for i, (vector, length) in enumerate(zip(vectors, response_lengths, strict=True)):
         try:
             row = decode_row(vector)
         except TurnTableError as error:
             raise TurnTableError(
-                f"sample {i}: rollout_data[{TABLE_KEY!r}] is no turn table ({error}); configure {CONVERTER}"
+                f"sample {i}: rollout_data[{TABLE_KEY!r}] is not a turn table ({error}); configure {CONVERTER}"
             ) from error
         if row.turns and row.turns[-1].end > length:
             raise TurnTableError(
@@ -176,12 +182,10 @@ def decode_rows(vectors: Sequence[torch.Tensor], response_lengths: Sequence[int]
 
 
 def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> list[TurnRow]:
-    """Decode the table, and remove it from slime's `rollout_data` unless a later hook needs it.
-
-    Whichever hook reads it last must remove it, because slime's logger sums every list that it finds.
+    """Decode the table, and remove it from slime's `rollout_data` unless a later hook needs it (`keep`).
 
     Raises:
-        TurnTableError: there is no table, or another converter wrote it.
+        TurnTableError: the table is missing, damaged or written by another converter.
     """
     if TABLE_KEY not in rollout_data:
         raise TurnTableError(f"rollout_data has no turn table under {TABLE_KEY!r}; configure {CONVERTER}")
@@ -193,7 +197,7 @@ def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> li
 
 def _int(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not -_EXACT < value < _EXACT:
-        raise TurnTableError(f"{name} must be an integer below 2**53 in size, got {value!r}")
+        raise TurnTableError(f"{name} must be an integer of magnitude below 2**53, got {value!r}")
     return value
 
 

@@ -1,10 +1,9 @@
-"""The value loss of each turn's first token weighs more, because that token's value is what other turns bootstrap from.
+"""Gives each turn's first token more weight in the value loss, because the previous turn bootstraps from its value.
 
-slime's `value_loss_function` is handed a reducer that turns per-token losses into one number; the weight rides on
-that reducer, so the loss itself stays slime's. Only the numerator is weighted, as in Verlog: with weight w the mean
-over n tokens becomes (w l_0 + l_1 + ... + l_{n-1}) / n. What differs from Verlog is the framework's own: Verlog takes
-half the squared error and averages over the micro-batch's tokens, slime takes the whole and averages over each turn's
-tokens, then over turns.
+slime passes `value_loss_function` a reducer that averages per-token losses. This module wraps the reducer, and slime's
+loss stays as it is. As in Verlog only the numerator is weighted: with weight w, the mean over n tokens becomes
+(w l_0 + l_1 + ... + l_{n-1}) / n. One difference comes from the framework: Verlog takes half the squared error and
+averages over the micro-batch's tokens; slime takes the whole and averages over each turn's tokens, then over turns.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ValueLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
 def first_tokens(mask: Tensor) -> Tensor:
-    """Where a run of trained tokens begins, [n] bool: the first trained token of each turn (`check_first_tokens`)."""
+    """The first token of each run of trained tokens, [n] bool; `check_first_tokens` ensures that a run is a turn."""
     trained = mask.bool()
     return trained & ~torch.cat([trained.new_zeros(1), trained[:-1]])[: len(trained)]
 
@@ -38,10 +37,10 @@ def first_token_weights(masks: Sequence[Tensor], weight: float) -> list[Tensor]:
 
 
 def check_first_tokens(packed: PackedTurns, masks: Sequence[Tensor]) -> None:
-    """Make sure that the loss mask alone tells where turns begin, which is all that the value loss gets to see.
+    """Check that the loss mask alone shows where turns begin, because the value loss has nothing else.
 
     Raises:
-        TurnTableError: turns touch, or a turn is trained in several pieces; names the sample.
+        TurnTableError: turns are adjacent, or a turn has untrained tokens inside; names the sample.
     """
     if not masks:
         return
@@ -50,21 +49,21 @@ def check_first_tokens(packed: PackedTurns, masks: Sequence[Tensor]) -> None:
     begins = torch.zeros_like(runs)
     heads = (packed.lengths.cumsum(0) - packed.lengths)[packed.lengths > 0]
     heads = heads[packed.trained[heads]]
-    begins[packed.places[heads]] = True
+    begins[packed.positions[heads]] = True
     if torch.equal(runs, begins):
         return
-    pairs = zip(runs.split(sizes), begins.split(sizes), strict=True)
-    i, (found, real) = next((i, pair) for i, pair in enumerate(pairs) if not torch.equal(*pair))
-    where = lambda x: x.nonzero()[:, 0].tolist()
+    pairs = zip(torch.split(runs, sizes), torch.split(begins, sizes), strict=True)
+    i, pair = next((i, pair) for i, pair in enumerate(pairs) if not torch.equal(*pair))
+    found, real = ([int(j) for j in x.nonzero()[:, 0]] for x in pair)
     raise TurnTableError(
-        f"sample {i}: its turns begin at tokens {where(real)}, but its loss mask has runs beginning at {where(found)}, "
-        "so value_first_token_weight cannot tell them apart; leave a masked token between turns and none inside, or "
+        f"sample {i}: its turns begin at tokens {real}, but its loss mask has runs beginning at {found}, so "
+        "value_first_token_weight cannot find the first tokens; mask a token between turns and none inside a turn, or "
         "set value_first_token_weight: 1.0"
     )
 
 
 def weigh_first_tokens(value_loss: ValueLoss) -> ValueLoss:
-    """slime's `value_loss_function` with its loss weighted by `args.value_first_token_weight`."""
+    """Wrap slime's `value_loss_function` so that `args.value_first_token_weight` applies."""
 
     @functools.wraps(value_loss)
     def weighted(
@@ -79,5 +78,5 @@ def weigh_first_tokens(value_loss: ValueLoss) -> ValueLoss:
 
 
 def weigh_reducer(reduce: Reducer, weights: Tensor) -> Reducer:
-    """The reducer with weights on whatever carries gradient; what is only reported (clip fraction) stays plain."""
+    """Wrap a reducer: inputs with a gradient are weighted, metrics such as the clip fraction are not."""
     return lambda x: reduce(x * weights.to(x.device) if x.requires_grad else x)

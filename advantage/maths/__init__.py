@@ -1,1 +1,1 @@
-"""Pure functions of tensors: no process group, no framework."""
+"""Pure functions of tensors, without process groups or a framework."""

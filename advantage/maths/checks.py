@@ -1,4 +1,4 @@
-"""What `dual_discount_gae` refuses: every ValueError names the argument and the position."""
+"""Input checks of `dual_discount_gae`: every ValueError names the argument and the position."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def check_tokens(values: Tensor, token_rewards: Tensor) -> None:
-    """Refuse token vectors that differ in length, or hold what no sum survives."""
+    """Refuse token vectors that differ in length or are not finite."""
     n = _vector("values", values, floating=True)
     if _vector("token_rewards", token_rewards, floating=True) != n:
         raise ValueError(f"token_rewards has {token_rewards.numel()} entries, values has {n}")
@@ -19,7 +19,7 @@ def check_tokens(values: Tensor, token_rewards: Tensor) -> None:
 
 
 def check_turns(values: Tensor, lengths: Tensor, rewards: Tensor, following: Tensor, bootstrap: Tensor) -> None:
-    """Refuse turns that do not fit the tokens, or that follow one another in no possible order."""
+    """Refuse turns that do not fit the tokens, or whose order is impossible."""
     t = _vector("turn_lengths", lengths, floating=False)
     per_turn = {"turn_rewards": rewards, "next_turn": following, "bootstrap_values": bootstrap}
     for name, x in per_turn.items():
@@ -36,12 +36,12 @@ def check_turns(values: Tensor, lengths: Tensor, rewards: Tensor, following: Ten
     preceded = torch.bincount(following[following >= 0].long(), minlength=t) > 1
     if bool(preceded.any()):
         turn = int(preceded.nonzero()[0])
-        k, m = (following == turn).nonzero()[:2, 0].tolist()
-        raise ValueError(f"next_turn[{k}] and next_turn[{m}] are both {turn}, but a turn follows one turn at most")
+        k, m = (int(i) for i in (following == turn).nonzero()[:2, 0])
+        raise ValueError(f"next_turn[{k}] and next_turn[{m}] are both {turn}, but a turn can follow only one turn")
     jump = torch.cat([torch.where(following < 0, t, following), following.new_full((1,), t)]).long()
     for _ in range(t.bit_length()):
         jump = jump[jump]
-    _refuse(jump[:t] != t, "next_turn", following, "leads round in a cycle")
+    _refuse(jump[:t] != t, "next_turn", following, "is part of a cycle")
 
 
 def _vector(name: str, x: Any, *, floating: bool) -> int:
@@ -55,7 +55,7 @@ def _vector(name: str, x: Any, *, floating: bool) -> int:
 
 
 def _finite(name: str, x: Tensor) -> None:
-    # One sum is several times cheaper than a look at every entry; only when it is not finite is it worth looking.
+    # One sum is several times cheaper than checking every entry, so entries are checked only if the sum is not finite.
     if not math.isfinite(float(x.sum())):
         _refuse(~torch.isfinite(x), name, x, "must be finite")
 

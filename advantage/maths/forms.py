@@ -1,16 +1,16 @@
-"""The forms of GAE that the hook can compute, all on the same turns and the same exchange; `gae_form` chooses one.
+"""The forms of GAE that the hook can compute; the YAML key `gae_form` chooses one.
 
-A form says what happens inside a turn, and what the turn before may see of it: a value v, an advantage a, and how
-much of what follows reaches that advantage. Between turns every form does the same, with gamma_step and lambda_step:
+A form defines what happens inside a turn, and what the previous turn sees of it: an entry value v, an entry advantage
+a, and the decay from the turn's last token to a. Between turns every form is the same, with gamma_step and lambda_step:
 
     what reaches a turn's last token = gamma_step v' + gamma_step lambda_step a'      (' : the next turn's)
 
 - `dual`: dual-discount GAE; see `advantage/maths/dual_gae.py`.
-- `token`: one discount for all tokens of the episode, gamma_step and lambda_step also inside turns.
-- `turn`: GAE over turns (as in turn-wise PPO); all tokens of a turn share its advantage and its return.
+- `token`: one discount for all tokens of the episode: gamma_step and lambda_step apply inside turns too.
+- `turn`: GAE over turns (as in turn-wise PPO). All tokens of a turn share its advantage and its return.
 - `bi_level`: GAE over the turns' last tokens, then inside each turn from its last token back, with gamma_token and
-  lambda_token (VAGEN, RAGEN). Here the reward of every token counts once, truncation is no termination, and a turn's
-  last token is the last one that is trained.
+  lambda_token (VAGEN, RAGEN). Here the reward of every token counts once, truncation is not termination, and a
+  turn's last token is its last trained token.
 """
 
 from __future__ import annotations
@@ -27,37 +27,40 @@ from advantage.maths.packing import PackedTurns
 
 @dataclass(frozen=True)
 class TurnScan:
-    """One form's work inside turns; N tokens, T turns (entries of turns without tokens mean nothing)."""
+    """One form's result inside turns; N tokens, T turns. Entries of turns without tokens are undefined."""
 
-    alone: Tensor
-    """[N] advantages as if nothing followed any turn."""
-    reach: Tensor
-    """[N] how much of what reaches a turn's last token reaches this one."""
+    advantages: Tensor
+    """[N] advantages if nothing followed any turn."""
+    decay: Tensor
+    """[N] decay from the turn's last token to this token."""
     baseline: Tensor
-    """[N] what to add to the advantage for the return."""
-    v: Tensor
-    """[T] the value that the turn before bootstraps from."""
-    a: Tensor
-    """[T] the advantage that it hands on, as if nothing followed."""
-    a_reach: Tensor
-    """[T] how much of what follows reaches that advantage."""
+    """[N] return minus advantage."""
+    entry_value: Tensor
+    """[T] the value from which the previous turn bootstraps."""
+    entry_advantage: Tensor
+    """[T] the advantage that the previous turn sees, if nothing followed this turn."""
+    entry_decay: Tensor
+    """[T] decay from the turn's last token to the entry advantage."""
 
 
 def scan_dual(values: Tensor, rewards: Tensor, packed: PackedTurns, d: Discounts) -> TurnScan:
     """Dual-discount GAE inside turns."""
     lengths = packed.lengths
-    alone, _ = dual_discount_gae(
+    advantages, _ = dual_discount_gae(
         values,
         rewards,
         lengths,
         packed.rewards,
         torch.full_like(lengths, -1),
         torch.zeros_like(packed.rewards),
-        **vars(d),
+        gamma_step=d.gamma_step,
+        lambda_step=d.lambda_step,
+        gamma_token=d.gamma_token,
+        lambda_token=d.lambda_token,
     )
-    reach = d.token_decay ** tokens_to_end(lengths).to(values.dtype)
-    head = lambda x: _pick(x, lengths.cumsum(0) - lengths)
-    return TurnScan(alone, reach, values, head(values), head(alone), head(reach))
+    decay = d.token_decay ** tokens_to_end(lengths).to(values.dtype)
+    first = lengths.cumsum(0) - lengths
+    return TurnScan(advantages, decay, values, *(_pick(x, first) for x in (values, advantages, decay)))
 
 
 def scan_token(values: Tensor, rewards: Tensor, packed: PackedTurns, d: Discounts) -> TurnScan:
@@ -69,19 +72,25 @@ def scan_turn(values: Tensor, rewards: Tensor, packed: PackedTurns, d: Discounts
     """The turn as one action: its reward is the sum over its tokens, its value that of its first token."""
     lengths = packed.lengths
     turn = token_turns(lengths)
-    paid = packed.rewards.index_add(0, turn, rewards)
+    total = packed.rewards.index_add(0, turn, rewards)
     state = _pick(values, lengths.cumsum(0) - lengths)
     one = torch.ones_like(state)
-    return TurnScan((paid - state)[turn], one[turn], state[turn], state, paid - state, one)
+    return TurnScan((total - state)[turn], one[turn], state[turn], state, total - state, one)
 
 
 def scan_bi_level(values: Tensor, rewards: Tensor, packed: PackedTurns, d: Discounts) -> TurnScan:
-    """Inside turns as dual, but the turn before sees the last token's value, and the rewards on the way to it."""
+    """Inside turns as `dual`, but the previous turn sees the last token's value, and the rewards before that token."""
     inside = scan_dual(values, rewards, packed, d)
     lengths = packed.lengths
-    tail = lambda x: _pick(x, lengths.cumsum(0) - 1)
-    before = packed.rewards.new_zeros(len(lengths)).index_add(0, token_turns(lengths), rewards) - tail(rewards)
-    return replace(inside, v=before + tail(values), a=tail(inside.alone), a_reach=torch.ones_like(before))
+    last = lengths.cumsum(0) - 1
+    total = packed.rewards.new_zeros(len(lengths)).index_add(0, token_turns(lengths), rewards)
+    before = total - _pick(rewards, last)
+    return replace(
+        inside,
+        entry_value=before + _pick(values, last),
+        entry_advantage=_pick(inside.advantages, last),
+        entry_decay=torch.ones_like(before),
+    )
 
 
 FORMS: dict[str, Callable[[Tensor, Tensor, PackedTurns, Discounts], TurnScan]] = {
@@ -98,11 +107,11 @@ def token_turns(lengths: Tensor) -> Tensor:
 
 
 def tokens_to_end(lengths: Tensor) -> Tensor:
-    """For each packed token how many tokens of its turn come after it; [N]."""
+    """The number of tokens after each packed token in its turn; [N]."""
     ends = lengths.cumsum(0) - 1
     return torch.repeat_interleave(ends, lengths) - torch.arange(int(lengths.sum()), device=lengths.device)
 
 
 def _pick(x: Tensor, positions: Tensor) -> Tensor:
-    """x at the positions; anything where a position lies outside (turns without tokens)."""
+    """x at the positions; an arbitrary entry if a position is out of range (turns without tokens)."""
     return x[positions.clamp(0, len(x) - 1)] if len(x) else x.new_zeros(len(positions))

@@ -1,4 +1,4 @@
-"""From samples with masks and turn spans to the packed tokens that `dual_discount_gae` works on."""
+"""Packs the turn tokens of one rank's samples end to end, as `dual_discount_gae` needs them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from advantage.turn_table import TurnKind, TurnRow
 
 @dataclass(frozen=True)
 class PackedTurns:
-    """The turns of one rank's samples, in sample order, over the responses laid end to end (R tokens)."""
+    """The turns of one rank's samples, in sample order. Positions count the R response tokens laid end to end."""
 
-    places: Tensor
-    """[N] where each turn token stands among the R."""
+    positions: Tensor
+    """[N] position of each turn token."""
     lengths: Tensor
-    """[T] tokens of each turn; 0 for bootstrap states and empty turns."""
+    """[T] tokens per turn; 0 for bootstrap states and empty turns."""
     rewards: Tensor
     """[T] float64."""
     trained: Tensor
-    """[N] whether the loss mask lets the token be trained on."""
+    """[N] whether the loss mask includes the token."""
     states: Tensor
-    """[T] where the first token of each turn or bootstrap state stands among the R; -1 for an empty turn."""
+    """[T] position of the first token of each turn or bootstrap state; -1 for an empty turn."""
 
 
 def pack_turns(rows: Sequence[TurnRow], masks: Sequence[Tensor], lengths: Sequence[int]) -> PackedTurns:
-    """Lay out the tokens of all turns; one entry a turn and one a bootstrap sample.
+    """Pack the tokens of all turns, with one entry per turn and one per bootstrap sample.
 
-    Masked tokens inside a turn (observations, template text) are skipped, so a turn's reward meets its last trained
-    token. A turn that is masked altogether keeps all its tokens: value and reward pass through it as they would
-    unmasked, and only its gradient is gone.
+    Masked tokens inside a turn (observations, template text) are skipped, so a turn's reward falls on its last trained
+    token. A fully masked turn keeps all its tokens: values and rewards pass through it, but it gets no gradient.
 
     Raises:
-        TurnTableError: a token is trained on that belongs to no turn, or a bootstrap sample has no token.
+        TurnTableError: the loss mask includes a token outside all turns, or a bootstrap sample has no token.
     """
     for i, (mask, length) in enumerate(zip(masks, lengths, strict=True)):
         if mask.numel() != length:
@@ -46,47 +45,46 @@ def pack_turns(rows: Sequence[TurnRow], masks: Sequence[Tensor], lengths: Sequen
     starts, sizes, rewards = _spans(rows, lengths)
     starts, sizes = starts.to(device), sizes.to(device)
     turn = torch.repeat_interleave(torch.arange(len(sizes), device=device), sizes)
-    places = torch.arange(len(turn), device=device) + (starts - (sizes.cumsum(0) - sizes))[turn]
-    trained = mask[places]
+    positions = torch.arange(len(turn), device=device) + (starts - (sizes.cumsum(0) - sizes))[turn]
+    trained = mask[positions]
     counts = torch.zeros_like(sizes).index_add_(0, turn, trained.long())
     kept = trained | (counts == 0)[turn]
-    _refuse_stray_tokens(mask, places, lengths)
+    _refuse_stray_tokens(mask, positions, lengths)
     kept_sizes = torch.where(counts == 0, sizes, counts)
-    places, trained = places[kept], trained[kept]
-    heads = (kept_sizes.cumsum(0) - kept_sizes).clamp(max=max(len(places) - 1, 0))
-    heads = places[heads] if len(places) else heads
-    bootstrap = [row.kind is TurnKind.BOOTSTRAP for row in rows for _ in row.turns or (None,)]
-    lent = torch.tensor(bootstrap, dtype=torch.bool, device=device)
-    states = torch.where(lent, starts, torch.where(kept_sizes > 0, heads, -1))
-    return PackedTurns(places, kept_sizes, rewards.to(device), trained, states)
+    positions, trained = positions[kept], trained[kept]
+    heads = (kept_sizes.cumsum(0) - kept_sizes).clamp(max=max(len(positions) - 1, 0))
+    heads = positions[heads] if len(positions) else heads
+    bootstrap = torch.tensor(
+        [row.kind is TurnKind.BOOTSTRAP for row in rows for _ in row.turns or (None,)], dtype=torch.bool, device=device
+    )
+    states = torch.where(bootstrap, starts, torch.where(kept_sizes > 0, heads, -1))
+    return PackedTurns(positions, kept_sizes, rewards.to(device), trained, states)
 
 
 def _spans(rows: Sequence[TurnRow], lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Start among all R tokens, size and reward of each turn; a bootstrap state has size 0."""
-    starts, sizes, rewards, offset = [], [], [], 0
+    """Start position, size and reward of each turn; a bootstrap state has size 0."""
+    entries: list[tuple[int, int, float]] = []
+    offset = 0
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         if row.kind is TurnKind.BOOTSTRAP:
             if not length:
                 raise TurnTableError(f"sample {i}: a bootstrap sample needs one response token to hold its value")
-            starts.append(offset)
-            sizes.append(0)
-            rewards.append(0.0)
-        for turn in row.turns:
-            starts.append(offset + turn.start)
-            sizes.append(turn.end - turn.start)
-            rewards.append(turn.reward)
+            entries.append((offset, 0, 0.0))
+        entries += [(offset + turn.start, turn.end - turn.start, turn.reward) for turn in row.turns]
         offset += length
-    long = lambda x: torch.tensor(x, dtype=torch.long)
-    return long(starts), long(sizes), torch.tensor(rewards, dtype=torch.float64)
+    starts = torch.tensor([start for start, _, _ in entries], dtype=torch.long)
+    sizes = torch.tensor([size for _, size, _ in entries], dtype=torch.long)
+    return starts, sizes, torch.tensor([reward for _, _, reward in entries], dtype=torch.float64)
 
 
-def _refuse_stray_tokens(mask: Tensor, places: Tensor, lengths: Sequence[int]) -> None:
+def _refuse_stray_tokens(mask: Tensor, positions: Tensor, lengths: Sequence[int]) -> None:
+    """Refuse tokens that the loss mask includes although they belong to no turn."""
     stray = mask.clone()
-    stray[places] = False
+    stray[positions] = False
     if bool(stray.any()):
-        place = int(stray.nonzero()[0])
-        sample = int(torch.tensor(lengths).cumsum(0).gt(place).nonzero()[0])
-        token = place - sum(lengths[:sample])
+        position = int(stray.nonzero()[0])
+        sample = int(torch.tensor(lengths).cumsum(0).gt(position).nonzero()[0])
+        token = position - sum(lengths[:sample])
         raise TurnTableError(
-            f"sample {sample}: its loss mask trains token {token} of the response, which belongs to no turn"
+            f"sample {sample}: its loss mask includes token {token} of the response, which belongs to no turn"
         )

@@ -1,1 +1,1 @@
-"""Megatron's side: parallel layout, exchange between ranks, whitening, framework versions."""
+"""What depends on Megatron: parallel layout, exchange between ranks, whitening, framework versions."""

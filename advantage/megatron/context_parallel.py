@@ -1,8 +1,8 @@
-"""Context parallelism as slime lays it out: each rank holds one early and one late slice of every sequence.
+"""slime's layout of context parallelism: each rank holds one early and one late slice of every sequence.
 
-A sequence of n tokens is cut into 2 x cp chunks; rank r owns chunk r and chunk 2 cp - 1 - r, so that causal
-attention costs every rank the same. A response-aligned entry (value, log-prob) belongs to the rank that owns the
-position *before* its token. slime's own `cp_utils` cuts the same way; a test compares the two.
+A sequence is cut into 2 x cp chunks. Rank r owns chunks r and 2 cp - 1 - r, so causal attention costs every rank the
+same. A response-aligned entry (value, log-prob) belongs to the rank that owns the position *before* its token. A test
+compares these slices with slime's own `cp_utils`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from advantage.megatron.layout import Group, Layout
@@ -26,17 +25,18 @@ def owned_spans(total: int, response: int, group: Group, padded: int | None = No
         total: tokens of prompt and response.
         response: tokens of the response.
         group: the context-parallel group.
-        padded: the length that the sequence is padded to where the batch is not packed (`max_seq_lens`).
+        padded: the padded length of the sequence, if the batch is padded and not packed (`max_seq_lens`).
     """
     if group.size == 1:
         return (0, response), (response, response)
     chunk = -(-(total if padded is None else padded) // (2 * group.size))
     first = total - response - 1
-    spans = []
-    for k in (group.rank, 2 * group.size - 1 - group.rank):
+
+    def clipped(k: int) -> Span:
         start = min(max(k * chunk - first, 0), response)
-        spans.append((start, max(start, min((k + 1) * chunk - first, response))))
-    return spans[0], spans[1]
+        return start, max(start, min((k + 1) * chunk - first, response))
+
+    return clipped(group.rank), clipped(2 * group.size - 1 - group.rank)
 
 
 def response_spans(rollout_data: Mapping[str, Any], layout: Layout) -> list[tuple[Span, Span]]:
@@ -57,7 +57,7 @@ def slice_rows(rows: Sequence[Tensor], spans: Sequence[tuple[Span, Span]]) -> li
 def place_rows(
     rows: Sequence[Tensor], spans: Sequence[tuple[Span, Span]], lengths: Sequence[int], group: Group
 ) -> Tensor:
-    """All response rows end to end, 0 where another context-parallel rank has the entry; see `add_up`.
+    """All response rows end to end. Entries of other context-parallel ranks are 0 until an all-reduce adds them.
 
     Args:
         rows: this rank's slice of each sample.
@@ -66,29 +66,23 @@ def place_rows(
         group: the context-parallel group.
 
     Raises:
-        ValueError: a slice does not have the length that the layout demands; names the sample.
+        ValueError: a slice does not have the length that the layout requires; names the sample.
     """
     for i, (row, ((a, b), (c, d))) in enumerate(zip(rows, spans, strict=True)):
         if row.numel() != b - a + d - c:
-            raise ValueError(f"sample {i} has {row.numel()} entries on this rank, its layout says {b - a + d - c}")
+            raise ValueError(f"sample {i} has {row.numel()} entries on this rank, but its layout has {b - a + d - c}")
     if not rows:
         return torch.zeros(0)
     local = torch.cat(list(rows))
     if group.size == 1:
         return local
     full = local.new_zeros(sum(lengths))
-    full[_places(spans, lengths).to(full.device)] = local
+    full[_positions(spans, lengths).to(full.device)] = local
     return full
 
 
-def add_up(full: Tensor, group: Group) -> None:
-    """Complete the placed rows of every context-parallel rank, in place; one all-reduce for the whole batch."""
-    if group.size > 1 and full.numel():
-        dist.all_reduce(full, group=group.handle)
-
-
-def _places(spans: Sequence[tuple[Span, Span]], lengths: Sequence[int]) -> Tensor:
-    """Where each local entry stands among all responses end to end."""
+def _positions(spans: Sequence[tuple[Span, Span]], lengths: Sequence[int]) -> Tensor:
+    """Position of each local entry among all responses end to end."""
     parts, offset = [torch.zeros(0, dtype=torch.long)], 0
     for ((a, b), (c, d)), length in zip(spans, lengths, strict=True):
         parts += [torch.arange(offset + a, offset + b), torch.arange(offset + c, offset + d)]

@@ -1,21 +1,23 @@
-"""Turns of one episode may lie on any data-parallel rank in any order; this makes every rank see the whole chain.
+"""Exchanges turns between data-parallel ranks, because the turns of one episode may be on any rank in any order.
 
-What a turn does to those before it is affine in what follows it: V = v + w V', A = a + p V' + q A', where V' and A'
-belong to the next turn's first token. So eight numbers a turn cross the data-parallel group, in two collectives (how
-many turns, then the turns), whatever the number of tokens; every rank then solves the whole chain for itself.
+The previous turn sees a turn through its value V and advantage A, and both are affine in those of the next turn:
 
-A rank that fails must not leave the others waiting in a collective: `relayed` makes a failure on one rank a failure on
-every rank of a group.
+    V = v + w V',   A = a + p V' + q A'      (' : the next turn's)
+
+So each turn sends eight numbers, however many tokens it has: segment, index, flags, v, w, a, p and q. There are two
+collectives, first the number of turns and then the turns. Every rank then solves all chains.
+
+If one rank failed, the others would wait in a collective forever. `relayed` and `report_failure` turn a failure on one
+rank into a failure on every rank of the group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from advantage.errors import OtherRankError, TurnTableError
@@ -28,7 +30,7 @@ TERMINATED, TRUNCATED, BOOTSTRAP = 1, 2, 4
 
 @dataclass(frozen=True)
 class TurnFacts:
-    """One entry a turn (or bootstrap state), all [T] float64; see this module's first lines for v, w, a, p, q."""
+    """One entry per turn or bootstrap state, all [T] float64; the module's docstring defines v, w, a, p and q."""
 
     segment: Tensor
     index: Tensor
@@ -47,10 +49,10 @@ class TurnFacts:
 
 @dataclass(frozen=True)
 class ExchangeReport:
-    """What one exchange cost."""
+    """The size of one exchange."""
 
     turns: int
-    """Turns and bootstrap states of all ranks."""
+    """Turns and bootstrap states on all ranks."""
     ranks: int
     bytes_sent: int
     """By this rank."""
@@ -59,18 +61,17 @@ class ExchangeReport:
 
 
 def turn_flags(row: TurnRow, k: int) -> int:
-    """How turn k of a sample ends, as one number; terminated and truncated describe the sample's last turn."""
+    """How turn k of a sample ends, as one number. `terminated` and `truncated` describe the sample's last turn."""
     last = k == len(row.turns) - 1
     bootstrap = row.kind is TurnKind.BOOTSTRAP
     return TERMINATED * (row.terminated and last) + TRUNCATED * (row.truncated and last) + BOOTSTRAP * bootstrap
 
 
 def exchange_turns(facts: TurnFacts, group: Group) -> tuple[Tensor, Tensor, ExchangeReport]:
-    """V and A of what follows each of this rank's turns (0 where nothing does), both [T] float64 on the CPU.
+    """V' and A' for each of this rank's turns (0 if nothing follows), both [T] float64 on the CPU.
 
     Raises:
-        TurnTableError: the turns of all ranks together make no proper episodes (names segment and turn); every rank
-            raises.
+        TurnTableError: the turns of all ranks do not form episodes; names segment and turn. Every rank raises it.
         OtherRankError: another rank called `report_failure`.
     """
     own = facts.stacked()
@@ -79,26 +80,26 @@ def exchange_turns(facts: TurnFacts, group: Group) -> tuple[Tensor, Tensor, Exch
     following = link_turns(table[:, 0], table[:, 1], table[:, 2].long())
     _, _, _, v, w, a, p, q = table.unbind(1)
     nothing = torch.zeros_like(v)
-    v_next = gather_next(solve_chain(v, w, following), following, nothing)
-    a_next = gather_next(solve_chain(a + p * v_next, q, following), following, nothing)
+    next_value = gather_next(solve_chain(v, w, following), following, nothing)
+    next_advantage = gather_next(solve_chain(a + p * next_value, q, following), following, nothing)
     mine = slice(start, start + len(own))
-    return v_next[mine], a_next[mine], report
+    return next_value[mine], next_advantage[mine], report
 
 
 def report_failure(group: Group) -> None:
-    """Tell the other ranks, waiting in `all_turns`, that this one has nothing to give them."""
+    """Tell the other ranks, which wait in `all_turns` or `relayed`, that this rank failed."""
     if group.size > 1:
         _gather_counts(-1, group, group.device_like(None))
 
 
 @contextmanager
-def relayed(group: Group) -> Iterator[None]:
-    """Run this rank's share of work that every rank of the group does; if it fails on one, it fails on all.
+def relayed(group: Group) -> Generator[None]:
+    """Run work that every rank of the group does; if it fails on one rank, it fails on all of them.
 
-    One collective, at the end. The work itself may contain collectives only where a failure before them is relayed too.
+    There is one collective, at the end. Any collective inside the work needs its own relay of failures before it.
 
     Raises:
-        OtherRankError: the share of another rank failed. This rank's own failure is raised unchanged.
+        OtherRankError: another rank failed. This rank's own failure is raised unchanged.
     """
     try:
         yield
@@ -110,10 +111,10 @@ def relayed(group: Group) -> Iterator[None]:
 
 
 def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
-    """For each turn the turn that follows in its segment, -1 where value ends; all [T].
+    """For each turn, the turn or bootstrap state that follows in its segment, or -1; all [T].
 
     Raises:
-        TurnTableError: names the first segment that is no proper part of an episode.
+        TurnTableError: a segment is not a valid part of an episode; names it and the turn.
     """
     if not segment.numel():
         return segment.long()
@@ -130,13 +131,13 @@ def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
             raise TurnTableError(f"segment {int(segment[i])}, turn {int(index[i])}: {what}")
 
     refuse(same & (index[1:] == index[:-1]), "it is in the batch twice")
-    refuse(same & (index[1:] != index[:-1] + 1), "the turn after it is missing, though a later one is in the batch")
+    refuse(same & (index[1:] != index[:-1] + 1), "the next turn is missing, but a later one is in the batch")
     refuse(same & (before & BOOTSTRAP > 0), "a bootstrap sample is followed by another sample of its segment")
-    refuse(turn_after & (before & (TERMINATED | TRUNCATED) > 0), "it ended the episode, yet a turn follows it")
+    refuse(turn_after & (before & (TERMINATED | TRUNCATED) > 0), "it ended the episode, but another turn follows")
     last = torch.cat([~same, torch.ones(1, dtype=torch.bool)])
     refuse(
         last & (flags == 0),
-        "it neither terminated nor truncated, yet neither a next turn nor a bootstrap sample is in the batch",
+        "it neither terminated nor truncated, but the batch has neither a next turn nor a bootstrap sample",
     )
     following = torch.full_like(order, -1)
     linked = (same & (before & TERMINATED == 0)).nonzero()[:, 0]
@@ -145,7 +146,7 @@ def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
 
 
 def all_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport]:
-    """The rows [T, k] of all ranks, rank after rank, and where this rank's start; two collectives.
+    """The rows [T, k] of all ranks in rank order, and the index of this rank's first row; two collectives.
 
     Raises:
         OtherRankError: another rank called `report_failure`.
@@ -156,16 +157,14 @@ def all_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport]:
 
 
 def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport]:
-    """What `all_turns` does among several ranks; with a group of one the collectives run all the same."""
+    """`all_turns` among several ranks; the collectives run even in a group of one."""
     device = group.device_like(own)
     counts = _gather_counts(len(own), group, device)
     _check_counts(counts)
     widest = max(counts)
     padded = torch.zeros(widest, own.shape[1], dtype=torch.float64, device=device)
     padded[: len(own)] = own
-    parts = [torch.empty_like(padded) for _ in range(group.size)]
-    if widest:
-        dist.all_gather(parts, padded, group=group.handle)
+    parts = group.all_gather(padded) if widest else [padded] * group.size
     sent = 8 + padded.numel() * padded.element_size()
     report = ExchangeReport(sum(counts), group.size, sent, sent * (group.size - 1))
     table = torch.cat([part[:n] for part, n in zip(parts, counts, strict=True)])
@@ -174,13 +173,11 @@ def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport
 
 def _gather_counts(count: int, group: Group, device: torch.device) -> list[int]:
     mine = torch.tensor([count], dtype=torch.long, device=device)
-    counts = [torch.empty_like(mine) for _ in range(group.size)]
-    dist.all_gather(counts, mine, group=group.handle)
-    return torch.cat(counts).tolist()
+    return [int(n) for n in torch.cat(group.all_gather(mine)).cpu()]
 
 
 def _check_counts(counts: list[int]) -> None:
     if min(counts) < 0:
         raise OtherRankError(
-            f"rank {counts.index(-1)} of {len(counts)} failed while it computed advantages; its log has the cause"
+            f"rank {counts.index(-1)} of {len(counts)} failed while computing advantages; its log has the cause"
         )

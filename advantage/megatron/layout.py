@@ -1,30 +1,57 @@
-"""Who computes with whom: the data-, context- and pipeline-parallel place of this process, read from Megatron.
+"""The process groups of this process, as Megatron built them: data, context and pipeline parallelism.
 
-Megatron is never imported here: if nothing else in the process imported it, it cannot have built process groups.
+Megatron is not imported here. If nothing else in the process has imported it, it has not built any process groups.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 MEGATRON_STATE = "megatron.core.parallel_state"
+
+_collectives = cast(Any, dist)
+"""torch.distributed, whose collectives are not fully typed."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """This process's place in one kind of parallelism; `handle` is None where there is only one rank."""
+    """The ranks that share one kind of parallelism with this process; `handle` is None if it has only one rank."""
 
     rank: int = 0
     size: int = 1
     handle: Any = None
 
-    def device_like(self, x: torch.Tensor | None) -> torch.device:
-        """Where tensors must lie to cross this group; `x` is what the rank has to send, if it has anything."""
+    @classmethod
+    def of(cls, handle: Any) -> Group:
+        """The group behind a process group of torch.distributed."""
+        return cls(dist.get_rank(handle), dist.get_world_size(handle), handle)
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Add up `x` over the ranks, in place; nothing happens in a group of one or with an empty `x`."""
+        if self.size > 1 and x.numel():
+            _collectives.all_reduce(x, group=self.handle)
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """`x` of every rank, in rank order; all have the same shape."""
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        _collectives.all_gather(parts, x, group=self.handle)
+        return parts
+
+    def total(self, x: Tensor, like: Tensor) -> Tensor:
+        """The sum of `x` over the ranks, on the device that this group needs; `like` is one of the rank's tensors."""
+        if self.size > 1:
+            x = x.to(self.device_like(like))
+            self.all_reduce(x)
+        return x
+
+    def device_like(self, x: Tensor | None) -> torch.device:
+        """The device from which this group sends tensors; `x` is what the rank has to send, if anything."""
         if self.handle is None or str(dist.get_backend(self.handle)) == "gloo":
             return torch.device("cpu")
         if x is not None and x.numel():
@@ -34,14 +61,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where this process stands."""
+    """The groups of this process."""
 
     data: Group = Group()
-    """Ranks with other samples; context parallelism not counted."""
+    """Ranks with other samples, without context parallelism."""
     context: Group = Group()
     """Ranks with other slices of the same samples."""
     data_context: Group = Group()
-    """Both, for statistics over all tokens."""
+    """Data and context parallelism together, for statistics over all tokens."""
     stage: Group = Group()
     """All ranks of this pipeline stage: data, context and tensor parallelism."""
     last_stage: bool = True
@@ -49,10 +76,10 @@ class Layout:
 
 
 def current_layout() -> Layout:
-    """The layout that Megatron's process groups describe; one lone rank where torch.distributed does not run.
+    """The layout of Megatron's process groups; a single rank if torch.distributed is not initialised.
 
     Raises:
-        RuntimeError: several processes run without Megatron's groups, so nobody can say who holds which samples.
+        RuntimeError: several processes run without Megatron's groups, so it is unknown which rank has which samples.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return Layout()
@@ -64,11 +91,10 @@ def current_layout() -> Layout:
             f"torch.distributed runs with {dist.get_world_size()} processes but Megatron's process groups are not "
             "initialised; call megatron.core.parallel_state.initialize_model_parallel first"
         )
-    group = lambda handle: Group(dist.get_rank(handle), dist.get_world_size(handle), handle)
     return Layout(
-        data=group(mpu.get_data_parallel_group(with_context_parallel=False)),
-        context=group(mpu.get_context_parallel_group()),
-        data_context=group(mpu.get_data_parallel_group(with_context_parallel=True)),
-        stage=group(mpu.get_tensor_and_data_parallel_group(with_context_parallel=True)),
+        data=Group.of(mpu.get_data_parallel_group(with_context_parallel=False)),
+        context=Group.of(mpu.get_context_parallel_group()),
+        data_context=Group.of(mpu.get_data_parallel_group(with_context_parallel=True)),
+        stage=Group.of(mpu.get_tensor_and_data_parallel_group(with_context_parallel=True)),
         last_stage=mpu.get_pipeline_model_parallel_rank() == mpu.get_pipeline_model_parallel_world_size() - 1,
     )

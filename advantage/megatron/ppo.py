@@ -1,8 +1,8 @@
-"""`compute_advantages_and_returns` for frameworks whose own cannot call the hook, or whiten over the wrong ranks."""
+"""Replaces `compute_advantages_and_returns` in frameworks that cannot call the hook or whiten over the wrong ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -17,11 +17,10 @@ from advantage.settings import AdvantageFlags, advantage_flags
 
 
 def make_compute_advantages(loss: ModuleType) -> Callable[[Any, MutableMapping[str, Any]], None]:
-    """The framework's step from log-probs and values to advantages and returns, around the hook.
+    """A `compute_advantages_and_returns` that computes KL, calls the hook, and whitens.
 
     Args:
-        loss: the framework's loss module; its `compute_approx_kl` and, if it has one, its distillation penalty are
-            used as they are.
+        loss: the framework's loss module. Its `compute_approx_kl` and its distillation penalty, if any, are reused.
     """
 
     def compute_advantages_and_returns(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
@@ -52,7 +51,8 @@ def _kl(
     """KL to the reference policy, one row per sample; 0 without a reference (slime's critic, critic-only steps)."""
     reference = rollout_data.get("ref_log_probs")
     if flags.kl_coef == 0 or not log_probs or not reference:
-        return [torch.zeros_like(values, dtype=torch.float32) for values in rollout_data.get("values") or []]
+        rows: Sequence[Tensor] = rollout_data.get("values") or ()
+        return [torch.zeros_like(values, dtype=torch.float32) for values in rows]
     return [
         loss.compute_approx_kl(new, old, kl_loss_type=flags.kl_loss_type)
         for new, old in zip(log_probs, reference, strict=True)

@@ -1,8 +1,8 @@
-"""The frameworks that the patch knows, told apart by what their loss module does, and what each one needs.
+"""Detects the framework, by inspecting its loss module, and what the patch has to do in it.
 
-slime >= v0.3.0 has `--custom-advantage-function-path`; its fork miles does not. slime's releases up to v0.3.1 and
-miles whiten advantages over the data-parallel group without context parallelism, so that the two slices of one
-sequence are whitened differently; later slime does it right.
+slime >= v0.3.0 has `--custom-advantage-function-path`; its fork miles does not. slime up to v0.3.1 and miles whiten
+advantages over the data-parallel group without context parallelism, so the two slices of one sequence are whitened
+differently. Later versions of slime include context parallelism.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _PARAMETERS = {
 
 @dataclass(frozen=True)
 class Framework:
-    """An installed framework that the patch can stand behind."""
+    """An installed framework that the patch supports."""
 
     name: str
     """`slime` or `miles`."""
     loss: ModuleType
     """Where advantages and the value loss are computed."""
     actor: ModuleType | None
-    """The training process's own module, which binds functions of `loss` by name; None where it is not loaded."""
+    """The training process's module, which imports functions of `loss` by name; None if it is not loaded."""
     has_flag: bool
     """Whether its `compute_advantages_and_returns` calls `args.custom_advantage_function_path`."""
     whitens_all_ranks: bool
@@ -44,10 +44,10 @@ class Framework:
 
 
 def find_framework() -> Framework:
-    """The framework that this process runs, or else the one that is installed.
+    """The framework that this process runs, or otherwise the installed one.
 
     Raises:
-        UnsupportedFrameworkError: there is none, or it is not built as the known versions are.
+        UnsupportedFrameworkError: there is none, or its code differs from the supported versions.
     """
     names = [name for name in _LOSS if _ACTOR[name] in sys.modules or _LOSS[name] in sys.modules]
     names = names or [name for name in _LOSS if importlib.util.find_spec(name) is not None]
@@ -72,12 +72,12 @@ def find_framework() -> Framework:
 
 
 def original(function: Any) -> Any:
-    """The framework's own function under our replacement, or the function itself."""
+    """The framework's function that the patch replaced, or the function itself."""
     return getattr(function, "__advantage_original__", function)
 
 
 def _checked(name: str, loss: ModuleType) -> Any:
-    """The framework's `compute_advantages_and_returns`, after making sure that the patch would reach what it must."""
+    """The framework's `compute_advantages_and_returns`, after checks that the patch can take effect."""
     for function, parameters in _PARAMETERS.items():
         known = original(getattr(loss, function, None))
         found = tuple(inspect.signature(known).parameters) if callable(known) else None

@@ -75,7 +75,7 @@ def test_too_few_updates_say_nothing_however_the_loss_falls(caplog: pytest.LogCa
     with caplog.at_level(logging.INFO):
         assert run(falling, make(15)) == [None] * 15
     (record,) = caplog.records
-    assert record.levelno == logging.INFO and "cannot be told from noise in fewer than 16" in record.getMessage()
+    assert record.levelno == logging.INFO and "at least 16 are needed to tell a trend" in record.getMessage()
 
 
 def test_the_change_is_that_of_the_second_half() -> None:

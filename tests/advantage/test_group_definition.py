@@ -132,9 +132,7 @@ def test_episodes_of_400_turns_agree_with_the_definition(estimator: str) -> None
     rng = random.Random(0)
     episodes = [
         [
-            sample(
-                TurnRow(e, k, terminated=k == 399, turns=(TurnSpan(0, 1, rng.random(), anchor=k % 7),), group=0), 1
-            )
+            sample(TurnRow(e, k, terminated=k == 399, turns=(TurnSpan(0, 1, rng.random(), anchor=k % 7),), group=0), 1)
             for k in range(400)
         ]
         for e in range(3)

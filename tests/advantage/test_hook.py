@@ -159,12 +159,12 @@ def test_what_is_written_is_never_what_was_read() -> None:
     ("samples", "message"),
     [
         ([turn(7, 3)], r"segment 7, turn 3: it neither terminated nor truncated"),
-        ([turn(7, 0), turn(7, 2, terminated=True)], r"segment 7, turn 0: the turn after it is missing"),
+        ([turn(7, 0), turn(7, 2, terminated=True)], r"segment 7, turn 0: the next turn is missing"),
         ([turn(7, 0, terminated=True), turn(7, 0, terminated=True)], r"segment 7, turn 0: it is in the batch twice"),
         ([turn(7, 0, terminated=True), turn(7, 1, terminated=True)], r"segment 7, turn 0: it ended the episode"),
         ([turn(7, 0, truncated=True), turn(7, 1, terminated=True)], r"segment 7, turn 0: it ended the episode"),
         ([state(7, 0), turn(7, 1, terminated=True)], r"segment 7, turn 0: a bootstrap sample is followed"),
-        ([replace(state(7, 0), mask=[1])], r"sample 0: its loss mask trains token 0 .* belongs to no turn"),
+        ([replace(state(7, 0), mask=[1])], r"sample 0: its loss mask includes token 0 .* belongs to no turn"),
     ],
 )
 def test_turns_that_make_no_proper_episode_are_named(samples: list[FakeSample], message: str) -> None:
