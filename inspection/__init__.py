@@ -1,1 +1,1 @@
-"""Reading what happened: evaluation tables, turn metrics, the trajectory viewer."""
+"""Commands and log hooks that show what a policy does: evaluation tables, metrics, trajectories, demonstrations."""

@@ -1,12 +1,11 @@
-"""Scripted play as a data set for slime's supervised training (`slime.rollout.sft_rollout`), one row a turn.
+"""Writes scripted play as a data set for slime's supervised training (`slime.rollout.sft_rollout`), one row per turn.
 
     python -m inspection.demonstrations --config custom_configs/babyai.yaml --episodes 60 --out demonstrations.jsonl
 
-Any environment whose module offers `expert_action(env)` can be demonstrated; `explain_action(env)` beside it writes the
-thoughts. A row's `messages` are what a rollout would show at that turn, then the expert's answer, also where
-`--random-share` had something else played. Only that answer is trained on: `step_loss_mask` is 0 on the
-answers shown as memory (they have rows of their own), and stands on every message, because parquet would fill a
-missing one with null, which slime reads as 0.
+The environment's module must have `expert_action(env)`; if it also has `explain_action(env)`, that writes the thoughts.
+A row's `messages` are the prompt of a rollout at that turn, followed by the expert's answer, even if `--random-share`
+made another action play. Only this answer is trained on: `step_loss_mask` is 0 on the answers shown as memory, which
+have their own rows. Every message has this key, because parquet fills missing keys with null, which slime reads as 0.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from typing import Any
 from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
 from envs.errors import MissingDependencyError
 from rollout.bridge.settings import load_settings
-from rollout.errors import ConfigError, SlimeVerlogError
+from slime_verlog import ConfigError, command
 
 
 def explain(env: Any, observation: str, action: str) -> str:
-    """The thought before the expert's action: what is seen of the goal, and why this action.
+    """The thought before the expert's action.
 
-    The environment's own `explain_action`, if it has one; else where the mission's object is, if it is in sight, and
-    what the action does, if that is known.
+    It comes from `explain_action(env)` of the environment's module, if that exists. Otherwise it says where the
+    mission's object is, if it is visible, and what the action does, if the environment describes its actions.
     """
     own = getattr(sys.modules.get(type(env).__module__), "explain_action", None)
     if own is not None:
@@ -42,13 +41,13 @@ def explain(env: Any, observation: str, action: str) -> str:
 
 
 def to_row(turn: Demonstration) -> dict[str, Any]:
-    """One turn as a row: `messages` for `--input-key messages`, and where it comes from under `metadata`.
+    """One turn as a row: `messages` for `--input-key messages`, and its origin under `metadata`.
 
     Raises:
-        ConfigError: a message has pictures, which this format does not carry.
+        ConfigError: a message has pictures, which this format does not support.
     """
     if any(not isinstance(message["content"], str) for message in turn.messages):
-        raise ConfigError("demonstrations carry text only; leave env.vlm out of the YAML")
+        raise ConfigError("demonstrations are text only; remove env.vlm from the YAML")
     shown = [
         {"role": m["role"], "content": m["content"], "step_loss_mask": int(m["role"] != "assistant")}
         for m in turn.messages
@@ -59,14 +58,14 @@ def to_row(turn: Demonstration) -> dict[str, Any]:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write `.jsonl` or `.parquet`, whichever the name says.
+    """Write the rows as `.jsonl` or `.parquet`, depending on the file's suffix.
 
     Raises:
-        ConfigError: another suffix, or there are no rows.
-        MissingDependencyError: parquet without pyarrow.
+        ConfigError: another suffix, or no rows.
+        MissingDependencyError: pyarrow is not installed.
     """
     if not rows:
-        raise ConfigError("no demonstration is left to write; lower --min-progression or play more --episodes")
+        raise ConfigError("no demonstration is left to write; lower --min-progression or raise --episodes")
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
@@ -81,17 +80,20 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Play, keep what is good enough, write."""
+    """Play episodes, keep those with enough progression, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True, help="custom YAML, as for --custom-config-path")
     parser.add_argument("--episodes", type=int, default=60)
     parser.add_argument("--out", type=Path, required=True, help="a .jsonl or .parquet file")
-    parser.add_argument("--seed", type=int, default=0, help="which episodes; none of them is a training or eval seed")
     parser.add_argument(
-        "--random-share", type=float, default=0.0, help="share of random moves, never trained on themselves"
+        "--seed", type=int, default=0, help="selects the episodes; they never use seeds of training or evaluation"
     )
-    parser.add_argument("--min-progression", type=float, default=0.0, help="leave out episodes that came less far")
+    parser.add_argument(
+        "--random-share", type=float, default=0.0, help="share of random moves, which are never trained on"
+    )
+    parser.add_argument("--min-progression", type=float, default=0.0, help="leave out episodes with less progression")
     given = parser.parse_args(arguments)
     config = load_settings(SimpleNamespace(custom_config_path=given.config))
     turns = demonstrate(config, given.episodes, given.random_share, given.seed, explain, expert_answers=True)
@@ -106,7 +108,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except SlimeVerlogError as error:
-        sys.exit(f"error: {error}")
+    main()

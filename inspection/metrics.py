@@ -1,4 +1,4 @@
-"""slime's log hooks: the same numbers as slime's own, without the bootstrap samples that would blur them."""
+"""slime's log hooks: slime's own metrics computed without bootstrap samples, and metrics of turns and episodes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def log_rollout(
     rollout_extra_metrics: dict[str, Any] | None,
     rollout_time: float,
 ) -> bool:
-    """slime's `--custom-rollout-log-function-path`: logs the turns only, and the rollout's own metrics.
+    """slime's `--custom-rollout-log-function-path`: logs slime's metrics of the turns, and the rollout's own metrics.
 
-    Whole episodes (`rollout.generate`) bring no metrics of their own through slime's loop; theirs are read from the
-    samples. Returns True: nothing is left for the framework to log. `rollout_time` is in seconds.
+    slime's loop passes no metrics for whole episodes (`rollout.generate`), so they are computed from the samples.
+    `rollout_time` is in seconds. Returns True, which tells slime that everything is logged.
     """
     metrics = dict(rollout_extra_metrics or {})
     episodes = whole_episode_metrics(episode_facts(samples))
@@ -46,7 +46,7 @@ def log_rollout(
 def log_eval_rollout(
     rollout_id: int, args: Any, data: dict[str, dict[str, Any]], extra_metrics: dict[str, Any] | None = None
 ) -> bool:
-    """slime's `--custom-eval-rollout-log-function-path`: success with its standard error beside slime's numbers."""
+    """slime's `--custom-eval-rollout-log-function-path`: adds success with its standard error to slime's metrics."""
     extra_metrics = dict(extra_metrics or {})
     for name, results in data.items():
         if f"eval/{name}/episodes" not in extra_metrics:
@@ -59,7 +59,7 @@ def log_eval_rollout(
 
 
 def new_faults(runtimes: Iterable[Runtime]) -> dict[str, float]:
-    """What failed or was tried again since the last call, by name; evaluations in between included."""
+    """Failures and retries since the last call, by name, including those of evaluations."""
     found: Counter[str] = Counter()
     for runtime in runtimes:
         now = runtime.fault_counts()
@@ -69,7 +69,7 @@ def new_faults(runtimes: Iterable[Runtime]) -> dict[str, float]:
 
 
 def _without(args: Any, flag: str) -> Any:
-    """`args` as if the hook were not configured, so that the framework's logger does not call it again."""
+    """A copy of `args` without the hook, because the framework's logger would call it again."""
     plain = copy.copy(args)
     setattr(plain, flag, None)
     return plain

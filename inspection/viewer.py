@@ -1,20 +1,19 @@
-"""The trajectory viewer: episodes as one HTML page that needs no server and nothing from outside.
+"""Writes episodes as one self-contained HTML page, which needs no server.
 
-    python -m inspection.viewer outputs/evaluation/episodes.jsonl [--out episodes.html] [--most 200]
+python -m inspection.viewer outputs/evaluation/episodes.jsonl [--out episodes.html] [--most 200]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from rollout.errors import ConfigError, SlimeVerlogError
+from slime_verlog import ConfigError, command
 
 TEMPLATE = Path(__file__).with_name("viewer.j2")
 
@@ -23,9 +22,9 @@ def read_episodes(path: Path, most: int) -> list[dict[str, Any]]:
     """The first `most` episodes of a JSON-lines file.
 
     Raises:
-        ConfigError: the file is missing, or a line is no episode.
+        ConfigError: the file cannot be read, or a line is not an episode.
     """
-    episodes = []
+    episodes: list[dict[str, Any]] = []
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -35,7 +34,7 @@ def read_episodes(path: Path, most: int) -> list[dict[str, Any]]:
                     episode = json.loads(line)
                     list(episode["story"])
                 except (ValueError, KeyError, TypeError) as error:
-                    raise ConfigError(f"{path}, line {number}, is no episode: {error!r}") from error
+                    raise ConfigError(f"{path}, line {number}, is not an episode: {error!r}") from error
                 episodes.append(episode)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
@@ -43,12 +42,14 @@ def read_episodes(path: Path, most: int) -> list[dict[str, Any]]:
 
 
 def render(episodes: Sequence[dict[str, Any]], title: str) -> str:
-    """The page; every text of model and environment is escaped."""
+    """The HTML page, with every text of the model and the environment escaped."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(episodes=episodes, title=title)
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the page beside the file of episodes, or to --out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("episodes", type=Path)
     parser.add_argument("--out", type=Path, help="default: beside the input")
@@ -60,7 +61,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except SlimeVerlogError as error:
-        sys.exit(f"error: {error}")
+    main()

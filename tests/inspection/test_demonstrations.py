@@ -113,7 +113,7 @@ def test_a_yaml_that_trains_or_evaluates_on_demonstrated_seeds_is_refused(line: 
     path = tmp_path / "mine.yaml"
     path.write_text(f"rollout_interaction_env_path: envs.babyai\ntasks: [goto]\n{line}\n")
     with pytest.raises(
-        ConfigError, match="demonstrations are played with seeds 2000000000 to 2999999999; choose others"
+        SystemExit, match="error: .*demonstrations are played with seeds 2000000000 to 2999999999; choose others"
     ):
         main(["--config", str(path), "--episodes", "1", "--out", str(tmp_path / "rows.jsonl")])
 
@@ -161,7 +161,7 @@ def test_episodes_that_came_less_far_can_be_left_out(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     rows = export(tmp_path, "babyai", "--random-share", "0.3", "--min-progression", "1.0")
     assert all(row["metadata"]["progression"] == 1.0 for row in rows)
-    with pytest.raises(ConfigError, match="no demonstration is left to write"):
+    with pytest.raises(SystemExit, match="error: no demonstration is left to write"):
         export(tmp_path, "babyai", "--min-progression", "1.5")
 
 

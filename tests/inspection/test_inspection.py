@@ -22,7 +22,7 @@ from tests.fixtures.scripted_engine import ScriptedEngine, draw
 
 @pytest.fixture
 def engine() -> Iterator[ScriptedEngine]:
-    """A scripted engine on a loop of its own, since the command blocks."""
+    """A scripted engine on its own event loop, because the command blocks."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -52,7 +52,7 @@ def arguments(engine: ScriptedEngine, tmp_path: Path) -> list[str]:
     ]
 
 
-def test_a_sweep_prints_one_row_a_value_and_task_with_standard_errors(
+def test_a_sweep_prints_one_row_per_value_and_task_with_standard_errors(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluate.main([*arguments, "--sweep", "memory.n=0,2"])
@@ -69,7 +69,7 @@ def test_a_sweep_prints_one_row_a_value_and_task_with_standard_errors(
     assert capsys.readouterr().out.count("memory.n=2") == 2
 
 
-def test_the_viewer_shows_every_episode_and_escapes_what_the_model_wrote(arguments: list[str], tmp_path: Path) -> None:
+def test_the_viewer_shows_every_episode_and_escapes_the_models_text(arguments: list[str], tmp_path: Path) -> None:
     evaluate.main(arguments)
     viewer.main([str(tmp_path / "out" / "episodes.jsonl")])
     page = (tmp_path / "out" / "episodes.html").read_text()
@@ -91,22 +91,22 @@ def test_the_summary_is_the_mean_with_its_standard_error() -> None:
     ("extra", "words"),
     [(["--engine", "localhost"], "--engine must look like"), (["--sweep", "memory.n"], "memory.n=1,2,4")],
 )
-def test_wrong_arguments_are_refused_with_what_they_should_look_like(
+def test_a_wrong_argument_is_one_sentence_that_shows_the_expected_form(
     arguments: list[str], extra: list[str], words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(SystemExit, match=f"error: .*{words}"):
         evaluate.main([*arguments, *extra])
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"story": 3}'])
-def test_a_file_that_holds_no_episodes_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
+def test_a_line_that_is_not_an_episode_is_refused_by_number(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="line 1, is no episode"):
+    with pytest.raises(ConfigError, match="line 1, is not an episode"):
         viewer.read_episodes(path, 10)
 
 
-def test_dotted_keys_are_set_without_touching_the_rest() -> None:
+def test_setting_a_dotted_key_leaves_the_others_unchanged() -> None:
     config: dict[str, Any] = {"memory": {"kind": "window", "n": 1}}
     assert evaluate.set_key(config, "memory.n", 4) == {"memory": {"kind": "window", "n": 4}}
     assert config["memory"]["n"] == 1
