@@ -71,9 +71,9 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
         return None
     began = time.perf_counter()
     with relayed(layout.stage):
-        turns, carry, report = _exchange(args, rollout_data, layout)
+        turns, scan, carry, report = _exchange(args, rollout_data, layout)
         mask = torch.cat([*rollout_data["loss_masks"], carry.new_zeros(0)]).bool()
-        advantages, returns = _finish(turns, mask, carry)
+        advantages, returns = _finish(turns, scan, mask, carry)
         rollout_data["advantages"] = _rows_like_values(advantages, rollout_data, layout)
         rollout_data["returns"] = _rows_like_values(returns, rollout_data, layout)
     watch_warmup(args, rollout_data, turns.values, returns, mask, layout.data)
@@ -85,47 +85,37 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
 
 
 @dataclass(frozen=True)
-class LocalRows:
-    """This rank's samples, with their R response tokens laid end to end."""
+class LocalTurns:
+    """This rank's turns, with the R response tokens of its samples laid end to end."""
 
     packed: PackedTurns
     values: Tensor
-    """[R]; 0 if another context-parallel rank has the entry."""
+    """[R] float64; complete after an all-reduce over context-parallel ranks."""
     kl: Tensor | None
     """[R], likewise; None if kl_coef is 0."""
 
 
-@dataclass(frozen=True)
-class LocalTurns:
-    """This rank's T turns and bootstrap states after the scan."""
-
-    packed: PackedTurns
-    values: Tensor
-    """[R] float64."""
-    scan: TurnScan
-
-
 def _exchange(
     args: Any, rollout_data: MutableMapping[str, Any], layout: Layout
-) -> tuple[LocalTurns, Tensor, ExchangeReport]:
-    """Pack, scan and exchange. Returns this rank's turns and what reaches each turn's last token, [T]."""
+) -> tuple[LocalTurns, TurnScan, Tensor, ExchangeReport]:
+    """Pack, scan and exchange. Returns this rank's turns, their scan, and what reaches each turn's last token, [T]."""
     try:
         with relayed(layout.context):
             settings, flags = advantage_settings(args), advantage_flags(args)
             discounts = settings.discounts
             rows = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
-            own = _pack(settings, flags, rollout_data, rows, layout)
-        for partial in (own.values, own.kl):
-            if partial is not None:
-                layout.context.all_reduce(partial)
-        turns = _scan(settings, flags, own)
-        facts = _turn_facts(turns, rows, discounts)
+            turns = _pack(settings, flags, rollout_data, rows, layout)
+        layout.context.all_reduce(turns.values)
+        if turns.kl is not None:
+            layout.context.all_reduce(turns.kl)
+        scan = _scan(settings, flags, turns)
+        facts = _turn_facts(turns, scan, rows, discounts)
     except Exception:
         report_failure(layout.data)
         raise
     next_value, next_advantage, report = exchange_turns(facts, layout.data)
     carry = discounts.gamma_step * next_value + discounts.step_decay * next_advantage
-    return turns, carry.to(turns.values.device), report
+    return turns, scan, carry.to(turns.values.device), report
 
 
 def _pack(
@@ -134,42 +124,41 @@ def _pack(
     rollout_data: Mapping[str, Any],
     rows: Sequence[TurnRow],
     layout: Layout,
-) -> LocalRows:
+) -> LocalTurns:
     """Check this rank's samples and pack them."""
     if rollout_data.get("values") is None:
         raise TurnTableError("rollout_data has no values, and GAE needs a critic: give --advantage-estimator ppo")
     lengths = rollout_data["response_lengths"]
     spans = response_spans(rollout_data, layout)
-    values = place_rows(rollout_data["values"], spans, lengths, layout.context)
+    values = place_rows(rollout_data["values"], spans, lengths, layout.context).double()
     kl = place_rows(rollout_data["kl"], spans, lengths, layout.context) if flags.kl_coef else None
     packed = pack_turns(rows, rollout_data["loss_masks"], lengths)
     if settings.value_first_token_weight != 1.0:
         check_first_tokens(packed, rollout_data["loss_masks"])
-    return LocalRows(packed, values, kl)
+    return LocalTurns(packed, values, kl)
 
 
-def _scan(settings: AdvantageSettings, flags: AdvantageFlags, own: LocalRows) -> LocalTurns:
+def _scan(settings: AdvantageSettings, flags: AdvantageFlags, turns: LocalTurns) -> TurnScan:
     """Run the configured GAE inside every turn."""
-    packed, values = own.packed, own.values.double()
-    token_values = values[packed.positions]
-    rewards = torch.zeros_like(token_values)
-    if own.kl is not None:
-        rewards -= flags.kl_coef * own.kl.double()[packed.positions] * packed.trained
-    scan = FORMS[settings.gae_form](token_values, rewards, packed, settings.discounts)
-    return LocalTurns(packed, values, scan)
+    packed = turns.packed
+    values = turns.values[packed.positions]
+    rewards = torch.zeros_like(values)
+    if turns.kl is not None:
+        rewards -= flags.kl_coef * turns.kl.double()[packed.positions] * packed.trained
+    return FORMS[settings.gae_form](values, rewards, packed, settings.discounts)
 
 
-def _turn_facts(turns: LocalTurns, rows: Sequence[TurnRow], d: Discounts) -> TurnFacts:
+def _turn_facts(turns: LocalTurns, scan: TurnScan, rows: Sequence[TurnRow], d: Discounts) -> TurnFacts:
     """How each turn or bootstrap state depends on what follows it, as `advantage/megatron/exchange.py` defines it."""
-    packed, scan = turns.packed, turns.scan
+    packed, values = turns.packed, turns.values
     entries = [(row, k) for row in rows for k in range(max(len(row.turns), 1))]
     labels = torch.tensor(
         [(row.segment, row.first_turn + k, turn_flags(row, k)) for row, k in entries],
         dtype=torch.float64,
-        device=turns.values.device,
+        device=values.device,
     ).reshape(-1, 3)
     has_state, nonempty = packed.states >= 0, packed.lengths > 0
-    state_value = turns.values[packed.states.clamp(min=0)] if len(turns.values) else packed.rewards
+    state_value = values[packed.states.clamp(min=0)] if len(values) else packed.rewards
     # An empty turn (no state) passes on everything that follows it. A bootstrap state (no tokens) passes on nothing.
     decay = torch.where(nonempty, scan.entry_decay, (~has_state).double())
     return TurnFacts(
@@ -182,11 +171,11 @@ def _turn_facts(turns: LocalTurns, rows: Sequence[TurnRow], d: Discounts) -> Tur
     )
 
 
-def _finish(turns: LocalTurns, mask: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+def _finish(turns: LocalTurns, scan: TurnScan, mask: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
     """Advantages and returns [R], 0 on masked tokens; `carry` [T] is what reaches each turn's last token."""
-    scan, positions = turns.scan, turns.packed.positions
+    positions = turns.packed.positions
     tokens = scan.advantages + scan.decay * carry[token_turns(turns.packed.lengths)]
-    advantages, returns = torch.zeros_like(turns.values), torch.zeros_like(turns.values)
+    advantages, returns = (tokens.new_zeros(len(mask)) for _ in range(2))
     advantages[positions], returns[positions] = tokens, tokens + scan.baseline
     return advantages * mask, returns * mask
 

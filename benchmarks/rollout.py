@@ -30,7 +30,7 @@ from rollout.data_source import EpisodeSource
 from rollout.engine import EngineClient
 from rollout.fixed_turn import collect
 from rollout.play.runtime import close_runtimes, get_runtime
-from rollout.turn import Generation
+from rollout.turn import FinishReason, Generation
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
@@ -56,7 +56,7 @@ class InstantEngine(EngineClient):
                 if self.turn_s:
                     await asyncio.sleep(self.turn_s)
         meta = {"finish_reason": {"type": "stop"}}
-        return Generation(self.answer, [-0.5] * len(self.answer), "", "stop", ("1",), meta)
+        return Generation(self.answer, [-0.5] * len(self.answer), "", FinishReason.STOP, ("1",), meta)
 
 
 def serve(port: Any) -> None:

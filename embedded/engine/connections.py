@@ -1,4 +1,4 @@
-"""Who may do what on the engine's connections: control requests need the admin key or a local client, idle ones end."""
+"""Access rules: control requests need a local client or the admin key, and idle connections are closed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from aiohttp import web
 CONTROL = frozenset(
     {"/abort_request", "/pause_generation", "/continue_generation", "/update_weights_from_disk", "/flush_cache"}
 )
-"""Paths that change what every client gets."""
+"""Paths that affect all clients."""
 
 
 def refusal(path: str, remote: str | None, authorization: str | None, admin_key: str | None) -> web.Response | None:
-    """The answer to a control request that must not be served; None for any other.
+    """The answer that refuses a control request; None if the request is allowed.
 
-    `remote` is the client's address, `authorization` the header of that name.
+    `remote` is the client's address; `authorization` is the header of that name.
     """
     if path not in CONTROL or is_local(remote):
         return None
     if admin_key is None:
-        text = f"{path} is served to local clients only; start the engine with --admin-api-key to allow others"
+        text = f"{path} is for local clients only; start the engine with --admin-api-key to allow others"
         return web.json_response({"error": {"message": text}}, status=403)
     if hmac.compare_digest((authorization or "").encode(), f"Bearer {admin_key}".encode()):
         return None
@@ -46,10 +46,10 @@ def is_local(remote: str | None) -> bool:
 
 
 class IdleConnections:
-    """Closes connections on which no request has been complete or in progress for `seconds`.
+    """Closes connections without a complete request for `seconds`, unless a request is in progress.
 
-    aiohttp itself closes a connection that is idle after a request, but waits forever for the first one, and for the
-    rest of a header.
+    aiohttp closes connections that are idle after a request, but waits forever for the first request and for the rest
+    of a header.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -60,7 +60,7 @@ class IdleConnections:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Remembers on which connections a request is in progress."""
+        """Record the connections with a request in progress."""
         transport = request.transport
         self._busy.add(transport)
         try:
@@ -69,7 +69,7 @@ class IdleConnections:
             self._busy.discard(transport)
 
     async def watch(self, _: web.Application) -> AsyncIterator[None]:
-        """Sweeps as long as the application runs."""
+        """Close idle connections for as long as the application runs."""
         task = asyncio.create_task(self._sweep())
         yield
         task.cancel()

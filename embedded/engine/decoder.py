@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,20 @@ from rollout.errors import ConfigError
 SERVED_TYPES = ("qwen2", "llama", "qwen3", "mistral")
 PREFILL_CHUNK = 512
 """Prompt tokens computed at once per row; this bounds the score matrix of a long prompt."""
+
+
+class RowDecoder(Protocol):
+    """What the scheduler needs from a model; `Decoder` documents the methods."""
+
+    rows: int
+    context_length: int
+    vocab_size: int
+
+    def load_weights(self, state: Mapping[str, torch.Tensor]) -> None: ...
+    def open_row(self, row: int, prompt: Sequence[int]) -> None: ...
+    def copy_prefix(self, source: int, target: int, length: int) -> None: ...
+    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> torch.Tensor: ...
+    def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +113,9 @@ class Decoder:
         if layer.qkv.shape[0] != width:
             raise ConfigError(f"{prefix}self_attn has {layer.qkv.shape[0]} outputs, but the served model has {width}")
         return layer
+
+    def open_row(self, row: int, prompt: Sequence[int]) -> None:
+        """Called before a row gets a new prompt; a decoder with pictures keeps them here."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` cached tokens of one row into another."""

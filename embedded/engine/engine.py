@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from embedded.engine.decoder import Decoder, load_hf_model
+from embedded.engine.decoder import Decoder, RowDecoder, load_hf_model
 from embedded.engine.sampling import SamplingParams, read_sampling_params
 from embedded.engine.scheduler import Request, Scheduler
 from slime_verlog import ConfigError, Field, Settings
 
 
 class EngineOptions(Settings):
-    """What a server serves, and how."""
+    """Options of the embedded engine."""
 
     model_path: str
     """Hugging Face folder."""
@@ -30,9 +30,9 @@ class EngineOptions(Settings):
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     max_running_requests: int = Field(default=32, ge=1)
-    """Requests that run at once; the others wait."""
+    """Requests that run at the same time; the others wait."""
     context_length: int | None = Field(default=None, ge=1)
-    """Most tokens in prompt and answer together; default: the model's own length, at most 4096."""
+    """Largest number of tokens in prompt and answer together; default: the model's own length, at most 4096."""
     device: str = "cpu"
     """torch device."""
     seed: int = 0
@@ -40,16 +40,16 @@ class EngineOptions(Settings):
     prefix_cache: bool = True
     """Reuse the keys and values of prefixes that earlier requests computed."""
     admin_api_key: str | None = None
-    """Bearer token with which clients on other machines may pause, abort and load weights; default: they may not."""
+    """Bearer token that lets clients on other machines pause, abort and load weights; without it they cannot."""
     idle_timeout_s: float = Field(default=75.0, gt=0)
-    """Seconds after which a connection without a complete request is closed."""
+    """Seconds until a connection without a complete request is closed."""
 
 
-MOST_PROMPTS = 1024
-"""Prompts of one request."""
+MAX_PROMPTS = 1024
+"""Prompts per request."""
 CHARS_PER_TOKEN = 64
-"""Texts longer than this for every token of the context are refused before they are tokenized."""
-LONGEST_RID = 512
+"""Characters per token of the context; longer texts are refused before they are tokenized."""
+MAX_RID_LENGTH = 512
 
 
 @dataclass(frozen=True)
@@ -66,35 +66,40 @@ class Engine:
     """The model behind the API: tokenizer, decoder and scheduler, with one method per kind of request."""
 
     max_body_bytes = 8 << 20
-    UNSERVED = ("stream", "image_data", "input_embeds", "lora_path", "return_hidden_states")
+    UNSUPPORTED: tuple[str, ...] = ("stream", "image_data", "input_embeds", "lora_path", "return_hidden_states")
+
+    SHARES_PREFIXES = True
 
     def __init__(self, options: EngineOptions) -> None:
         """Load the model and start its worker thread.
 
         Raises:
-            ConfigError: the model folder is unknown or of a kind that is not served.
+            ConfigError: the folder is not a model folder, or the engine does not support its model.
         """
         from transformers import AutoTokenizer
 
         self.options, self.model_path = options, options.model_path
-        self.decoder = Decoder(
-            options.model_path, options.max_running_requests, options.context_length, options.device
-        )
+        self.decoder = self._load_decoder()
         self.tokenizer = AutoTokenizer.from_pretrained(options.model_path)
         self._eos = end_tokens(options.model_path, self.tokenizer)
-        self.scheduler = Scheduler(self.decoder, self._find_stop, options.seed, options.prefix_cache)
+        share = options.prefix_cache and self.SHARES_PREFIXES
+        self.scheduler = Scheduler(self.decoder, self._find_stop, options.seed, share)
+
+    def _load_decoder(self) -> RowDecoder:
+        options = self.options
+        return Decoder(options.model_path, options.max_running_requests, options.context_length, options.device)
 
     def takes_long(self, body: Mapping[str, Any]) -> bool:
-        """Whether `prepare` takes more than a moment, so that it does not belong on an event loop."""
+        """Whether `prepare` is too slow for an event loop."""
         return body.get("text") is not None
 
     def prepare(self, body: Mapping[str, Any]) -> list[Job]:
-        """Check what a `/generate` body asks for: one job, or one an entry of a batch.
+        """Check the body of `/generate` and return one job per prompt.
 
         Raises:
-            ConfigError: the body asks for something impossible.
+            ConfigError: the request is invalid or not supported.
         """
-        _refuse_unserved(body, self.UNSERVED)
+        _refuse_unsupported(body, self.UNSUPPORTED)
         prompts = self._prompts(body)
         params = body.get("sampling_params")
         per_prompt = params if isinstance(params, list) else [params] * len(prompts)
@@ -102,7 +107,7 @@ class Engine:
         if len(per_prompt) != len(prompts) or len(rids) != len(prompts):
             raise ConfigError(
                 f"{len(prompts)} prompts came with {len(per_prompt)} sampling_params and {len(rids)} rids; "
-                "give one of each a prompt"
+                "give one of each per prompt"
             )
         checked = [read_sampling_params(p) for p in per_prompt]
         for prompt, p in zip(prompts, checked, strict=True):
@@ -116,7 +121,7 @@ class Engine:
         """Queue checked jobs.
 
         Raises:
-            EngineError: the engine is broken or closed.
+            EngineError: the engine failed or was closed.
         """
         return [self.scheduler.submit(job.rid, job.prompt, job.params, job.stop_ids) for job in jobs]
 
@@ -139,10 +144,10 @@ class Engine:
         }
 
     async def load_folder(self, folder: str, version: str | None) -> str:
-        """Swap in the weights of another model folder of the same shape; return the version now served.
+        """Load the weights of another folder with a model of the same shape; return the version now served.
 
         Raises:
-            ConfigError: the folder is unknown, or its model is of another shape; the old weights stay.
+            ConfigError: the folder is not a model folder, or its model has another shape. The old weights stay.
         """
         state = await asyncio.to_thread(self._load_state, folder)
         version = await asyncio.wrap_future(self.scheduler.update_weights(state, version))
@@ -168,7 +173,7 @@ class Engine:
         return batch
 
     def _texts(self, text: Any) -> list[str]:
-        """The texts of a request, none so long that it could not fit."""
+        """The texts of a request, checked for type and length before they are tokenized."""
         texts = [text] if isinstance(text, str) else text
         if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
             raise ConfigError(f"text must be a string or a list of strings, got {reprlib.repr(text)}")
@@ -183,7 +188,7 @@ class Engine:
             try:
                 t.encode()
             except UnicodeEncodeError as error:
-                raise ConfigError(f"a text holds half of a surrogate pair at character {error.start}") from error
+                raise ConfigError(f"a text has half of a surrogate pair at character {error.start}") from error
         return texts
 
     def _stop_ids(self, ignore_eos: bool) -> frozenset[int]:
@@ -205,26 +210,28 @@ class Engine:
 
 
 def _check_count(prompts: Sequence[Any]) -> None:
-    if not 1 <= len(prompts) <= MOST_PROMPTS:
-        raise ConfigError(f"a request must hold 1 to {MOST_PROMPTS} prompts, got {len(prompts)}")
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise ConfigError(f"a request must have 1 to {MAX_PROMPTS} prompts, got {len(prompts)}")
 
 
 def _request_ids(given: Any, count: int) -> list[str]:
-    """The ids of a request's prompts; new ones where none are given."""
+    """The ids of a request's prompts; new ids if none are given."""
     rids = [given] if isinstance(given, str) else given
     if not rids:
         return [uuid.uuid4().hex for _ in range(count)]
-    if not isinstance(rids, list) or not all(isinstance(rid, str) and 0 < len(rid) <= LONGEST_RID for rid in rids):
-        raise ConfigError(f"rid must be a text of 1 to {LONGEST_RID} characters per prompt, got {reprlib.repr(given)}")
+    if not isinstance(rids, list) or not all(isinstance(rid, str) and 0 < len(rid) <= MAX_RID_LENGTH for rid in rids):
+        raise ConfigError(
+            f"rid must be a text of 1 to {MAX_RID_LENGTH} characters per prompt, got {reprlib.repr(given)}"
+        )
     return rids
 
 
-def _refuse_unserved(body: Mapping[str, Any], names: Sequence[str]) -> None:
+def _refuse_unsupported(body: Mapping[str, Any], names: Sequence[str]) -> None:
     for name in names:
         if body.get(name):
-            raise ConfigError(f"{name} is not served by the embedded engine for this model; leave it out")
+            raise ConfigError(f"the embedded engine does not support {name} for this model; remove it")
     if body.get("return_logprob") and body.get("logprob_start_len", -1) not in (-1, None):
-        raise ConfigError("log-probabilities of prompt tokens are not served; leave logprob_start_len out")
+        raise ConfigError("log-probabilities of prompt tokens are not supported; remove logprob_start_len")
 
 
 def end_tokens(folder: str, tokenizer: Any) -> frozenset[int]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import reprlib
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,37 +16,25 @@ from embedded.engine.connections import IdleConnections, refusal
 from embedded.engine.engine import Engine
 from rollout.errors import ConfigError, EngineError
 
-LONGEST_ERROR = 2000
-"""Characters of an error's text in an answer; what a client sends may be repeated there."""
-LONGEST_NAME = 4096
+MAX_ERROR_LENGTH = 2000
+"""Characters of an error's text in an answer; longer texts are cut, because they may quote the request."""
+MAX_NAME_LENGTH = 4096
 """Characters of a path, a request id or a version."""
 IDLE = web.AppKey("idle", IdleConnections)
 PAUSE_MODES = ("abort", "retract", "in_place")
 
 
 def build_app(engine: Engine) -> web.Application:
-    """The HTTP routes over one engine."""
+    """The web application of one engine."""
     idle = IdleConnections(engine.options.idle_timeout_s)
     middlewares = [idle.middleware, _errors_as_json, _control(engine.options.admin_api_key)]
     app = web.Application(client_max_size=engine.max_body_bytes, middlewares=middlewares)
     app[IDLE] = idle
     app.cleanup_ctx.append(idle.watch)
-    for path in ("/health", "/health_generate"):
-        app.router.add_get(path, partial(_health, engine))
-    for path in ("/get_model_info", "/model_info"):
-        app.router.add_get(path, partial(_model_info, engine))
-    for path in ("/server_info", "/get_server_info"):
-        app.router.add_get(path, partial(_server_info, engine))
-    app.router.add_get("/get_weight_version", partial(_weight_version, engine))
-    app.router.add_get("/v1/loads", partial(_loads, engine))
-    app.router.add_get("/workers", partial(_workers, engine))
-    for method in ("GET", "POST"):
-        app.router.add_route(method, "/flush_cache", partial(_flush_cache, engine))
-    app.router.add_post("/generate", partial(_generate, engine))
-    app.router.add_post("/abort_request", partial(_abort, engine))
-    app.router.add_post("/pause_generation", partial(_pause, engine))
-    app.router.add_post("/continue_generation", partial(_continue, engine))
-    app.router.add_post("/update_weights_from_disk", partial(_update_from_disk, engine))
+    for route, handler in ROUTES.items():
+        method, path = route.split()
+        add = app.router.add_get if method == "GET" else app.router.add_post
+        add(path, partial(handler, engine))
     return app
 
 
@@ -63,7 +51,7 @@ async def _errors_as_json(request: web.Request, handler: Any) -> web.StreamRespo
 
 
 def _error(text: str, status: int) -> web.Response:
-    return web.json_response({"error": {"message": text[:LONGEST_ERROR]}}, status=status)
+    return web.json_response({"error": {"message": text[:MAX_ERROR_LENGTH]}}, status=status)
 
 
 def _control(admin_key: str | None) -> Any:
@@ -93,14 +81,14 @@ async def _body(engine: Engine, request: web.Request) -> dict[str, Any]:
 
 
 def _name(body: Mapping[str, Any], key: str) -> str | None:
-    """A text of the body that names something.
+    """An optional name in the body: a path, a request id or a version.
 
     Raises:
-        ConfigError: it is not a text, or too long.
+        ConfigError: it is not text, or it is too long.
     """
     value = body.get(key)
-    if value is not None and not (isinstance(value, str) and len(value) <= LONGEST_NAME and "\0" not in value):
-        raise ConfigError(f"{key} must be a text of at most {LONGEST_NAME} characters, got {reprlib.repr(value)}")
+    if value is not None and not (isinstance(value, str) and len(value) <= MAX_NAME_LENGTH and "\0" not in value):
+        raise ConfigError(f"{key} must be a text of at most {MAX_NAME_LENGTH} characters, got {reprlib.repr(value)}")
     return value
 
 
@@ -114,7 +102,7 @@ async def _generate(engine: Engine, request: web.Request) -> web.Response:
     try:
         finished = await asyncio.gather(*(asyncio.wrap_future(r.future) for r in requests))
     except asyncio.CancelledError:
-        # The client hung up: computing on for nobody would hold back the others.
+        # The client disconnected, so its requests must not slow down the others.
         for r in requests:
             engine.scheduler.abort(r.rid)
         raise
@@ -168,7 +156,7 @@ async def _workers(engine: Engine, request: web.Request) -> web.Response:
 async def _flush_cache(engine: Engine, _: web.Request) -> web.Response:
     if engine.scheduler.flush_cache():
         return web.Response(text="Cache flushed.\n")
-    return web.Response(status=400, text="Requests are in flight; the cache was not flushed.\n")
+    return web.Response(status=400, text="Requests are in progress; the cache was not flushed.\n")
 
 
 async def _abort(engine: Engine, request: web.Request) -> web.Response:
@@ -206,3 +194,24 @@ async def _update_from_disk(engine: Engine, request: web.Request) -> web.Respons
         return web.json_response({"success": False, "message": str(error)}, status=400)
     message = f"Serving {folder} as weight version {version}."
     return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
+
+
+ROUTES: Mapping[str, Callable[[Engine, web.Request], Awaitable[web.Response]]] = {
+    "GET /health": _health,
+    "GET /health_generate": _health,
+    "GET /get_model_info": _model_info,
+    "GET /model_info": _model_info,
+    "GET /get_server_info": _server_info,
+    "GET /server_info": _server_info,
+    "GET /get_weight_version": _weight_version,
+    "GET /v1/loads": _loads,
+    "GET /workers": _workers,
+    "GET /flush_cache": _flush_cache,
+    "POST /flush_cache": _flush_cache,
+    "POST /generate": _generate,
+    "POST /abort_request": _abort,
+    "POST /pause_generation": _pause,
+    "POST /continue_generation": _continue,
+    "POST /update_weights_from_disk": _update_from_disk,
+}
+"""Methods, paths and handlers."""

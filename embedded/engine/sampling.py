@@ -1,19 +1,17 @@
-"""SGLang's sampling parameters, checked, and the draw of one token a request.
+"""SGLang's sampling parameters, and the draw of one token per request.
 
-Each request draws from a generator of its own, so what it gets does not depend on which requests run beside it.
+Each request has its own random numbers, so its tokens do not depend on the requests that run beside it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Self
 
 import torch
+from pydantic import model_validator
 
-from envs.options import read_options
-from rollout.errors import ConfigError
+from slime_verlog import ConfigError, Field, Settings, read_settings
 
 NEUTRAL: Mapping[str, Any] = {
     "n": 1,
@@ -27,67 +25,62 @@ NEUTRAL: Mapping[str, Any] = {
     "ebnf": None,
     "structural_tag": None,
     "custom_params": None,
-    "spaces_between_special_tokens": None,
 }
-"""Parameters of SGLang that are accepted only at the value that does nothing; None: whatever the value, nothing."""
-
-MOST_BIASES, LARGEST_BIAS = 1024, 1e4
-MOST_STOPS, LONGEST_STOP = 64, 1024
-
+"""Parameters of SGLang for features that this engine lacks: only None, or the value that has no effect, is accepted."""
 IGNORED = ("spaces_between_special_tokens",)
+"""Parameters of SGLang that are accepted and have no effect."""
+
+MAX_BIASES, MAX_BIAS = 1024, 1e4
+MAX_STOPS, MAX_STOP_LENGTH = 64, 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Settings):
     """How one request is sampled; names and defaults are SGLang's."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float = Field(default=1.0, ge=0)
+    """Divides the logits; 0 takes the most likely token."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Keep the most likely tokens that together have at least this probability."""
     top_k: int = -1
-    max_new_tokens: int = 128
+    """Keep this many of the most likely tokens; -1 keeps all."""
+    max_new_tokens: int = Field(default=128, ge=1)
+    """Longest answer, in tokens."""
     stop: str | tuple[str, ...] | None = None
+    """Texts that end the answer."""
     stop_token_ids: tuple[int, ...] | None = None
+    """Tokens that end the answer, besides the model's own."""
     ignore_eos: bool = False
+    """Do not end at the model's own end tokens."""
     seed: int | None = None
+    """Used if `sampling_seed` is not given."""
     sampling_seed: int | None = None
+    """Seed of the request's random numbers; by default each request gets another one."""
     no_stop_trim: bool = False
+    """Leave the matched stop text or token in the answer's text."""
     skip_special_tokens: bool = True
-    logit_bias: Mapping[str, float] | None = None
-    """Added to the logits of tokens; the keys are token ids, as texts, as in SGLang."""
+    """Leave special tokens out of the answer's text."""
+    logit_bias: Mapping[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
+    """Added to the logits of tokens; the keys are token ids as text, as in SGLang."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise ConfigError(f"sampling_params.temperature must be >= 0 and finite, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"sampling_params.top_p must be in (0, 1], got {self.top_p}")
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.top_k != -1 and not 1 <= self.top_k < 1 << 31:
             raise ConfigError(f"sampling_params.top_k must be -1 (off) or 1 to 2^31 - 1, got {self.top_k}")
-        self._check_bias(self.logit_bias or {})
-        self._check_stops()
-        if self.max_new_tokens < 1:
-            raise ConfigError(f"sampling_params.max_new_tokens must be at least 1, got {self.max_new_tokens}")
-
-    def _check_bias(self, given: Mapping[str, float]) -> None:
-        if len(given) > MOST_BIASES:
-            raise ConfigError(f"sampling_params.logit_bias has {len(given)} tokens; at most {MOST_BIASES} are served")
-        for token, bias in given.items():
+        bias = self.logit_bias or {}
+        if len(bias) > MAX_BIASES:
+            raise ConfigError(f"sampling_params.logit_bias has {len(bias)} tokens; at most {MAX_BIASES} are supported")
+        for token in bias:
             if not (token.isascii() and token.isdigit() and len(token) < 10):
                 raise ConfigError(f"sampling_params.logit_bias has the key {token!r:.40}; keys are token ids")
-            if not abs(bias) <= LARGEST_BIAS:
-                raise ConfigError(
-                    f"sampling_params.logit_bias of token {token} is {bias}; it must be between -{LARGEST_BIAS:g} "
-                    f"and {LARGEST_BIAS:g}"
-                )
-
-    def _check_stops(self) -> None:
         stops, ids = self.stop_strings, self.stop_token_ids or ()
-        if len(stops) > MOST_STOPS or len(ids) > MOST_STOPS:
+        if len(stops) > MAX_STOPS or len(ids) > MAX_STOPS:
             raise ConfigError(
                 f"sampling_params.stop and stop_token_ids have {len(stops)} and {len(ids)} entries; at most "
-                f"{MOST_STOPS} of each are served"
+                f"{MAX_STOPS} of each are supported"
             )
-        if any(not 1 <= len(stop) <= LONGEST_STOP for stop in stops):
-            raise ConfigError(f"each of sampling_params.stop must have 1 to {LONGEST_STOP} characters")
+        if any(not 1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
+            raise ConfigError(f"each of sampling_params.stop must have 1 to {MAX_STOP_LENGTH} characters")
+        return self
 
     @property
     def greedy(self) -> bool:
@@ -102,23 +95,21 @@ def read_sampling_params(mapping: Mapping[str, Any] | None) -> SamplingParams:
     """Check the `sampling_params` of a request.
 
     Raises:
-        ConfigError: unknown name, wrong type, impossible value, or a feature that this engine does not have.
+        ConfigError: an unknown name, a wrong type, an impossible value, or a feature that this engine lacks.
     """
-    if not isinstance(mapping, Mapping | None):
-        raise ConfigError(f"sampling_params must be a mapping, got {mapping!r}")
-    given = dict(mapping or {})
-    for name, neutral in NEUTRAL.items():
-        value = given.pop(name, neutral)
-        if value != neutral and value is not None and name not in IGNORED:
-            raise ConfigError(f"sampling_params.{name}={value!r} is not served by the embedded engine; leave it out")
-    try:
-        return read_options(SamplingParams, given, "sampling_params.")
-    except OverflowError as error:
-        raise ConfigError(f"sampling_params holds a number that is too large: {error}") from error
+    if isinstance(mapping, Mapping):
+        for name, neutral in NEUTRAL.items():
+            value = mapping.get(name)
+            if value not in (None, neutral):
+                raise ConfigError(
+                    f"sampling_params.{name}={value!r} is not supported by the embedded engine; remove it"
+                )
+        mapping = {name: value for name, value in mapping.items() if name not in NEUTRAL and name not in IGNORED}
+    return read_settings(SamplingParams, mapping, "sampling_params.")
 
 
 def draw_uniforms(seed: int, count: int) -> list[float]:
-    """The `count` uniform numbers in [0, 1) that the request with this seed draws its tokens with."""
+    """The first `count` uniform random numbers in [0, 1) of the request with this seed."""
     generator = torch.Generator().manual_seed(seed % (1 << 63))
     return torch.rand(count, generator=generator, dtype=torch.float64).tolist()
 
@@ -126,9 +117,9 @@ def draw_uniforms(seed: int, count: int) -> list[float]:
 def sample_tokens(
     logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """Draw one token a row of `logits` [rows, vocab]; return the tokens and their log-probabilities.
+    """Draw one token per row of `logits` [rows, vocab]; return the tokens and their log-probabilities.
 
-    As in SGLang, log-probabilities are those of the temperature-scaled distribution before top-k and top-p.
+    As in SGLang, log-probabilities are of the temperature-scaled distribution, before top-k and top-p.
     """
     logits = _biased(logits, params)
     temperature = torch.tensor([1.0 if p.greedy else p.temperature for p in params], device=logits.device)
@@ -147,7 +138,7 @@ def sample_tokens(
 
 
 def _biased(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """The logits with each request's bias added; log-probabilities are those after it, as in SGLang."""
+    """The logits with each request's bias added; as in SGLang, log-probabilities include it."""
     if not any(p.logit_bias for p in params):
         return logits
     biased = logits.clone()
@@ -158,7 +149,7 @@ def _biased(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
 
 
 def _keep_nucleus(probs: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Zero what top-k and top-p leave out; the most likely token always stays."""
+    """Set the probabilities outside top-k and top-p to 0; the most likely token always stays."""
     ordered, index = probs.sort(descending=True)
     keep = (ordered.cumsum(-1) - ordered) < top_p
     if top_k > 0:

@@ -1,7 +1,7 @@
 """Continuous batching: requests join and leave the running batch between two decode steps.
 
-Invariants: only the worker thread touches the decoder; a request is answered exactly once; a row's first
-`_written` tokens are in the cache under the current weights, so that later prompts may share them.
+Invariants: only the worker thread uses the decoder; each request is answered exactly once; the first `_written` tokens
+of each row are in the cache under the current weights, so later prompts can share them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedded.engine.decoder import Decoder
+from embedded.engine.decoder import RowDecoder
 from embedded.engine.sampling import SamplingParams, draw_uniforms, sample_tokens
 from rollout.errors import ConfigError, EngineError
 
 PREFILL_BUDGET = 4096
-"""Prompt tokens admitted in one step, so that running requests are not held up for long."""
+"""Prompt tokens admitted in one step; this bounds the delay of running requests."""
 
 
 Update = tuple[Mapping[str, torch.Tensor], str | None, Future[str]]
-"""New weights, the version to give them, and the future that says which they got."""
+"""New weights, their version if given, and the future that receives the version served."""
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One prompt on its way; `future` receives the request itself once `finish_reason` is set."""
+    """One prompt and its answer so far; `future` receives the request itself once `finish_reason` is set."""
 
     rid: str
     prompt: list[int]
@@ -51,9 +51,9 @@ class Scheduler:
     """Runs a decoder in one worker thread and answers requests through futures."""
 
     def __init__(
-        self, decoder: Decoder, find_stop: Callable[[Request], str | None], seed: int = 0, prefix_cache: bool = True
+        self, decoder: RowDecoder, find_stop: Callable[[Request], str | None], seed: int = 0, prefix_cache: bool = True
     ) -> None:
-        """Start the worker. `find_stop` returns the stop string that the request's text has reached, if any."""
+        """Start the worker. `find_stop` returns the stop string that the request's text contains, if any."""
         self.decoder = decoder
         self.weight_version = "0"
         self._find_stop, self._seed, self._prefix_cache = find_stop, seed, prefix_cache
@@ -64,18 +64,19 @@ class Scheduler:
         self._running: dict[int, Request] = {}
         self._updates: deque[Update] = deque()
         self._wake = threading.Condition()
-        self._abort_all, self._abort_rids = False, set()
+        self._abort_all = False
+        self._abort_rids: set[str] = set()
         self._paused = self._closed = self._retract = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="engine-compute", daemon=True)
         self._thread.start()
 
     def submit(self, rid: str, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int]) -> Request:
-        """Queue a request; its future resolves when it has stopped, run out of length or been aborted.
+        """Queue a request; its future resolves when the request stops, reaches its length or is aborted.
 
         Raises:
-            ConfigError: the prompt and its answer do not fit the context, or hold unknown token ids.
-            EngineError: the worker thread broke or was closed earlier.
+            ConfigError: the prompt and its answer do not fit the context, or it has unknown token ids.
+            EngineError: the worker thread failed or was closed.
         """
         self.check(prompt, params)
         arrival = next(self._arrivals)
@@ -84,7 +85,7 @@ class Scheduler:
             seed = self._seed * 1_000_003 + arrival
         uniforms = [] if params.greedy else draw_uniforms(seed, params.max_new_tokens)
         request = Request(rid, prompt, params, stop_ids, uniforms)
-        # A caller that hangs up must not cancel the future under the worker's hands.
+        # A caller that disconnects must not cancel the future while the worker uses it.
         request.future.set_running_or_notify_cancel()
         with self._wake:
             if self._error is not None:
@@ -94,7 +95,7 @@ class Scheduler:
         return request
 
     def abort(self, rid: str | None = None) -> None:
-        """Abort the requests whose id starts with `rid`, or all of them; partial tokens are returned."""
+        """Abort the requests whose id starts with `rid`, or all requests; they return their tokens so far."""
         with self._wake:
             if rid is None:
                 self._abort_all = True
@@ -117,10 +118,10 @@ class Scheduler:
             self._wake.notify()
 
     def update_weights(self, state: Mapping[str, torch.Tensor], version: str | None = None) -> Future[str]:
-        """Swap the weights once no request is running (or at once while paused); resolves to the new version.
+        """Replace the weights once no request is running, or at once while paused; resolves to the new version.
 
         Raises:
-            EngineError: the worker thread broke or was closed earlier.
+            EngineError: the worker thread failed or was closed.
         """
         done: Future[str] = Future()
         done.set_running_or_notify_cancel()
@@ -132,9 +133,9 @@ class Scheduler:
         return done
 
     def flush_cache(self) -> bool:
-        """Forget shared prefixes; False while requests are in flight, as in SGLang.
+        """Forget shared prefixes; returns False while requests are in progress, as in SGLang.
 
-        While the engine is paused, requests that wait do not count: they are not begun before it goes on.
+        Requests that wait while the engine is paused do not count, because they have not begun.
         """
         with self._wake:
             if self._running or (self._waiting and not self._paused):
@@ -156,14 +157,14 @@ class Scheduler:
         return self._error is None and self._thread.is_alive()
 
     def close(self) -> None:
-        """Abort what is in flight and end the worker."""
+        """Abort all requests and end the worker."""
         with self._wake:
             self._closed = self._abort_all = True
             self._wake.notify()
         self._thread.join(timeout=60)
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
-        """Refuse a prompt that cannot be computed (ConfigError); `submit` calls it too."""
+        """Refuse a prompt that cannot be computed, with a `ConfigError`; `submit` calls it too."""
         limit, vocab = self.decoder.context_length, self.decoder.vocab_size
         if not prompt:
             raise ConfigError("input_ids is empty; a prompt needs at least one token")
@@ -174,10 +175,10 @@ class Scheduler:
             )
         foreign = [token for token in params.logit_bias or () if int(token) >= vocab]
         if foreign:
-            raise ConfigError(f"logit_bias names token {foreign[0]}; ids of this model are 0 to {vocab - 1}")
+            raise ConfigError(f"logit_bias has token {foreign[0]}; ids of this model are 0 to {vocab - 1}")
         low, high = min(prompt), max(prompt)
         if low < 0 or high >= vocab:
-            raise ConfigError(f"input_ids holds {low if low < 0 else high}; ids of this model are 0 to {vocab - 1}")
+            raise ConfigError(f"input_ids has token {low if low < 0 else high}; ids of this model are 0 to {vocab - 1}")
 
     def _work(self) -> None:
         try:
@@ -198,8 +199,8 @@ class Scheduler:
                 elif self._running and not self._paused:
                     self._decode()
         except Exception as error:
-            # The boundary of the thread: waiting callers must learn that nobody will answer them.
-            broken = EngineError(f"the engine broke: {type(error).__name__}: {error}")
+            # This thread ends here, so all waiting callers must get the error.
+            broken = EngineError(f"the engine failed: {type(error).__name__}: {error}")
             broken.__cause__ = error
             with self._wake:
                 self._fail(broken)
@@ -209,7 +210,7 @@ class Scheduler:
         return bool(commands or (not self._paused and (self._running or self._waiting)))
 
     def _fail(self, error: EngineError) -> None:
-        """Answer everybody who waits with `error`, and everybody who still comes."""
+        """Answer all waiting and all later requests with `error`."""
         self._error = error
         for request in [*self._running.values(), *self._waiting]:
             request.future.set_exception(error)
@@ -229,11 +230,11 @@ class Scheduler:
                 self._finish(request, {"type": "abort", "message": "aborted by request"})
 
     def _next_update(self) -> Update | None:
-        """Updates wait for the running batch, unless it is paused: then its cache goes stale and is kept."""
+        """The next update, unless it must wait for running requests; paused requests keep their outdated cache."""
         return self._updates.popleft() if self._updates and (self._paused or not self._running) else None
 
     def _load(self, state: Mapping[str, torch.Tensor], version: str | None, done: Future[str]) -> None:
-        """Swap the weights. The lock is free meanwhile, so that requests are taken as they come."""
+        """Replace the weights. The lock is not held meanwhile, so new requests are accepted."""
         try:
             self.decoder.load_weights(state)
         except Exception as error:
@@ -256,7 +257,7 @@ class Scheduler:
         self._running.clear()
 
     def _admit(self) -> list[Request]:
-        """Give rows to waiting requests, each the row (or a copy of the prefix) that saves it most."""
+        """Give rows to waiting requests; each reuses the longest cached prefix, in place or as a copy."""
         admitted: list[Request] = []
         budget = PREFILL_BUDGET
         while self._waiting and len(self._running) < self.decoder.rows and budget > 0:
@@ -266,9 +267,10 @@ class Scheduler:
             free = [row for row in range(self.decoder.rows) if row not in self._running]
             best = int(shared.argmax())
             length = int(shared[best])
-            # A free row that mostly holds this prompt is taken over; else the emptiest loses least.
+            # Take over a free row if the prefix is most of it; otherwise take the emptiest row.
             mostly = length > self._written[best] // 2
             row = best if best in free and mostly else min(free, key=lambda r: (self._written[r], r))
+            self.decoder.open_row(row, request.prompt)
             self.decoder.copy_prefix(best, row, length)
             self._tokens[row, : len(tokens)] = tokens
             self._written[row] = length
@@ -281,7 +283,7 @@ class Scheduler:
         return admitted
 
     def _shared_prefixes(self, tokens: np.ndarray) -> np.ndarray:
-        """Cached tokens of every row that agree with the start of `tokens`; at least one is left to compute."""
+        """Length of each row's cached prefix of `tokens`, at most all but the last token, which must be computed."""
         if not self._prefix_cache or not self._written.any():
             return np.zeros(self.decoder.rows, dtype=np.int64)
         agree = self._tokens[:, : len(tokens)] == tokens
@@ -306,7 +308,7 @@ class Scheduler:
         self._extend(requests, logits)
 
     def _extend(self, requests: list[Request], logits: torch.Tensor) -> None:
-        """Draw a token for each request, and finish those that are done."""
+        """Draw a token for each request, and finish the requests that are done."""
         uniforms = [r.uniforms[len(r.output)] if r.uniforms else 0.0 for r in requests]
         tokens, log_probs = sample_tokens(logits, [r.params for r in requests], uniforms)
         finished: list[tuple[Request, dict[str, Any]]] = []
@@ -332,7 +334,7 @@ class Scheduler:
         return None
 
     def _finish(self, request: Request, reason: dict[str, Any]) -> None:
-        """Answer a request and free its row; the row's tokens stay for others to share."""
+        """Answer a request and free its row; the row's tokens stay in the cache for later prompts."""
         request.finish_reason = reason
         request.weight_version = self.weight_version
         if request.row >= 0:

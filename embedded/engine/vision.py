@@ -1,7 +1,7 @@
-"""Serves a small vision-language model on the embedded engine: pictures come in `image_data`, as SGLang takes them.
+"""Serves a small vision-language model on the embedded engine, with pictures in `image_data` as in SGLang.
 
-The same scheduler runs it; a row's cache is transformers' own, and prefixes are not shared, because equal tokens may
-stand for different pictures.
+It has the same scheduler as a text model. Each row has a cache of transformers. Prefixes are not shared, because equal
+tokens can stand for different pictures.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedded.engine.engine import Engine, EngineOptions, end_tokens
-from embedded.engine.scheduler import Request, Scheduler
+from embedded.engine.decoder import RowDecoder
+from embedded.engine.engine import Engine
 from envs.pictures import PictureError, open_picture
 from rollout.errors import ConfigError
 from rollout.tokens.processor import load_processor
@@ -25,7 +25,7 @@ PIXELS, GRIDS = "pixel_values", "image_grid_thw"
 
 
 class PicturePrompt(list[int]):
-    """Prompt tokens with expanded placeholders, and the tensors of the pictures that they stand for."""
+    """Prompt tokens with expanded placeholders, and the tensors of their pictures."""
 
     pictures: Mapping[str, torch.Tensor] = {}
 
@@ -37,7 +37,7 @@ class VisionDecoder:
         """Load the model folder.
 
         Raises:
-            ConfigError: the model is of a kind that is not served.
+            ConfigError: the engine does not support this model.
         """
         self.model = load_vision_model(folder).to(device)
         config = self.model.config
@@ -50,16 +50,20 @@ class VisionDecoder:
         self._shifts: dict[int, int] = {}
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over weights under their Hugging Face names.
+        """Copy in weights under their Hugging Face names.
 
         Raises:
-            ConfigError: a weight is missing or of another shape; the old weights stay.
+            ConfigError: a weight is missing or has another shape. The old weights stay in place.
         """
         own = self.model.state_dict()
         for name, weight in own.items():
             if name not in state or state[name].shape != weight.shape:
                 raise ConfigError(f"the new weights have no '{name}' of shape {tuple(weight.shape)}")
         self.model.load_state_dict({name: state[name] for name in own})
+
+    def open_row(self, row: int, prompt: Sequence[int]) -> None:
+        """Keep the pictures of the row's prompt for `prefill`."""
+        self.pictures[row] = getattr(prompt, "pictures", {})
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         assert length == 0, "prefixes with pictures are not shared"
@@ -71,7 +75,7 @@ class VisionDecoder:
 
     @torch.inference_mode()
     def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor:
-        """Compute one token a row at its position; return logits [rows, vocab]."""
+        """Compute one token per row, at its position; return logits [rows, vocab]."""
         each = zip(rows.tolist(), positions.tolist(), tokens.tolist(), strict=True)
         return torch.cat([self._token(row, position, token) for row, position, token in each])
 
@@ -85,57 +89,36 @@ class VisionDecoder:
     def _token(self, row: int, position: int, token: int) -> torch.Tensor:
         place = torch.full((3, 1, 1), position + self._shifts[row], device=self.device)
         ids = torch.tensor([[token]], device=self.device)
-        return self.model(
-            input_ids=ids, position_ids=place, past_key_values=self._caches[row], use_cache=True
-        ).logits[:, -1]
+        return self.model(input_ids=ids, position_ids=place, past_key_values=self._caches[row], use_cache=True).logits[
+            :, -1
+        ]
 
 
 def forward_inputs(
     ids: torch.Tensor, pictures: Mapping[str, torch.Tensor] | None, image_token: int
 ) -> dict[str, torch.Tensor]:
-    """What a Qwen model's forward takes for one sequence `ids` [tokens] with the pictures that stand in it."""
+    """Arguments of a Qwen model's forward pass for one sequence `ids` [tokens] with its pictures."""
     ids = ids[None]
     if not pictures:
         return {"input_ids": ids}
     return {"input_ids": ids, "mm_token_type_ids": (ids == image_token).int(), **pictures}
 
 
-class VisionScheduler(Scheduler):
-    """Hands each row its pictures before its prompt is computed."""
-
-    decoder: VisionDecoder  # type: ignore[assignment]
-
-    def _prefill(self, requests: list[Request]) -> None:
-        for request in requests:
-            self.decoder.pictures[request.row] = getattr(request.prompt, "pictures", {})
-        super()._prefill(requests)
-
-
 class VisionEngine(Engine):
-    """The engine of a vision-language model: prompts hold one placeholder a picture, which is expanded here."""
+    """The engine of a vision-language model. Prompts have one placeholder per picture, which is expanded here."""
 
     max_body_bytes = 64 << 20
-    UNSERVED = tuple(name for name in Engine.UNSERVED if name != "image_data")
+    UNSUPPORTED = tuple(name for name in Engine.UNSUPPORTED if name != "image_data")
+    SHARES_PREFIXES = False
 
-    def __init__(self, options: EngineOptions) -> None:
-        """Load the model and start its worker thread.
-
-        Raises:
-            ConfigError: the model is of a kind that is not served, or has no image processor.
-        """
-        from transformers import AutoTokenizer
-
-        self.options, self.model_path = options, options.model_path
+    def _load_decoder(self) -> RowDecoder:
+        options = self.options
         self.processor: Any = load_processor(options.model_path)
         if self.processor is None:
             raise ConfigError(f"'{options.model_path}' has no preprocessor_config.json, so pictures cannot be read")
-        self.decoder = VisionDecoder(
-            options.model_path, options.max_running_requests, options.context_length, options.device
-        )
-        self.tokenizer = AutoTokenizer.from_pretrained(options.model_path)
-        self._eos = end_tokens(options.model_path, self.tokenizer)
-        decoder: Any = self.decoder
-        self.scheduler = VisionScheduler(decoder, self._find_stop, options.seed, prefix_cache=False)
+        found = VisionDecoder(options.model_path, options.max_running_requests, options.context_length, options.device)
+        self.image_token = found.image_token
+        return found
 
     def _load_state(self, folder: str) -> Mapping[str, torch.Tensor]:
         return load_vision_model(folder).state_dict()
@@ -147,16 +130,16 @@ class VisionEngine(Engine):
         given = body.get("image_data") or []
         prompts = super()._prompts(body)
         if not given:
-            if any(self.decoder.image_token in prompt for prompt in prompts):
-                raise ConfigError("input_ids holds a picture's placeholder, but image_data is empty")
+            if any(self.image_token in prompt for prompt in prompts):
+                raise ConfigError("input_ids has a picture's placeholder, but image_data is empty")
             return prompts
         if len(prompts) != 1:
-            raise ConfigError("a request with image_data holds one prompt")
+            raise ConfigError("a request with image_data must have one prompt")
         return [self._expanded(prompts[0], given if isinstance(given, list) else [given])]
 
     def _expanded(self, ids: Sequence[int], images: Sequence[Any]) -> PicturePrompt:
         if not all(isinstance(image, str) and image.startswith("data:") for image in images):
-            raise ConfigError("image_data must hold data URIs (data:image/png;base64,...), not paths or links")
+            raise ConfigError("image_data must be data URIs (data:image/png;base64,...), not paths or links")
         try:
             pictures = [open_picture(image) for image in images]
         except PictureError as error:
@@ -164,13 +147,11 @@ class VisionEngine(Engine):
         inputs = self.processor.image_processor(images=pictures, return_tensors="pt")
         merged = self.processor.image_processor.merge_size**2
         counts = iter((inputs[GRIDS].prod(-1) // merged).tolist())
-        if ids.count(self.decoder.image_token) != len(images):
-            raise ConfigError(
-                f"input_ids holds {ids.count(self.decoder.image_token)} placeholders for {len(images)} pictures"
-            )
+        if ids.count(self.image_token) != len(images):
+            raise ConfigError(f"input_ids has {ids.count(self.image_token)} placeholders for {len(images)} pictures")
         prompt = PicturePrompt()
         for token in ids:
-            prompt.extend([token] * next(counts) if token == self.decoder.image_token else [token])
+            prompt.extend([token] * next(counts) if token == self.image_token else [token])
         prompt.pictures = {key: inputs[key] for key in (PIXELS, GRIDS)}
         return prompt
 
@@ -179,20 +160,20 @@ def load_vision_model(folder: str | Path) -> Any:
     """Load a Qwen vision-language model in float32.
 
     Raises:
-        ConfigError: its model is of a kind that is not served.
+        ConfigError: the engine does not support this model.
     """
     from transformers import AutoModelForImageTextToText
 
     kind = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("model_type")
     if kind not in SERVED_TYPES:
         raise ConfigError(
-            f"'{folder}' holds a {kind} model; of vision-language models the embedded engine serves "
-            f"{', '.join(SERVED_TYPES)}. Serve it with SGLang instead"
+            f"'{folder}' is a {kind} model; the embedded engine supports the vision-language models "
+            f"{', '.join(SERVED_TYPES)}. Serve this model with SGLang instead"
         )
     return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def has_vision(folder: str | Path) -> bool:
-    """Whether a folder holds a vision-language model."""
+    """Whether a folder contains a vision-language model."""
     path = Path(folder) / "config.json"
     return path.is_file() and "vision_config" in json.loads(path.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""Scripted play written out as THINK/ACTION text, for the policy to start from.
+"""Plays episodes with a scripted expert and writes its answers as THINK/ACTION text.
 
-An environment module that offers `expert_action(env)` can be demonstrated; some actions are random instead, so that
-unusual states are seen. `imitation.py` imitates these too, on purpose, to leave something to learn; as a supervised
-data set (`inspection/demonstrations.py`) every answer is the expert's.
+The environment's module must have `expert_action(env)`. Some actions are random, to reach unusual states.
+`imitation.py` imitates the random actions too, on purpose, so PPO has something left to learn. In supervised data sets
+(`inspection/demonstrations.py`) every answer is the expert's.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from rollout.play.memory import Exchange, build_memory, build_messages
 from rollout.spec import EpisodeSpec
 
 DEMONSTRATION_SEEDS = range(2_000_000_000, 3_000_000_000)
-"""Seeds of demonstrated episodes. Training counts up from 0 and evaluation from 1,000,000,000, unless the YAML says
-otherwise; environments that fold seeds into fewer worlds do so within each thousand million."""
+"""Seeds of demonstrated episodes. By default, training seeds start at 0 and evaluation seeds at 1,000,000,000.
+Environments that map seeds to fewer worlds do so within each range of 1,000,000,000."""
 _SEEDS_EACH = 100_000
-"""Seeds between those of one run's `seed` and the next one's; they come round again after 10,000."""
+"""Distance between the first seeds of runs with consecutive `seed`; they repeat after 10,000 runs."""
 _ARTICLES = re.compile(r"\b(?:the|a|an)\s+")
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One demonstrated turn: the conversation as a rollout would show it, and the answer."""
+    """One demonstrated turn: the prompt as in a rollout, and the answer."""
 
     messages: list[dict[str, Any]]
     answer: str
@@ -41,11 +41,11 @@ class Demonstration:
     seed: int = 0
     turn: int = 0
     progression: float = 0.0
-    """How far its episode came in the end; 1 is success."""
+    """Progression of its episode at the end; 1 is success."""
 
 
 Reason = Callable[[Any, str, str], str]
-"""The thought before an action, from the environment, the observation's text and the action."""
+"""Writes the thought before an action, given the environment, the observation's text and the action."""
 
 
 def demonstrate(
@@ -59,16 +59,16 @@ def demonstrate(
 ) -> list[Demonstration]:
     """Play `episodes` of the config's tasks; each action is random with probability `random_share`.
 
-    A turn's answer is the action that was played, or, with `expert_answers`, the expert's even where a random action
-    was played in its place: what it would do in the states that random moves lead to. `reason` writes the thoughts;
-    None: `think`. Where an environment lists no actions, none is random.
+    A turn's answer is the played action. With `expert_answers` it is always the expert's action, even if a random one
+    was played instead. `reason` writes the thoughts (default: `think`). Environments without a list of actions get no
+    random ones.
 
     Raises:
-        ConfigError: an environment without an expert, a history that is not a window, or seeds that training or
-            evaluation uses.
+        ConfigError: the environment has no expert, the history is not a window, or training or evaluation uses the
+            same seeds.
     """
     if config.history != "window":
-        raise ConfigError("demonstrations show each turn by itself: use history: window")
+        raise ConfigError("demonstrations need one prompt per turn: use history: window")
     _check_seeds(config)
     tasks, rng = read_tasks(config), random.Random(seed)
     turns: list[Demonstration] = []
@@ -108,12 +108,12 @@ def _play(
         messages = build_messages(
             memory, env.instruction_prompt, list(past), observation, len(turns), env.answer_format
         )
-        astray = rng.random() < random_share and len(env.actions) > 0
-        action = rng.choice(list(env.actions)) if astray else expert(env)
-        taught = expert(env) if astray and expert_answers else action
+        is_random = rng.random() < random_share and len(env.actions) > 0
+        action = rng.choice(list(env.actions)) if is_random else expert(env)
+        taught = expert(env) if is_random and expert_answers else action
         answer = f"THINK: {reason(env, observation['text']['long_term_context'], taught)}\nACTION: {taught}"
         turns.append(Demonstration(messages, answer, spec.name, spec.env.metadata["seed"], len(turns)))
-        # A move at random has no reason to show.
+        # A random move has no reason to show.
         played = answer if taught == action else f"THINK: I try something.\nACTION: {action}"
         shown = observation
         observation, done, info = env.step(played)
@@ -123,7 +123,7 @@ def _play(
 
 
 def think(mission: str, observation: str) -> str:
-    """A short thought: the line of the observation that shows what the mission names, or that none does."""
+    """A short thought: the first line of the observation with the mission's object, or that there is none."""
     wanted = _ARTICLES.split(mission)[-1]
     for line in observation.splitlines():
         if f" {wanted} " in f" {line} ":

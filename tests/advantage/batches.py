@@ -1,4 +1,4 @@
-"""Random batches as slime's rollout data would hold them, and what the definition says about them."""
+"""Random batches as slime's rollout data, and their advantages by definition."""
 
 from __future__ import annotations
 

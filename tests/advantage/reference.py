@@ -1,4 +1,4 @@
-"""The definition of dual-discount GAE, token by token in float64, as slow and as plain as it can be."""
+"""The definition of dual-discount GAE, token by token in float64, as simple as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The critic's warm-up is judged at its end: settled, moving, or too short to tell; rates by simulation."""
+"""The trend test at the end of the critic's warm-up, with simulated error rates."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_a_falling_loss_is_warned_about_once_at_the_end(caplog: pytest.LogCaptur
     assert "-61 %" in record.getMessage() and "lengthen critic_warmup" in record.getMessage()
 
 
-def test_a_settled_loss_gives_no_warning_and_no_warm_up_no_judgement(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_settled_loss_or_no_warm_up_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert run([8.0, 4.0] + [1.0, 1.1] * 9, make(20))[-1].chance > 0.5
         assert run([8, 4, 2], make(0)) == [None] * 3
     assert not caplog.records
 
 
-def test_the_yaml_sets_how_much_may_still_move(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_yaml_sets_the_tolerated_change(caplog: pytest.LogCaptureFixture) -> None:
     run([8 * 0.9**t for t in range(20)], make(20, critic_warmup={"tolerance": 0.7}))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -111,12 +111,12 @@ def test_the_yaml_sets_how_much_may_still_move(caplog: pytest.LogCaptureFixture)
     [(make(), {"log_probs": []}), (make(use_rollout_logprobs=True), {})],
     ids=["log_probs", "rollout_log_probs"],
 )
-def test_the_actors_batches_are_not_looked_at(args: Namespace, data: dict[str, Any]) -> None:
+def test_the_actors_batches_are_ignored(args: Namespace, data: dict[str, Any]) -> None:
     assert run([8, 7, 6, 5, 4, 3, 2, 1], args, data) == [None] * 8
     assert not warmup_losses.of(args)
 
 
-def test_a_run_resumed_in_its_warm_up_judges_what_is_left_of_it() -> None:
+def test_a_run_resumed_in_its_warm_up_tests_the_remaining_updates() -> None:
     args = Namespace(num_critic_only_steps=24, start_rollout_id=4)
     judged = run([0.9**t for t in range(21)], args)
     assert [k for k, trend in enumerate(judged) if trend is not None] == [19]

@@ -1,4 +1,4 @@
-"""Whatever lies on a GPU stays there: advantages on a device that refuses to mix with the CPU."""
+"""Tensors on a GPU stay there, tested with a pretended device that refuses to mix with the CPU."""
 
 from __future__ import annotations
 

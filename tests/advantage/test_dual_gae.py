@@ -1,4 +1,4 @@
-"""dual_discount_gae equals its definition for every shape of episode, and refuses what has no meaning."""
+"""dual_discount_gae equals its definition for all kinds of episodes, and refuses invalid input."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_turns_of_one_token_give_classical_gae() -> None:
     torch.testing.assert_close(advantages, torch.stack(sums), atol=1e-10, rtol=0)
 
 
-def test_a_step_discount_of_zero_makes_every_turn_an_episode_of_its_own() -> None:
+def test_a_step_discount_of_zero_separates_all_turns() -> None:
     linked = random_batch([3, 5, 2], chain(3))
     alone = dict(linked, next_turn=torch.tensor([-1, -1, -1]), bootstrap_values=torch.zeros(3).double())
     discounts = dict(VERLOG, gamma_step=0.0)
@@ -145,7 +145,7 @@ def test_a_step_discount_of_zero_makes_every_turn_an_episode_of_its_own() -> Non
     )
 
 
-def test_when_all_episodes_end_on_their_first_turn_no_turn_hears_of_another() -> None:
+def test_one_turn_episodes_do_not_affect_each_other() -> None:
     batch = dict(random_batch([5, 1, 8], [-1, -1, -1]), bootstrap_values=torch.zeros(3).double())
     together, _ = dual_discount_gae(**batch, **VERLOG)
     for t, part in enumerate(together.split([5, 1, 8])):
@@ -167,7 +167,7 @@ def test_an_empty_batch_gives_empty_results() -> None:
     assert advantages.shape == returns.shape == (0,)
 
 
-def test_inputs_are_left_as_they_were() -> None:
+def test_inputs_are_unchanged() -> None:
     batch = random_batch([2, 40, 3], chain(3))
     before = {k: v.clone() for k, v in batch.items()}
     dual_discount_gae(**batch, **VERLOG)
@@ -202,7 +202,7 @@ def test_wrong_input_is_named_with_its_position(name: str, wrong: list, message:
         dual_discount_gae(**batch, **VERLOG)
 
 
-def test_what_is_no_tensor_is_named() -> None:
+def test_an_argument_that_is_not_a_tensor_is_named() -> None:
     with pytest.raises(ValueError, match="values must be a tensor, got list"):
         dual_discount_gae(**dict(random_batch([2], [-1]), values=[0.0, 0.0]), **VERLOG)
 
@@ -220,7 +220,7 @@ def test_discounts_are_read_from_args_and_default_to_verlogs() -> None:
 
 
 @pytest.mark.parametrize("case", [0, 1])
-def test_verlogs_recorded_advantages_come_out_on_its_real_tokens(golden: Any, case: int) -> None:
+def test_verlogs_recorded_advantages_are_reproduced_on_its_real_tokens(golden: Any, case: int) -> None:
     batch, recorded, discounts = verlog_batch(golden("verlog_gae.json.gz")[case], "mask")
     advantages, returns = dual_discount_gae(**batch, **discounts)
     torch.testing.assert_close(advantages, recorded["advantages_raw"], atol=1e-6, rtol=0)

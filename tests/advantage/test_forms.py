@@ -1,4 +1,4 @@
-"""Every form of GAE equals its definition, written out turn by turn, whatever the episodes look like."""
+"""Every form of GAE equals its definition, written out turn by turn, for all kinds of episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimators without a critic: each equals its definition, is fair where it claims to be, says what it leaves out."""
+"""Estimators without a critic equal their definitions, are unbiased as claimed, and leave out incomplete episodes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_rloo_leaves_the_episode_itself_out_of_its_baseline() -> None:
     assert scores(turns, estimator="rloo") == pytest.approx([1.5, -1.5, 0.0, 0.0])
 
 
-def test_gigpo_adds_what_turns_in_the_same_state_say() -> None:
+def test_gigpo_adds_the_comparison_of_turns_in_the_same_state() -> None:
     turns = episode(0, [0.0, 1.0], 1, anchors=[4, 8]) + episode(1, [0.0, 0.0], 1, anchors=[4, 9])
     got = scores(turns, estimator="gigpo", normalize=False, step_weight=2.0)
     assert got == pytest.approx([0.5 + 2 * 0.5, 0.5, -0.5 - 2 * 0.5, -0.5])
@@ -96,7 +96,7 @@ def test_episodes_without_a_group_are_compared_with_the_batch() -> None:
     ],
 )
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
-def test_an_episode_without_a_return_gets_nothing_and_counts_nowhere(outsider: list[Turn], estimator: str) -> None:
+def test_an_episode_without_a_return_gets_zero_and_is_not_compared(outsider: list[Turn], estimator: str) -> None:
     turns = episode(0, [1.0], 1, anchors=[2]) + episode(1, [0.0], 1, anchors=[2])
     alone = scores(turns, estimator=estimator)
     assert scores(turns + outsider, estimator=estimator) == alone + [0.0] * len(outsider)
@@ -197,7 +197,7 @@ def test_the_hook_puts_each_turns_advantage_on_its_trained_tokens() -> None:
     assert "prompt" not in data and data["returns"][0].tolist() == data["advantages"][0].tolist()
 
 
-def test_one_sample_a_prompt_is_compared_with_the_batch() -> None:
+def test_with_one_sample_per_prompt_episodes_are_compared_with_the_batch() -> None:
     data = rollout_data([sample(0, [1.0], 1), sample(1, [0.0], 2)])
     args = make_args(kl_coef=0.0, gamma_step=1.0, group_estimator="rloo", n_samples_per_prompt=1)
     compute_advantages(args, data)

@@ -1,4 +1,4 @@
-"""Critic-free estimators against their plain definition, over shards of a batch, and at a batch's edges."""
+"""Estimators without a critic equal their definition, also over sharded batches and for incomplete episodes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_gigpo_may_discount_the_episodes_return_as_well(seed: int) -> None:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_batch_in_which_every_episode_is_cut_trains_nobody(estimator: str) -> None:
+def test_a_batch_without_complete_episodes_gives_zero_advantages(estimator: str) -> None:
     samples = []
     for segment in range(4):
         samples.append(sample(TurnRow(segment, 0, turns=(TurnSpan(0, 2, 1.0, anchor=1),), group=0), 2))

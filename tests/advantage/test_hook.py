@@ -1,4 +1,4 @@
-"""The hook turns slime's rollout data and the turn table into what the definition says, and refuses broken batches."""
+"""The hook computes advantages by definition from slime's rollout data, and refuses invalid batches."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_episode_of_400_turns_agrees_with_the_definition() -> None:
         torch.testing.assert_close(got.double(), advantages, atol=1e-5, rtol=0)
 
 
-def test_many_turns_in_one_sample_give_what_one_turn_a_sample_gives() -> None:
+def test_many_turns_per_sample_give_the_same_as_one_turn_per_sample() -> None:
     apart = [turn(1, 0, 0.5, 3), turn(1, 1, -1.0, 2), turn(1, 2, 2.0, 4, terminated=True)]
     spans, at = [], 0
     for sample in apart:
@@ -73,7 +73,7 @@ def test_many_turns_in_one_sample_give_what_one_turn_a_sample_gives() -> None:
 
 
 @pytest.mark.parametrize("gap", [0, 1, 50])
-def test_the_length_of_the_observation_between_turns_cannot_matter(gap: int) -> None:
+def test_the_length_of_the_observation_between_turns_does_not_matter(gap: int) -> None:
     spans = (TurnSpan(0, 3, 1.0), TurnSpan(3 + gap, 5 + gap, 2.0))
     mask = [1] * 3 + [0] * gap + [1] * 2
     values = [0.1, 0.2, 0.3] + [99.0] * gap + [0.4, 0.5]
@@ -87,13 +87,13 @@ def test_the_length_of_the_observation_between_turns_cannot_matter(gap: int) -> 
     torch.testing.assert_close(got, run([flat], gamma_token=0.9, lambda_token=0.8)["advantages"][0])
 
 
-def test_the_reward_meets_the_last_trained_token_not_the_masked_text_after_it() -> None:
+def test_the_reward_falls_on_the_last_trained_token() -> None:
     sample = one(TurnRow(0, 0, terminated=True, turns=(TurnSpan(0, 3, 1.0),)), [1, 1, 0], [0.0, 0.0, 7.0])
     got = run([sample], gamma_token=0.5)["advantages"][0]
     assert got.tolist() == [0.5, 1.0, 0.0]
 
 
-def test_a_masked_turn_hands_value_and_reward_on_without_being_trained_on() -> None:
+def test_a_masked_turn_passes_on_value_and_reward_without_being_trained_on() -> None:
     samples = [turn(0, 0), turn(0, 1, 5.0), turn(0, 2, 1.0, terminated=True)]
     masked = [samples[0], replace(samples[1], mask=[0, 0]), samples[2]]
     plain, quiet = run(samples), run(masked)
@@ -101,7 +101,7 @@ def test_a_masked_turn_hands_value_and_reward_on_without_being_trained_on() -> N
     torch.testing.assert_close(quiet["advantages"][0], plain["advantages"][0])
 
 
-def test_a_turn_without_reward_is_a_turn_of_its_own() -> None:
+def test_a_turn_without_reward_stays_a_separate_turn() -> None:
     got = run([turn(0, 0, 0.0), turn(0, 1, 1.0, terminated=True)], lambda_step=0.0)["returns"]
     torch.testing.assert_close(got[0], torch.tensor([0.99 * 0.5] * 2))
 
@@ -130,7 +130,7 @@ def test_when_every_episode_ends_on_its_first_turn_returns_are_rewards() -> None
     assert [row.tolist() for row in data["returns"]] == [[float(k)] * 2 for k in range(5)]
 
 
-def test_kl_is_charged_on_trained_tokens_alone() -> None:
+def test_kl_is_charged_only_on_trained_tokens() -> None:
     sample = one(TurnRow(0, 0, terminated=True, turns=(TurnSpan(0, 3, 0.0),)), [1, 0, 1], [0.0] * 3)
     data = rollout_data([replace(sample, kl=torch.tensor([1.0, 100.0, 3.0]))])
     compute_advantages(make_args(kl_coef=0.5), data)
@@ -148,7 +148,7 @@ def test_the_table_is_gone_afterwards_unless_the_kl_split_still_needs_it() -> No
     assert "prompt" in run(samples, rollout_data_postprocess_path=KL_SPLIT)
 
 
-def test_what_is_written_is_never_what_was_read() -> None:
+def test_results_do_not_share_memory_with_inputs() -> None:
     samples = make_samples(random.Random(3), 4)
     data = run(samples)
     for sample, values, kl in zip(samples, data["values"], data["kl"], strict=True):
@@ -167,7 +167,7 @@ def test_what_is_written_is_never_what_was_read() -> None:
         ([replace(state(7, 0), mask=[1])], r"sample 0: its loss mask includes token 0 .* belongs to no turn"),
     ],
 )
-def test_turns_that_make_no_proper_episode_are_named(samples: list[FakeSample], message: str) -> None:
+def test_turns_that_do_not_form_an_episode_are_named(samples: list[FakeSample], message: str) -> None:
     with pytest.raises(TurnTableError, match=message):
         run(samples)
 

@@ -1,4 +1,4 @@
-"""KL of reasoning and of action tokens apart, and the warning when actions run away from reasoning, with its rates."""
+"""KL of reasoning and action tokens separately, and the action-hacking warning with its error rates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def data_of(kl: list[float], mask: list[int], *spans: tuple[int, int, int]) -> d
     }
 
 
-def test_tokens_from_the_action_on_are_the_actions_and_masked_ones_are_nobodys() -> None:
+def test_action_tokens_start_at_the_action_and_masked_tokens_are_left_out() -> None:
     data = data_of([1.0, 2.0, 30.0, 50.0, 99.0, 99.0, 3.0], [1, 1, 1, 1, 0, 0, 1], (0, 5, 2), (6, 7, -1))
     split = log_kl_split(make_args(), 0, data)
     assert split == KlSplit(2.0, 40.0, 3, 2)
@@ -73,7 +73,7 @@ def test_without_a_reference_nothing_is_logged_and_the_table_is_still_taken_out(
     assert set(data) == {"kl", "loss_masks", "response_lengths", "total_lengths"}
 
 
-def test_a_framework_that_hands_over_no_data_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_framework_without_data_causes_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert log_kl_split(make_args()) is None and log_kl_split(make_args()) is None
     assert [record.message for record in caplog.records] == [
         "this framework gives --rollout-data-postprocess-path no data, so KL is not split"

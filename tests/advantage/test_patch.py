@@ -1,4 +1,4 @@
-"""The patch reaches both roles of every supported framework, refuses the rest, and leaves no trace when undone."""
+"""The patch works in both roles of every supported framework, refuses others, and can be undone completely."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_each_role_in_one_process_gets_its_flag_while_functions_are_wrapped_once
     assert actor.custom_advantage_function_path == critic.custom_advantage_function_path == patch.HOOK
 
 
-def test_uninstalling_puts_functions_and_flags_back(slime: Any) -> None:
+def test_uninstalling_restores_functions_and_flags(slime: Any) -> None:
     loss, args = slime(), flags()
     before, known = dict(loss.__dict__), dict(vars(args))
     patch.install(args)
@@ -149,7 +149,7 @@ def test_a_role_configured_out_of_the_patch_is_refused(slime: Any, tmp_path: Pat
         patch.install(flags(megatron_config_path=str(path)))
 
 
-def test_a_critic_with_its_own_learning_rate_alone_is_welcome(slime: Any, tmp_path: Path) -> None:
+def test_a_critic_with_only_its_own_learning_rate_is_accepted(slime: Any, tmp_path: Path) -> None:
     slime()
     path = tmp_path / "roles.yaml"
     path.write_text("megatron:\n- {role: critic, overrides: {lr: 1e-5}}\n- {role: actor}\n")
@@ -176,7 +176,7 @@ def test_an_unknown_version_is_refused_and_the_known_ones_are_named(slime: Any, 
     assert loss.__dict__ == before
 
 
-def test_a_training_process_that_binds_another_function_is_found_out(slime: Any) -> None:
+def test_a_training_process_that_uses_another_function_is_refused(slime: Any) -> None:
     actor = ModuleType("slime.backends.megatron_utils.actor")
     actor.compute_advantages_and_returns = lambda args, rollout_data: None
     slime(actor=actor)

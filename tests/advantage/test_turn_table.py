@@ -1,4 +1,4 @@
-"""The turn table survives the crossing exactly, and refuses everything that is not one."""
+"""The turn table is decoded exactly, and everything else is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows(draw: st.DrawFn) -> TurnRow:
 
 @settings(deadline=None)
 @given(rows())
-def test_a_row_comes_back_exactly_as_it_was_written(row: TurnRow) -> None:
+def test_decoding_an_encoded_row_gives_the_same_row(row: TurnRow) -> None:
     vector = encode_row(row)
     assert vector.dtype == torch.float64 and vector.dim() == 1
     assert decode_row(vector) == row

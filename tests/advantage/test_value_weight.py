@@ -1,4 +1,4 @@
-"""The first-token value weight meets exactly one token a turn, and the loss it makes is Verlog's where it can be."""
+"""The first-token value weight applies to exactly one token per turn, and reproduces Verlog's loss."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def batch_of(masks: list[list[int]]) -> dict[str, Any]:
     }
 
 
-def test_one_turn_a_sample_weighs_its_first_token() -> None:
+def test_one_turn_per_sample_weighs_its_first_token() -> None:
     weights = first_token_weights([torch.tensor([1, 1, 1]), torch.tensor([1])], 3.0)
     assert [w.tolist() for w in weights] == [[3.0, 1.0, 1.0], [3.0]]
 
 
-def test_many_turns_a_sample_weigh_one_token_each() -> None:
+def test_many_turns_per_sample_weigh_one_token_each() -> None:
     (weights,) = first_token_weights([torch.tensor([0, 1, 1, 0, 0, 1, 0, 1, 1])], 3.0)
     assert weights.tolist() == [1.0, 3.0, 1.0, 1.0, 1.0, 3.0, 1.0, 3.0, 1.0]
 
@@ -93,7 +93,7 @@ def row_of(*spans: tuple[int, int]) -> TurnRow:
 
 
 @pytest.mark.parametrize(("row", "mask"), [(row_of((0, 2), (2, 4)), [1, 1, 1, 1]), (row_of((0, 4)), [1, 0, 1, 1])])
-def test_turns_that_the_mask_cannot_tell_apart_are_refused(row: TurnRow, mask: list[int]) -> None:
+def test_turns_that_the_mask_does_not_separate_are_refused(row: TurnRow, mask: list[int]) -> None:
     with pytest.raises(TurnTableError, match=r"sample 0: .* value_first_token_weight: 1\.0"):
         check_first_tokens(pack_turns([row], [torch.tensor(mask)], [4]), [torch.tensor(mask)])
     data = {"prompt": [encode_row(row)], "loss_masks": [torch.tensor(mask)], "response_lengths": [4]}
@@ -108,7 +108,7 @@ def test_one_masked_token_between_turns_tells_them_apart() -> None:
 
 
 @pytest.mark.parametrize("weight", ["0", "3", "5"])
-def test_verlogs_recorded_value_loss_comes_out(golden: Any, weight: str) -> None:
+def test_the_value_loss_reproduces_verlogs_recorded_loss(golden: Any, weight: str) -> None:
     for record in golden("verlog_gae.json.gz"):
         values, predicted, returns = (torch.tensor(record[k]) for k in ("values", "vpreds", "returns"))
         masks = torch.tensor(record["critic_mask"]).float()

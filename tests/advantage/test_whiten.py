@@ -1,4 +1,4 @@
-"""Whitening has mean 0 and variance 1 over trained tokens; Verlog's recorded advantages come out."""
+"""Whitening has mean 0 and variance 1 over trained tokens; Verlog's recorded advantages are reproduced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_batch_without_trained_tokens_is_refused() -> None:
 
 
 @pytest.mark.parametrize("case", [0, 1])
-def test_verlogs_recorded_whitened_advantages_come_out(golden: Any, case: int) -> None:
+def test_whitening_reproduces_verlogs_recorded_advantages(golden: Any, case: int) -> None:
     record = golden("verlog_gae.json.gz")[case]
     rows, masks, wanted = (torch.tensor(record[k]) for k in ("advantages_raw", "mask", "advantages_whitened"))
     white = torch.stack(whiten(list(rows), list(masks), Group()))

@@ -1,4 +1,4 @@
-"""The embedded engine answers as SGLang does, and its numbers are those of transformers."""
+"""The embedded engine answers like SGLang, with the log-probabilities of transformers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_log_probs_of_concurrent_requests_are_those_of_transformers(
     assert any(answer["meta_info"]["cached_tokens"] >= 20 for answer in answers)
 
 
-async def test_what_a_request_gets_does_not_depend_on_its_company(server: EngineServer) -> None:
+async def test_an_answer_does_not_depend_on_concurrent_requests(server: EngineServer) -> None:
     asked = prompts(20, seed=3)
     together = await asyncio.gather(*(generate(server, ids, seed=i) for i, ids in enumerate(asked)))
     for i in reversed(range(20)):
@@ -153,9 +153,10 @@ async def test_text_prompts_are_tokenized_by_the_engine(server: EngineServer, to
     text = "go to the red ball"
     body = {"text": text, "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
     _, answer = await post(server, "/generate", body)
-    assert answer["output_ids"] == (await generate(server, tokenizer.encode(text), temperature=0, max_new_tokens=4))[
-        "output_ids"
-    ]
+    assert (
+        answer["output_ids"]
+        == (await generate(server, tokenizer.encode(text), temperature=0, max_new_tokens=4))["output_ids"]
+    )
 
 
 async def test_stop_ids_and_stop_strings_end_an_answer_and_are_trimmed_unless_asked_for(server: EngineServer) -> None:
@@ -206,7 +207,7 @@ async def test_an_aborted_request_returns_the_tokens_it_has(policy_folder: Path)
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-async def test_a_paused_request_goes_on_where_it_was(server: EngineServer, mode: str) -> None:
+async def test_a_paused_request_continues_where_it_stopped(server: EngineServer, mode: str) -> None:
     ids, params = prompts(1, seed=4)[0], {"seed": 5, "max_new_tokens": 150, "ignore_eos": True}
     whole = await generate(server, ids, **params)
     task = asyncio.create_task(generate(server, ids, **params))
@@ -217,7 +218,7 @@ async def test_a_paused_request_goes_on_where_it_was(server: EngineServer, mode:
     assert (await task)["output_ids"] == whole["output_ids"]
 
 
-async def test_the_cache_of_a_paused_engine_is_flushed_though_requests_wait_for_it_to_go_on(
+async def test_a_paused_engine_flushes_its_cache_while_requests_wait(
     server: EngineServer,
 ) -> None:
     """A trainer pauses, flushes and updates while rollouts keep sending requests; SGLang holds those back too."""
@@ -230,7 +231,7 @@ async def test_the_cache_of_a_paused_engine_is_flushed_though_requests_wait_for_
     assert len((await task)["output_ids"]) == 4
 
 
-async def test_new_weights_raise_the_version_and_are_what_answers(
+async def test_new_weights_raise_the_version_and_are_served(
     policy_folder: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     torch.manual_seed(5)
@@ -275,8 +276,8 @@ NONSENSE = [
     ({"input_ids": []}, "empty"),
     ({"input_ids": "12"}, "list of integers"),
     ({"input_ids": [1, 2.5]}, "list of integers"),
-    ({"input_ids": [1, -1]}, "input_ids holds -1"),
-    ({"input_ids": [10**6]}, "input_ids holds 1000000"),
+    ({"input_ids": [1, -1]}, "input_ids has token -1"),
+    ({"input_ids": [10**6]}, "input_ids has token 1000000"),
     ({"input_ids": [1] * 300}, "exceed the context of 256"),
     ({"input_ids": [1], "sampling_params": {"max_new_tokens": 256}}, "exceed the context of 256"),
     ({"input_ids": [1], "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens"),
@@ -295,7 +296,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize(("body", "said"), NONSENSE, ids=[said for _, said in NONSENSE])
-async def test_a_nonsense_request_is_refused_with_a_sentence(server: EngineServer, body: Any, said: str) -> None:
+async def test_an_invalid_request_is_refused_with_a_sentence(server: EngineServer, body: Any, said: str) -> None:
     status, answer = await post(server, "/generate", body)
     assert status == 400
     assert said in answer["error"]["message"]
@@ -308,7 +309,7 @@ async def test_a_body_that_is_not_json_is_refused(server: EngineServer) -> None:
         assert "not JSON" in (await response.json())["error"]["message"]
 
 
-async def test_a_client_that_hangs_up_frees_its_place(policy_folder: Path) -> None:
+async def test_a_client_that_disconnects_frees_its_place(policy_folder: Path) -> None:
     with EngineServer(EngineOptions(model_path=str(policy_folder), max_running_requests=1)) as server:
         server.engine.scheduler.pause("in_place")
         task = asyncio.create_task(generate(server, [1, 2], max_new_tokens=250, ignore_eos=True))
@@ -358,7 +359,7 @@ async def test_a_broken_decoder_fails_the_requests_and_the_health_check(policy_f
         assert status == 500 and "out of memory" in answer["error"]["message"]
 
 
-async def test_a_closed_engine_answers_nobody_for_ever(policy_folder: Path) -> None:
+async def test_a_closed_engine_refuses_all_requests(policy_folder: Path) -> None:
     server = EngineServer(EngineOptions(model_path=str(policy_folder)))
     server.engine.scheduler.pause("in_place")
     task = asyncio.create_task(post(server, "/generate", {"input_ids": [1, 2]}))

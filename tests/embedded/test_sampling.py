@@ -1,4 +1,4 @@
-"""Draws follow the distribution that the parameters describe, and nothing else."""
+"""Sampled tokens follow the distribution that the parameters define."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, -30.0])
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_come_as_often_as_the_temperature_scaled_softmax_says(temperature: float) -> None:
+def test_token_frequencies_match_the_temperature_scaled_softmax(temperature: float) -> None:
     found = frequencies(LOGITS, SamplingParams(temperature=temperature))
     assert torch.allclose(found, torch.softmax(LOGITS / temperature, -1), atol=0.02)
 
@@ -41,6 +41,6 @@ def test_the_same_seed_draws_the_same_numbers() -> None:
     assert draw_uniforms(3, 5) == draw_uniforms(3, 9)[:5] != draw_uniforms(4, 5)
 
 
-def test_parameters_of_features_that_are_off_are_accepted() -> None:
+def test_neutral_values_of_unsupported_parameters_are_accepted() -> None:
     params = read_sampling_params({"n": 1, "regex": None, "spaces_between_special_tokens": False, "top_k": -1})
     assert params == SamplingParams()

@@ -1,4 +1,4 @@
-"""The embedded engine with a model that sees: its log-probabilities are those of one forward over everything."""
+"""The embedded engine with a vision-language model: log-probabilities equal those of one forward pass."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_log_probabilities_are_those_of_one_forward_over_prompt_and_answer(
     assert log_probs_of(answer) == pytest.approx(one_forward(prompt, answer["output_ids"], 0.7), abs=1e-4)
 
 
-def test_requests_side_by_side_see_their_own_pictures(server: EngineServer) -> None:
+def test_concurrent_requests_see_their_own_pictures(server: EngineServer) -> None:
     prompts = [prompt_with(0), prompt_with(1), prompt_with(), prompt_with(2, 0)]
     bodies = [body_of(prompt, temperature=0.9, sampling_seed=k) for k, prompt in enumerate(prompts)]
     with ThreadPoolExecutor(4) as pool:
@@ -84,7 +84,7 @@ def test_requests_side_by_side_see_their_own_pictures(server: EngineServer) -> N
         assert log_probs_of(answer) == pytest.approx(one_forward(prompt, answer["output_ids"], 0.9), abs=1e-4)
 
 
-def test_a_picture_changes_what_is_answered(server: EngineServer) -> None:
+def test_a_picture_changes_the_answer(server: EngineServer) -> None:
     first, second = prompt_with(0), prompt_with(0)
     other = [prompt_with(0).image_data[0], *prompt_with(1).image_data]
     assert first.engine_ids == second.engine_ids
@@ -108,12 +108,12 @@ def test_a_forbidden_token_is_never_written(server: EngineServer) -> None:
         ({"image_data": ["data:image/png;base64,AAAA"]}, "cannot be read"),
         ({"image_data": ["data:image/png;base64,%%%"]}, "base64 is damaged"),
         ({"image_data": "DOUBLE"}, "1 placeholders for 2 pictures"),
-        ({"sampling_params": {"logit_bias": {"99999": 1.0}}}, "logit_bias names token 99999"),
+        ({"sampling_params": {"logit_bias": {"99999": 1.0}}}, "logit_bias has token 99999"),
         ({"sampling_params": {"logit_bias": {"x": 1.0}}}, "keys are token ids"),
-        ({"lora_path": "x"}, "lora_path is not served"),
+        ({"lora_path": "x"}, "does not support lora_path"),
     ],
 )
-def test_a_request_that_cannot_be_served_is_refused_in_words(
+def test_an_unsupported_request_is_refused_with_a_sentence(
     server: EngineServer, change: dict[str, Any], words: str
 ) -> None:
     prompt = prompt_with(0)

@@ -1,4 +1,4 @@
-"""Demonstrations are what a rollout would have shown, and imitating them works."""
+"""Demonstrations have the prompts of a rollout, and imitation learns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Demonstrations as slime's supervised data: what a rollout shows, with nothing trained on but the expert's answer."""
+"""Demonstrations as slime's supervised data: prompts as in a rollout, with training only on the expert's answers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_only_the_experts_answer_is_trained_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "package"), [("babyai", "minigrid"), ("babaisai", "numpy"), ("crafter", "numpy")])
-def test_where_random_moves_lead_the_expert_answers_and_the_moves_themselves_are_never_trained_on(
+def test_after_random_moves_the_expert_answers_and_the_moves_are_never_trained_on(
     name: str, package: str, tmp_path: Path
 ) -> None:
     pytest.importorskip(package, reason=f"{name} needs pip install 'slime-verlog[envs]'")
@@ -118,7 +118,7 @@ def test_a_yaml_that_trains_or_evaluates_on_demonstrated_seeds_is_refused(line: 
         main(["--config", str(path), "--episodes", "1", "--out", str(tmp_path / "rows.jsonl")])
 
 
-def test_where_seeds_fold_into_few_textworld_games_demonstrations_still_play_games_of_their_own() -> None:
+def test_demonstrations_share_no_textworld_games_with_training_or_evaluation() -> None:
     from envs.textworld import TextWorldSettings, _read_recipe
 
     options = TextWorldSettings(games=512)
@@ -157,7 +157,7 @@ def test_parquet_keeps_every_loss_mask(tmp_path: Path) -> None:
     assert parquet.ParquetFile(tmp_path / "rows.parquet").read().to_pylist() == [to_row(turn)]
 
 
-def test_episodes_that_came_less_far_can_be_left_out(tmp_path: Path) -> None:
+def test_episodes_with_less_progression_can_be_left_out(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     rows = export(tmp_path, "babyai", "--random-share", "0.3", "--min-progression", "1.0")
     assert all(row["metadata"]["progression"] == 1.0 for row in rows)
@@ -165,7 +165,7 @@ def test_episodes_that_came_less_far_can_be_left_out(tmp_path: Path) -> None:
         export(tmp_path, "babyai", "--min-progression", "1.5")
 
 
-def test_a_thought_tells_what_is_seen_and_what_the_action_does() -> None:
+def test_a_thought_says_what_is_visible_and_what_the_action_does() -> None:
     env = SimpleNamespace(mission="go to the red ball", actions={"turn left": "rotate"})
     assert explain(env, "a red ball 2 steps right", "turn left") == "I see red ball 2 steps right. Next: rotate."
     assert explain(env, "a wall 1 step left", "turn left") == "Next: rotate."

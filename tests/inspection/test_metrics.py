@@ -1,4 +1,4 @@
-"""What the log hooks hand to slime's logger for whole episodes, which slime's own loop collects."""
+"""The log hooks pass the metrics of whole episodes, from slime's own loop, to slime's logger."""
 
 from __future__ import annotations
 
