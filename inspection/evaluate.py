@@ -22,6 +22,7 @@ from urllib.parse import urlparse
 import yaml
 
 from rollout.bridge.framework import Sample, run
+from rollout.bridge.sample import facts_of
 from rollout.bridge.settings import read_yaml
 from rollout.data_source import EpisodeSource
 from rollout.evaluate import evaluate
@@ -61,7 +62,7 @@ def summarize(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     """Mean, standard error and n of each column over the episodes of one task."""
     table: dict[str, dict[str, float]] = {}
     for column in COLUMNS:
-        values = [float(s.reward or 0.0) if column == "return" else float(s.metadata[column]) for s in samples]
+        values = [float(facts_of(sample)[column]) for sample in samples]
         n = len(values)
         mean = sum(values) / n
         variance = sum((value - mean) ** 2 for value in values) / (n - 1) if n > 1 else 0.0
@@ -133,8 +134,9 @@ def row_text(label: str, task: str, table: dict[str, dict[str, float]]) -> str:
 
 def episode_line(label: str, sample: Sample) -> str:
     """One episode as a line of JSON for the viewer."""
-    keys = ("task_name", "seed", "stop", "turns", "success", "progression", "valid_action_ratio", "story", "fault")
-    return json.dumps({"setting": label, "return": sample.reward, **{k: sample.metadata[k] for k in keys}})
+    keys = ("return", "task_name", "seed", "stop", "turns", "success", "progression")
+    keys += ("valid_action_ratio", "story", "fault")
+    return json.dumps({"setting": label, **{key: facts_of(sample)[key] for key in keys}})
 
 
 @command()

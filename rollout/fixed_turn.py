@@ -192,6 +192,6 @@ def _turn_count(segments: Sequence[Segment]) -> int:
 
 def _measure(runtime: Runtime) -> Callable[[], BatchLoad]:
     """Start to measure; the returned function gives the load since then."""
-    engine, env, host_s = runtime.engine.load, runtime.pool.load, time.thread_time()
+    engine, env, host_s = runtime.engine.utilization, runtime.pool.utilization, time.thread_time()
     before = engine.snapshot(), env.snapshot()
     return lambda: BatchLoad(engine.since(before[0]), env.since(before[1]), time.thread_time() - host_s)
