@@ -1,0 +1,300 @@
+"""Writes docs/reference/configuration.md and custom_configs/schema.json from the settings models.
+
+It also names the schema in the first line of each YAML file in custom_configs/ that lacks this line. Run it after a
+change to a model: python scripts/write_reference.py
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import pkgutil
+import re
+import sys
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from pydantic import BaseModel  # noqa: E402
+from pydantic.fields import FieldInfo  # noqa: E402
+from pydantic.json_schema import models_json_schema  # noqa: E402
+
+import envs  # noqa: E402
+from advantage.settings import AdvantageSettings  # noqa: E402
+from rollout.bridge.settings import RolloutSettings  # noqa: E402
+from slime_verlog import Settings  # noqa: E402
+
+REFERENCE = ROOT / "docs" / "reference" / "configuration.md"
+SCHEMA = ROOT / "custom_configs" / "schema.json"
+SCHEMA_LINE = "# yaml-language-server: $schema=schema.json\n"
+COMMAND = "python scripts/write_reference.py"
+
+PARTS = {
+    "rollout_interaction_env_path": "What is played",
+    "history": "What a prompt shows",
+    "n_env": "How a batch is played",
+    "env_backend": "Environments, engine and checkpoints",
+}
+"""The first key of each part of the rollout's settings, and the part's heading."""
+
+INTRODUCTION = f"""\
+# Configuration reference
+
+Written by `{COMMAND}` from the settings models; do not edit this page by hand.
+
+The file that `--custom-config-path` names is a YAML mapping with the keys below. Nested keys are written with a dot:
+`memory.n` is the key `n` in the mapping `memory`. Everything else (batch sizes, token limits, learning rates, save
+folders) is set with slime's own command-line flags; [docs/slime.md](../slime.md) has them.
+
+- Keys without a default are **required**. A default of `null` means that the key may be left out.
+- An unknown key, a value of the wrong type and a number out of range are refused at start-up. The error names the key,
+  the value and the nearest known key.
+- `custom_configs/schema.json` holds the same information for editors. A YAML file that begins with
+  `# yaml-language-server: $schema=schema.json` gets completion and checks in editors that use yaml-language-server.
+"""
+
+
+def main() -> None:
+    """Write all files that are out of date."""
+    REFERENCE.parent.mkdir(parents=True, exist_ok=True)
+    for path, text in outputs().items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
+def outputs() -> dict[Path, str]:
+    """The text of each file, by path."""
+    environments = environment_models()
+    configs = {path: with_schema(path.read_text(encoding="utf-8")) for path in SCHEMA.parent.glob("*.yaml")}
+    return {REFERENCE: reference(environments), SCHEMA: schema(environments), **configs}
+
+
+def with_schema(config: str) -> str:
+    """The YAML text with the schema named in its first line."""
+    return config if config.startswith(SCHEMA_LINE) else SCHEMA_LINE + config
+
+
+def environment_models() -> dict[str, type[Settings]]:
+    """The settings model of each environment module that has one, by module name."""
+    names = [f"envs.{module.name}" for module in pkgutil.iter_modules(envs.__path__)]
+    models = {name: getattr(importlib.import_module(name), "SETTINGS", None) for name in names}
+    return {name: model for name, model in models.items() if model is not None}
+
+
+def task_model() -> type[Settings] | None:
+    """The model of one entry of `tasks:`."""
+    return getattr(importlib.import_module("envs.mixture"), "TaskSettings", None)
+
+
+# --- JSON schema ---------------------------------------------------------------------------------------------------
+
+
+def schema(environments: Mapping[str, type[Settings]]) -> str:
+    """The JSON schema of a custom YAML; `env:` is checked by the model of the environment that the file names."""
+    models = [RolloutSettings, *environments.values()]
+    entry = task_model()
+    models += [entry] if entry else []
+    references, definitions = models_json_schema([(m, "validation") for m in dict.fromkeys(models)])
+    definitions = _tidy(definitions["$defs"])
+    for definition in definitions.values():
+        _allow_empty_sections(definition.get("properties", {}), definitions)
+    reference_of = lambda model: references[(model, "validation")]["$ref"]
+    root = definitions.pop(reference_of(RolloutSettings).rpartition("/")[2])
+    if entry:
+        items = {"anyOf": [{"type": "string"}, {"$ref": reference_of(entry)}]}
+        for owner in (root, definitions["EvalSettings"]):
+            owner["properties"]["tasks"]["items"] = items
+    rules = [_env_rule(name, reference_of(model)) for name, model in environments.items()]
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "slime-verlog configuration",
+        **root,
+        **({"allOf": rules} if rules else {}),
+        "$defs": definitions,
+    }
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _env_rule(module: str, reference: str) -> dict[str, Any]:
+    path = {"rollout_interaction_env_path": {"const": module}}
+    return {"if": {"properties": path}, "then": {"properties": {"env": {"$ref": reference}}}}
+
+
+def _allow_empty_sections(properties: dict[str, Any], definitions: Mapping[str, Any]) -> None:
+    """A section whose keys are all commented out reads as null, which the models take for an empty mapping."""
+    for key, node in properties.items():
+        if definitions.get(node.get("$ref", "").rpartition("/")[2], {}).get("type") == "object":
+            section = {"anyOf": [{"$ref": node["$ref"]}, {"type": "null"}]}
+            properties[key] = {**section, **{k: v for k, v in node.items() if k != "$ref"}}
+
+
+def _tidy(node: Any) -> Any:
+    """The node without pydantic's titles, and with every description on one line."""
+    if isinstance(node, list):
+        return [_tidy(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    tidy = {key: _tidy(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    if isinstance(tidy.get("description"), str):
+        tidy["description"] = _line(tidy["description"])
+    return tidy
+
+
+# --- Markdown ------------------------------------------------------------------------------------------------------
+
+
+def reference(environments: Mapping[str, type[Settings]]) -> str:
+    """The reference as Markdown."""
+    sections = [INTRODUCTION, *_rollout_sections(), *_section("Advantages", AdvantageSettings, "")]
+    if entry := task_model():
+        sections += _section("Entries of tasks", entry, "tasks[].")
+    sections += _environment_sections(environments)
+    return "\n".join(sections)
+
+
+def _rollout_sections() -> Iterator[str]:
+    """The keys of `RolloutSettings` itself, one section per part; nested models follow their part."""
+    fields = own_fields(RolloutSettings)
+    if missing := PARTS.keys() - fields.keys():
+        raise KeyError(f"PARTS names {missing}, which RolloutSettings lacks")
+    parts: list[dict[str, FieldInfo]] = []
+    for name, field in fields.items():
+        if name in PARTS:
+            parts.append({})
+        parts[-1][name] = field
+    for heading, part in zip(PARTS.values(), parts, strict=True):
+        yield from _section(heading, RolloutSettings, "", part, text="")
+
+
+def _environment_sections(environments: Mapping[str, type[Settings]]) -> Iterator[str]:
+    """One section per environment, after those of the models that several environments share."""
+    if not environments:
+        return
+    yield (
+        "## Options of environments\n\nThe keys of the mapping `env`, for each value of "
+        "`rollout_interaction_env_path`. An environment of your own checks its own options.\n"
+    )
+    headings = {model: f"`{name}`" for name, model in environments.items()}
+    for model in _shared_models(environments):
+        headings[model] = _words(model.__name__)
+        users = ", ".join(f"`{name}`" for name, other in environments.items() if issubclass(other, model))
+        text = f"{_line(model.__doc__)} Shared by {users}."
+        yield from _section(headings[model], model, "env.", own_fields(model), text, level=3)
+    for name, model in environments.items():
+        bases = [headings[base] for base in model.__mro__[1:] if base in headings]
+        links = " and ".join(f"[{base.strip('`')}](#{_anchor(base)})" for base in bases)
+        text = _line(model.__doc__) + (f" The keys of {links} apply too." if bases else "")
+        yield from _section(f"`{name}`", model, "env.", own_fields(model), text, level=3)
+
+
+def _shared_models(environments: Mapping[str, type[Settings]]) -> list[type[Settings]]:
+    """Base models that are not the model of an environment themselves, in order of use."""
+    bases = [base for model in environments.values() for base in model.__mro__[1:]]
+    found = [base for base in bases if issubclass(base, Settings) and base is not Settings and own_fields(base)]
+    return [base for base in dict.fromkeys(found) if base not in environments.values()]
+
+
+def _section(
+    heading: str,
+    model: type[Settings],
+    prefix: str,
+    fields: Mapping[str, FieldInfo] | None = None,
+    text: str | None = None,
+    level: int = 2,
+) -> Iterator[str]:
+    """A heading, the model's docstring or `text`, and a table of its keys; then a section for each nested model."""
+    fields = model.model_fields if fields is None else fields
+    text = _line(model.__doc__) if text is None else text
+    lines = [f"{'#' * level} {heading}", *(["", text] if text else [])]
+    if fields:
+        lines += ["", "| key | value | default | meaning |", "|---|---|---|---|"]
+        lines += [_row(model, prefix, name, field) for name, field in fields.items()]
+    yield "\n".join(lines) + "\n"
+    for name, field in fields.items():
+        for nested in _nested(field.annotation):
+            inner = f"{prefix}{field.alias or name}" + "[]" * (typing.get_origin(field.annotation) is tuple)
+            yield from _section(f"`{inner}`", nested, f"{inner}.", level=min(level + 1, 4))
+
+
+def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields that the model itself declares."""
+    own = vars(model).get("__annotations__", {})
+    return {name: field for name, field in model.model_fields.items() if name in own}
+
+
+def _row(model: type[Settings], prefix: str, name: str, field: FieldInfo) -> str:
+    meaning = _meaning(model, name).replace("|", "\\|")
+    values = _describe(_properties(model)[name])
+    return f"| `{prefix}{field.alias or name}` | {values} | {_default(field)} | {meaning} |"
+
+
+def _meaning(model: type[Settings], name: str) -> str:
+    """The field's docstring, else that of the field it overrides, else that of the model it holds."""
+    bases = [base for base in model.__mro__ if issubclass(base, Settings) and name in base.model_fields]
+    texts = [base.model_fields[name].description for base in bases]
+    texts += [nested.__doc__ for nested in _nested(model.model_fields[name].annotation)]
+    return _line(next(filter(None, texts), ""))
+
+
+@functools.cache
+def _properties(model: type[Settings]) -> dict[str, Any]:
+    return model.model_json_schema(by_alias=False)["properties"]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "**required**"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        return "see below"
+    return f"`{value}`" if isinstance(value, str) and value else f"`{json.dumps(value)}`"
+
+
+def _describe(node: Mapping[str, Any]) -> str:
+    """Type and range in words."""
+    if options := node.get("anyOf"):
+        return " or ".join(dict.fromkeys(map(_describe, options)))
+    if "$ref" in node:
+        return "mapping"
+    if "enum" in node or "const" in node:
+        return ", ".join(f"`{value}`" for value in node.get("enum", [node.get("const")]))
+    name = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "string": "text"}
+    name |= {"array": "list", "object": "mapping", "null": "`null`"}
+    return name.get(str(node.get("type")), "any") + _range(node)
+
+
+def _range(node: Mapping[str, Any]) -> str:
+    if "minimum" in node and "maximum" in node:
+        return f", {node['minimum']:g} to {node['maximum']:g}"
+    signs = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    return "".join(f", {sign} {node[key]:g}" for key, sign in signs.items() if key in node)
+
+
+def _nested(annotation: Any) -> list[type[Settings]]:
+    """The settings models that a field holds, directly or as one alternative."""
+    options = [annotation, *typing.get_args(annotation)]
+    return [option for option in options if isinstance(option, type) and issubclass(option, Settings)]
+
+
+def _line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _words(name: str) -> str:
+    """A class name as words: `GameSettings` becomes `Game settings`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).capitalize()
+
+
+def _anchor(heading: str) -> str:
+    """GitHub's anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+if __name__ == "__main__":
+    main()
