@@ -1,4 +1,4 @@
-"""Documents name files and tests that exist."""
+"""Documents name files and tests that exist, link to pages that exist, and the README's environment works."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+from envs.loading import build_env_from
+from rollout.bridge.settings import RolloutSettings
+from rollout.play.metrics import FAULTS
+from rollout.turn import StopReason
+from slime_verlog import read_settings
 
 REPOSITORY = Path(__file__).parents[1]
-DOCUMENTS = sorted([*(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "README.md"])
+README = REPOSITORY / "README.md"
+DOCUMENTS = sorted([*(REPOSITORY / "docs").rglob("*.md"), README, REPOSITORY / "CONTRIBUTING.md"])
+FILES = re.compile(r"`((?:rollout|advantage|envs|embedded|inspection|scripts|custom_configs|docs)/[\w./]+\.\w+)`")
+LINKS = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([\w-]+))?\)")
 NAMED = re.compile(r"`(tests/[\w./-]*\w)(?:::(\w+))?`")
 
 
@@ -19,14 +29,80 @@ def test_every_test_that_a_document_names_exists(document: Path) -> None:
         file = REPOSITORY / path
         assert file.exists(), f"{document.name} names {path}"
         if test:
-            found = {node.name for node in ast.walk(ast.parse(file.read_text())) if hasattr(node, "name")}
-            assert test in found, f"{document.name} names {path}::{test}"
+            assert test in _names(file), f"{document.name} names {path}::{test}"
 
 
-def test_every_promise_of_reliability_names_the_test_that_shows_it() -> None:
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_that_a_document_names_exists(document: Path) -> None:
+    missing = [path for path in FILES.findall(document.read_text(encoding="utf-8")) if not (REPOSITORY / path).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_to_a_page_and_a_heading(document: Path) -> None:
+    for path, anchor in LINKS.findall(document.read_text(encoding="utf-8")):
+        target = (document.parent / path) if path else document
+        assert target.exists(), f"{document.name} links to {path}"
+        if anchor:
+            assert anchor in _anchors(target), f"{document.name} links to {path}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readmes_environment_plays_an_episode(tmp_path: Path) -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (config,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert read_settings(RolloutSettings, yaml.safe_load(config)).rollout_interaction_env_path == "guess.py"
+    file = tmp_path / "guess.py"
+    file.write_text(example, encoding="utf-8")
+    env = build_env_from(str(file), {"task": "guess", "seed": 4}, {})
+    assert env.reset()["obs_str"] == "Which number is it?"
+    observation, done, info = env.step("3")
+    assert (observation["obs_str"], done, info["reward"]) == ("Higher.", False, 0.0)
+    observation, done, info = env.step("5")
+    assert (observation["obs_str"], done, info["terminated"], info["reward"]) == ("Right.", True, True, 1.0)
+
+
+def test_every_function_that_the_architecture_names_exists() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 10
+    for path, function in named:
+        assert function in _names(REPOSITORY / path), f"{path} has no {function}"
+
+
+def test_the_architecture_lists_nine_files_for_a_batch_and_six_for_an_advantage() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for heading, most in (("One fixed-turn batch", 9), ("One token's advantage", 6)):
+        section = text.split(f"## {heading}")[1].split("\n## ")[0]
+        rows = re.findall(r"^\| `([\w/]+\.py)` \| (.*) \|$", section, re.MULTILINE)
+        assert len(rows) == most
+        for path, what in rows:
+            for name in re.findall(r"`(?:\w+\.)?(\w+)`", what):
+                assert name in _names(REPOSITORY / path), f"{path} has no {name}"
+
+
+def _names(file: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(file.read_text())) if hasattr(node, "name")}
+
+
+def test_every_guarantee_of_reliability_names_its_test() -> None:
     text = (REPOSITORY / "docs" / "reliability.md").read_text(encoding="utf-8")
-    promises = text.split("## Reading the counters", 1)[0]
-    rows = [line for line in promises.splitlines() if line.startswith("| ") and "| shown by |" not in line]
+    guarantees = text.split("## Soak test", 1)[0]
+    rows = [line for line in guarantees.splitlines() if line.startswith("| ") and line != "| guarantee | test |"]
     assert len(rows) > 20
     assert all(NAMED.search(row.rsplit("|", 2)[1]) and "::" in row for row in rows)
-    assert "…" not in promises, "names are written out, so that they can be checked"
+    assert "…" not in guarantees, "test names must be complete, or they cannot be checked"
+
+
+def test_every_stop_reason_and_fault_is_documented() -> None:
+    text = (REPOSITORY / "docs" / "reliability.md").read_text(encoding="utf-8")
+    stops = text.split("### Stop reasons", 1)[1].split("\n### ", 1)[0]
+    assert re.findall(r"^\| `(\w+)` ", stops, re.MULTILINE) == list(StopReason)
+    assert set(FAULTS) <= set(re.findall(r"`(\w+)`", text.split("### Faults", 1)[1]))
