@@ -16,4 +16,5 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 selection=()
 case " $* " in *" -m "*) ;; *) selection=(-m "not slow") ;; esac
 "$VENV/bin/python" -m ruff check .
+"$VENV/bin/python" -m basedpyright --pythonpath "$VENV/bin/python"
 "$VENV/bin/python" -m pytest -rs "${selection[@]}" "$@"
