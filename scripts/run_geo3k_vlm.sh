@@ -62,6 +62,7 @@ HOOK_ARGS=(
   --custom-config-path "$CONFIG_FILE"
   --custom-generate-function-path rollout.generate.generate
   --custom-rollout-log-function-path inspection.metrics.log_rollout
+  --custom-eval-rollout-log-function-path inspection.metrics.log_eval_rollout
   --prompt-data "$DATA/train.parquet"
   --input-key problem
   --label-key answer

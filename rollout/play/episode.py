@@ -41,6 +41,8 @@ class Episode:
         self.runtime = runtime
         self.index = 0
         self.stop: StopReason | None = None
+        self.has_next_prompt = True
+        """False once the last observation could not be encoded; `prompt` then shows the state before it."""
         self.total_reward = 0.0
         self.answers: list[tuple[int, ...]] = []
         """Token ids of every answer so far; with the seed, a checkpoint needs nothing else to replay the episode.
@@ -147,7 +149,7 @@ class Episode:
         except EncodingError as error:
             # For example a picture that cannot be read. The episode ends, the batch goes on.
             logger.warning("episode %d ends at turn %d: %s", self.spec.episode_id, turn.index, error)
-            self.stop, fits = self.stop or StopReason.ENCODING, True
+            self.stop, fits, self.has_next_prompt = self.stop or StopReason.ENCODING, True, False
         if not fits:
             self.stop = self.stop or StopReason.CONTEXT
         limit = self.spec.env.max_turns
@@ -155,7 +157,7 @@ class Episode:
             self.stop = self.stop or StopReason.MAX_TURNS
         if self.stop is None:
             return turn
-        if self.stop is not StopReason.ENCODING:
+        if self.has_next_prompt:
             await self._check_conversation()
         return replace(turn, truncated=True)
 
@@ -168,7 +170,7 @@ class Episode:
         """
         wanted = not stop.is_end
         if stop.is_end and turns[-1].truncated and self.runtime.settings.bootstrap_on_time_limit:
-            wanted = stop is not StopReason.ENCODING and self.runtime.fits(self.prompt)
+            wanted = self.has_next_prompt and self.runtime.fits(self.prompt)
         bootstrap = self.prompt if wanted else None
         return Segment(self.spec.name, tuple(turns), bootstrap, stop, self.total_reward, self.index)
 

@@ -16,7 +16,7 @@ from envs.babyai_world.expert import NOT_COVERED, Expert
 from envs.babyai_world.levels import MIXED_GOALS, level_names, make_level
 
 SOMETIMES_LOST = ("BabyAI-PickupDistDebug-v0", "BabyAI-SynthS5R2-v0", "BabyAI-UnlockToUnlock-v0")
-"""The bot loses some worlds of these levels that can be won, and the expert, which follows its plans, loses them too."""
+"""The bot loses some worlds of these levels that can be won. The expert follows its plans and loses them too."""
 LEVELS = [*sorted(set(level_names().values())), *MIXED_GOALS]
 
 

@@ -16,10 +16,12 @@ import pytest
 from advantage.turn_table import TurnKind, TurnRow, decode_row
 from rollout.bridge.sample import row_of
 from rollout.data_source import EpisodeSource
-from rollout.errors import ConfigError, EngineError, FailureBudgetError
+from rollout.errors import ConfigError, EncodingError, EngineError, FailureBudgetError
 from rollout.fixed_turn import collect_or_draw, generate_rollout
+from rollout.play.episode import Episode
 from rollout.play.runtime import close_runtimes, full_gc_deferred
 from rollout.samples import convert_samples_to_train_data
+from rollout.turn import Generation, Prompt
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
@@ -186,6 +188,26 @@ async def test_a_time_limit_is_bootstrapped_from_the_final_observation_only_when
         if bootstrap:
             text = chatml_tokenizer().decode(group[-1].tokens)
             assert "count 3" in text.rsplit("Current Observation:", 1)[1]
+
+
+async def test_a_time_limit_whose_final_observation_cannot_be_encoded_is_not_bootstrapped(
+    collect: Collect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt before it shows another state, so its value must not stand in."""
+    build = Episode._next_prompt
+
+    async def broken_at_the_end(episode: Episode, generation: Generation) -> Prompt:
+        if episode.reply.done:
+            raise EncodingError("the picture cannot be read")
+        return await build(episode, generation)
+
+    monkeypatch.setattr(Episode, "_next_prompt", broken_at_the_end)
+    _, _, (output,) = await collect(
+        bootstrap_on_time_limit=True, env={"max_length": 50, "time_limit": 3}, seed_start=1000
+    )
+    limited = [group for group in output.samples if any(row(s).truncated for s in group)]
+    assert limited
+    assert all(sample.metadata["kind"] == "turn" for group in limited for sample in group)
 
 
 async def test_an_end_on_the_time_limits_last_step_counts_as_termination(collect: Collect) -> None:
