@@ -23,8 +23,8 @@ import yaml
 
 from rollout.bridge.framework import Sample, run
 from rollout.bridge.sample import facts_of
-from rollout.bridge.settings import read_yaml
-from rollout.data_source import EpisodeSource
+from rollout.bridge.settings import check_keys, read_yaml
+from rollout.data_source import EpisodeSource, build_each_task
 from rollout.evaluate import evaluate
 from rollout.play.runtime import close_runtimes
 from slime_verlog import ConfigError, command
@@ -157,14 +157,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = read_yaml(options.config)
     for point in sweep_points(options.set):
         config = set_keys(config, point)
+    points = [(point, set_keys(config, point)) for point in sweep_points(options.sweep)]
+    for _, swept in points:
+        build_each_task(check_keys(swept))
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
     print(f"{'setting':<28}{'task':<32}{'n':>5} " + " ".join(f"{column:>16}" for column in COLUMNS))
     with engine_at(options) as engine, open(out / "episodes.jsonl", "w", encoding="utf-8") as episodes:
-        for point in sweep_points(options.sweep):
+        for point, swept in points:
             label = ", ".join(f"{key}={value}" for key, value in point.items()) or "-"
-            for task, samples in evaluate_point(set_keys(config, point), options, engine).items():
+            for task, samples in evaluate_point(swept, options, engine).items():
                 table = summarize(samples)
                 results.append({"setting": point, "task": task, **table})
                 print(row_text(label, task, table), flush=True)

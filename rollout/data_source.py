@@ -7,6 +7,7 @@ environment backend does not change which episodes are played.
 from __future__ import annotations
 
 import random
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from rollout.bridge.rotation import rotate_checkpoints
 from rollout.bridge.sample import episode_id_of, handout
 from rollout.bridge.settings import EvalSettings, RolloutSettings, load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
-from rollout.errors import CheckpointError, ConfigError
+from rollout.errors import CheckpointError, ConfigError, EnvironmentFault, SlimeVerlogError
 from rollout.play.slots import Slot, slots_state
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import Segment
@@ -135,6 +136,25 @@ def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) 
     if sum(task.weight for task in specs) <= 0:
         raise ConfigError("the weights of tasks must add up to more than 0")
     return specs
+
+
+def build_each_task(settings: RolloutSettings) -> None:
+    """Build and close one environment per task, so that a mistake shows before anything expensive starts.
+
+    Raises:
+        SlimeVerlogError: a task, an option or the environment's module is wrong; one sentence.
+    """
+    for task in [*read_tasks(settings), *read_tasks(settings, settings.eval)]:
+        try:
+            make_episode(settings, task, 0, settings.seed_start).env.build().close()
+        except SlimeVerlogError:
+            raise
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise EnvironmentFault(
+                f"task {task.name!r}: {task.env_path} cannot be built: {type(error).__name__}: {error} "
+                f"({frame.filename}:{frame.lineno})"
+            ) from error
 
 
 def pick_task(tasks: list[TaskSpec], seed: int, episode_id: int) -> TaskSpec:

@@ -17,7 +17,7 @@ from rollout.bridge.framework import FRAMEWORK
 from rollout.bridge.idle_flags import flags_without_effect
 from rollout.bridge.roles import check_start_weights
 from rollout.bridge.settings import load_settings
-from rollout.data_source import EpisodeSource, make_episode
+from rollout.data_source import EpisodeSource, build_each_task
 from rollout.errors import MissingDependencyError
 from slime_verlog import command
 
@@ -49,8 +49,7 @@ def check(args: Any) -> None:
         check_flags(args, load_settings(args))
         return
     source = EpisodeSource(args)  # checks the flags
-    for task in [*source.tasks, *source.eval_tasks]:
-        make_episode(source.settings, task, 0, source.settings.seed_start).env.build().close()
+    build_each_task(source.settings)
 
 
 if __name__ == "__main__":

@@ -131,12 +131,21 @@ def load_settings(args: Any) -> RolloutSettings:
         ConfigError: unknown or mistyped key, one of slime's own flags in the YAML, or an impossible combination.
     """
     given = read_yaml(getattr(args, "custom_config_path", None))
-    for key in given:
+    known = {name: getattr(args, name) for name in YAML_KEYS if hasattr(args, name)}
+    return check_keys({**given, **known})
+
+
+def check_keys(keys: Mapping[str, Any]) -> RolloutSettings:
+    """The YAML's mapping as settings.
+
+    Raises:
+        ConfigError: as `load_settings`.
+    """
+    for key in keys:
         if key in CORE_FLAGS:
             flag = "--" + key.replace("_", "-")
             raise ConfigError(f"'{key}' is one of slime's own flags, read before the YAML; give {flag} instead")
-    known = {name: getattr(args, name) for name in YAML_KEYS if hasattr(args, name)}
-    return read_settings(RolloutSettings, {**given, **known})
+    return read_settings(RolloutSettings, keys)
 
 
 def read_yaml(path: str | Path | None) -> dict[str, Any]:

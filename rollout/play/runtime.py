@@ -16,6 +16,7 @@ from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.sample import SampleWriter
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.engine import EngineClient
+from rollout.errors import ConfigError
 from rollout.play.memory import Memory, build_memory
 from rollout.play.parked import ParkedEpisodes
 from rollout.tokens.encoding import DeltaEncoder
@@ -113,12 +114,21 @@ def build_runtime(args: Any) -> Runtime:
 
 
 def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
-    """The checkpoint's tokenizer, and its image processor if it has one."""
+    """The checkpoint's tokenizer, and its image processor if it has one.
+
+    Raises:
+        ConfigError: `path` has no tokenizer that can be loaded.
+    """
     from transformers import AutoTokenizer
 
     from rollout.tokens.processor import load_processor
 
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=True), load_processor(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"no tokenizer can be loaded from the checkpoint {path!r}: {reason}") from error
+    return tokenizer, load_processor(path)
 
 
 _runtimes: dict[tuple[int, int], tuple[Any, asyncio.Task[Runtime]]] = {}

@@ -1,0 +1,85 @@
+"""Every command refuses the same mistake in the same words: one sentence, no traceback, before anything expensive."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from rollout.bridge.settings import load_settings
+from rollout.data_source import build_each_task
+from slime_verlog import SlimeVerlogError
+
+ROOT = Path(__file__).parents[1]
+BROKEN_ENV = "def build_env(sample, args):\n    return {}['reward']\n"
+GOOD = {"rollout_interaction_env_path": "envs.babyai", "tasks": ["goto"]}
+MISTAKES = {
+    "a misspelt key": ({"memry": {"n": 2}}, "unknown key 'memry'; did you mean 'memory'?"),
+    "a number out of range": ({"n_env": 0}, "n_env must be at least 1, got 0"),
+    "a wrong type": ({"env_workers": "two"}, "env_workers must be an integer, got 'two'"),
+    "slime's own flag": ({"lr": 0.1}, "'lr' is one of slime's own flags, read before the YAML; give --lr instead"),
+    "a misspelt option": ({"env": {"num_dist": 2}}, "unknown key 'env.num_dist'; did you mean 'env.num_dists'?"),
+    "a misspelt task": ({"tasks": ["gotoo"]}, "unknown BabyAI task 'gotoo'; did you mean goto?"),
+    "an environment that raises": (
+        {"rollout_interaction_env_path": "{folder}/broken.py"},
+        "task 'goto': {folder}/broken.py cannot be built: KeyError: 'reward' ({folder}/broken.py:2)",
+    ),
+    "a missing environment": (
+        {"rollout_interaction_env_path": "{folder}/none.py"},
+        "the environment file {folder}/none.py does not exist",
+    ),
+}
+EVALUATE = ["inspection.evaluate", "--engine", "http://127.0.0.1:9"]
+COMMANDS = {
+    "evaluate": [*EVALUATE, "--checkpoint", "none", "--out", "{folder}/out"],
+    "quickstart": ["embedded.quickstart", "--out", "{folder}/out"],
+    "demonstrations": ["inspection.demonstrations", "--out", "{folder}/rows.jsonl"],
+}
+
+
+def write(folder: Path, mistake: str) -> tuple[Path, str]:
+    """The YAML with the mistake, and the sentence about it."""
+    keys, sentence = MISTAKES[mistake]
+    filled = {k: v.format(folder=folder) if isinstance(v, str) else v for k, v in keys.items()}
+    (folder / "broken.py").write_text(BROKEN_ENV)
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump({**GOOD, **filled}))
+    return path, sentence.format(folder=folder)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_settings_and_tasks_are_refused_with_one_sentence(tmp_path: Path, mistake: str) -> None:
+    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
+    path, sentence = write(tmp_path, mistake)
+    with pytest.raises(SlimeVerlogError) as caught:
+        build_each_task(load_settings(SimpleNamespace(custom_config_path=str(path))))
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("mistake", ["a misspelt key", "a misspelt task", "an environment that raises"])
+def test_a_command_prints_the_sentence_and_nothing_else(tmp_path: Path, command: str, mistake: str) -> None:
+    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
+    path, sentence = write(tmp_path, mistake)
+    words = [word.format(folder=tmp_path) for word in COMMANDS[command]]
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--config", str(path)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.strip().splitlines() == [f"error: {sentence}"]
+
+
+def test_a_checkpoint_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**GOOD, "eval": {"episodes": 1}}))
+    words = [*EVALUATE, "--config", str(path), "--checkpoint", str(tmp_path), "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert f"error: no tokenizer can be loaded from the checkpoint '{tmp_path}'" in done.stderr
+    assert "Traceback" not in done.stderr
