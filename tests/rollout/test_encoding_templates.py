@@ -56,7 +56,7 @@ def one_shot(family: str, messages: list[dict[str, Any]], tools: bool = False) -
 CONTENT = st.one_of(
     st.just(""),
     st.sampled_from(["You see a key.", "  padded \n", "\n", "a\n\nb", "<tool_call>x", "Tür 你好 🙂", "{'a': \"b\"}"]),
-    # Without "<" and "[": the one-shot encoding turns "<|im_end|>" or "[INST]" into control tokens, and ours never does.
+    # Without "<" and "[": the one-shot encoding makes control tokens of "<|im_end|>" and "[INST]", ours never does.
     # Hypothesis also draws strings that it finds in our sources.
     st.text(st.characters(exclude_categories=("Cs", "Co"), exclude_characters="<["), max_size=40),
 )
