@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# One question, several settings, at least three seeds, on this machine without a GPU:
+# Runs an ablation study (one question, several settings, at least three seeds) on this machine, without a GPU:
 #   bash scripts/run_ablation.sh dual_discount            into outputs/ablations/dual_discount/
 #   bash scripts/run_ablation.sh memory --seeds 0 1 2 3 4 --updates 90
 # Studies: dual_discount stability gae_form memory fixed_turn warmup density estimator sft_mix (docs/algorithms.md).
-# Finished runs are not run again and an interrupted one goes on, so the same command also resumes.
-# --seeds, --variants NAME..., --updates N, --eval-episodes N, --eval-interval N, --config YAML, --out FOLDER.
+# The same command also resumes: it skips finished runs and continues an interrupted one.
+# Options: --seeds, --variants NAME..., --updates N, --eval-episodes N, --eval-interval N, --config YAML, --out FOLDER.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/help.sh

@@ -2,8 +2,8 @@
 # ALFWorld's household tasks on a slime cluster: 4 GPUs unless NUM_GPUS says otherwise.
 #   bash scripts/prepare_model.sh Qwen2.5-3B-Instruct
 #   export ALFWORLD_DATA=/data/alfworld   # from alfworld-download; without it demo rooms are played
-#   bash scripts/run_alfworld.sh          --help lists the options; started again, it goes on where it stopped
-# The nodes that play need the games' engine: pip install 'slime-verlog[alfworld]'.
+#   bash scripts/run_alfworld.sh          --help lists the options; run it again to resume
+# The nodes that run environments need the games' engine: pip install 'slime-verlog[alfworld]'.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,7 +11,7 @@ EXPERIMENT=alfworld
 CONFIG=custom_configs/alfworld.yaml
 MODEL=Qwen2.5-3B-Instruct
 NUM_GPUS=${NUM_GPUS:-4}
-TURNS=256 STEP_TURNS=128          # turns a batch, turns a training step
+TURNS=256 STEP_TURNS=128          # turns per batch, turns per training step
 PROMPT_LEN=2048 RESPONSE_LEN=384
 UPDATES=295                       # after the critic's warm-up
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Crafter as Verlog trained it, on a slime cluster: 8 GPUs unless NUM_GPUS says otherwise.
 #   bash scripts/prepare_model.sh Qwen2.5-7B-Instruct
-#   bash scripts/run_crafter.sh           --help lists the options; started again, it goes on where it stopped
+#   bash scripts/run_crafter.sh           --help lists the options; run it again to resume
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,7 +11,7 @@ MODEL=Qwen2.5-7B-Instruct
 NUM_GPUS=${NUM_GPUS:-8}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-2}
 MEM_FRACTION=${MEM_FRACTION:-0.75}
-TURNS=2048 STEP_TURNS=1024        # turns a batch, turns a training step
+TURNS=2048 STEP_TURNS=1024        # turns per batch, turns per training step
 PROMPT_LEN=4096 RESPONSE_LEN=512
 UPDATES=280                       # after the critic's warm-up
 

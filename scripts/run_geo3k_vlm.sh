@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Geometry problems with pictures on a slime cluster, with slime's own data set, outer loop and GRPO: 8 GPUs unless
-# NUM_GPUS says otherwise. Whole episodes of up to three turns, eight of each problem.
+# NUM_GPUS says otherwise. Each problem is played eight times, in whole episodes of up to three turns.
 #   bash scripts/run_geo3k_vlm.sh                            Qwen3.5-4B: about 45 GB per GPU (calculated)
 #   bash scripts/run_geo3k_vlm.sh --model Qwen3.5-35B-A3B    about 85 GB per GPU before the logits: not for 80 GB GPUs
-# slime describes both in scripts/models/: qwen3.5-4B.sh, here with its model for pictures, and qwen3.5-35B-A3B-vl.sh, the
-# one that slime's own example trains. The other dense sizes of Qwen3.5 (0.8B, 9B, 27B) work alike.
-# The nodes that play need: pip install 'slime-verlog[questions]'. DATA is a folder with train.parquet (problem,
-# answer, images) and, to evaluate, test.parquet; it is downloaded if it is missing.
+# slime describes both models in its scripts/models/. qwen3.5-4B.sh describes the text model; this script adds slime's
+# model provider for pictures. qwen3.5-35B-A3B-vl.sh is the one that slime's own example trains. The other dense sizes
+# of Qwen3.5 (0.8B, 9B, 27B) work like the 4B.
+# The nodes that run environments need: pip install 'slime-verlog[questions]'. DATA is a folder with train.parquet
+# (problem, answer, images) and, to evaluate, test.parquet; it is downloaded if it is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -26,8 +27,8 @@ given_engine_gpus=${ENGINE_GPUS:-}
 source scripts/lib/slime.sh
 source scripts/lib/models.sh
 
-# slime has a description with pictures for the mixture alone. For a dense model it is that of the text model with the
-# model provider that can see in place of the text model's layers.
+# slime has a file with pictures for the mixture-of-experts model only. For a dense model, this takes the file of the
+# text model and puts slime's model provider for pictures in place of the text model's layers.
 model_arguments() {
   local folder=$SLIME_PATH/scripts/models name=${MODEL/#Qwen/qwen}
   MODEL_ARGS=()

@@ -3,7 +3,7 @@
 #   bash scripts/prepare_model.sh Qwen2.5-3B-Instruct
 #   bash scripts/run_sft.sh                                         BabyAI; --help lists the options
 #   CONFIG=custom_configs/crafter.yaml EPISODES=100 bash scripts/run_sft.sh
-# PPO then starts from what it saved (REFERENCE is both the start of actor and critic and the policy that KL measures):
+# PPO then starts from what it saved. REFERENCE is where actor and critic start, and what KL is measured against:
 #   REFERENCE=/root/slime-verlog/sft-babyai-Qwen2.5-3B-Instruct/actor bash scripts/run_babyai.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs the project with everything that its tests use, then runs them. Arguments go to pytest:
+# Installs the project with everything that its tests use, then runs ruff, the type checker and the tests. Arguments go
+# to pytest:
 #   bash scripts/run_tests.sh                 the default suite
-#   bash scripts/run_tests.sh -m slow         the slow checks
+#   bash scripts/run_tests.sh -m slow         the slow tests
 #   bash scripts/run_tests.sh tests/advantage one folder
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

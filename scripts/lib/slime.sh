@@ -28,17 +28,17 @@ $(print_header)
 
 usage: bash scripts/$(basename "$0") [--dry-run] [--model NAME] [--disaggregated] [-- SLIME FLAGS]
   --dry-run        write the YAML files into the run's folder, print the job as a script, start nothing
-  --model NAME     Qwen2.5-3B-Instruct, Qwen2.5-7B-Instruct, Qwen3-4B, ...: any that scripts/models/ of slime knows
+  --model NAME     Qwen2.5-3B-Instruct, Qwen2.5-7B-Instruct, Qwen3-4B, ...: any model in slime's scripts/models/
                    (now $MODEL)
   --disaggregated  separate GPUs for training and serving; without it they take turns on the same ones
-  -- FLAGS         further flags for slime's train.py; they win over the script's
-environment variables, and what they are now:
+  -- FLAGS         further flags for slime's train.py; they override the script's
+environment variables, with their current values:
   NUM_GPUS=$NUM_GPUS, NUM_NODES=$NUM_NODES, TENSOR_PARALLEL=$TENSOR_PARALLEL    GPUs per node, nodes, GPUs that share a layer
   ROLLOUT_GPUS=${ROLLOUT_GPUS:-half of them}    GPUs per node that serve, with --disaggregated
   SLIME_PATH=$SLIME_PATH, MEGATRON_PATH=$MEGATRON_PATH, MODELS=$MODELS, OUTPUT=$OUTPUT
   RAY_ADDRESS=$RAY_ADDRESS    the job server of the Ray cluster, as an HTTP address
-  CHECKPOINTS_KEPT=$CHECKPOINTS_KEPT    steps that stay on disk; all: every one
-  WANDB_PROJECT=${WANDB_PROJECT:-}    log there instead of to TensorBoard
+  CHECKPOINTS_KEPT=$CHECKPOINTS_KEPT    steps kept on disk; all: keep every step
+  WANDB_PROJECT=${WANDB_PROJECT:-}    log to this Weights & Biases project instead of to TensorBoard
 END
 }
 
