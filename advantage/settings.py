@@ -45,7 +45,8 @@ class WarmupSettings(Settings):
     fraction: float = Field(default=0.1, gt=0, le=1)
     """Share of the kept turns in one drawn batch."""
     tolerance: float = Field(default=0.25, gt=0)
-    """Largest relative change of the critic's loss over the second half of the warm-up that causes no warning."""
+    """There is a warning if the critic's loss has a clear trend and changes by more than this share over the second
+    half of the warm-up."""
 
     @model_validator(mode="after")
     def _something_to_draw_from(self) -> Self:
@@ -55,7 +56,7 @@ class WarmupSettings(Settings):
 
 
 class AdvantageSettings(Settings):
-    """The YAML's keys for advantages and the value loss."""
+    """Keys for the computation of advantages and for the value loss."""
 
     gamma_step: float = Field(default=0.99, ge=0, le=1)
     """Discount from one turn to the next."""
@@ -70,10 +71,10 @@ class AdvantageSettings(Settings):
     group_estimator: Literal["grpo", "rloo", "gigpo"] = "grpo"
     """The estimator that `advantage.group.compute_advantages` computes, without a critic."""
     gigpo_step_weight: float = Field(default=1.0, ge=0)
-    """GiGPO: weight of the comparison between turns in the same state; 0 turns it off."""
+    """GiGPO: weight of the comparison between turns with the same prompt; 0 turns it off."""
     gigpo_discount: Literal["step", "both"] = "step"
-    """GiGPO: the returns that `gamma_step` discounts. `step`: the return from each turn on, as in the paper (Feng et
-    al. 2025, equations 3 and 5) and in verl-agent. `both`: the episode's return too."""
+    """GiGPO: the returns that `gamma_step` discounts. `step`: only the return from each turn onwards, as in the paper
+    (Feng et al. 2025, equations 3 and 5) and in verl-agent. `both`: the whole episode's return too."""
     value_first_token_weight: float = Field(default=3.0, gt=0)
     """Weight of each turn's first token in the value loss. The previous turn bootstraps from this token's value."""
     action_hacking_patience: int = Field(default=3, ge=1)

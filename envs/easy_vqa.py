@@ -21,7 +21,7 @@ INSTRUCTION = "Look at the picture and answer the question about it with one wor
 
 
 class EasyVQASettings(ToolSettings):
-    """The settings of the tool environment; `data` is replaced by the package's questions."""
+    """The settings of the tool environment. The questions come from the package easy-vqa, and `data` is ignored."""
 
     grader: str | None = "exact"
     """How the final answer is scored; see `envs.tools`."""

@@ -25,11 +25,12 @@ _CHECKERS = ("calc_score", "calc_geo3k_reward")
 
 
 class Geo3kSettings(ToolSettings):
-    """The settings of the tool environment, with the data set's column names and slime's three turns."""
+    """The settings of the tool environment. The defaults are the data set's column names and three turns, as in slime's
+    example."""
 
     check: Literal["answer", "tool"] = "answer"
-    """`answer` checks every answer and lets the model correct a wrong one. `tool` provides a tool that checks answers
-    before the only final one, as slime's example of the same name does."""
+    """`answer` checks every answer and lets the model correct a wrong one. `tool` offers a tool that checks answers,
+    and the model then gives one final answer, as in slime's geo3k example."""
     question_key: str = "problem"
     """Column with the problem."""
     instruction: str | None = INSTRUCTION

@@ -44,7 +44,8 @@ class TaskSettings(Settings):
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Settings of the environment for this entry; they win over those under `env:`."""
     sweep: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
-    """Settings with the list of values each takes. Every combination becomes a task; they share the weight."""
+    """A list of values for each of these settings. Every combination of values becomes a task, and these tasks share
+    the entry's weight."""
 
     @model_validator(mode="after")
     def _check_sweep(self) -> TaskSettings:

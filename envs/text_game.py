@@ -41,7 +41,8 @@ class GameSettings(Settings):
     binary_reward: bool = False
     """Replace every positive reward by 1."""
     format_penalty: float = Field(0.1, ge=0)
-    """An answer that names no legal action earns minus this instead of the game's reward; 0 pays the game's reward."""
+    """The reward of an answer that names no legal action is minus this number instead of the game's reward. With 0, it
+    is the game's reward."""
     max_steps: int | None = Field(None, ge=1)
     """Steps after which an episode is truncated; null for the game's own limit."""
     vlm: bool | Literal["only"] = False

@@ -26,7 +26,8 @@ _SEED_BLOCK = 1_000_000_000
 
 
 class TextWorldSettings(GameSettings):
-    """Settings of TextWorld. Those that shape a game are null by default, which means the theme's own value."""
+    """Settings of TextWorld. Settings that shape a game, such as `rooms`, are null by default: the task's theme then
+    sets them."""
 
     # BALROG ends every game after 80 steps and leaves the objective to the `goal` command.
     balrog: ClassVar = {**GameSettings.balrog, "max_steps": 80, "goal": "hidden"}
@@ -47,7 +48,7 @@ class TextWorldSettings(GameSettings):
     take: int | None = None
     """Ingredients that must be found first, at most `recipe` (the_cooking_game)."""
     open: bool | None = None
-    """Containers and doors start closed (the_cooking_game)."""
+    """Containers and doors start closed and have to be opened (the_cooking_game)."""
     cook: bool | None = None
     """Ingredients must be cooked (the_cooking_game)."""
     cut: bool | None = None
@@ -61,7 +62,8 @@ class TextWorldSettings(GameSettings):
     held_out: bool | None = None
     """Use the foods that TextWorld reserves for testing (simple)."""
     goal: Literal["detailed", "brief", "hidden"] = "brief"
-    """How much of the objective the prompt tells: every step (`detailed`), the last one (`brief`), nothing."""
+    """How much of the objective the prompt states: every step (`detailed`), only the last step (`brief`) or nothing
+    (`hidden`)."""
     reward: Literal["sparse", "score", "dense"] = "score"
     """`sparse`: 1 for winning. `score`: the game's points, scaled to 1 in total. `dense`: progress along the shortest
     known solution, scaled to 1 in total; steps away from it cost as much."""

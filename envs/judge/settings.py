@@ -14,7 +14,7 @@ from slime_verlog import Field, Settings
 
 
 class JudgeSettings(Settings):
-    """Which judge is asked, what it is asked, when, and what its verdict is worth."""
+    """The judge's server and model, the rubric, when the judge is asked, and how its verdict enters the reward."""
 
     url: str
     """Address of the judge's server, `http://host:port`, with or without `/v1`."""
@@ -23,7 +23,7 @@ class JudgeSettings(Settings):
     model: str = "default"
     """Model name in requests and in the cache. With `default`, the cache uses the name that the server reports."""
     tokenizer: str | None = None
-    """Folder of the judge's tokenizer, for `api: sglang`; asked of the server by default."""
+    """Folder of the judge's tokenizer, for `api: sglang`; null asks the server for it."""
     api_key_env: str | None = None
     """Environment variable with the API key."""
     temperature: float = Field(default=0.0, ge=0)
@@ -45,7 +45,7 @@ class JudgeSettings(Settings):
     when: Literal["end", "every"] = "end"
     """`end` judges the whole episode after its last turn; `every` judges each turn."""
     weight: float = 1.0
-    """Reward of the best possible verdict."""
+    """The verdict adds this number times its mean score, which is between 0 and 1, to the reward."""
     env_weight: float = 1.0
     """Factor on the environment's own reward."""
     feedback: bool = True

@@ -48,9 +48,9 @@ class SWESettings(Settings):
     repos: Mapping[str, str] = {}
     """Folder of the local clone of each `repo` that the instances name."""
     python: str | None = None
-    """Interpreter with pytest and the repositories' dependencies; the running one by default."""
+    """Python interpreter with pytest and the repositories' dependencies; null for the one that runs the environment."""
     pythons: Mapping[str, str] = {}
-    """Interpreters of single repositories, by `repo`; the others use `python`."""
+    """Interpreters for particular repositories, keyed by `repo`; the others use `python`."""
     test_args: tuple[str, ...] = ()
     """Further pytest arguments. Plugins are off unless named here (`-p`, `pytest_asyncio`)."""
     cache_dir: str | None = None
@@ -72,10 +72,10 @@ class SWESettings(Settings):
     command_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds that one command may take."""
     test_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds that one run of the tests may take. All commands of a turn together take no longer than the longer of the
-    two limits, and judging takes at most four times this one, so `env_step_timeout_s` must exceed five times this."""
+    """Seconds that one run of the tests may take. All commands of a turn together take at most the larger of this and
+    `command_timeout_s`. Judging takes at most four times this, so `env_step_timeout_s` must exceed five times this."""
     memory_mb: int = Field(default=2048, ge=1)
-    """Memory in MB, of each process and of all processes of a command together."""
+    """Memory limit in MB, for each process and for all processes of a command together."""
     processes: int = Field(default=128, ge=1)
     """Processes and threads that a command may run at once."""
     file_mb: int = Field(default=64, ge=1)

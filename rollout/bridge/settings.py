@@ -18,7 +18,8 @@ class MemorySettings(Settings):
     """The past turns that a prompt shows in `history: window`; see `rollout/play/memory.py`."""
 
     kind: str = "window"
-    """`window`, `actions_only`, `periodic_clear`, `full`, or the import path of a factory."""
+    """`window`: the last `n` turns. `actions_only`: the same, with the executed action in place of each answer.
+    `periodic_clear`: all turns since the last clearing. `full`: all turns. Or the import path of a factory."""
     n: int = Field(default=1, ge=0)
     """Past turns that `window` and `actions_only` show."""
     period: int = Field(default=16, ge=1)
@@ -26,16 +27,17 @@ class MemorySettings(Settings):
 
 
 class EngineSettings(Settings):
-    """When a `/generate` request is repeated."""
+    """When a failed `/generate` request is repeated, and after which pause."""
 
     timeout_s: float = Field(default=600.0, gt=0)
     """Seconds to wait for one answer."""
     max_retries: int = Field(default=6, ge=0)
-    """Repetitions after a refused, lost, late or malformed answer."""
+    """How often a request is repeated after a refused or lost connection, a timeout, an HTTP error or a malformed
+    answer."""
     backoff_s: float = Field(default=0.5, gt=0)
-    """Longest pause before the first repetition; it doubles with each one."""
+    """Longest pause before the first repetition, in seconds; it doubles with each further one."""
     backoff_max_s: float = Field(default=20.0, gt=0)
-    """Longest pause between two attempts."""
+    """Upper limit of that pause, in seconds."""
 
 
 class EvalSettings(Settings):
@@ -46,7 +48,7 @@ class EvalSettings(Settings):
     seed_start: int = Field(default=1_000_000_000, ge=0)
     """First held-out seed; it must lie beyond every training seed."""
     tasks: tuple[Any, ...] = ()
-    """As `tasks`; empty for the tasks of training."""
+    """Tasks to evaluate, written as in `tasks`; an empty list means the training tasks."""
     max_turns: int | None = Field(default=None, ge=1)
     """Turns after which a held-out episode counts as truncated; leave it out for the training limit."""
 
@@ -70,43 +72,46 @@ class RolloutSettings(AdvantageSettings):
     max_turns: int | None = Field(default=None, ge=1)
     """Turns after which an episode counts as truncated; leave it out for the environment's own limit."""
     tokenization_sanity_check: Literal["strict", "ignore_strippable", "disable"] = "strict"
-    """How prompts are compared with their one-shot encoding; differences are counted, not fatal."""
+    """How strictly a prompt is compared with its one-shot encoding (the whole conversation encoded in one call). A
+    difference is counted and does not stop the run."""
     use_inference_chat_template: bool = False
     """Let the chat template shorten earlier answers, as it does when serving (Qwen3 drops their reasoning)."""
     chat_template_kwargs: Mapping[str, Any] = {}
     """Passed to the chat template, for example {enable_thinking: false}."""
     max_image_pixels: int = Field(default=2_097_152, ge=1)
-    """Larger pictures are scaled down to this size. The default, slightly over 1920 x 1080, gives at most 2,048 tokens
-    with Qwen3-VL, which has one per 32 x 32 pixels."""
+    """Larger pictures are scaled down to this size. The default is slightly over 1920 x 1080. With Qwen3-VL it gives at
+    most 2,048 tokens, one per 32 x 32 pixels."""
     max_observation_chars: int = Field(default=65_536, ge=1)
     """Characters per observation; a longer one is cut in the middle, with a note."""
     max_observation_images: int = Field(default=16, ge=1)
     """Pictures per observation; further ones are left out, with a note."""
 
     n_env: int = Field(default=32, ge=1)
-    """Slots; each plays one episode after another."""
+    """Number of slots. Each slot plays one episode after another, so this many episodes are in progress at once."""
     turn_quota: Literal["global", "per_env"] = "global"
-    """`global`: slots take turns from a common budget. `per_env`: every slot plays the same number of turns."""
+    """`global`: all slots draw from one common budget of turns. `per_env`: every slot plays the same number of
+    turns."""
     bootstrap_on_time_limit: bool = False
-    """Estimate the value after a time limit with the critic; false treats the limit as an end, as Verlog does."""
+    """After a time limit, use the critic's value for the rest of the episode. False uses 0, as Verlog does."""
 
     env_backend: Literal["inline", "process", "ray"] = "process"
     """Where environments run: threads of this process, worker processes, or Ray actors."""
     env_workers: int | None = Field(default=None, ge=1)
-    """Worker processes; leave it out for one per CPU core, at most `n_env`."""
+    """Number of worker processes; leave it out for one per CPU core, at most `n_env`."""
     env_step_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds for one step before the worker is replaced."""
+    """Seconds that one step may take before the worker is replaced."""
     env_reset_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds for building and resetting an environment."""
     max_env_retries_per_turn: int = Field(default=2, ge=0)
-    """Times an environment is restarted and replayed for one turn."""
+    """How often an environment may be restarted and replayed within one turn before its episode is given up."""
     max_episode_failures_per_batch: int = Field(default=8, ge=0)
     """Episodes that may be given up in one batch before the run stops."""
     max_turn_retries: int = Field(default=8, ge=0)
-    """Times a turn is asked again after the engine aborted it."""
+    """How often a turn may be requested again after the engine aborted it."""
     engine: EngineSettings = EngineSettings()
     checkpoints_kept: int | None = Field(default=None, ge=1)
-    """Steps that actor, critic and rollout state keep on disk; leave it out to keep all of them."""
+    """Number of latest steps whose checkpoints (actor, critic and rollout state) stay on disk; leave it out to keep
+    all."""
 
     @model_validator(mode="after")
     def _possible_together(self) -> Self:
