@@ -48,11 +48,20 @@ def build_env_from(path: str, metadata: Mapping[str, Any], args: Any = None) -> 
         args: the rollout's `args`, or the YAML's `env:` mapping.
 
     Raises:
-        ConfigError: as `load_env_module`, a wrong task or setting, or `build_env` did not return an environment.
+        ConfigError: as `call_build_env`, or a wrong task or setting.
     """
     if args is None or isinstance(args, Mapping):
         args = SimpleNamespace(env=dict(args or {}))
-    env = load_env_module(path).build_env(SimpleNamespace(metadata=dict(metadata)), args)
+    return call_build_env(path, SimpleNamespace(metadata=dict(metadata)), args)
+
+
+def call_build_env(path: str, sample: Any, args: Any) -> Any:
+    """Call the module's `build_env`.
+
+    Raises:
+        ConfigError: as `load_env_module`, or `build_env` did not return an environment.
+    """
+    env = load_env_module(path).build_env(sample, args)
     lacking = [name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))]
     if lacking:
         raise ConfigError(f"{path}: build_env returned {env!r}, which lacks {', '.join(lacking)}")

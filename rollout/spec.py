@@ -29,7 +29,7 @@ class EnvSpec:
 
     def build(self) -> BaseInteractionEnv:
         """Call the environment module's `build_env`."""
-        from envs.loading import load_env_module
+        from envs.loading import call_build_env
 
         sample = SimpleNamespace(
             metadata=dict(self.metadata),
@@ -38,7 +38,7 @@ class EnvSpec:
             multimodal_inputs=self.multimodal_inputs,
         )
         args = SimpleNamespace(env=dict(self.options), max_turns=self.max_turns)
-        return load_env_module(self.env_path).build_env(sample, args)
+        return call_build_env(self.env_path, sample, args)
 
 
 @dataclass(frozen=True)

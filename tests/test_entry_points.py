@@ -28,6 +28,10 @@ MISTAKES = {
         {"rollout_interaction_env_path": "{folder}/broken.py"},
         "task 'goto': {folder}/broken.py cannot be built: KeyError: 'reward' ({folder}/broken.py:2)",
     ),
+    "something other than an environment": (
+        {"rollout_interaction_env_path": "{folder}/number.py"},
+        "{folder}/number.py: build_env returned 1, which lacks reset, step, close",
+    ),
     "a missing environment": (
         {"rollout_interaction_env_path": "{folder}/none.py"},
         "the environment file {folder}/none.py does not exist",
@@ -46,6 +50,7 @@ def write(folder: Path, mistake: str) -> tuple[Path, str]:
     keys, sentence = MISTAKES[mistake]
     filled = {k: v.format(folder=folder) if isinstance(v, str) else v for k, v in keys.items()}
     (folder / "broken.py").write_text(BROKEN_ENV)
+    (folder / "number.py").write_text("def build_env(sample, args):\n    return 1\n")
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump({**GOOD, **filled}))
     return path, sentence.format(folder=folder)
