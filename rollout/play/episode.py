@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from envs.base import Observation
 from envs.plain_text import LONG_CHARS, LONGEST_KEPT
 from rollout.errors import ConfigError, EncodingError, EngineError, EnvironmentFault
-from rollout.play.memory import Exchange, Message, build_messages
+from rollout.play.conversation import Conversation
 from rollout.play.runtime import Runtime
 from rollout.spec import EpisodeSpec
 from rollout.tokens.encoding import DeltaEncoder
@@ -49,10 +48,7 @@ class Episode:
 
         Tuples, because the garbage collector stops tracking tuples of numbers but walks every list.
         """
-        horizon = runtime.memory.horizon if runtime.settings.history == "window" else 0
-        self.past: deque[Exchange] = deque(maxlen=horizon)
-        self.conversation: list[Message] = []
-        """The current prompt as messages; only the sanity check reads them."""
+        self.conversation = Conversation(runtime.memory if runtime.settings.history == "window" else None)
         self.prompt: Prompt = self._first_prompt()
 
     @property
@@ -68,26 +64,15 @@ class Episode:
                 f"--rollout-max-response-len {self.runtime.flags.rollout_max_response_len} it does not fit: raise "
                 "--rollout-max-context-len (and --rollout-max-prompt-len)"
             )
-        self.encoder.check(self.conversation, prompt.token_ids)
+        self.encoder.check(self.conversation.messages, prompt.token_ids)
         return prompt
 
     def _build_prompt(self, generation: Generation | None) -> Prompt:
         """The prompt for the environment's last reply; `generation` is the answer before it, None at the start."""
-        reply = self.reply
-        if self.runtime.settings.history == "window":
-            memory, past, system = self.runtime.memory, list(self.past), reply.instruction_prompt
-            self.conversation = build_messages(memory, system, past, reply.observation, self.index, reply.answer_format)
-            return self.encoder.prompt(self.conversation)
-        *earlier, last = reply.messages
-        messages = [*earlier, _ask(last, reply.answer_format)]
-        if generation is None:
-            system = {"role": "system", "content": reply.instruction_prompt}
-            self.conversation = [system, *messages] if reply.instruction_prompt else messages
-            return self.encoder.prompt(self.conversation)
-        prompt = self.encoder.append(self.prompt, generation.token_ids, messages)[0]
-        answer = {"role": "assistant", "content": self.encoder.answer_text(generation.token_ids)}
-        self.conversation += [answer, *messages]
-        return prompt
+        new = self.conversation.show(self.reply)
+        if generation is None or self.runtime.settings.history == "window":
+            return self.encoder.prompt(new)
+        return self.encoder.append(self.prompt, generation.token_ids, new)[0]
 
     async def play_turn(self, params: Mapping[str, Any]) -> Turn:
         """Generate the answer, step the environment, and build the next prompt.
@@ -130,7 +115,7 @@ class Episode:
             engine_s=engine_s,
             env_s=reply.seconds,
         )
-        self.past.append(Exchange(shown, text, turn.valid, turn.executed_action))
+        self.conversation.answered(shown, text, turn.valid, turn.executed_action)
         self.answers.append(tuple(generation.token_ids))
         self.index += 1
         self.total_reward += turn.reward
@@ -179,14 +164,14 @@ class Episode:
         if self.runtime.settings.tokenization_sanity_check == "disable":
             return
         try:
-            await asyncio.to_thread(self.encoder.check, self.conversation, self.prompt.token_ids)
+            await asyncio.to_thread(self.encoder.check, self.conversation.messages, self.prompt.token_ids)
         except EncodingError as error:
             if not self.runtime.counters["sanity_check_failed"]:
                 logger.warning("tokenization_sanity_check, episode %d: %s", self.spec.episode_id, error)
             self.runtime.counters["sanity_check_failed"] += 1
 
     async def _next_prompt(self, generation: Generation) -> Prompt:
-        shown = [self.reply.observation, *(exchange.observation for exchange in self.past)]
+        shown = [self.reply.observation, *(exchange.observation for exchange in self.conversation.past)]
         long_instruction = len(self.reply.instruction_prompt) > LONGEST_KEPT
         if long_instruction or any(map(_takes_long, shown)):  # milliseconds, which would stall the event loop
             return await asyncio.to_thread(self._build_prompt, generation)
@@ -274,19 +259,7 @@ def _takes_long(observation: Observation) -> bool:
     return bool(observation.get("multi_modal_data")) or max(map(len, texts)) > LONG_CHARS
 
 
-def _action_tokens(
-    encoder: DeltaEncoder, token_ids: list[int], span: tuple[int, int] | None
-) -> tuple[int, int] | None:
+def _action_tokens(encoder: DeltaEncoder, token_ids: list[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
     """[start, end) of the tokens that spell the action; None if the environment found no action."""
     tokens = encoder.token_span(token_ids, span) if span is not None and span[0] < span[1] else None
     return tokens if tokens is not None and tokens[0] < tokens[1] else None
-
-
-def _ask(message: Mapping[str, Any], answer_format: str) -> dict[str, Any]:
-    """The environment's message followed by the request for an answer."""
-    if not answer_format:
-        return dict(message)
-    content = message["content"]
-    if isinstance(content, str):
-        return {**message, "content": f"{content}\n\n{answer_format}"}
-    return {**message, "content": [*content, {"type": "text", "text": f"\n\n{answer_format}"}]}
