@@ -113,11 +113,12 @@ def readable(title: str, episodes: Iterable[Mapping[str, Any]]) -> str:
         outcome = "won" if episode["success"] else f"not won ({episode['stop']})"
         lines += ["", f"{episode['task_name']}, seed {episode['seed']}: {outcome} after {episode['turns']} turns", ""]
         for number, turn in enumerate(episode["story"], start=1):
+            texts = [_text(episode["messages"][index]) for index in turn["prompt"]]
             if number == 1:
                 # Show one whole prompt; of the others, the first paragraph, which names the mission.
-                prompt = turn["prompt"] if k == 0 else turn["prompt"].split("\n\n")[0]
+                prompt = "\n\n".join(texts) if k == 0 else texts[0].split("\n\n")[0]
                 lines += [*_indent(prompt, "    | "), ""]
-            shown = turn["prompt"].split("Current Observation:\n")[-1].split("\n\n")[0]
+            shown = texts[-1].split("Current Observation:\n")[-1].split("\n\n")[0]
             note = "" if turn["valid"] else f"  (invalid; executed: {turn['executed_action']})"
             lines += [f"  turn {number}", *_indent(shown, "    "), *_indent(turn["response"], "  > ")]
             lines += [f"    reward {turn['reward']:g}{note}"]
@@ -156,6 +157,12 @@ def plot_curve(path: Path, history: Sequence[Mapping[str, float]], evaluations: 
 
 def _episodes(result: Any) -> list[dict[str, Any]]:
     return [dict(facts_of(sample)) for group in result.data.values() for sample in group["samples"]]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """A message's text, without its pictures."""
+    content = message["content"]
+    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
 
 
 def _indent(text: str, mark: str) -> list[str]:

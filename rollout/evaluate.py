@@ -13,11 +13,12 @@ from tqdm import tqdm
 from rollout.bridge.framework import RolloutFnEvalOutput
 from rollout.data_source import EpisodeSource
 from rollout.errors import EnvironmentFault
-from rollout.play.episode import open_episode
+from rollout.play.episode import Episode, open_episode
 from rollout.play.metrics import mean
 from rollout.play.runtime import Runtime, get_runtime
 from rollout.samples import evaluation_sample
 from rollout.spec import EpisodeSpec
+from rollout.story import Story
 from rollout.turn import StopReason, Turn
 
 
@@ -30,7 +31,7 @@ class EpisodeResult:
     stop: StopReason
     fault: str | None
     """Why the environment was lost; None if it was not."""
-    story: tuple[dict[str, Any], ...]
+    story: Story
     """Each turn as readable text."""
 
     @property
@@ -39,20 +40,8 @@ class EpisodeResult:
         return sum(turn.reward for turn in self.turns) if self.fault is None else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """The values that tables, metrics and the trajectory viewer show."""
-        progression = self.turns[-1].progression if self.turns and self.fault is None else 0.0
-        return {
-            "task_name": self.spec.name,
-            "seed": self.spec.env.metadata["seed"],
-            "stop": self.stop,
-            "fault": self.fault,
-            "turns": len(self.turns),
-            "return": self.episode_return,
-            "success": progression >= 1.0,
-            "progression": progression,
-            "valid_action_ratio": mean(turn.valid for turn in self.turns),
-            "story": list(self.story),
-        }
+        """The values that tables, metrics and the viewer show."""
+        return self.story.facts(self.spec, self.stop, self.fault)
 
 
 async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
@@ -91,15 +80,23 @@ async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once:
         return await asyncio.gather(*(one(spec) for spec in specs))
 
 
-async def play_episode(runtime: Runtime, spec: EpisodeSpec) -> EpisodeResult:
-    """Play one episode to its end; if its environment is lost, it ends there and is counted."""
+async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = False) -> EpisodeResult:
+    """Play one episode to its end; if its environment is lost, it ends there and is counted.
+
+    Args:
+        detailed: the story keeps pictures, and the text and log-prob of every token.
+    """
     params = runtime.flags.sampling_params(evaluation=True)
     turns: list[Turn] = []
+    story = Story()
     episode, fault = None, None
     try:
         episode = await open_episode(runtime, spec)
         while episode.stop is None:
-            turns.append(await episode.play_turn(params))
+            messages, pictures = list(episode.conversation.messages), episode.prompt.image_data if detailed else ()
+            turn = await episode.play_turn(params)
+            turns.append(turn)
+            story.add(messages, pictures, turn.generation.text, _outcome(turn), _tokens(episode, turn, detailed))
     except EnvironmentFault as error:
         runtime.counters["eval_episodes_failed"] += 1
         fault = str(error)
@@ -107,19 +104,27 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec) -> EpisodeResult:
         if episode is not None:
             await episode.close()
     stop = episode.stop if episode is not None and episode.stop is not None else StopReason.FAILED
-    return EpisodeResult(spec, tuple(turns), stop, fault, tuple(_story(runtime, turn) for turn in turns))
+    return EpisodeResult(spec, tuple(turns), stop, fault, story)
 
 
-def _story(runtime: Runtime, turn: Turn) -> dict[str, Any]:
-    """One turn as readable text."""
+def _outcome(turn: Turn) -> dict[str, Any]:
+    """The turn's outcome under the environment's names."""
     return {
-        "prompt": runtime.encoder.decode(turn.prompt.token_ids),
-        "response": turn.generation.text,
         "executed_action": turn.executed_action,
-        "valid": turn.valid,
+        "valid_action": turn.valid,
         "reward": turn.reward,
-        "done": turn.done,
+        "terminated": turn.terminated,
+        "truncated": turn.truncated,
+        "progression": turn.progression,
+        "metrics": turn.metrics,
     }
+
+
+def _tokens(episode: Episode, turn: Turn, detailed: bool) -> dict[str, Any] | None:
+    if not detailed:
+        return None
+    text = [episode.encoder.decode([token]) for token in turn.generation.token_ids]
+    return {"text": text, "log_probs": list(turn.generation.log_probs)}
 
 
 def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:

@@ -182,6 +182,8 @@ def check_answer(method: str, answer: Any) -> tuple[bool, Any]:
             return False, fault
         case "close", (True, None):
             return True, None
+        case "suggest", (True, str() as answer):
+            return True, answer
         case ("step", (True, EnvReply(info=Mapping()) as result)) | ("replay", (True, (EnvReply(), list()) as result)):
             return True, result
     raise BadReplyError(f"the worker answered {reprlib.repr(answer)} to {method}")

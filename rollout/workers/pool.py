@@ -165,6 +165,20 @@ class EnvSession:
         self.responses.append(response_text)
         return reply
 
+    async def suggest(self, player: str, seed: int) -> str:
+        """The next answer of a scripted player of `rollout.workers.players`.
+
+        Raises:
+            EnvironmentFault: the module has no such player, or it raised, hung or returned something other than text.
+        """
+        await self._attempt(None)
+        timeout_s = self._pool.settings.env_step_timeout_s
+        try:
+            self._host, answer = await self._worker.call(self._host, timeout_s, "suggest", self._key, player, seed)
+        except (HostLostError, EnvironmentFault) as error:
+            raise EnvironmentFault(f"the {player} player failed: {error}\n{self.describe()}") from error
+        return answer
+
     async def _attempt(self, response_text: str | None) -> EnvReply:
         """Take a step, or with None make sure that the environment exists; replay the episode after a fault."""
         settings = self._pool.settings

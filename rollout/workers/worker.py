@@ -19,6 +19,7 @@ from typing import Any
 from envs.base import BaseInteractionEnv, Observation, StepInfo
 from rollout.spec import EnvSpec
 from rollout.workers.observation_limits import ObservationLimits
+from rollout.workers.players import PLAYERS
 from rollout.workers.reply import EnvReply, check_info, check_reply, digest
 
 HEADER = struct.Struct("!Q")
@@ -29,21 +30,21 @@ class EnvHost:
     """Holds environments by key. A command returns its result or raises; `handle` never raises."""
 
     def __init__(self) -> None:
-        self._envs: dict[int, tuple[BaseInteractionEnv, ObservationLimits | None]] = {}
+        self._envs: dict[int, tuple[BaseInteractionEnv, EnvSpec]] = {}
 
     def start(self, key: int, spec: EnvSpec) -> EnvReply:
         self.close(key)
         began = time.perf_counter()
         env = spec.build()
-        self._envs[key] = env, spec.limits
+        self._envs[key] = env, spec
         return _within(_reply(env, env.reset(), began), spec.limits)
 
     def step(self, key: int, response_text: str) -> EnvReply:
-        env, limits = self._envs[key]
+        env, spec = self._envs[key]
         began = time.perf_counter()
         observation, done, info = env.step(response_text)
         check_info(info, bool(done))
-        return _within(_reply(env, observation, began, bool(done), info), limits)
+        return _within(_reply(env, observation, began, bool(done), info), spec.limits)
 
     def replay(self, key: int, spec: EnvSpec, responses: Sequence[str]) -> tuple[EnvReply, list[str]]:
         """Start the episode again and give it the same answers; returns the last reply and the digests of all."""
@@ -53,6 +54,11 @@ class EnvHost:
             reply = self.step(key, text)
             digests.append(digest(reply))
         return reply, digests
+
+    def suggest(self, key: int, player: str, seed: int) -> str:
+        """The next answer of a scripted player; the environment is not stepped."""
+        env, spec = self._envs[key]
+        return PLAYERS[player](env, spec.env_path, seed)
 
     def close(self, key: int) -> None:
         env, _ = self._envs.pop(key, (None, None))

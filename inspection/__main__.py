@@ -1,0 +1,5 @@
+"""`python -m inspection` is the command `slime-verlog`."""
+
+from inspection.command import main
+
+main()

@@ -1,0 +1,52 @@
+"""The command `slime-verlog`: looks at environments, models and runs before, during and after training.
+
+Each part is a module of this package with `add_arguments(parser)` and `run(options)`, which returns the exit code. It
+imports slow packages inside `run`, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from slime_verlog import command
+
+PARTS = {
+    "check": "try an environment: build every task, play, and check the contract",
+    "play": "play an environment in the terminal, with the model's own prompts",
+    "evaluate": "play held-out episodes with a model or a scripted player; write a table",
+    "compare": "compare two evaluations seed by seed",
+    "report": "what the answers show before training: diversity, reasoning, valid actions, failures",
+    "view": "write episodes as one HTML page",
+    "train": "train a small policy on this machine, in any text environment",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one part; its exit code is 0 only if all went well."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(prog="slime-verlog", description="The author's bench of slime-verlog.")
+    parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
+    chosen = next((word for word in given if not word.startswith("-")), None)
+    for name, text in PARTS.items():
+        module = importlib.import_module(f"inspection.{name}") if name == chosen else None
+        description = module.__doc__ if module else None
+        part = parts.add_parser(
+            name, help=text, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if module:
+            module.add_arguments(part)
+            part.set_defaults(run=module.run)
+    options = parser.parse_args(given)
+    with command():
+        try:
+            code = options.run(options)
+        except KeyboardInterrupt:
+            raise SystemExit("interrupted; nothing more was written") from None
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

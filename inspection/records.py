@@ -1,0 +1,61 @@
+"""Reads and writes `episodes.jsonl`: one episode per line, as `rollout.story.Story.facts` describes it.
+
+Two keys are added to the facts: `setting` (the point of a sweep, `-` without one) and `player`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slime_verlog import ConfigError
+
+FILE = "episodes.jsonl"
+
+
+def append_episode(path: Path, facts: Mapping[str, Any], player: str, setting: str = "-") -> None:
+    """Add one episode to the file as a single line, so that an interrupted run loses no finished episode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps({"setting": setting, "player": player, **facts}, ensure_ascii=False, default=str)
+    with open(path, "a", encoding="utf-8", errors="replace") as file:
+        file.write(line + "\n")
+
+
+def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
+    """The episodes of a file, or of the `episodes.jsonl` in a folder. A last line without its end is left out.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is not an episode.
+    """
+    path = path / FILE if path.is_dir() else path
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith("\n") and not _is_json(line):
+                    return
+                yield _episode(line, f"{path}, line {number},")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _episode(line: str, where: str) -> dict[str, Any]:
+    try:
+        episode = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from error
+    if not isinstance(episode, dict):
+        raise ConfigError(f"{where} is not an episode")
+    for key in ("messages", "story"):
+        if not isinstance(episode.get(key), list):
+            raise ConfigError(f"{where} is not an episode: it has no list {key!r}")
+    return episode

@@ -1,0 +1,79 @@
+"""Plays episodes with players that read messages instead of tokens: scripted ones, people, chat models.
+
+The environment, the memory and the limits are those of a rollout; there is neither a tokenizer nor an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from rollout.bridge.settings import RolloutSettings
+from rollout.errors import EnvironmentFault
+from rollout.play.conversation import Conversation
+from rollout.play.memory import Memory, Message, build_memory
+from rollout.spec import EpisodeSpec
+from rollout.story import Story
+from rollout.tokens.images import data_uri, read_image
+from rollout.turn import StopReason
+from rollout.workers.pool import EnvPool, EnvSession
+
+Player = Callable[[EnvSession, Sequence[Message], int], Awaitable[str]]
+"""Answers a prompt, given the environment's session, the prompt's messages and the turn's index."""
+
+DEFAULT_MAX_TURNS = 1000
+"""Turns after which an episode ends if neither the YAML nor the environment limits it."""
+
+
+def scripted(name: str) -> Player:
+    """The player `random` or `expert` of the environment."""
+
+    async def answer(session: EnvSession, messages: Sequence[Message], index: int) -> str:
+        return await session.suggest(name, int(session.spec.metadata["seed"]) * 1009 + index)
+
+    return answer
+
+
+async def play_text_episode(
+    pool: EnvPool, settings: RolloutSettings, spec: EpisodeSpec, player: Player
+) -> dict[str, Any]:
+    """Play one episode to its end and return its facts, as `rollout.story.Story.facts` describes them.
+
+    An environment that is lost, or a scripted player that fails, ends the episode with a `fault`.
+    """
+    story, session, fault, stop = Story(), None, None, StopReason.FAILED
+    memory = build_memory(settings.memory) if settings.history == "window" else None
+    try:
+        session = await pool.open(spec.env)
+        stop = await _play(session, memory, player, story, spec.env.max_turns or DEFAULT_MAX_TURNS)
+    except EnvironmentFault as error:
+        fault = str(error)
+    finally:
+        if session is not None:
+            await session.close()
+    return story.facts(spec, stop, fault)
+
+
+async def _play(session: EnvSession, memory: Memory | None, player: Player, story: Story, max_turns: int) -> StopReason:
+    conversation = Conversation(memory)
+    for index in range(max_turns):
+        assert session.reply is not None
+        shown = session.reply.observation
+        conversation.show(session.reply)
+        messages = list(conversation.messages)
+        answer = await player(session, messages, index)
+        info = (await session.step(answer)).info
+        assert info is not None
+        story.add(messages, pictures_of(messages), answer, info)
+        conversation.answered(shown, answer, info["valid_action"], info["executed_action"])
+        if info["terminated"]:
+            return StopReason.TERMINATED
+        if info["truncated"]:
+            return StopReason.TIME_LIMIT
+    return StopReason.MAX_TURNS
+
+
+def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The pictures in the messages, in order, as `data:` URIs."""
+    contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
+    return [data_uri(read_image(part["image"])) for parts in contents for part in parts if part["type"] == "image"]

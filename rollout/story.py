@@ -1,0 +1,106 @@
+"""A played episode as readable JSON: what tables, the report and the viewer show.
+
+Messages and pictures that several prompts show are stored once, so a story grows linearly with its episode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollout.spec import EpisodeSpec
+from rollout.turn import StopReason
+
+
+class Story:
+    """The turns of one episode, in order."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        """Distinct messages; a picture in their content is a key of `pictures`."""
+        self.pictures: dict[str, str] = {}
+        """`data:` URIs by key."""
+        self.turns: list[dict[str, Any]] = []
+        self._known: dict[str, int] = {}
+        self._metrics: Mapping[str, float] = {}
+        self._progression = 0.0
+
+    def add(
+        self,
+        prompt: Sequence[Mapping[str, Any]],
+        pictures: Sequence[str],
+        response: str,
+        info: Mapping[str, Any],
+        tokens: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add a turn.
+
+        Args:
+            prompt: the messages of its prompt.
+            pictures: a `data:` URI per picture in `prompt`, in order; shorter if pictures are not kept.
+            info: the environment's, as in `envs.base.StepInfo`.
+            tokens: lists with one entry per token of the response, such as `text` and `log_probs`.
+        """
+        waiting = iter(pictures)
+        self.turns.append(
+            {
+                "prompt": [self._message(message, waiting) for message in prompt],
+                "response": response,
+                "executed_action": info["executed_action"],
+                "valid": info["valid_action"],
+                "reward": float(info["reward"]),
+                "terminated": info["terminated"],
+                "truncated": info["truncated"],
+                "done": info["terminated"] or info["truncated"],
+                "tokens": dict(tokens) if tokens is not None else None,
+            }
+        )
+        self._progression = float(info["progression"])
+        self._metrics = info.get("metrics") or {}
+
+    def facts(self, spec: EpisodeSpec, stop: StopReason, fault: str | None) -> dict[str, Any]:
+        """The whole record of the episode. Without its environment (`fault`), return and progression are 0."""
+        progression = self._progression if fault is None else 0.0
+        return {
+            "env_path": spec.env.env_path,
+            "task": spec.env.metadata.get("task"),
+            "options": dict(spec.env.options),
+            "max_turns": spec.env.max_turns,
+            "task_name": spec.name,
+            "seed": spec.env.metadata.get("seed"),
+            "stop": str(stop),
+            "fault": fault,
+            "turns": len(self.turns),
+            "return": sum(turn["reward"] for turn in self.turns) if fault is None else 0.0,
+            "success": progression >= 1.0,
+            "progression": progression,
+            "valid_action_ratio": sum(turn["valid"] for turn in self.turns) / max(len(self.turns), 1),
+            "metrics": dict(self._metrics),
+            "messages": self.messages,
+            "pictures": self.pictures,
+            "story": self.turns,
+        }
+
+    def _message(self, message: Mapping[str, Any], pictures: Any) -> int:
+        """The index of an equal message, which is added if it is new."""
+        content = message["content"]
+        if not isinstance(content, str):
+            content = [self._part(part, pictures) for part in content]
+        plain = {**message, "content": content}
+        key = json.dumps(plain, sort_keys=True, default=str)
+        if key not in self._known:
+            self._known[key] = len(self.messages)
+            self.messages.append(plain)
+        return self._known[key]
+
+    def _part(self, part: Mapping[str, Any], pictures: Any) -> dict[str, Any]:
+        if part.get("type") != "image":
+            return dict(part)
+        data = next(pictures, None)
+        if data is None:
+            return {"type": "image", "image": None}
+        key = hashlib.blake2b(data.encode(), digest_size=8).hexdigest()
+        self.pictures[key] = data
+        return {"type": "image", "image": key}

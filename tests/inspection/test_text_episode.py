@@ -1,0 +1,98 @@
+"""Episodes played without a tokenizer: the same prompts as in a rollout, recorded as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from inspection.records import append_episode, read_episodes
+from inspection.text_episode import play_text_episode, scripted
+from rollout.bridge.settings import load_settings
+from rollout.data_source import make_episode, read_tasks
+from rollout.workers.pool import EnvPool
+from slime_verlog import ConfigError
+
+COUNT = """
+from envs.base import BaseInteractionEnv
+
+class Count(BaseInteractionEnv):
+    instruction_prompt, actions, default_action = "Say up three times.", ("up", "down"), "down"
+
+    def __init__(self):
+        self.level = 0
+
+    def _show(self):
+        return {"obs_str": str(self.level), "text": {"long_term_context": str(self.level), "short_term_context": ""}}
+
+    def reset(self):
+        self.level = 0
+        return self._show()
+
+    def step(self, response_text):
+        up = response_text == "up"
+        self.level += up
+        over = self.level == 3
+        return self._show(), over, {
+            "reward": float(over), "terminated": over, "truncated": False, "valid_action": up,
+            "executed_action": "up" if up else "down", "progression": float(over),
+        }
+
+def build_env(sample, args):
+    return Count()
+"""
+EXPERT = "\ndef expert_action(env):\n    return 'up'\n"
+
+
+def play(folder: Path, code: str, player: str, **keys: Any) -> dict[str, Any]:
+    path = folder / "count.py"
+    path.write_text(code)
+    config = {"rollout_interaction_env_path": str(path), "tasks": ["count"], "env_backend": "inline", **keys}
+    settings = load_settings(SimpleNamespace(**config))
+    spec = make_episode(settings, read_tasks(settings)[0], 0, 5)
+
+    async def run() -> dict[str, Any]:
+        pool = EnvPool(settings)
+        try:
+            return await play_text_episode(pool, settings, spec, scripted(player))
+        finally:
+            pool.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("history", ["window", "full"])
+def test_an_expert_plays_to_the_end_and_every_message_is_stored_once(tmp_path: Path, history: str) -> None:
+    facts = play(tmp_path, COUNT + EXPERT, "expert", history=history)
+    assert (facts["stop"], facts["turns"], facts["return"], facts["success"]) == ("terminated", 3, 1.0, True)
+    shown = [facts["messages"][index] for index in facts["story"][2]["prompt"]]
+    assert shown[0] == {"role": "system", "content": "Say up three times."}
+    assert shown[-1]["content"].endswith("2")
+    texts = [json.dumps(message) for message in facts["messages"]]
+    assert len(set(texts)) == len(texts)
+
+
+def test_random_play_repeats_with_the_seed_and_stops_at_max_turns(tmp_path: Path) -> None:
+    facts = [play(tmp_path, COUNT, "random", max_turns=2) for _ in range(2)]
+    assert facts[0] == facts[1]
+    assert (facts[0]["stop"], facts[0]["turns"]) == ("max_turns", 2)
+
+
+def test_a_module_without_an_expert_says_so(tmp_path: Path) -> None:
+    facts = play(tmp_path, COUNT, "expert")
+    assert facts["stop"] == "failed" and "has no function expert_action(env)" in facts["fault"]
+
+
+def test_episodes_survive_the_file_and_an_interrupted_last_line(tmp_path: Path) -> None:
+    facts, path = play(tmp_path, COUNT + EXPERT, "expert"), tmp_path / "out" / "episodes.jsonl"
+    append_episode(path, facts, "expert")
+    with open(path, "a") as file:
+        file.write('{"setting": "-", "st')
+    assert list(read_episodes(path.parent)) == [{"setting": "-", "player": "expert", **facts}]
+    path.write_text('{"story": 3}\n')
+    with pytest.raises(ConfigError, match="line 1, is not an episode"):
+        list(read_episodes(path))
