@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from envs.mixture import TaskSpec, expand_tasks
@@ -38,6 +39,7 @@ class EpisodeSource:
         check_flags(args, self.settings)
         self.flags = RolloutFlags.read(args)
         self._args = args
+        self._written: SourceState | None = None
         self.tasks = read_tasks(self.settings)
         self.eval_tasks = read_tasks(self.settings, self.settings.eval)
         self.next_episode = 0
@@ -51,6 +53,9 @@ class EpisodeSource:
         """Slots that `load` read from a checkpoint, until the first batch restores them."""
         self.kept: list[Segment] = []
         """Segments kept by the critic's warm-up."""
+        self.snapshots: dict[int, SourceState] = {}
+        """State at the end of the newest two rollouts, by rollout id. Under `train_async.py`, slime saves rollout r
+        when batch r + 1 has already been played."""
 
     def episode(self, episode_id: int) -> EpisodeSpec:
         """The training episode with this id."""
@@ -92,21 +97,53 @@ class EpisodeSource:
         self.next_group += count
         return ids
 
+    def state(self) -> SourceState:
+        """A copy of the current state, which later batches do not change."""
+        buffer = [episode_id_of(group[0]) for group in self.buffer]
+        slots = slots_state(self.slots) or self.saved_slots
+        return SourceState(self.next_episode, self.next_group, buffer, slots, list(self.kept))
+
+    def end_batch(self, rollout_id: int, slots: list[Mapping[str, Any]] | None = None) -> None:
+        """Keep the state at the end of a rollout for `save`.
+
+        If slime is going to save this rollout, the state is written now, before the models: a run that is killed
+        in between leaves a state without models, which is harmless, instead of models without their state.
+
+        Args:
+            slots: the slots' state at the end of the batch, if they have played on since.
+
+        Raises:
+            CheckpointError: as `save`.
+        """
+        state = self.state() if slots is None else replace(self.state(), slots=slots)
+        self.snapshots = {r: kept for r, kept in self.snapshots.items() if r == rollout_id - 1} | {rollout_id: state}
+        if self.flags.saves_after(rollout_id):
+            self._write(state, rollout_id)
+
     def save(self, rollout_id: int) -> None:
         """Write the source's state and the live episodes beside the model's checkpoint.
 
+        With fixed-turn and continuous batches, it is the state at the end of this rollout. slime's own loop does not
+        tell where a rollout ends, so the current state is written.
+
         Raises:
-            CheckpointError: the file cannot be written; the previous one is untouched.
+            CheckpointError: the file cannot be written (the previous one is untouched), or the rollout was not played.
         """
-        buffer = [episode_id_of(group[0]) for group in self.buffer]
-        slots = slots_state(self.slots) or self.saved_slots
-        if self.flags.save is None:
-            raise CheckpointError("there is no folder to save the rollout state in; give --save")
-        state = SourceState(self.next_episode, self.next_group, buffer, slots, self.kept)
-        save_state(state, self.flags.save, rollout_id)
-        if self.settings.checkpoints_kept is not None:
+        if self.snapshots and rollout_id not in self.snapshots:
+            raise CheckpointError(
+                f"the state of rollout {rollout_id} is not known; the newest rollouts are {sorted(self.snapshots)}"
+            )
+        self._write(self.snapshots.get(rollout_id) or self.state(), rollout_id)
+        if self.settings.checkpoints_kept is not None and self.flags.save is not None:
             states = checkpoint_path(self.flags.save, rollout_id).parent
             rotate_checkpoints(self._args, rollout_id, self.settings.checkpoints_kept, states)
+
+    def _write(self, state: SourceState, rollout_id: int) -> None:
+        if self.flags.save is None:
+            raise CheckpointError("there is no folder to save the rollout state in; give --save")
+        if self._written is not state:
+            save_state(state, self.flags.save, rollout_id)
+            self._written = state
 
     def load(self, rollout_id: int | None = None) -> None:
         """Restore what `save` wrote; does nothing in a fresh run.

@@ -68,7 +68,9 @@ async def collect_or_draw(args: Any, rollout_id: int, source: EpisodeSource) -> 
             metrics["warmup/kept_turns"] = float(_turn_count(source.kept))
         else:
             source.kept.clear()
-    return RolloutFnTrainOutput(samples=await _samples(runtime, source, segments), metrics=metrics)
+    samples = await _samples(runtime, source, segments)
+    await asyncio.to_thread(source.end_batch, rollout_id)
+    return RolloutFnTrainOutput(samples=samples, metrics=metrics)
 
 
 async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> tuple[list[Segment], dict[str, float]]:

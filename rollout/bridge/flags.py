@@ -40,6 +40,8 @@ class RolloutFlags:
     mask_offpolicy_in_partial_rollout: bool = False
     rollout_function_path: str | None = None
     save: str | None = None
+    save_interval: int | None = None
+    num_rollout: int | None = None
     load: str | None = None
 
     @classmethod
@@ -73,6 +75,12 @@ class RolloutFlags:
         groups = self.rollout_batch_size + (self.over_sampling_batch_size or self.rollout_batch_size)
         engines = max(self.rollout_num_engines or self.rollout_num_gpus or 1, 1)
         return max(groups * self.n_samples_per_prompt, (self.sglang_server_concurrency or 0) * engines)
+
+    def saves_after(self, rollout_id: int) -> bool:
+        """Whether slime writes a checkpoint after this rollout: every `--save-interval` rollouts and after the last."""
+        if self.save is None or self.save_interval is None:
+            return False
+        return (rollout_id + 1) % self.save_interval == 0 or rollout_id + 1 == self.num_rollout
 
     def fits(self, prompt_tokens: int) -> bool:
         """Whether a prompt of this length leaves room in the context for an answer of full length."""

@@ -137,7 +137,7 @@ async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runti
 
 
 def slots_state(slots: Sequence[Slot]) -> list[Mapping[str, Any]]:
-    """The slots as plain data: the next episode's id, and the live episode as seed and answers."""
+    """The slots as plain data, copied: the next episode's id, and the live episode as seed and answers."""
     return [{"next_episode": slot.next_episode, "episode": _episode_state(slot.episode)} for slot in slots]
 
 
@@ -146,8 +146,8 @@ def _episode_state(episode: Episode | None) -> Mapping[str, Any] | None:
         return None
     return {
         "spec": _spec_state(episode.spec),
-        "answers": episode.answers,
-        "digests": episode.session.digests,
+        "answers": list(episode.answers),
+        "digests": list(episode.session.digests),
     }
 
 

@@ -149,6 +149,45 @@ async def test_episodes_that_the_configuration_no_longer_plays_are_counted_and_r
     assert len(played(output)) == 24
 
 
+@pytest.mark.parametrize("warmup", [{}, {"critic_warmup": {"w_epoch": 2, "w_iter": 1, "fraction": 0.5}}])
+async def test_a_step_saved_after_the_next_batch_was_played_resumes_before_that_batch(
+    tmp_path: Path, warmup: dict[str, Any]
+) -> None:
+    """The order of calls in slime's train_async.py: generate(r + 1) comes before save(r)."""
+    keys = {"turn_quota": "per_env", "env": {"max_length": 40}, "num_critic_only_steps": 3 * bool(warmup), **warmup}
+    whole = await run(rollout_args(tmp_path / "straight", **keys), 0, 5)
+    args = rollout_args(tmp_path, **keys)
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        args.sglang_router_port = engine.port
+        source = EpisodeSource(args)
+        try:
+            for k in range(3):
+                await collect_or_draw(args, k, source)
+                if k:
+                    source.save(k - 1)
+        finally:
+            await close_runtimes()
+    args = rollout_args(tmp_path, **keys, load=str(tmp_path / "save"))
+    assert whole[2:] == await run(args, 2, 5, load=1)
+
+
+async def test_the_state_is_on_the_disk_before_slime_saves_the_models(tmp_path: Path) -> None:
+    args = rollout_args(tmp_path, save_interval=2, num_rollout=4)
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        args.sglang_router_port = engine.port
+        source = EpisodeSource(args)
+        try:
+            there = []
+            for k in range(3):
+                await collect_or_draw(args, k, source)
+                there.append(checkpoint_path(args.save, k).exists())
+            assert there == [False, True, False]
+            with pytest.raises(CheckpointError, match="rollout 0 is not known"):
+                source.save(0)
+        finally:
+            await close_runtimes()
+
+
 async def test_a_checkpoint_cannot_name_the_code_that_runs(tmp_path: Path) -> None:
     """The episodes of a checkpoint that names another environment are given up; that environment is never imported."""
     await outputs(rollout_args(tmp_path, **LONG), 0, 1)
