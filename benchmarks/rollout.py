@@ -99,7 +99,7 @@ async def host_time(folder: Path, turns: int, port: int | None) -> tuple[float, 
         runtime.engine = simulated(runtime, 0.0, 32)
     await collect(args, 0, source)
     before = resource.getrusage(resource.RUSAGE_SELF)
-    segments, _ = await collect(args, 1, source)
+    segments = (await collect(args, 1, source)).segments
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     env = sum(turn.env_s for segment in segments for turn in segment.turns)

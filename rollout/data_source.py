@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,9 @@ from rollout.bridge.sample import episode_id_of, handout
 from rollout.bridge.settings import EvalSettings, RolloutSettings, load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
 from rollout.errors import CheckpointError, ConfigError, EnvironmentFault, SlimeVerlogError
-from rollout.play.slots import Slot, slots_state
+from rollout.play.runtime import Runtime
+from rollout.play.slots import Slot, make_slots, slots_state
+from rollout.play.staleness import WeightClock, version_of
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import Segment
 
@@ -42,6 +44,7 @@ class EpisodeSource:
         self._written: SourceState | None = None
         self.tasks = read_tasks(self.settings)
         self.eval_tasks = read_tasks(self.settings, self.settings.eval)
+        self.clock = WeightClock(self.flags.update_weights_interval, self.flags.num_critic_only_steps)
         self.next_episode = 0
         """Next id for `get_samples`; slots of the fixed-turn rollout number their own."""
         self.next_group = 0
@@ -56,6 +59,21 @@ class EpisodeSource:
         self.snapshots: dict[int, SourceState] = {}
         """State at the end of the newest two rollouts, by rollout id. Under `train_async.py`, slime saves rollout r
         when batch r + 1 has already been played."""
+
+    async def open_slots(self, runtime: Runtime) -> None:
+        """Make the slots, or restore those of a checkpoint; does nothing if there are slots already."""
+        if not self.slots:
+            self.slots = await make_slots(runtime, self.settings.n_env, self.episode, self.saved_slots)
+            self.saved_slots = []
+
+    def staleness(self, segments: Sequence[Segment], rollout_id: int) -> list[int]:
+        """For each turn of the rollout's batch: the actor updates between playing and training it.
+
+        Turns are left out if the engine does not number its weights.
+        """
+        versions = [version_of(turn.generation) for segment in segments for turn in segment.turns]
+        self.clock.start(rollout_id, versions)
+        return [self.clock.staleness(version, rollout_id) for version in versions if version is not None]
 
     def episode(self, episode_id: int) -> EpisodeSpec:
         """The training episode with this id."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -20,9 +20,9 @@ from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFn
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault, FailureBudgetError
 from rollout.evaluate import evaluate
-from rollout.play.metrics import BatchLoad, batch_metrics
+from rollout.play.metrics import batch_metrics, measure
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
-from rollout.play.slots import Slot, make_slots
+from rollout.play.slots import Slot
 from rollout.play.warmup import Phase, draw, phase_of
 from rollout.samples import build_samples, fill_steps
 from rollout.turn import Segment, StopReason, Turn
@@ -41,18 +41,41 @@ def generate_rollout(
         EngineError: the engine did not answer within the allowed retries.
         FailureBudgetError: too many episodes failed; the text says how to reproduce the last failure.
     """
+    return rollout_with(collect, args, rollout_id, data_source, evaluation)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A played batch: its segments in slot order, its metrics, and the slots' state at its end."""
+
+    segments: list[Segment]
+    metrics: dict[str, float]
+    slots: list[Mapping[str, Any]] | None = None
+    """None if the slots have not played on since."""
+
+
+Collect = Callable[[Any, int, EpisodeSource], Awaitable[Batch]]
+"""Plays the batch of a rollout id."""
+
+
+def rollout_with(
+    play: Collect, args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """A rollout function whose batches `play` collects."""
     if not isinstance(data_source, EpisodeSource):
         raise ConfigError(
-            f"the fixed-turn rollout plays episodes, but its data source is a {type(data_source).__name__}: give "
+            f"fixed-turn batches are made of episodes, but the data source is a {type(data_source).__name__}: give "
             "--data-source-path rollout.data_source.EpisodeSource"
         )
     if evaluation:
         return run(evaluate(args, data_source))
     check_fixed_turn(args, data_source.settings)
-    return run(collect_or_draw(args, rollout_id, data_source))
+    return run(collect_or_draw(args, rollout_id, data_source, play))
 
 
-async def collect_or_draw(args: Any, rollout_id: int, source: EpisodeSource) -> RolloutFnTrainOutput:
+async def collect_or_draw(
+    args: Any, rollout_id: int, source: EpisodeSource, play: Collect | None = None
+) -> RolloutFnTrainOutput:
     """Play this rollout's batch, or draw it from the turns that the critic's warm-up kept."""
     runtime = await get_runtime(args)
     warmup = source.settings.critic_warmup
@@ -60,43 +83,42 @@ async def collect_or_draw(args: Any, rollout_id: int, source: EpisodeSource) -> 
     if phase is Phase.DRAW:
         flags = runtime.flags
         segments = draw(source.kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
-        metrics = {"warmup/drawn_turns": float(_turn_count(segments))}
+        batch = Batch(segments, {"warmup/drawn_turns": float(_turn_count(segments))})
     else:
-        segments, metrics = await collect(args, rollout_id, source)
+        batch = await (play or collect)(args, rollout_id, source)
         if phase is Phase.COLLECT:
-            source.kept.extend(segments)
-            metrics["warmup/kept_turns"] = float(_turn_count(source.kept))
+            source.kept.extend(batch.segments)
+            batch.metrics["warmup/kept_turns"] = float(_turn_count(source.kept))
         else:
             source.kept.clear()
-    samples = await _samples(runtime, source, segments)
-    await asyncio.to_thread(source.end_batch, rollout_id)
-    return RolloutFnTrainOutput(samples=samples, metrics=metrics)
+    samples = await _samples(runtime, source, batch.segments)
+    await asyncio.to_thread(source.end_batch, rollout_id, batch.slots)
+    return RolloutFnTrainOutput(samples=samples, metrics=batch.metrics)
 
 
-async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> tuple[list[Segment], dict[str, float]]:
-    """Play one batch; return its segments in slot order, and the batch's metrics."""
+async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
+    """Play one batch."""
     runtime = await get_runtime(args)
     faults = runtime.fault_counts()  # before the slots are restored, so that episodes lost at a resume are counted
-    if not source.slots:
-        source.slots = await make_slots(runtime, source.settings.n_env, source.episode, source.saved_slots)
-        source.saved_slots = []
+    await source.open_slots(runtime)
     slots, turns = source.slots, runtime.flags.turns_per_batch
     # With more slots than turns, only the first ones play; the next batch begins where this one stops.
     first = rollout_id * turns % len(slots)
     order = slots[first:] + slots[:first]
-    measured = _measure(runtime)
+    measured = measure(runtime)
     with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
-        batch = Batch(runtime, turns, len(slots), progress)
+        budget = TurnBudget(runtime, turns, len(slots), progress)
         async with full_gc_deferred():
-            played = await _gather(_play(slot, batch) for slot in order)
+            played = await _gather(_play(slot, budget) for slot in order)
     by_slot = {slot.number: segments for slot, segments in zip(order, played, strict=True)}
     segments = [segment for slot in slots for segment in by_slot[slot.number]]
     assert _turn_count(segments) == turns, f"the batch has {_turn_count(segments)} turns instead of {turns}"
     faults = runtime.fault_counts() - faults
-    return segments, await asyncio.to_thread(batch_metrics, segments, faults, measured())
+    stale = source.staleness(segments, rollout_id)
+    return Batch(segments, await asyncio.to_thread(batch_metrics, segments, faults, measured(), stale))
 
 
-class Batch:
+class TurnBudget:
     """The turns that one batch may still issue, and the number of episodes that failed in it."""
 
     def __init__(self, runtime: Runtime, turns: int, slots: int, progress: Any) -> None:
@@ -136,9 +158,9 @@ class Batch:
         logger.warning("episode abandoned (%d of %d allowed): %s", self.episodes_failed, budget, fault)
 
 
-async def _play(slot: Slot, batch: Batch) -> list[Segment]:
+async def _play(slot: Slot, budget: TurnBudget) -> list[Segment]:
     """One slot's share of the batch: issue a turn, play it, record it; at the end, cut the episode that still runs."""
-    params = batch.runtime.flags.sampling_params()
+    params = budget.runtime.flags.sampling_params()
     segments: list[Segment] = []
     turns: list[Turn] = []
     """The turns of the slot's current episode in this batch."""
@@ -148,17 +170,17 @@ async def _play(slot: Slot, batch: Batch) -> list[Segment]:
             segments.append(slot.episode.segment(turns, stop))
             turns.clear()
 
-    while batch.issue(slot.number):
+    while budget.issue(slot.number):
         try:
             episode = await slot.live()
             turns.append(await episode.play_turn(params))
         except EnvironmentFault as fault:
-            batch.give_back(slot.number)
-            batch.count_failure(fault)
+            budget.give_back(slot.number)
+            budget.count_failure(fault)
             close(StopReason.FAILED)
             await slot.leave()
             continue
-        batch.progress.update()
+        budget.progress.update()
         if episode.stop is not None:
             close(episode.stop)
             await slot.leave()
@@ -190,10 +212,3 @@ async def _samples(runtime: Runtime, source: EpisodeSource, segments: Sequence[S
 
 def _turn_count(segments: Sequence[Segment]) -> int:
     return sum(len(segment.turns) for segment in segments)
-
-
-def _measure(runtime: Runtime) -> Callable[[], BatchLoad]:
-    """Start to measure; the returned function gives the load since then."""
-    engine, env, host_s = runtime.engine.utilization, runtime.pool.utilization, time.thread_time()
-    before = engine.snapshot(), env.snapshot()
-    return lambda: BatchLoad(engine.since(before[0]), env.since(before[1]), time.thread_time() - host_s)

@@ -18,6 +18,9 @@ from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError
 
 FIXED_TURN = "rollout.fixed_turn.generate_rollout"
+CONTINUOUS = "rollout.continuous.generate_rollout"
+BATCHES = (FIXED_TURN, CONTINUOUS)
+"""Rollout functions that make batches of a fixed number of turns."""
 GENERATE = "rollout.generate.generate"
 SOURCE = "rollout.data_source.EpisodeSource"
 CONVERTER = "rollout.samples.convert_samples_to_train_data"
@@ -39,19 +42,21 @@ def check_flags(args: Any, config: RolloutSettings) -> None:
         ConfigError: names the flag to change.
     """
     _check_entry(args)
-    if getattr(args, "rollout_function_path", None) == FIXED_TURN:
+    if getattr(args, "rollout_function_path", None) in BATCHES:
         check_fixed_turn(args, config)
     elif getattr(args, "custom_generate_function_path", None) == GENERATE:
         check_generate(args, config)
 
 
 def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
-    """Check the flags of fixed-turn batches.
+    """Check the flags of fixed-turn and continuous batches.
 
     Raises:
         ConfigError: names the flag to change.
     """
     _check_batch(RolloutFlags.read(args), config)
+    if getattr(args, "rollout_function_path", None) == CONTINUOUS:
+        _check_continuous(RolloutFlags.read(args), config)
     _check_context(args)
     _check_outer_loop(args)
     if getattr(args, "debug_rollout_only", False):
@@ -129,6 +134,20 @@ def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
         raise ConfigError(
             f"turn_quota: per_env cannot divide {turns} turns equally among n_env: {config.n_env} slots; "
             "change n_env or use turn_quota: global"
+        )
+
+
+def _check_continuous(flags: RolloutFlags, config: RolloutSettings) -> None:
+    if config.turn_quota == "per_env":
+        raise ConfigError(
+            "turn_quota: per_env makes slots wait for each other, which continuous batches never do: use turn_quota: "
+            f"global, or --rollout-function-path {FIXED_TURN}"
+        )
+    if flags.update_weights_interval > config.max_staleness:
+        raise ConfigError(
+            f"with --update-weights-interval {flags.update_weights_interval}, turns are up to "
+            f"{flags.update_weights_interval} updates old, but max_staleness is {config.max_staleness}; lower the "
+            "first or raise the second (at most 4)"
         )
 
 

@@ -43,6 +43,10 @@ class RolloutFlags:
     save_interval: int | None = None
     num_rollout: int | None = None
     load: str | None = None
+    update_weights_interval: int = 1
+    num_critic_only_steps: int = 0
+    colocate: bool = False
+    offload_rollout: bool | None = None
 
     @classmethod
     def read(cls, args: Any) -> RolloutFlags:
@@ -75,6 +79,11 @@ class RolloutFlags:
         groups = self.rollout_batch_size + (self.over_sampling_batch_size or self.rollout_batch_size)
         engines = max(self.rollout_num_engines or self.rollout_num_gpus or 1, 1)
         return max(groups * self.n_samples_per_prompt, (self.sglang_server_concurrency or 0) * engines)
+
+    @property
+    def engine_leaves(self) -> bool:
+        """Whether the engine gives its GPUs to the trainer between batches."""
+        return self.colocate or bool(self.offload_rollout)
 
     def saves_after(self, rollout_id: int) -> bool:
         """Whether slime writes a checkpoint after this rollout: every `--save-interval` rollouts and after the last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout.bridge.checks import CONVERTER, FIXED_TURN, GENERATE, INSTALL
+from rollout.bridge.checks import BATCHES, CONVERTER, GENERATE, INSTALL
 from rollout.bridge.roles import overrides_of
 
 DISCOUNTS = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
@@ -17,12 +17,13 @@ def flags_without_effect(args: Any) -> list[str]:
 
 
 def _hooks(args: Any) -> list[str]:
-    fixed_turn = getattr(args, "rollout_function_path", None) == FIXED_TURN
+    played_by = getattr(args, "rollout_function_path", None)
+    fixed_turn = played_by in BATCHES
     generate = getattr(args, "custom_generate_function_path", None)
     found: list[str] = []
     if fixed_turn and generate:
         found.append(
-            f"--custom-generate-function-path {generate} is never called: --rollout-function-path {FIXED_TURN} plays "
+            f"--custom-generate-function-path {generate} is never called: --rollout-function-path {played_by} plays "
             "the turns; leave one of them out"
         )
     reward = getattr(args, "custom_rm_path", None)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rollout.play.runtime import Runtime
 from rollout.turn import FinishReason, Segment, StopReason, Turn
 
 RETRIES = (
     *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "turns_aborted"),
+    "turns_spanning_update",
     *("env_timeout", "env_worker_died", "env_bad_reply", "env_raised", "env_tool_raised", "env_judge_raised"),
 )
 """Faults after which a turn is tried again; `engine_http_<status>` is another."""
@@ -35,10 +38,21 @@ class BatchLoad:
     """CPU seconds of the event loop's thread."""
 
 
-def batch_metrics(segments: Sequence[Segment], faults: Counter[str], load: BatchLoad) -> dict[str, float]:
-    """Turn-level metrics of a fixed-turn batch.
+def measure(runtime: Runtime) -> Callable[[], BatchLoad]:
+    """Start to measure; the returned function gives the load since then."""
+    engine, env, host_s = runtime.engine.utilization, runtime.pool.utilization, time.thread_time()
+    before = engine.snapshot(), env.snapshot()
+    return lambda: BatchLoad(engine.since(before[0]), env.since(before[1]), time.thread_time() - host_s)
 
-    `faults` counts failures and retries of this batch by name. Times are in seconds per turn.
+
+def batch_metrics(
+    segments: Sequence[Segment], faults: Counter[str], load: BatchLoad, stale: Sequence[int]
+) -> dict[str, float]:
+    """Turn-level metrics of a batch. Times are in seconds per turn.
+
+    Args:
+        faults: failures and retries of this batch by name.
+        stale: for each turn whose weights are numbered, the actor updates between playing and training it.
     """
     turns = [turn for segment in segments for turn in segment.turns]
     stops = Counter(segment.stop for segment in segments)
@@ -53,7 +67,7 @@ def batch_metrics(segments: Sequence[Segment], faults: Counter[str], load: Batch
         **_ends(ended, stops),
         **{f"rollout/faults/{name}": float(faults[name]) for name in sorted({*FAULTS, *faults})},
         **_load_metrics(load, len(turns)),
-        **_turn_metrics(turns),
+        **_turn_metrics(turns, stale),
     }
     names = sorted({segment.task_name for segment in segments})
     for name in names:
@@ -81,23 +95,7 @@ def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
     }
 
 
-def staleness(turns: Sequence[Turn]) -> list[int]:
-    """For each turn, the updates between its oldest weights and the newest weights of all these turns.
-
-    Turns are left out if the engine does not number its weights.
-    """
-    versions = [[int(v) for v in turn.generation.weight_versions if _is_number(v)] for turn in turns]
-    known = [found for found in versions if found]
-    newest = max((max(found) for found in known), default=0)
-    return [newest - min(found) for found in known]
-
-
-def _is_number(version: str) -> bool:
-    return version.isdecimal() and len(version) < 20
-
-
-def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
-    stale = staleness(turns)
+def _turn_metrics(turns: Sequence[Turn], stale: Sequence[int]) -> dict[str, float]:
     lengths = [len(turn.generation.token_ids) for turn in turns]
     return {
         "turn/reward": mean(turn.reward for turn in turns),
@@ -111,6 +109,7 @@ def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
         "turn/env_s": mean(turn.env_s for turn in turns),
         "turn/staleness": mean(stale),
         "turn/staleness_max": float(max(stale, default=0)),
+        "turn/off_policy_ratio": mean(updates > 0 for updates in stale),
         "turn/weight_versions": float(len({v for turn in turns for v in turn.generation.weight_versions})),
     }
 

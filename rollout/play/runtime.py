@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.sample import SampleWriter
@@ -25,6 +25,12 @@ from rollout.workers.pool import EnvPool
 
 Tools = Sequence[Mapping[str, Any]]
 MOST_TOOL_SETS = 256
+
+
+class Closable(Protocol):
+    """Something that plays in the background until it is closed."""
+
+    async def close(self) -> None: ...
 
 
 @dataclass
@@ -45,6 +51,8 @@ class Runtime:
     """Aborted episodes of slime's outer loop; empty under the fixed-turn rollout."""
     logged: Counter[str] = field(default_factory=Counter)
     """`fault_counts()` when the log hook last read them."""
+    stream: Closable | None = None
+    """The stream of continuous batches; None under other rollouts."""
     _with_tools: dict[str, DeltaEncoder] = field(default_factory=dict)
 
     def fault_counts(self) -> Counter[str]:
@@ -74,7 +82,9 @@ class Runtime:
         return self.flags.fits(len(prompt.token_ids))
 
     async def close(self) -> None:
-        """Close the parked episodes, the workers and the connections."""
+        """Close the stream, the parked episodes, the workers and the connections."""
+        if self.stream is not None:
+            await self.stream.close()
         await self.parked.close()
         self.pool.close()
         await self.engine.close()

@@ -44,12 +44,19 @@ class Slot:
             EnvironmentFault: the next episode could not be started; the call after this one tries the one after it.
         """
         if self.episode is None:
-            ahead, self._ahead = self._ahead or self._start_next(), None
-            self.next_episode += self._stride
-            self.episode = await ahead
+            ahead = self._ahead = self._ahead or self._start_next()
+            try:
+                self.episode = await ahead
+            except EnvironmentFault:
+                self._advance()
+                raise
+            self._advance()
         if self._ahead is None:
             self._ahead = self._start_next()
         return self.episode
+
+    def _advance(self) -> None:
+        self.next_episode, self._ahead = self.next_episode + self._stride, None
 
     def _start_next(self) -> asyncio.Task[Episode]:
         task = asyncio.create_task(self._open_id(self.next_episode))
@@ -59,9 +66,13 @@ class Slot:
 
     async def leave(self) -> None:
         """Close the slot's episode; the next one takes its place."""
-        episode, self.episode = self.episode, None
-        if episode is not None:
+        if (episode := self.release()) is not None:
             await episode.close()
+
+    def release(self) -> Episode | None:
+        """Make room for the next episode; the caller closes the one that is returned."""
+        episode, self.episode = self.episode, None
+        return episode
 
 
 async def make_slots(
@@ -137,18 +148,22 @@ async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runti
 
 
 def slots_state(slots: Sequence[Slot]) -> list[Mapping[str, Any]]:
-    """The slots as plain data, copied: the next episode's id, and the live episode as seed and answers."""
-    return [{"next_episode": slot.next_episode, "episode": _episode_state(slot.episode)} for slot in slots]
+    """The slots as plain data, copied."""
+    return [slot_state(slot) for slot in slots]
 
 
-def _episode_state(episode: Episode | None) -> Mapping[str, Any] | None:
+def slot_state(slot: Slot, turns: int | None = None) -> Mapping[str, Any]:
+    """The next episode's id, and the live episode as its seed and its first `turns` answers (None: all)."""
+    episode = slot.episode
     if episode is None:
-        return None
-    return {
+        return {"next_episode": slot.next_episode, "episode": None}
+    count = len(episode.answers) if turns is None else turns
+    live = {
         "spec": _spec_state(episode.spec),
-        "answers": list(episode.answers),
-        "digests": list(episode.session.digests),
+        "answers": episode.answers[:count],
+        "digests": episode.session.digests[: count + 1],
     }
+    return {"next_episode": slot.next_episode, "episode": live}
 
 
 def _spec_state(spec: EpisodeSpec) -> Mapping[str, Any]:

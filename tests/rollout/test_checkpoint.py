@@ -65,9 +65,7 @@ async def outputs(args: Any, first: int, last: int, load: int | None = None) -> 
 
 @pytest.mark.parametrize("history", ["window", "full"])
 @pytest.mark.parametrize("stop", [1, 3])
-async def test_a_run_resumed_from_a_checkpoint_plays_the_same_batches(
-    tmp_path: Path, stop: int, history: str
-) -> None:
+async def test_a_run_resumed_from_a_checkpoint_plays_the_same_batches(tmp_path: Path, stop: int, history: str) -> None:
     keys = {"turn_quota": "per_env", "env": {"max_length": 40}, "history": history}
     whole = await run(rollout_args(tmp_path, **keys), 0, 5)
     args = rollout_args(tmp_path, **keys, load=str(tmp_path / "save"))

@@ -237,9 +237,7 @@ def test_an_unusable_picture_raises_an_encoding_error(image: Any, words: str) ->
 
 @pytest.mark.parametrize("name", ["Qwen2_5_VLProcessor", "Qwen3VLProcessor"])
 @pytest.mark.parametrize("size", [(7680, 4320), (4321, 7679), (8000, 300), (2500, 2500)])
-def test_a_picture_beyond_max_image_pixels_is_scaled_down_to_that_many_tokens(
-    name: str, size: tuple[int, int]
-) -> None:
+def test_a_picture_beyond_max_image_pixels_is_scaled_down_to_that_many_tokens(name: str, size: tuple[int, int]) -> None:
     limit = 1 << 18
     encoder = DeltaEncoder(chatml_tokenizer(), processor(name), max_image_pixels=limit)
     settings = processor(name).image_processor

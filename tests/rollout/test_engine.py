@@ -72,9 +72,11 @@ def test_a_malformed_answer_is_refused_with_the_reason(answer: Any, words: str) 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(["meta_info", "text", "finish_reason", "type", "output_token_logprobs"]), inner, max_size=4
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["meta_info", "text", "finish_reason", "type", "output_token_logprobs"]), inner, max_size=4
+        )
     ),
     max_leaves=12,
 )

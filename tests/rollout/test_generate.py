@@ -154,9 +154,7 @@ async def test_an_episodes_list_of_samples_has_the_attributes_that_slime_reads(p
     assert all(s.loss_mask == [0] * s.response_length for s in samples)
 
 
-async def test_a_finished_episode_in_a_group_that_slime_put_back_can_be_saved(
-    play: Any, tmp_path: Path
-) -> None:
+async def test_a_finished_episode_in_a_group_that_slime_put_back_can_be_saved(play: Any, tmp_path: Path) -> None:
     samples, engine = await play(env={"max_length": 30}, seed_start=7)
     args = rollout_args(tmp_path, engine.port, env={"max_length": 30}, seed_start=7, load=str(tmp_path / "save"))
     source, resumed = EpisodeSource(args), EpisodeSource(args)

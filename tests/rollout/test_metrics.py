@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollout.play.metrics import FAULTS, BatchLoad, batch_metrics, quantile
+from rollout.play.staleness import WeightClock, version_of
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
 IDLE = BatchLoad((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 0.0)
@@ -27,7 +28,7 @@ def test_a_batch_logs_its_turns_and_how_its_episodes_ended() -> None:
     segments = [segment("terminated", 2, 7), segment("max_turns", 3), segment("cut", 4), segment("failed", 1)]
     faults = Counter(episodes_failed=2, turns_aborted=3, engine_http_503=2, engine_timeout=1, env_raised=1)
     faults["env_replayed"] = 1
-    metrics = batch_metrics(segments, faults, IDLE)
+    metrics = batch_metrics(segments, faults, IDLE, [])
     expected = {"turns": 10, "episodes_finished": 2, "episodes_cut": 1, "episodes_failed": 2, "turns_retried": 7}
     assert {name: metrics[f"rollout/{name}"] for name in expected} == expected
     assert {stop: metrics[f"rollout/stop/{stop}"] for stop in StopReason} == {
@@ -39,30 +40,59 @@ def test_a_batch_logs_its_turns_and_how_its_episodes_ended() -> None:
 
 def test_the_lengths_of_ended_episodes_are_given_as_a_distribution() -> None:
     segments = [segment("terminated", 1, length) for length in range(1, 101)] + [segment("cut", 1, 900)]
-    metrics = batch_metrics(segments, Counter(), IDLE)
+    metrics = batch_metrics(segments, Counter(), IDLE, [])
     names = ("mean", "p50", "p95", "max")
     assert [metrics[f"rollout/episode_turns_{name}"] for name in names] == [50.5, 50.0, 95.0, 100.0]
     assert quantile([], 0.5) == 0.0 and quantile([4.0], 0.95) == 4.0
 
 
 def test_busy_shares_queues_and_host_time_are_those_of_the_batch() -> None:
-    metrics = batch_metrics([segment("cut", 4)], Counter(), BatchLoad((10.0, 8.0, 30.0), (10.0, 5.0, 20.0), 0.02))
+    metrics = batch_metrics([segment("cut", 4)], Counter(), BatchLoad((10.0, 8.0, 30.0), (10.0, 5.0, 20.0), 0.02), [])
     names = ("engine_busy_share", "engine_concurrency", "env_busy_share", "env_queue_depth", "turns_per_s")
     assert [metrics[f"rollout/{name}"] for name in names] == [0.8, 3.0, 0.5, 2.0, 0.4]
     times = [metrics[f"turn/{name}"] for name in ("engine_s", "env_s", "host_s")]
     assert times == pytest.approx([0.2, 0.1, 0.005])
 
 
-def test_staleness_counts_updates_since_the_oldest_weights_of_a_turn() -> None:
+def test_staleness_counts_the_updates_between_playing_and_training() -> None:
     turns = (turn(("5",)), turn(("3", "4")), turn(("5",)), turn(("step-7",)))
-    metrics = batch_metrics([Segment("count", turns, None, StopReason.CUT)], Counter(), IDLE)
+    metrics = batch_metrics([Segment("count", turns, None, StopReason.CUT)], Counter(), IDLE, [0, 2, 0])
     assert (metrics["turn/staleness"], metrics["turn/staleness_max"]) == (pytest.approx(2 / 3), 2.0)
+    assert metrics["turn/off_policy_ratio"] == pytest.approx(1 / 3)
     assert metrics["turn/mixed_weights_ratio"] == 0.25
 
 
+def test_the_oldest_numbered_version_of_an_answer_counts() -> None:
+    found = [version_of(turn(versions).generation) for versions in (("5",), ("4", "3"), ("step-7",), ())]
+    assert found == [5, 3, None, None]
+
+
+@pytest.mark.parametrize("first", [0, 1, 7])
+def test_under_train_async_every_batch_but_the_first_is_one_update_old(first: int) -> None:
+    """train_async.py plays batch r + 1 with the weights that batch r is about to update."""
+    clock = WeightClock()
+    clock.start(10, [first])
+    played_with = [first, first, first + 1, first + 2]
+    assert [clock.staleness(version, 10 + k) for k, version in enumerate(played_with)] == [0, 1, 1, 1]
+
+
+def test_with_an_interval_between_pushes_the_age_cycles() -> None:
+    clock = WeightClock(interval=2)
+    clock.start(0, [1])
+    # train_async.py pushes after rollouts 1, 3, ...; batch r + 1 is complete before the push.
+    assert [clock.staleness(version, k) for k, version in enumerate([1, 1, 2, 2, 3, 3])] == [0, 1, 0, 1, 0, 1]
+
+
+def test_pushes_of_a_frozen_actor_do_not_count() -> None:
+    clock = WeightClock(frozen=3)
+    clock.start(0, [1])
+    assert [clock.staleness(1, k) for k in range(6)] == [0, 0, 0, 0, 1, 2]
+    assert clock.staleness(4, 3) == 0
+
+
 def test_every_batch_has_the_same_names_even_if_nothing_happened() -> None:
-    eventful = batch_metrics([segment(stop, 1) for stop in StopReason], Counter(dict.fromkeys(FAULTS, 1)), IDLE)
-    quiet = batch_metrics([segment("terminated", 1)], Counter(), IDLE)
+    eventful = batch_metrics([segment(stop, 1) for stop in StopReason], Counter(dict.fromkeys(FAULTS, 1)), IDLE, [])
+    quiet = batch_metrics([segment("terminated", 1)], Counter(), IDLE, [])
     assert set(quiet) == set(eventful)
     assert all(type(value) is float for value in quiet.values())
 
@@ -70,6 +100,6 @@ def test_every_batch_has_the_same_names_even_if_nothing_happened() -> None:
 def test_every_name_is_explained_where_the_metrics_are() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"`([a-z0-9_/*<>-]+)`", text.split("## Metrics", 1)[1]))
-    names = batch_metrics([], Counter(), IDLE)
+    names = batch_metrics([], Counter(), IDLE, [])
     shown = {name.removeprefix("rollout/faults/").removeprefix("rollout/stop/") for name in names}
     assert not shown - explained

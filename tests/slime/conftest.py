@@ -63,7 +63,7 @@ def engine(model: Path) -> Iterator[EngineServer]:
 def make_run(slime: Slime, ground: Path, model: Path, reference: Path) -> Callable[..., Run]:
     """Makes one experiment on the ledger game; see `Run`. `config` updates the YAML, `flags` the command line."""
 
-    def make(name: str, *flags: str, gpus: int = 1, **config: Any) -> Run:
+    def make(name: str, *flags: str, gpus: int = 1, script: str = "train.py", **config: Any) -> Run:
         work = ground / name
         settings = {
             "rollout_interaction_env_path": LEDGER_ENV,
@@ -74,7 +74,7 @@ def make_run(slime: Slime, ground: Path, model: Path, reference: Path) -> Callab
             "env_workers": 1,
             **config,
         }
-        return Run(slime, work, model, reference, settings, [*BATCH_FLAGS, *flags], gpus)
+        return Run(slime, work, model, reference, settings, [*BATCH_FLAGS, *flags], gpus, script)
 
     return make
 

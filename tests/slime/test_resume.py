@@ -51,18 +51,29 @@ def runs(make_run: Callable[..., Run], engine: EngineServer) -> Iterator[tuple[R
     killed = make_run("killed", *flags, **settings)
     for last in (0, 2):
         process = killed.start(script_arguments(killed))
-        wait_for(killed, process, killed.work / "actor" / "rollout" / f"slime_verlog_{last}.safetensors")
+        wait_for(killed, process, lambda: complete(killed, last))
         stop_all(killed.work)
         process.wait(60)
     killed.train(script_arguments(killed))
     yield straight, killed
 
 
-def wait_for(run: Run, process: subprocess.Popen[bytes], path: Path, timeout_s: float = 600) -> None:
+def complete(run: Run, step: int) -> bool:
+    """Whether models and rollout state of this step are on the disk; in the warm-up, only the critic's model is."""
+    roles = ("critic",) if step < WARMUP["w_epoch"] + WARMUP["w_iter"] else ("actor", "critic")
+    saved = [run.work / role / "latest_checkpointed_iteration.txt" for role in roles]
+    return state_of(run, step).exists() and all(p.exists() and int(p.read_text() or -1) >= step for p in saved)
+
+
+def state_of(run: Run, step: int) -> Path:
+    return run.work / "actor" / "rollout" / f"slime_verlog_{step}.safetensors"
+
+
+def wait_for(run: Run, process: subprocess.Popen[bytes], condition: Callable[[], bool], timeout_s: float = 600) -> None:
     deadline = time.monotonic() + timeout_s
-    while not path.exists():
-        assert process.poll() is None, f"the run ended before {path} was there:\n{run.tail()}"
-        assert time.monotonic() < deadline, f"{path} did not come:\n{run.tail()}"
+    while not condition():
+        assert process.poll() is None, f"the run ended too early:\n{run.tail()}"
+        assert time.monotonic() < deadline, f"the awaited files did not come:\n{run.tail()}"
         time.sleep(0.05)
 
 
@@ -88,9 +99,7 @@ def test_the_critic_goes_on_with_the_same_weights_and_targets(runs: tuple[Run, R
 @pytest.mark.parametrize("rollout", (2, 3))
 def test_the_actor_goes_on_with_the_same_weights(runs: tuple[Run, Run], rollout: int) -> None:
     straight, killed = (run.records("actor", rollout)[0]["data"] for run in runs)
-    torch.testing.assert_close(
-        torch.cat(killed["log_probs"]), torch.cat(straight["log_probs"]), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(torch.cat(killed["log_probs"]), torch.cat(straight["log_probs"]), rtol=1e-4, atol=1e-4)
 
 
 def test_no_episode_was_lost_at_either_resume(runs: tuple[Run, Run]) -> None:

@@ -106,6 +106,7 @@ class Run:
     config: Mapping[str, Any]
     flags: Sequence[str]
     gpus: int = 1
+    script: str = "train.py"
     log: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,8 +134,8 @@ class Run:
         ]
 
     def start(self, extra: Sequence[str] = (), without: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """Start training in the background; output goes to `log`."""
-        return start_script(self.slime, self.work, "train.py", self.command(extra, without), self.gpus)
+        """Start `script` in the background; output goes to `log`."""
+        return start_script(self.slime, self.work, self.script, self.command(extra, without), self.gpus)
 
     def finish(self, process: subprocess.Popen[bytes], timeout_s: float) -> None:
         """Wait for the end; a failed run shows the end of its log."""
@@ -144,7 +145,7 @@ class Run:
             code = None
         finally:
             stop_all(self.work)
-        assert code == 0, f"train.py ended with {code}:\n{self.tail()}"
+        assert code == 0, f"{self.script} ended with {code}:\n{self.tail()}"
 
     def train(self, extra: Sequence[str] = (), without: Sequence[str] = (), timeout_s: float = 1200) -> None:
         """Run to the end."""

@@ -1,0 +1,59 @@
+"""Batches cut from slots that never stop playing, also while the trainer works.
+
+A batch holds the next `rollout_batch_size` x `n_samples_per_prompt` turns that finish, cut and bootstrapped as a
+fixed-turn batch. The engine does not wait for a batch's last turn, and its weights change in mid-stream: an episode may
+see many versions, each turn sees one. `max_staleness` bounds a turn's age in actor updates by admission alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tqdm import tqdm
+
+from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput
+from rollout.data_source import EpisodeSource
+from rollout.fixed_turn import Batch, rollout_with
+from rollout.play.metrics import batch_metrics
+from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
+from rollout.play.stream import Stream
+
+
+def generate_rollout(
+    args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool = False
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """slime's `--rollout-function-path`: the next batch of the stream, or the held-out episodes if `evaluation`.
+
+    Raises:
+        ConfigError: flags and YAML contradict each other, or the engine does not number its weights.
+        EngineError, FailureBudgetError: as in `rollout.fixed_turn.generate_rollout`.
+    """
+    return rollout_with(collect, args, rollout_id, data_source, evaluation)
+
+
+async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
+    """Take the stream's next batch; the first call starts the stream."""
+    runtime = await get_runtime(args)
+    stream, turns = await _stream(runtime, source), runtime.flags.turns_per_batch
+    pending = min(stream.pending, turns)
+    with tqdm(total=turns, initial=pending, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
+        stream.on_turn = progress.update
+        async with full_gc_deferred():
+            cut = await stream.next_batch(rollout_id)
+        stream.on_turn = lambda: None
+    if runtime.flags.engine_leaves:
+        await stream.pause()
+    faults, load = stream.since_last_batch()
+    stale = source.staleness(cut.segments, rollout_id)
+    metrics = await asyncio.to_thread(batch_metrics, cut.segments, faults, load, stale)
+    metrics["rollout/turns_pending"] = float(stream.pending)
+    return Batch(cut.segments, metrics, cut.slots)
+
+
+async def _stream(runtime: Runtime, source: EpisodeSource) -> Stream:
+    if not isinstance(runtime.stream, Stream):
+        faults = runtime.fault_counts()  # before the slots are restored, as in fixed-turn batches
+        await source.open_slots(runtime)
+        runtime.stream = Stream(runtime, source.slots, runtime.flags.turns_per_batch, source.clock, faults)
+    return runtime.stream

@@ -1,0 +1,217 @@
+"""Continuous batches: the slots never wait, no turn is lost or doubled, and none is older than `max_staleness`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.continuous import collect
+from rollout.data_source import EpisodeSource
+from rollout.errors import ConfigError
+from rollout.fixed_turn import collect_or_draw
+from rollout.play.runtime import close_runtimes, get_runtime
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine, draw
+
+TURNS = 24
+
+
+ANSWERS = ("THINK: so.\nACTION: left", "ACTION: right", "right", "ACTION: dance", "")
+
+
+class Engine(ScriptedEngine):
+    """Answers depend on the prompt alone, every eleventh is slow. As in SGLang, an update aborts what is in flight."""
+
+    def __init__(self) -> None:
+        super().__init__(chatml_tokenizer(), self.play)
+        self.jitter = random.Random(1)
+
+    async def play(self, body: dict[str, Any], number: int) -> dict[str, Any]:
+        version = self.version
+        await asyncio.sleep(0.03 if number % 11 == 0 else self.jitter.random() * 0.004)
+        return self.answer(ANSWERS[draw(body, 5)], body, "stop" if version == self.version else "abort")
+
+    def update(self) -> None:
+        self.version = str(int(self.version) + 1)
+
+
+class Trainer:
+    """Calls the rollout in the order of slime's train.py or train_async.py; training takes `train_s`."""
+
+    def __init__(self, folder: Path, train_s: float = 0.02, **keys: Any) -> None:
+        self.keys = {"env": {"max_length": 40}, **keys}
+        self.folder, self.train_s = folder, train_s
+        self.outputs: list[Any] = []
+        self.staleness: list[list[int]] = []
+        self.stream: Any = None
+
+    async def run(self, rollouts: range, load: int | None = None, ahead: bool = False, saves: bool = True) -> None:
+        async with Engine() as engine:
+            folders = {"load": str(self.folder / "save")} if load is not None else {}
+            self.args = rollout_args(self.folder, engine.port, **self.keys, **folders)
+            self.source = EpisodeSource(self.args)
+            if load is not None:
+                self.source.load(load)
+            try:
+                await (self._asynchronous if ahead else self._synchronous)(engine, rollouts, saves)
+            finally:
+                await close_runtimes()
+
+    async def _synchronous(self, engine: Engine, rollouts: range, saves: bool) -> None:
+        for k in rollouts:
+            await self.generate(k)
+            await self.train(engine, k)
+            if saves:
+                self.source.save(k)
+
+    async def _asynchronous(self, engine: Engine, rollouts: range, saves: bool) -> None:
+        """Batch r + 1 is asked for before batch r is trained on, and is complete before the weights are pushed."""
+        following = asyncio.create_task(self.generate(rollouts[0]))
+        for k in rollouts:
+            await following
+            if k + 1 in rollouts:
+                following = asyncio.create_task(self.generate(k + 1))
+            await asyncio.sleep(self.train_s)
+            await following
+            if saves:
+                self.source.save(k)
+            engine.update()
+
+    async def generate(self, rollout_id: int) -> None:
+        output = await collect_or_draw(self.args, rollout_id, self.source, collect)
+        self.outputs.append(output)
+        self.stream = (await get_runtime(self.args)).stream
+        turns = [s for group in output.samples for s in group if s.metadata["kind"] == "turn"]
+        first = self.source.clock.first
+        assert first is not None
+        versions = [int(v) for s in turns for v in s.weight_versions]
+        assert len(versions) == len(turns) == TURNS, "each turn is played by one version"
+        self.staleness.append([rollout_id - first[0] - (version - first[1]) for version in versions])
+
+    async def train(self, engine: Engine, rollout_id: int) -> None:
+        await asyncio.sleep(self.train_s)
+        engine.update()
+
+    def turns(self) -> list[tuple[int, int]]:
+        """(episode, turn index) of every turn, in order of the batches."""
+        return [
+            (s.metadata["episode_id"], s.metadata["round_number"])
+            for output in self.outputs
+            for group in output.samples
+            for s in group
+            if s.metadata["kind"] == "turn"
+        ]
+
+
+def no_gap_and_none_twice(played: list[tuple[int, int]]) -> None:
+    assert len(set(played)) == len(played)
+    for episode in {e for e, _ in played}:
+        indices = [k for e, k in played if e == episode]
+        assert indices == list(range(len(indices))), f"episode {episode}"
+
+
+@pytest.mark.parametrize("history", ["window", "full"])
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_no_turn_is_lost_doubled_or_older_than_the_limit(
+    tmp_path: Path, ahead: bool, limit: int, history: str
+) -> None:
+    trainer = Trainer(tmp_path, max_staleness=limit, history=history)
+    await trainer.run(range(6), ahead=ahead)
+    no_gap_and_none_twice(trainer.turns())
+    assert all(0 <= updates <= limit for batch in trainer.staleness for updates in batch)
+    assert any(updates for batch in trainer.staleness for updates in batch), "turns are played while training runs"
+    for output, stale in zip(trainer.outputs, trainer.staleness, strict=True):
+        assert output.metrics["turn/staleness_max"] == max(stale)
+        assert output.metrics["turn/staleness"] == pytest.approx(sum(stale) / TURNS)
+
+
+async def test_slots_play_on_while_the_trainer_works_up_to_the_limit(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, train_s=0.5)
+    await trainer.run(range(2))
+    ledger = trainer.stream.ledger
+    assert ledger["handed_out"] == 2 * TURNS
+    assert ledger["finished"] == ledger["issued"] == 3 * TURNS, "one more batch waits: max_staleness is 1"
+    assert trainer.outputs[1].metrics["rollout/turns_pending"] == 0
+
+
+async def test_a_cut_episode_is_bootstrapped_from_the_prompt_of_its_next_turn(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    await trainer.run(range(5))
+    prompts: dict[tuple[int, int], list[int]] = {}
+    waiting: dict[tuple[int, int], list[int]] = {}
+    for output in trainer.outputs:
+        for sample in (s for group in output.samples for s in group):
+            where = sample.metadata["episode_id"], sample.metadata["round_number"]
+            prompt = sample.tokens[: len(sample.tokens) - sample.response_length]
+            (waiting if sample.metadata["kind"] == "bootstrap" else prompts)[where] = prompt
+    followed = [where for where in waiting if where in prompts]
+    assert len(followed) > 10
+    assert all(waiting[where] == prompts[where] for where in followed)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("last", [0, 2])
+async def test_a_killed_run_goes_on_with_the_turns_after_the_saved_batch(
+    tmp_path: Path, last: int, ahead: bool
+) -> None:
+    before, after = Trainer(tmp_path), Trainer(tmp_path)
+    await before.run(range(4), ahead=ahead)
+    saved = [turn for k, turn in enumerate(before.turns()) if k < (last + 1) * TURNS]
+    await after.run(range(last + 1, last + 4), load=last, ahead=ahead)
+    no_gap_and_none_twice([*saved, *after.turns()])
+    assert after.outputs[0].metrics["rollout/faults/episodes_lost_at_resume"] == 0
+
+
+async def test_an_engine_that_leaves_finds_no_turn_in_flight_and_none_is_lost(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, colocate=True)
+    quiet: list[int] = []
+
+    async def train(engine: Engine, rollout_id: int) -> None:
+        quiet.append(trainer.stream._playing)
+        asked = len(engine.requests)
+        await asyncio.sleep(0.05)
+        assert len(engine.requests) == asked, "nothing is asked while the engine is away"
+        engine.update()
+
+    trainer.train = train  # type: ignore[method-assign]
+    await trainer.run(range(4))
+    assert quiet == [0] * 4
+    no_gap_and_none_twice(trainer.turns())
+    assert max(max(batch) for batch in trainer.staleness) == 1, "turns that finished during the pause come first"
+
+
+async def test_an_engine_without_versions_is_refused(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+
+    async def nameless() -> None:
+        async with Engine() as engine:
+            engine.version = "default"
+            args = rollout_args(tmp_path, engine.port, **trainer.keys)
+            try:
+                await collect_or_draw(args, 0, EpisodeSource(args), collect)
+            finally:
+                await close_runtimes()
+
+    with pytest.raises(ConfigError, match="does not say which weights answered"):
+        await nameless()
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"max_staleness": 0}, "max_staleness must be at least 1, got 0"),
+        ({"max_staleness": 5}, "max_staleness must be at most 4, got 5"),
+        ({"turn_quota": "per_env"}, "turn_quota: per_env makes slots wait"),
+        ({"update_weights_interval": 3}, "--update-weights-interval 3, turns are up to 3 updates old"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    keys = {"rollout_function_path": "rollout.continuous.generate_rollout", **keys}
+    with pytest.raises(ConfigError, match=said):
+        EpisodeSource(rollout_args(tmp_path, **keys))

@@ -1,0 +1,128 @@
+"""slime's own train_async.py, and slots that play while slime trains: versions, saved states, kills, staleness."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedded.engine.server import EngineServer
+from rollout.checkpoint import checkpoint_path, load_state
+from tests.slime.conftest import engine_flags
+from tests.slime.cpu.harness import Run, stop_all
+from tests.slime.test_resume import state_of, wait_for
+
+pytestmark = pytest.mark.slow
+
+ROLLOUTS = 4
+CONTINUOUS = ("--rollout-function-path", "rollout.continuous.generate_rollout")
+FLAGS = ("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "0", "--save-interval", "1")
+
+
+def turns_of(run: Run, rollout: int) -> list[dict[str, Any]]:
+    return [sample for sample in run.samples(rollout) if sample["metadata"]["kind"] == "turn"]
+
+
+def places(run: Run, rollouts: range) -> list[tuple[int, int]]:
+    """(episode, turn index) of every turn that was handed to training."""
+    facts = [sample["metadata"] for rollout in rollouts for sample in turns_of(run, rollout)]
+    return [(fact["episode_id"], fact["round_number"]) for fact in facts]
+
+
+def logged(run: Run, name: str) -> list[float]:
+    return [float(v) for v in re.findall(rf"'{name}': ([\d.]+)", run.log.read_text(errors="replace"))]
+
+
+def saving(run_folder: Path) -> list[str]:
+    return ["--save", str(run_folder / "actor")]
+
+
+@pytest.fixture(scope="module")
+def fixed(make_run: Callable[..., Run], engine: EngineServer, ground: Path) -> Run:
+    """Fixed-turn batches under train_async.py."""
+    flags = (*engine_flags(engine), *FLAGS, *saving(ground / "async"))
+    run = make_run("async", *flags, script="train_async.py")
+    run.train()
+    return run
+
+
+def test_each_batch_is_played_by_the_weights_before_the_last_update(fixed: Run) -> None:
+    versions = [{v for s in turns_of(fixed, k) for v in s["weight_versions"]} for k in range(ROLLOUTS)]
+    assert versions == [{"1"}, {"1"}, {"2"}, {"3"}]
+    assert sorted(set(logged(fixed, "turn/staleness"))) == [0.0, 1.0]
+
+
+def test_the_state_of_a_step_is_the_state_after_its_batch_not_after_the_next_one(fixed: Run) -> None:
+    folder = str(fixed.work / "actor")
+    for rollout in range(ROLLOUTS):
+        state = load_state(folder, folder, rollout)
+        assert state is not None
+        played = Counter(episode for episode, _ in places(fixed, range(rollout + 1)))
+        live = {slot["episode"]["spec"]["episode_id"]: slot["episode"] for slot in state.slots if slot["episode"]}
+        assert all(len(episode["answers"]) == played[number] for number, episode in live.items())
+        assert state.next_group == (rollout + 1) * 16
+
+
+@pytest.fixture(scope="module", params=["train.py", "train_async.py"])
+def stream(request: Any, make_run: Callable[..., Run], engine: EngineServer, ground: Path) -> Iterator[Run]:
+    """Continuous batches; with train_async.py, a batch is complete before the push, so 2 updates are allowed."""
+    name = "stream-" + request.param.removesuffix(".py")
+    flags = (*engine_flags(engine), *FLAGS, *saving(ground / name), *CONTINUOUS)
+    limit = 1 if request.param == "train.py" else 2
+    run = make_run(name, *flags, script=request.param, max_staleness=limit)
+    run.train()
+    yield run
+
+
+def test_no_turn_of_a_stream_is_lost_or_trained_twice(stream: Run) -> None:
+    played = places(stream, range(ROLLOUTS))
+    assert len(played) == len(set(played)) == ROLLOUTS * 16
+    for episode in {episode for episode, _ in played}:
+        indices = [index for number, index in played if number == episode]
+        assert indices == list(range(len(indices)))
+
+
+def test_turns_of_a_stream_are_played_while_slime_trains_and_none_is_too_old(stream: Run) -> None:
+    limit = stream.config["max_staleness"]
+    for rollout in range(ROLLOUTS):
+        for sample in turns_of(stream, rollout):
+            (version,) = sample["weight_versions"]
+            assert 0 <= rollout - (int(version) - 1) <= limit
+    assert max(logged(stream, "turn/staleness_max")) >= 1
+
+
+def test_the_advantages_of_a_stream_are_finite_and_every_turn_is_trained(stream: Run) -> None:
+    for rollout in range(ROLLOUTS):
+        (record,) = stream.records("actor", rollout)
+        assert len(record["data"]["advantages"]) == len(stream.samples(rollout))
+
+
+@pytest.mark.parametrize("flags", [(), CONTINUOUS], ids=["fixed-turn", "continuous"])
+def test_a_killed_asynchronous_run_goes_on_without_a_gap(
+    make_run: Callable[..., Run], engine: EngineServer, ground: Path, flags: tuple[str, ...]
+) -> None:
+    """Killed while the batch after the saved step is being trained on."""
+    name = "killed-async" + "-stream" * bool(flags)
+    folder = ground / name / "actor"
+    given = (*engine_flags(engine), *FLAGS, "--save", str(folder), *flags)
+    run = make_run(name, *given, script="train_async.py", max_staleness=2)
+    process = run.start()
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    wait_for(run, process, lambda: tracker.exists() and int(tracker.read_text() or -1) >= 1)
+    stop_all(run.work)
+    process.wait(60)
+    last = int(tracker.read_text())
+    assert state_of(run, last).exists(), "no model is without its state"
+    before = places(run, range(last + 1))
+    run.train(["--load", str(folder)])
+    state = load_state(str(folder), None, ROLLOUTS - 1)
+    assert state is not None and checkpoint_path(str(folder), ROLLOUTS - 1).exists()
+    played = [*before, *places(run, range(last + 1, ROLLOUTS))]
+    assert len(set(played)) == len(played) == ROLLOUTS * 16
+    for episode in {episode for episode, _ in played}:
+        indices = [index for number, index in played if number == episode]
+        assert indices == list(range(len(indices)))
