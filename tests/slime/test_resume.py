@@ -6,6 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def runs(make_run: Callable[..., Run], engine: EngineServer) -> Iterator[tuple[R
     killed = make_run("killed", *flags, **settings)
     for last in (0, 2):
         process = killed.start(script_arguments(killed))
-        wait_for(killed, process, lambda: complete(killed, last))
+        wait_for(killed, process, partial(complete, killed, last))
         stop_all(killed.work)
         process.wait(60)
     killed.train(script_arguments(killed))
