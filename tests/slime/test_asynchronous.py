@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from embedded.engine.server import EngineServer
-from rollout.checkpoint import checkpoint_path, load_state
+from rollout.checkpoint import load_state
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.harness import Run, stop_all
-from tests.slime.test_resume import state_of, wait_for
+from tests.slime.test_resume import script_arguments, state_of, wait_for
 
 pytestmark = pytest.mark.slow
 
 ROLLOUTS = 4
 CONTINUOUS = ("--rollout-function-path", "rollout.continuous.generate_rollout")
-FLAGS = ("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "0", "--save-interval", "1")
+FLAGS = ("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "0")
 
 
 def turns_of(run: Run, rollout: int) -> list[dict[str, Any]]:
@@ -37,16 +36,11 @@ def logged(run: Run, name: str) -> list[float]:
     return [float(v) for v in re.findall(rf"'{name}': ([\d.]+)", run.log.read_text(errors="replace"))]
 
 
-def saving(run_folder: Path) -> list[str]:
-    return ["--save", str(run_folder / "actor")]
-
-
 @pytest.fixture(scope="module")
-def fixed(make_run: Callable[..., Run], engine: EngineServer, ground: Path) -> Run:
+def fixed(make_run: Callable[..., Run], engine: EngineServer) -> Run:
     """Fixed-turn batches under train_async.py."""
-    flags = (*engine_flags(engine), *FLAGS, *saving(ground / "async"))
-    run = make_run("async", *flags, script="train_async.py")
-    run.train()
+    run = make_run("async", *engine_flags(engine), *FLAGS, script="train_async.py")
+    run.train(script_arguments(run))
     return run
 
 
@@ -68,14 +62,14 @@ def test_the_state_of_a_step_is_the_state_after_its_batch_not_after_the_next_one
 
 
 @pytest.fixture(scope="module", params=["train.py", "train_async.py"])
-def stream(request: Any, make_run: Callable[..., Run], engine: EngineServer, ground: Path) -> Iterator[Run]:
+def stream(request: Any, make_run: Callable[..., Run], engine: EngineServer) -> Run:
     """Continuous batches; with train_async.py, a batch is complete before the push, so 2 updates are allowed."""
     name = "stream-" + request.param.removesuffix(".py")
-    flags = (*engine_flags(engine), *FLAGS, *saving(ground / name), *CONTINUOUS)
     limit = 1 if request.param == "train.py" else 2
+    flags = (*engine_flags(engine), *FLAGS, *CONTINUOUS)
     run = make_run(name, *flags, script=request.param, max_staleness=limit)
-    run.train()
-    yield run
+    run.train(script_arguments(run))
+    return run
 
 
 def test_no_turn_of_a_stream_is_lost_or_trained_twice(stream: Run) -> None:
@@ -103,26 +97,27 @@ def test_the_advantages_of_a_stream_are_finite_and_every_turn_is_trained(stream:
 
 @pytest.mark.parametrize("flags", [(), CONTINUOUS], ids=["fixed-turn", "continuous"])
 def test_a_killed_asynchronous_run_goes_on_without_a_gap(
-    make_run: Callable[..., Run], engine: EngineServer, ground: Path, flags: tuple[str, ...]
+    make_run: Callable[..., Run], engine: EngineServer, flags: tuple[str, ...]
 ) -> None:
     """Killed while the batch after the saved step is being trained on."""
     name = "killed-async" + "-stream" * bool(flags)
-    folder = ground / name / "actor"
-    given = (*engine_flags(engine), *FLAGS, "--save", str(folder), *flags)
-    run = make_run(name, *given, script="train_async.py", max_staleness=2)
-    process = run.start()
-    tracker = folder / "latest_checkpointed_iteration.txt"
-    wait_for(run, process, lambda: tracker.exists() and int(tracker.read_text() or -1) >= 1)
+    run = make_run(name, *engine_flags(engine), *FLAGS, *flags, script="train_async.py", max_staleness=2)
+    process = run.start(script_arguments(run))
+    wait_for(run, process, lambda: models_saved(run) >= 1)
     stop_all(run.work)
     process.wait(60)
-    last = int(tracker.read_text())
+    last = models_saved(run)
     assert state_of(run, last).exists(), "no model is without its state"
     before = places(run, range(last + 1))
-    run.train(["--load", str(folder)])
-    state = load_state(str(folder), None, ROLLOUTS - 1)
-    assert state is not None and checkpoint_path(str(folder), ROLLOUTS - 1).exists()
+    run.train(script_arguments(run))
     played = [*before, *places(run, range(last + 1, ROLLOUTS))]
     assert len(set(played)) == len(played) == ROLLOUTS * 16
     for episode in {episode for episode, _ in played}:
         indices = [index for number, index in played if number == episode]
         assert indices == list(range(len(indices)))
+
+
+def models_saved(run: Run) -> int:
+    """The newest step whose actor and critic are on the disk; -1 if there is none."""
+    trackers = [run.work / role / "latest_checkpointed_iteration.txt" for role in ("actor", "critic")]
+    return min(int(path.read_text() or -1) if path.exists() else -1 for path in trackers)
