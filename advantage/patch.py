@@ -1,8 +1,9 @@
 """slime's `--custom-megatron-init-path`: installs dual-discount GAE and the first-token value weight in both roles.
 
-slime calls it once in every process of the actor and of the critic. It changes three things:
+slime calls it once in every process of the actor and of the critic. It changes these things:
 
-- `value_loss_function` is wrapped, because slime has no flag for it.
+- `value_loss_function` is wrapped, because slime has no flag for it. So are `compute_policy_loss` with
+  `policy_loss: dis`, and the critic's `train` with `critic_updates` above 1.
 - `--custom-advantage-function-path` is set, if the framework has it. slime drops this flag for the critic when
   `--megatron-config-path` is used, which is how the critic gets its own learning rate.
 - `compute_advantages_and_returns` is replaced only if the framework lacks that flag, or if it would whiten without
@@ -19,8 +20,10 @@ from typing import Any
 import yaml
 
 from advantage.errors import FlagError, UnsupportedFrameworkError
+from advantage.megatron.critic import repeat_critic_updates
 from advantage.megatron.ppo import make_compute_advantages
 from advantage.megatron.versions import Framework, find_framework, original
+from advantage.policy_loss import check_dis, install_dis
 from advantage.settings import AdvantageSettings, advantage_settings
 from advantage.turn_table import CONVERTER
 from advantage.value_weight import weigh_first_tokens
@@ -43,6 +46,10 @@ def install(args: Any) -> None:
     framework = find_framework()
     settings = check_flags(args)
     _replace(framework.loss, "value_loss_function", weigh_first_tokens)
+    if settings.policy_loss == "dis":
+        install_dis(framework.loss, _replace)
+    if settings.critic_updates > 1:
+        repeat_critic_updates(framework, settings.critic_updates, _replace)
     replaces = not framework.has_flag or (_whitens_slices(args) and not framework.whitens_all_ranks)
     if replaces:
         ours = make_compute_advantages(framework.loss)
@@ -97,7 +104,10 @@ def check_flags(args: Any) -> AdvantageSettings:
     if foreign not in (None, HOOK):
         raise FlagError(f"--custom-advantage-function-path is {foreign}; {INSTALL} would replace it, drop one of them")
     _check_roles(args)
-    return advantage_settings(args)
+    settings = advantage_settings(args)
+    if settings.policy_loss == "dis":
+        check_dis(args)
+    return settings
 
 
 def _check_roles(args: Any) -> None:

@@ -75,6 +75,12 @@ class AdvantageSettings(Settings):
     gigpo_discount: Literal["step", "both"] = "step"
     """GiGPO: the returns that `gamma_step` discounts. `step`: only the return from each turn onwards, as in the paper
     (Feng et al. 2025, equations 3 and 5) and in verl-agent. `both`: the whole episode's return too."""
+    policy_loss: Literal["ppo", "dis"] = "ppo"
+    """The actor's loss. `ppo`: the framework's. `dis`: double-sided importance sampling for turns of older weights; it
+    masks tokens whose probability ratio to the weights that played them lies outside (1 - eps_clip, 1 + eps_clip_high).
+    """
+    critic_updates: int = Field(default=1, ge=1, le=16)
+    """How often the critic trains on each batch. The actor's advantages use the values from before."""
     value_first_token_weight: float = Field(default=3.0, gt=0)
     """Weight of each turn's first token in the value loss. The previous turn bootstraps from this token's value."""
     action_hacking_patience: int = Field(default=3, ge=1)

@@ -16,6 +16,7 @@ import torch
 
 from advantage.megatron.layout import current_layout
 from advantage.megatron.whitening import whiten
+from advantage.policy_loss import check_dis, dis_loss, dis_metrics
 from advantage.settings import advantage_settings
 from advantage.value_weight import first_token_weights, weigh_reducer
 from embedded.arguments import embedded_flags
@@ -45,7 +46,9 @@ class PpoTrainer:
         from transformers import AutoConfig
 
         self.args, self.flags = args, (flags := embedded_flags(args))
-        self._first_token_weight = advantage_settings(args).value_first_token_weight
+        self._settings = advantage_settings(args)
+        if self._settings.policy_loss == "dis":
+            check_dis(flags)
         self.device = initialize()
         self.shapes = megatron_shapes(AutoConfig.from_pretrained(flags.hf_checkpoint))
         self.actor = build_model(flags.hf_checkpoint, self.device)
@@ -125,6 +128,8 @@ class PpoTrainer:
 
     def _train_critic(self, data: RolloutData) -> dict[str, float]:
         explained = _explained_variance(data)
+        for _ in range(self._settings.critic_updates - 1):
+            self._optimize(self.critic, self.critic_optimizer, data, self._value_loss, last=False)
         metrics = self._optimize(self.critic, self.critic_optimizer, data, self._value_loss)
         return {f"critic/{key}": value for key, value in {**metrics, **explained}.items()}
 
@@ -143,15 +148,21 @@ class PpoTrainer:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         flags = self.flags
         log_probs, entropy = log_probs_and_entropy(logits, batch.targets, flags.rollout_temperature)
-        old = batch.gather(data["log_probs"])
-        loss, clipped = policy_loss(
-            log_probs,
-            old,
-            batch.gather(data["advantages"]),
-            eps_clip=flags.eps_clip,
-            eps_clip_high=flags.eps_clip_high,
-            eps_clip_c=flags.eps_clip_c,
-        )
+        old, advantages = batch.gather(data["log_probs"]), batch.gather(data["advantages"])
+        high = flags.eps_clip if flags.eps_clip_high is None else flags.eps_clip_high
+        off_policy: dict[str, torch.Tensor] = {}
+        if self._settings.policy_loss == "dis":
+            loss, clipped = dis_loss(old - log_probs, advantages, flags.eps_clip, high)
+            off_policy = dis_metrics(old - log_probs, advantages, flags.eps_clip, high, reduce)
+        else:
+            loss, clipped = policy_loss(
+                log_probs,
+                old,
+                advantages,
+                eps_clip=flags.eps_clip,
+                eps_clip_high=high,
+                eps_clip_c=flags.eps_clip_c,
+            )
         policy, bonus = reduce(loss), reduce(entropy)
         total = policy - flags.entropy_coef * bonus
         metrics = {
@@ -159,6 +170,7 @@ class PpoTrainer:
             "entropy": bonus,
             "pg_clipfrac": reduce(clipped),
             "ppo_kl": reduce(old - log_probs),
+            **off_policy,
         }
         if flags.use_kl_loss:
             kl = reduce(approx_kl(log_probs, batch.gather(data["ref_log_probs"]), flags.kl_loss_type))
@@ -171,12 +183,17 @@ class PpoTrainer:
         old, returns = batch.gather(data["values"]), batch.gather(data["returns"])
         loss, clipped = value_loss(outputs.squeeze(-1), old, returns, self.flags.value_clip)
         masks = [data["loss_masks"][i] for i in batch.samples]
-        weights = torch.cat(first_token_weights(masks, self._first_token_weight))
+        weights = torch.cat(first_token_weights(masks, self._settings.value_first_token_weight))
         weighted = weigh_reducer(reduce, weights)(loss)
         return weighted, {"value_loss": weighted, "value_clipfrac": reduce(clipped)}
 
-    def _optimize(self, model: GPTModel, optimizer: Adam, data: RolloutData, loss_of: Loss) -> dict[str, float]:
-        """Train one epoch, one step per `global_batch_size` training groups; returns means over the steps."""
+    def _optimize(
+        self, model: GPTModel, optimizer: Adam, data: RolloutData, loss_of: Loss, last: bool = True
+    ) -> dict[str, float]:
+        """Train one epoch, one step per `global_batch_size` training groups; returns means over the steps.
+
+        Only the batch's last epoch advances the learning-rate schedule.
+        """
         groups = self.flags.global_batch_size
         steps = optimizer_steps(data["rollout_ids"], groups)
         totals: dict[str, float] = defaultdict(float)
@@ -190,7 +207,8 @@ class PpoTrainer:
                 for key, value in reported.items():
                     totals[key] += value.item() / groups
             _, norm, _ = optimizer.step()
-            optimizer.schedule.step(groups)
+            if last:
+                optimizer.schedule.step(groups)
             totals["grad_norm"] += norm or 0.0
         return {key: value / len(steps) for key, value in totals.items()}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from advantage.errors import FlagError
 from advantage.patch import check_flags as check_patch
+from advantage.settings import advantage_settings
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.roles import check_roles, role_args
 from rollout.bridge.settings import RolloutSettings
@@ -214,6 +215,10 @@ def _check_advantage(args: Any) -> None:
     if installs_advantages(args):
         _check_patch(args)
         return
+    if hasattr(args, "custom_megatron_init_path"):
+        settings = advantage_settings(args)
+        if settings.policy_loss != "ppo" or settings.critic_updates != 1:
+            raise ConfigError(f"policy_loss and critic_updates need --custom-megatron-init-path {INSTALL}")
     _require(args, "custom_convert_samples_to_train_data_path", CONVERTER, "the advantages are computed from its table")
     estimator = getattr(args, "advantage_estimator", "ppo")
     hook = "custom_megatron_init_path" if estimator == "ppo" else "custom_advantage_function_path"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from advantage import patch
-from advantage.errors import FlagError, UnsupportedFrameworkError
+from advantage.errors import ConfigError, FlagError, UnsupportedFrameworkError
 from advantage.megatron.versions import find_framework
 from tests.fixtures.frameworks import FRAMEWORKS, failure_inside
 
@@ -201,3 +201,57 @@ def loss_function(args, batch, num_microbatches, logits):
     logits = torch.ones(3, requires_grad=True)
     total, _ = loss.loss_function(args, batch, 1, logits)
     assert total.item() == 5.0
+
+
+class Schedule:
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def step(self, increment: int) -> None:
+        self.steps.append(increment)
+
+    def get_lr(self) -> float:
+        return 0.1
+
+
+@pytest.mark.parametrize(("role", "passes"), [("critic", 3), ("actor", 1)])
+def test_the_critic_trains_several_times_per_batch_and_its_schedule_advances_once(
+    slime: Any, role: str, passes: int
+) -> None:
+    calls: list[tuple[int, str, float]] = []
+
+    def train(rollout_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any, iterator: Any) -> None:
+        calls.append((rollout_id, model[0].role, opt_param_scheduler.get_lr()))
+        opt_param_scheduler.step(increment=8)
+
+    actor = ModuleType("slime.backends.megatron_utils.actor")
+    loss = slime(actor=actor)
+    actor.train, actor.compute_advantages_and_returns = train, loss.compute_advantages_and_returns  # type: ignore
+    patch.install(flags(critic_updates=3))
+    schedule, model = Schedule(), [Namespace(role=role)]
+    actor.train(7, model, None, schedule, None)
+    names = ["critic-pass1", "critic-pass2", "critic"] if passes == 3 else ["actor"]
+    assert calls == [(7, name, 0.1) for name in names]
+    assert schedule.steps == [8] and model[0].role == role
+
+
+def test_dis_takes_the_place_of_the_frameworks_policy_loss(slime: Any) -> None:
+    source = """
+def compute_policy_loss(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None):
+    return "ppo"
+def policy_loss_function(args, batch, logits, sum_of_sample_mean):
+    loss, clipped = compute_policy_loss(*batch, args.eps_clip, args.eps_clip_high, eps_clip_c=args.eps_clip_c)
+    return sum_of_sample_mean(loss), {"pg_clipfrac": sum_of_sample_mean(clipped)}
+"""
+    loss = slime(source)
+    dis = {"policy_loss": "dis", "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
+    with pytest.raises(ConfigError, match="--use-rollout-logprobs"):
+        patch.install(flags(**dis))
+    args = flags(**dis, use_rollout_logprobs=True)
+    patch.install(args)
+    batch = -torch.tensor([0.1, 1.0, 2.0, 9.0]).log(), torch.ones(4)
+    value, metrics = loss.policy_loss_function(args, batch, None, torch.mean)
+    assert value.item() == pytest.approx(-(1 + 2) / 4)
+    assert set(metrics) > {"pg_clipfrac", "dis_ess", "dis_masked_low_positive"}
+    patch.uninstall()
+    assert loss.compute_policy_loss(None, None, 1, 1) == "ppo"

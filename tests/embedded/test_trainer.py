@@ -15,7 +15,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 from transformers import AutoModelForCausalLM
 
 from advantage.settings import AdvantageSettings
-from embedded.trainer.batches import to_rollout_data
+from embedded.trainer.batches import micro_batches, to_rollout_data
 from embedded.trainer.ppo import PpoTrainer, add_advantages
 from rollout.errors import CheckpointError, ConfigError
 from tests.embedded.conftest import made_up_batch, trainer_args
@@ -116,6 +116,64 @@ def test_a_critic_update_weighs_first_tokens_and_divides_by_the_groups_tokens(ma
         n = batch["response_lengths"][i]
         expected += ahead**2 * (n - 1 + 3.0) / n / 4
     assert metrics["critic/value_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_critic_trains_several_times_on_a_batch_with_the_returns_and_values_from_before(make: Any) -> None:
+    """Oracle: the same batch given twice to a trainer whose values, returns and learning rate do not change."""
+    batch = made_up_batch()
+    twice, by_hand = make(critic_updates=2), make()
+    kept = weights(twice)
+    metrics = twice.train(0, batch)
+    data = by_hand_critic_data(by_hand, batch)
+    for last in (False, True):
+        by_hand._optimize(by_hand.critic, by_hand.critic_optimizer, data, by_hand._value_loss, last)
+    assert same(weights(twice, "critic"), weights(by_hand, "critic"))
+    once = make()
+    assert once.train(0, batch)["critic/value_mean"] == metrics["critic/value_mean"]
+    assert same(weights(once), weights(twice)) and not same(kept, weights(twice)), "the actor's update is unchanged"
+    rates = [trainer.critic_optimizer.param_groups[0]["lr"] for trainer in (once, twice)]
+    assert rates[0] == rates[1], "the schedule advances once per batch"
+
+
+def by_hand_critic_data(trainer: PpoTrainer, batch: dict[str, Any]) -> Any:
+    data = to_rollout_data(batch, trainer.device)
+    data["values"] = trainer._values(data, micro_batches(data, range(len(data["tokens"])), 8192))
+    add_advantages(trainer.args, data)
+    return data
+
+
+def test_dis_of_one_step_on_its_own_turns_is_plain_policy_gradient(make: Any) -> None:
+    """With weights that have not moved, every ratio is 1: nothing is masked, and PPO makes the same first step."""
+    batch, flags = made_up_batch(turns=4), {"use_rollout_logprobs": True, "global_batch_size": 4}
+    probe = make()
+    data = to_rollout_data(batch, probe.device)
+    own = probe._log_probs(data, micro_batches(data, range(len(data["tokens"])), 8192))["log_probs"]
+    batch["rollout_log_probs"] = [row.tolist() for row in own]
+    ppo, dis = make(**flags), make(**flags, policy_loss="dis", eps_clip=0.3, eps_clip_high=5.0, eps_clip_c=None)
+    ppo.train(0, batch)
+    metrics = dis.train(0, batch)
+    assert metrics["actor/pg_clipfrac"] == 0.0 and metrics["actor/dis_ess"] == pytest.approx(1.0, abs=1e-4)
+    worst = max((a - b).abs().max().item() for a, b in zip(weights(ppo).values(), weights(dis).values(), strict=True))
+    assert worst < 1e-5
+
+
+def test_tokens_that_dis_masks_train_as_if_their_advantage_were_zero(make: Any) -> None:
+    flags = {"use_rollout_logprobs": True, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
+    batch = made_up_batch(turns=4)
+    probe = make()
+    data = to_rollout_data(batch, probe.device)
+    own = probe._log_probs(data, micro_batches(data, range(len(data["tokens"])), 8192))["log_probs"]
+    batch["rollout_log_probs"] = [row.tolist() for row in own]
+    batch["rollout_log_probs"][1][0] += 2.4
+    batch["rollout_log_probs"][2][1] -= 2.4
+    metrics = make(**flags, policy_loss="dis", global_batch_size=4).train(0, batch)
+    share = sum(1 / len(batch["rollout_log_probs"][i]) for i in (1, 2)) / 4
+    assert metrics["actor/pg_clipfrac"] == pytest.approx(share, rel=1e-4)
+
+
+def test_dis_with_flags_of_another_loss_is_refused(make: Any) -> None:
+    with pytest.raises(ConfigError, match="--use-rollout-logprobs"):
+        make(policy_loss="dis")
 
 
 def test_a_bootstrap_samples_own_token_changes_nothing(make: Any) -> None:

@@ -1,0 +1,126 @@
+"""DIS, double-sided importance sampling: a policy loss for turns that older weights played (`policy_loss: dis`).
+
+With r = exp(log pi(a) - log pi_rollout(a)), the ratio to the weights that sampled the token, each token's loss is
+
+    -f(r) A log pi(a),   f(r) = r if 1 - eps_clip < r < 1 + eps_clip_high, else 0,
+
+and f(r) carries no gradient. A token outside the interval is masked whatever the sign of its advantage; it stays in the
+mean's denominator. Source: Single-rollout Asynchronous Optimization (arXiv 2607.07508), equations 1 to 3.
+
+There is no policy in between, so the loss is exact for any number of optimizer steps per rollout. PPO's clipping is
+another loss: it lets the gradient of r < 1 - eps_clip pass where A > 0, and of r > 1 + eps_clip_high where A < 0.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from advantage.errors import FlagError
+
+LARGEST_LOG_RATIO = 20.0
+"""Log-ratios are clamped here, far outside of every interval, so that none overflows."""
+
+Reducer = Callable[[Tensor], Tensor]
+
+
+def dis_loss(
+    ppo_kl: Tensor, advantages: Tensor, eps_clip: float, eps_clip_high: float, eps_clip_c: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The loss per token and a mask of the tokens without gradient (1.0 or 0.0); all tensors are [n].
+
+    The signature is that of slime's `compute_policy_loss`.
+
+    Args:
+        ppo_kl: log pi_rollout - log pi per token.
+        eps_clip, eps_clip_high: the interval is (1 - eps_clip, 1 + eps_clip_high), bounds excluded.
+        eps_clip_c: must be None; dual clip belongs to PPO.
+    """
+    ratio = ratio_of(ppo_kl)
+    kept = (ratio > 1 - eps_clip) & (ratio < 1 + eps_clip_high)
+    # The gradient of -r A is -r A times that of log pi. `where`, because 0 times an overflow would be NaN.
+    return torch.where(kept, -ratio * advantages, 0.0), (~kept).float()
+
+
+def ratio_of(ppo_kl: Tensor) -> Tensor:
+    """pi / pi_rollout per token."""
+    return (-ppo_kl).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+
+
+def dis_metrics(
+    ppo_kl: Tensor, advantages: Tensor, eps_clip: float, eps_clip_high: float, reduce: Reducer
+) -> dict[str, Tensor]:
+    """What was masked, and how far the policy has moved; each is a masked mean over tokens.
+
+    `dis_ess` is the effective sample size (sum r)^2 / (n sum r^2): 1 if all ratios are equal.
+    """
+    ratio = ratio_of(ppo_kl.detach())
+    low, high = ratio <= 1 - eps_clip, ratio >= 1 + eps_clip_high
+    up = advantages > 0
+    mean, square = reduce(ratio), reduce(ratio**2)
+    return {
+        "dis_masked_low_positive": reduce((low & up).float()),
+        "dis_masked_low_negative": reduce((low & ~up).float()),
+        "dis_masked_high_positive": reduce((high & up).float()),
+        "dis_masked_high_negative": reduce((high & ~up).float()),
+        "dis_ratio": mean,
+        # `reduce` sums means of samples, so with m samples this is m times the effective sample size, as it should be.
+        "dis_ess": mean**2 / square.clamp_min(1e-12),
+    }
+
+
+def check_dis(args: Any) -> None:
+    """Refuse flags under which DIS would be another loss than its definition.
+
+    Raises:
+        FlagError: names the flag to change.
+    """
+    if not getattr(args, "use_rollout_logprobs", False):
+        raise FlagError(
+            "policy_loss: dis compares with the weights that played each token: give --use-rollout-logprobs"
+        )
+    if getattr(args, "use_tis", False):
+        raise FlagError("policy_loss: dis and --use-tis would weigh the same ratio twice; leave one of them out")
+    high = getattr(args, "eps_clip_high", None)
+    if high is None or high == args.eps_clip:
+        raise FlagError(
+            f"policy_loss: dis keeps ratios between 1 - {args.eps_clip:g} and 1 + --eps-clip-high, which is not given; "
+            "the paper uses --eps-clip 0.3 --eps-clip-high 5.0 (coding: 0.8 and 3.0)"
+        )
+    if args.eps_clip > 1:
+        raise FlagError(f"policy_loss: dis needs --eps-clip of at most 1, got {args.eps_clip:g}")
+    if getattr(args, "eps_clip_c", None) is not None:
+        raise FlagError("policy_loss: dis has no dual clip; leave --eps-clip-c out")
+
+
+def install_dis(loss: Any, replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
+    """Put DIS in the place of the framework's `compute_policy_loss`, and report its metrics.
+
+    Args:
+        replace: replaces a module's function by what it is given, once (`advantage.patch`).
+    """
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def compute(ppo_kl: Tensor, advantages: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        seen[:] = [(ppo_kl.detach(), advantages)]
+        return dis_loss(ppo_kl, advantages, *args, **kwargs)
+
+    def reporting(policy_loss: Callable[..., tuple[Tensor, dict[str, Tensor]]]) -> Any:
+        @functools.wraps(policy_loss)
+        def reported(
+            args: Any, batch: Mapping[str, Any], logits: Tensor, sum_of_sample_mean: Reducer
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            loss, metrics = policy_loss(args, batch, logits, sum_of_sample_mean)
+            ppo_kl, advantages = seen.pop()
+            return loss, metrics | dis_metrics(
+                ppo_kl, advantages, args.eps_clip, args.eps_clip_high, sum_of_sample_mean
+            )
+
+        return reported
+
+    replace(loss, "compute_policy_loss", lambda _: compute)
+    replace(loss, "policy_loss_function", reporting)

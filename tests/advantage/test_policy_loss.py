@@ -1,0 +1,109 @@
+"""DIS: the gradient of its definition, nothing outside the interval, finite everywhere."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from advantage.errors import FlagError
+from advantage.policy_loss import check_dis, dis_loss, dis_metrics, install_dis
+
+LOW, HIGH = 0.3, 5.0
+
+
+def gradient(log_probs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    moving = log_probs.clone().requires_grad_()
+    dis_loss(old - moving, advantages, LOW, HIGH)[0].sum().backward()
+    assert moving.grad is not None
+    return moving.grad
+
+
+def test_the_gradient_is_that_of_the_definition_with_a_weight_that_is_not_differentiated() -> None:
+    torch.manual_seed(0)
+    old, advantages = -torch.rand(4000, dtype=torch.float64) * 5, torch.randn(4000, dtype=torch.float64)
+    log_probs = old + torch.randn(4000, dtype=torch.float64)
+    moving = log_probs.clone().requires_grad_()
+    ratio = (log_probs - old).exp()
+    weight = torch.where((ratio > 1 - LOW) & (ratio < 1 + HIGH), ratio, 0.0)
+    (-weight * advantages * moving).sum().backward()
+    assert 0.1 < (weight == 0).double().mean() < 0.9
+    torch.testing.assert_close(gradient(log_probs, old, advantages), moving.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+@pytest.mark.parametrize(("ratio", "kept"), [(0.69, False), (0.71, True), (1.0, True), (5.99, True), (6.01, False)])
+def test_tokens_outside_the_interval_have_no_gradient_whatever_their_advantage(
+    ratio: float, kept: bool, advantage: float
+) -> None:
+    log_probs = torch.tensor([ratio], dtype=torch.float64).log()
+    found = gradient(log_probs, torch.zeros(1, dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64))
+    assert found.item() == pytest.approx(-ratio * advantage if kept else 0.0)
+
+
+def test_the_bounds_themselves_are_outside() -> None:
+    bounds = torch.tensor([0.5, 3.0], dtype=torch.float64).log()
+    loss, masked = dis_loss(-bounds, torch.ones(2, dtype=torch.float64), 0.5, 2.0)
+    assert loss.tolist() == [0.0, 0.0] and masked.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("gap", [1e3, -1e3, float("inf"), float("-inf")])
+def test_it_is_finite_however_far_the_weights_have_moved(gap: float) -> None:
+    found = gradient(torch.zeros(1), torch.tensor([gap]), torch.ones(1))
+    assert torch.isfinite(found).all()
+    metrics = dis_metrics(torch.tensor([gap]), torch.ones(1), LOW, HIGH, torch.mean)
+    assert all(torch.isfinite(value) for value in metrics.values())
+
+
+def test_ppo_clipping_is_another_loss() -> None:
+    """PPO lets the gradient of a low ratio pass where the advantage is positive; DIS masks it."""
+    found = gradient(torch.tensor([0.1]).log(), torch.zeros(1), torch.ones(1))
+    assert found.item() == 0.0
+
+
+def test_metrics_split_what_was_masked_by_side_and_sign() -> None:
+    ratios = torch.tensor([0.1, 0.1, 0.1, 1.0, 9.0, 9.0, 1.0, 1.0]).log()
+    advantages = torch.tensor([1.0, 1.0, -1.0, 1.0, 1.0, -1.0, -1.0, 1.0])
+    metrics = {k: v.item() for k, v in dis_metrics(-ratios, advantages, LOW, HIGH, torch.mean).items()}
+    sides = [metrics[f"dis_masked_{side}"] for side in ("low_positive", "low_negative", "high_positive")]
+    assert sides == [2 / 8, 1 / 8, 1 / 8] and metrics["dis_masked_high_negative"] == 1 / 8
+    r = ratios.exp()
+    assert metrics["dis_ess"] == pytest.approx((r.sum() ** 2 / (8 * (r**2).sum())).item())
+    assert dis_metrics(torch.zeros(5), torch.ones(5), LOW, HIGH, torch.mean)["dis_ess"] == 1.0
+
+
+def given(**changes: Any) -> SimpleNamespace:
+    flags = {"use_rollout_logprobs": True, "use_tis": False, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
+    return SimpleNamespace(**{**flags, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"use_rollout_logprobs": False}, "--use-rollout-logprobs"),
+        ({"use_tis": True}, "--use-tis would weigh the same ratio twice"),
+        ({"eps_clip_high": None}, "--eps-clip-high, which is not given"),
+        ({"eps_clip_high": 0.3}, "--eps-clip-high, which is not given"),
+        ({"eps_clip": 1.2}, "--eps-clip of at most 1"),
+        ({"eps_clip_c": 3.0}, "leave --eps-clip-c out"),
+    ],
+)
+def test_flags_that_make_it_another_loss_are_refused(changes: dict[str, Any], said: str) -> None:
+    check_dis(given())
+    with pytest.raises(FlagError, match=said):
+        check_dis(given(**changes))
+
+
+def test_it_takes_the_place_of_the_frameworks_loss_and_adds_its_metrics() -> None:
+    def policy_loss_function(args: Any, batch: Any, logits: Any, reduce: Any) -> Any:
+        loss, clipped = module.compute_policy_loss(batch["kl"], batch["advantages"], args.eps_clip, args.eps_clip_high)
+        return reduce(loss), {"pg_clipfrac": reduce(clipped)}
+
+    module = SimpleNamespace(compute_policy_loss=None, policy_loss_function=policy_loss_function)
+    install_dis(module, lambda m, name, make: setattr(m, name, make(getattr(m, name))))
+    batch = {"kl": -torch.tensor([0.1, 1.0, 2.0, 9.0]).log(), "advantages": torch.ones(4)}
+    loss, metrics = module.policy_loss_function(given(), batch, None, torch.mean)
+    assert loss.item() == pytest.approx(-(1 + 2) / 4)
+    assert metrics["pg_clipfrac"] == 0.5 and metrics["dis_masked_high_positive"] == 0.25
