@@ -43,9 +43,9 @@ class Recorder:
 @pytest.fixture
 def make(policy_folder: Path, tmp_path: Path) -> Any:
     path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(YAML))
 
-    def build(**flags: Any) -> Any:
+    def build(keys: Mapping[str, Any] | None = None, **flags: Any) -> Any:
+        path.write_text(yaml.safe_dump({**YAML, **(keys or {})}))
         small = {
             "hf_checkpoint": str(policy_folder),
             "rollout_batch_size": 12,
@@ -85,6 +85,19 @@ def test_a_run_goes_on_from_its_checkpoint(make: Any, tmp_path: Path) -> None:
     assert [number for number, _ in second.evaluations] == [3]
     for key in ("turn/reward", "turn/prompt_tokens", "critic/value_loss", "actor/pg_loss"):
         assert second.updates[0][1][key] == pytest.approx(whole.updates[2][1][key], abs=1e-6)
+
+
+def test_slots_play_on_while_the_trainer_works(make: Any) -> None:
+    """Continuous batches with DIS and two critic passes: turns are at most one update old, and some are."""
+    recorder = Recorder()
+    off_policy = {"use_rollout_logprobs": True, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
+    keys = {"policy_loss": "dis", "critic_updates": 2, "turn_quota": "global"}
+    path = "rollout.continuous.generate_rollout"
+    train(make(keys, eval_interval=2, num_rollout=6, rollout_function_path=path, **off_policy), recorder)
+    assert [number for number, _ in recorder.updates] == list(range(6))
+    stale = [metrics["turn/staleness_max"] for _, metrics in recorder.updates]
+    assert max(stale) == 1.0 and all(metrics["rollout/turns"] == 12 for _, metrics in recorder.updates)
+    assert all("actor/dis_ess" in metrics for _, metrics in recorder.updates[1:])
 
 
 def test_one_policy_is_evaluated_alike_every_time(make: Any) -> None:
