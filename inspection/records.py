@@ -43,7 +43,7 @@ def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
 def _is_json(line: str) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -51,7 +51,7 @@ def _is_json(line: str) -> bool:
 def _episode(line: str, where: str) -> dict[str, Any]:
     try:
         episode = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON: {error}") from error
     if not isinstance(episode, dict):
         raise ConfigError(f"{where} is not an episode")

@@ -117,6 +117,7 @@ def _outcome(turn: Turn) -> dict[str, Any]:
         "truncated": turn.truncated,
         "progression": turn.progression,
         "metrics": turn.metrics,
+        "finish_reason": str(turn.generation.finish_reason),
     }
 
 

@@ -40,7 +40,7 @@ class Story:
         Args:
             prompt: the messages of its prompt.
             pictures: a `data:` URI per picture in `prompt`, in order; shorter if pictures are not kept.
-            info: the environment's, as in `envs.base.StepInfo`.
+            info: the environment's, as in `envs.base.StepInfo`; `finish_reason` says why the answer ended, if known.
             tokens: lists with one entry per token of the response, such as `text` and `log_probs`.
         """
         waiting = iter(pictures)
@@ -54,6 +54,7 @@ class Story:
                 "terminated": info["terminated"],
                 "truncated": info["truncated"],
                 "done": info["terminated"] or info["truncated"],
+                "finish_reason": info.get("finish_reason"),
                 "tokens": dict(tokens) if tokens is not None else None,
             }
         )

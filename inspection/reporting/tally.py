@@ -1,0 +1,224 @@
+"""Counts over the episodes of one column (a run, a setting and a player), filled one episode at a time."""
+
+from __future__ import annotations
+
+import functools
+import random
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from inspection.reporting.reading import EpisodeRecord, TurnRecord
+from inspection.reporting.translations import find_match
+
+SAMPLED_TURNS = 4000
+"""Turns that are kept for the measures that compare texts."""
+LOOP = 3
+"""Turns in a row with the same action and an unchanged observation that count as a loop."""
+_MOST_CANDIDATES = 20_000
+_TEXT = 2000
+_EXCERPT = 160
+_THIRDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an example is; `turn` counts from 1, as the viewer does."""
+
+    task: str
+    seed: Any
+    turn: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLine:
+    """What is kept of an episode."""
+
+    task: str
+    seed: Any
+    stop: str
+    fault: str | None
+    episode_return: float
+    success: bool
+    progression: float
+    turns: int
+    valid: int
+    looped: int
+    stuck: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A turn of the sample."""
+
+    order: int
+    observation: str
+    state: int
+    reasoning: str
+    executed: str
+    valid: bool
+
+
+@dataclass
+class Rejected:
+    """Invalid answers with the same text in place of the action."""
+
+    candidate: str
+    """The text after the marker."""
+    has_marker: bool
+    asked: bool
+    cut: bool
+    commands: tuple[str, ...]
+    place: Place
+    count: int = 0
+
+
+@dataclass
+class Tally:
+    """One column of the report."""
+
+    player: str
+    env_path: str = ""
+    episodes: list[EpisodeLine] = field(default_factory=list)
+    words: array[int] = field(default_factory=lambda: array("i"))
+    """Words of reasoning of each answer."""
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    """Tokens of each answer, where they are recorded."""
+    actions: Counter[str] = field(default_factory=Counter)
+    """Executed actions of valid answers."""
+    thirds: list[list[int]] = field(default_factory=lambda: [[0, 0] for _ in range(_THIRDS)])
+    """Valid answers and all answers, in each third of the episodes."""
+    rejected: dict[tuple[Any, ...], Rejected] = field(default_factory=dict)
+    same_state: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    openings: Counter[str] = field(default_factory=Counter)
+    """First eight words of the reasoning."""
+    shortest: list[tuple[int, Place]] = field(default_factory=list)
+    longest: list[tuple[int, Place]] = field(default_factory=list)
+    loops: list[tuple[int, Place]] = field(default_factory=list)
+    turns = valid = reasoned = late = cut = finish_known = 0
+    sample: list[Sampled] = field(default_factory=list)
+    _rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def add(self, episode: EpisodeRecord) -> None:
+        """Count an episode."""
+        self.env_path = self.env_path or episode.env_path
+        stuck = self._count_stuck(episode)
+        looped = self._count_loops(episode)
+        for index, turn in enumerate(episode.turns):
+            self._add_turn(episode, index, turn)
+        self.episodes.append(
+            EpisodeLine(
+                episode.task,
+                episode.seed,
+                episode.stop,
+                episode.fault,
+                episode.episode_return,
+                episode.success,
+                episode.progression,
+                len(episode.turns),
+                sum(turn.valid for turn in episode.turns),
+                looped,
+                stuck,
+            )
+        )
+
+    @property
+    def is_scripted(self) -> bool:
+        """Whether a scripted player gave the answers, without reasoning."""
+        return self.player in ("random", "expert") and not self.reasoned
+
+    def _add_turn(self, episode: EpisodeRecord, index: int, turn: TurnRecord) -> None:
+        words = turn.answer.reasoning.split()
+        self.turns += 1
+        self.words.append(len(words))
+        self.valid += turn.valid
+        self.late += bool(turn.answer.after)
+        if turn.cut is not None:
+            self.finish_known += 1
+            self.cut += turn.cut
+        if turn.tokens is not None:
+            self.tokens.append(turn.tokens)
+        third = self.thirds[index * _THIRDS // len(episode.turns)]
+        third[0] += turn.valid
+        third[1] += 1
+        if words:
+            self.reasoned += 1
+            self.openings[" ".join(words[:8])[:_EXCERPT]] += 1
+            self._keep(self.shortest, -len(words), lambda: _place(episode, index, turn.response))
+            self._keep(self.longest, len(words), lambda: _place(episode, index, turn.response))
+        if turn.valid:
+            self.actions[turn.executed] += 1
+            self.same_state[turn.state][turn.executed] += 1
+        else:
+            self._reject(episode, index, turn)
+        self._sample(turn)
+
+    def _reject(self, episode: EpisodeRecord, index: int, turn: TurnRecord) -> None:
+        commands = turn.commands if find_match(turn.answer.action, turn.commands) else ()
+        candidate = f"{turn.answer.action}\n{turn.answer.after}".strip()[:_EXCERPT]
+        key = (candidate.lower(), turn.answer.has_marker, bool(turn.cut), commands)
+        if key not in self.rejected:
+            if len(self.rejected) >= _MOST_CANDIDATES:
+                key = ("", True, bool(turn.cut), ())
+            place = _place(episode, index, turn.response)
+            new = Rejected(candidate, turn.answer.has_marker, turn.asked_for_marker, bool(turn.cut), commands, place)
+            self.rejected.setdefault(key, new)
+        self.rejected[key].count += 1
+
+    def _count_loops(self, episode: EpisodeRecord) -> int:
+        """Turns in stretches of at least `LOOP` turns with the same action and an unchanged observation."""
+        looped = length = 0
+        before: tuple[int, str] | None = None
+        for index, turn in enumerate([*episode.turns, None]):
+            here = (turn.state, turn.executed) if turn is not None else None
+            if here == before:
+                length += 1
+                continue
+            if length >= LOOP and before is not None:
+                looped += length
+                text = f"{before[1][:_EXCERPT]} x {length}"
+                self._keep(self.loops, length, functools.partial(_place, episode, index - length, text))
+            before, length = here, 1
+        return looped
+
+    def _count_stuck(self, episode: EpisodeRecord) -> int:
+        """Turns whose observation and action occurred together at least twice before in the episode."""
+        seen: Counter[tuple[int, str]] = Counter()
+        stuck = 0
+        for turn in episode.turns:
+            pair = (turn.state, turn.executed)
+            stuck += seen[pair] >= 2
+            seen[pair] += 1
+        return stuck
+
+    def _keep(self, worst: list[tuple[int, Place]], size: int, place: Callable[[], Place], most: int = 3) -> None:
+        if len(worst) < most or size > worst[-1][0]:
+            worst.append((size, place()))
+            worst.sort(key=lambda item: -item[0])
+            del worst[most:]
+
+    def _sample(self, turn: TurnRecord) -> None:
+        """Keep each turn with equal probability (Vitter's algorithm R)."""
+        place = len(self.sample) if self.turns <= SAMPLED_TURNS else self._rng.randrange(self.turns)
+        if place >= SAMPLED_TURNS:
+            return
+        kept = Sampled(
+            self.turns,
+            turn.observation[:_TEXT],
+            turn.state,
+            turn.answer.reasoning[:_TEXT],
+            turn.executed,
+            turn.valid,
+        )
+        self.sample[place : place + 1] = [kept]
+
+    def ordered_sample(self) -> list[Sampled]:
+        """The sampled turns in the order in which they were played."""
+        return sorted(self.sample, key=lambda turn: turn.order)
+
+
+def _place(episode: EpisodeRecord, index: int, text: str) -> Place:
+    return Place(episode.task, episode.seed, index + 1, text[-_EXCERPT:].strip())

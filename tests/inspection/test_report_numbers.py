@@ -1,0 +1,207 @@
+"""The numbers of `slime-verlog report`, against values computed by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inspection.reporting.information import mean_overlap, mutual_information, state_information
+from inspection.reporting.translations import find_match
+from tests.inspection.reports import make_turn, number, numbers, write
+
+BABYAI = ["turn left", "turn right", "go forward", "pick up", "drop", "toggle"]
+
+
+def test_mutual_information_of_a_table_is_that_of_the_formula() -> None:
+    cells, actions = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1])
+    plain, corrected = mutual_information(cells, actions)
+    assert plain == pytest.approx(1.0)
+    # K_xy = K_x = K_y = 2, so (2 - 2 - 2 + 1) / (2 * 4) nats are subtracted.
+    assert corrected == pytest.approx(1.0 + 1 / 8 / math.log(2))
+    assert mutual_information(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]))[0] == pytest.approx(0.0)
+
+
+def test_overlap_of_two_reasonings_is_the_share_of_common_trigrams() -> None:
+    # {abc, bcd} and {abc, bce} have one of three trigrams in common.
+    assert mean_overlap(["a b c d", "a b c e"], [1, 2]) == pytest.approx(1 / 3)
+    assert mean_overlap(["a b c d", "a b c d"], [1, 1]) is None, "both reasonings are about the same state"
+
+
+def test_actions_that_follow_the_lamp_are_explained_by_it() -> None:
+    rng = random.Random(1)
+    lamps = [rng.choice(["red", "green"]) for _ in range(600)]
+    observations = [f"The lamp is {lamp}.\nIt is {rng.randrange(9)} degrees." for lamp in lamps]
+    follows = state_information(observations, ["stop" if lamp == "red" else "go" for lamp in lamps])
+    assert follows is not None and follows.share > 0.9 and follows.entropy == pytest.approx(1.0, abs=0.02)
+    ignores = state_information(observations, [rng.choice(["stop", "go"]) for _ in lamps])
+    assert ignores is not None and ignores.share < 0.02
+    assert state_information(observations[:99], ["go"] * 99) is None, "too few turns"
+    constant = state_information(observations, ["go"] * 600)
+    assert constant is not None and constant.share == 0.0
+
+
+def _lamps(folder: Path, parrot: bool, episodes: int = 30) -> None:
+    """A player that quotes its observation and mostly follows it, or one with a template and random actions."""
+    rng = random.Random(2)
+    words = ["ball", "key", "door", "box", "lamp", "wall", "chair", "stone", "river", "tree", "gate", "lava"]
+    for seed in range(episodes):
+        turns = []
+        for _ in range(20):
+            things = rng.sample(words, 3)
+            seen = f"You see a {things[0]}, a {things[1]} and a {things[2]}."
+            random_action = parrot or rng.random() < 0.2
+            action = rng.choice(["go", "stop"]) if random_action else "stop" if "wall" in things else "go"
+            thought = "I think about my goal and carefully choose the best action now." if parrot else seen
+            turns.append(make_turn(seen, f"THINK: {thought} So I will act.\nACTION: {action}", action))
+        write(folder, turns, seed=seed, success=seed % 2 == 0, **{"return": float(seed % 2 == 0)})
+
+
+def test_a_player_that_uses_what_it_sees_is_good(tmp_path: Path) -> None:
+    _lamps(tmp_path, parrot=False)
+    column = numbers(tmp_path)
+    assert column["questions"]["1"]["verdict"] == "good"
+    assert number(column, "observation_retrieval") == pytest.approx(1.0)
+    assert number(column, "state_information") > 0.3
+    assert number(column, "valid_actions") == 1.0
+    assert number(column, "reasoning_words") == 13
+    assert number(column, "success") == 0.5
+    assert column["numbers"]["success"]["error"] == pytest.approx((0.25 * 30 / 29 / 30) ** 0.5)
+
+
+def test_a_parrot_is_found_although_its_actions_vary(tmp_path: Path) -> None:
+    _lamps(tmp_path, parrot=True)
+    column = numbers(tmp_path)
+    assert column["questions"]["1"]["verdict"] == "act"
+    assert number(column, "reasoning_overlap") == pytest.approx(1.0)
+    assert number(column, "observation_retrieval") < 0.05
+    assert number(column, "state_information") < 0.01
+    assert number(column, "effective_actions") == pytest.approx(2.0, abs=0.01)
+    assert column["numbers"]["state_information"]["verdict"] == "act"
+
+
+def test_validity_its_error_and_its_loss_within_episodes(tmp_path: Path) -> None:
+    for seed, valid in ((1, 10), (2, 5)):
+        turns = [
+            make_turn(f"{seed} {k}", "ACTION: go" if k < valid else "ACTION: fly", "go", k < valid) for k in range(10)
+        ]
+        write(tmp_path, turns, seed=seed, task_name=f"t{seed}")
+    column = numbers(tmp_path)
+    assert number(column, "valid_actions") == 0.75
+    # Residuals of valid turns are +2.5 and -2.5: sqrt(2 * 2.5^2 * 2 / 1) / 20.
+    assert column["numbers"]["valid_actions"]["error"] == pytest.approx(0.25)
+    # First thirds (turns 0 to 3) are all valid; of the last thirds (turns 7 to 9), 3 of 6 are.
+    assert number(column, "valid_drop") == pytest.approx(0.5)
+    assert number(column, "valid_task_gap") is None, "each task has only ten turns"
+    assert column["unknown"] == {"fly": 5}
+
+
+def test_loops_and_repeated_attempts_are_counted(tmp_path: Path) -> None:
+    seen = ["wall", "wall", "wall", "free", "wall", "door"]
+    write(tmp_path, [make_turn(text, "go", "go") for text in seen], stop="time_limit")
+    column = numbers(tmp_path)
+    assert number(column, "loop_turns") == pytest.approx(3 / 6)
+    assert number(column, "stuck_turns") == pytest.approx(2 / 6), "the third and the fourth attempt at the wall"
+    assert number(column, "out_of_time") == 1.0
+    (loop,) = [example for example in column["examples"] if example["what"].startswith("loop")]
+    assert (loop["seed"], loop["turn"], loop["text"]) == (1, 1, "go x 3")
+
+
+def test_variety_in_the_same_state_is_the_chance_of_a_difference(tmp_path: Path) -> None:
+    for action in ("left", "left", "right"):
+        write(tmp_path, [make_turn("a room", action, action)])
+    column = numbers(tmp_path)
+    assert number(column, "same_state_variety") == pytest.approx(1 - 2 / 6)
+    assert number(column, "effective_actions") == pytest.approx(2 ** (2 / 3 * math.log2(3 / 2) + 1 / 3 * math.log2(3)))
+
+
+def test_starts_with_equal_returns(tmp_path: Path) -> None:
+    for seed, won in ((1, 1.0), (1, 1.0), (2, 0.0), (2, 1.0)):
+        write(tmp_path, [make_turn("a", "go")], seed=seed, **{"return": won})
+    assert number(numbers(tmp_path), "equal_returns") == 0.5
+    for seed in (3, 4):
+        write(tmp_path / "tasks", [make_turn("a", "go")], seed=seed, **{"return": 0.0})
+    column = numbers(tmp_path / "tasks")
+    assert (number(column, "equal_returns"), column["numbers"]["equal_returns"]["note"]) == (1.0, "1 of 1 tasks")
+    assert column["numbers"]["equal_returns"]["verdict"] == "act"
+
+
+def test_ends_of_episodes(tmp_path: Path) -> None:
+    ends = [("terminated", 1), ("context", 8), ("max_turns", 8), ("failed", 8)]
+    for seed, (stop, turns) in enumerate(ends):
+        fault = "game.py, line 3: broken" if stop == "failed" else None
+        write(tmp_path, [make_turn(f"{k}", "go") for k in range(turns)], seed=seed, stop=stop, fault=fault)
+    column = numbers(tmp_path)
+    for key in ("out_of_time", "out_of_context", "lost_environment", "early_losses"):
+        assert number(column, key) == 0.25, key
+
+
+def test_tokens_and_cut_answers_are_counted_where_they_are_recorded(tmp_path: Path) -> None:
+    tokens = [{"text": ["x"] * n, "log_probs": [0.0] * n} for n in (2, 4, 9)]
+    reasons = ("stop", "stop", "length")
+    turns = [
+        make_turn(f"{k}", "THINK: on and on", "go", k < 2, tokens=token, finish_reason=reason)
+        for k, (token, reason) in enumerate(zip(tokens, reasons, strict=True))
+    ]
+    write(tmp_path, turns)
+    column = numbers(tmp_path)
+    assert number(column, "response_tokens") == 4
+    assert number(column, "cut_answers") == pytest.approx(1 / 3)
+    assert column["invalid"] == {"cut at the length limit": 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "action", "kind"),
+    [
+        ("Go Forward.", "go forward", "case, punctuation or markup"),
+        ("**turn left**", "turn left", "case, punctuation or markup"),
+        ("turn to the left", "turn left", "filler words"),
+        ("turns left", "turn left", "plural or verb form"),
+        ("turn left, go forward", "turn left", "several actions in one answer"),
+        ("pick up the ball", "pick up", "words after the action"),
+        ("drop\nbecause it is heavy", "drop", "words after the action"),
+        ("I choose toggle", "toggle", "words before the action"),
+        ("move ahead", "go forward", "synonym"),
+        ("open the door", "toggle", "synonym"),
+        ("trun left", "turn left", "misspelt"),
+    ],
+)
+def test_near_matches_of_legal_actions(answer: str, action: str, kind: str) -> None:
+    match = find_match(answer, BABYAI)
+    assert match is not None
+    assert (match.action, match.kind) == (action, kind)
+
+
+@pytest.mark.parametrize("answer", ["turn around", "turn", "dance", "", "...", "go to the red ball", "x" * 5000])
+def test_answers_that_name_no_action_or_several_match_nothing(answer: str) -> None:
+    assert find_match(answer, BABYAI) is None
+
+
+def test_a_translation_is_suggested_with_counts_and_its_gain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = (
+        ["ACTION: go"] * 6 + ["ACTION: Go!"] + ["ACTION: proceed"] * 2 + ["I wonder what I could do here in this room"]
+    )
+    turns = [make_turn(f"{k}", text, "go", text == "ACTION: go") for k, text in enumerate(said)]
+    write(tmp_path, turns)
+    column = numbers(tmp_path, "--actions", "go, stop")
+    assert column["invalid"] == {"synonym": 2, "case, punctuation or markup": 1, "no ACTION line": 1}
+    assert (number(column, "translatable"), number(column, "no_action_line")) == (0.3, 0.1)
+    assert column["numbers"]["unused_actions"] == {
+        "number": 0.5, "note": "stop", "error": None, "verdict": "-", "healthy": ""
+    }  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "Translations would catch 3 of 4 invalid answers: valid answers rise from 60.0% to 90.0%." in shown
+    assert "'proceed': 'go',  # 2 times" in shown and "`translate` of `game.py`" in shown
+
+
+def test_commands_that_the_observation_lists_are_legal_there(tmp_path: Path) -> None:
+    seen = "A kitchen.\nCommands that work now: open fridge, take knife."
+    write(tmp_path, [make_turn(seen, "ACTION: grab the knife", "look", False)])
+    assert numbers(tmp_path)["aliases"][0] == {
+        "text": "grab the knife", "action": "take knife", "kind": "synonym", "count": 1
+    }  # fmt: skip
