@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tqdm import tqdm
+
 from inspection.reporting.measures import BY_KEY, MEASURES, QUESTIONS, Measure, Value, Verdict, worst
 from inspection.reporting.reading import read_run
 from inspection.reporting.rejections import Rejections, legal_actions, sort_rejections
@@ -59,7 +61,7 @@ def read_columns(runs: Sequence[Path], actions: Sequence[str] = ()) -> list[Colu
     """
     tallies: dict[tuple[str, str, str], Tally] = {}
     for path, name in zip(runs, _name_runs(runs), strict=True):
-        for episode in read_run(path):
+        for episode in tqdm(read_run(path), desc=name, unit="episode", leave=False, disable=None):
             setting, player = episode.group
             tally = tallies.setdefault((name, setting, player), Tally(player))
             tally.add(episode)

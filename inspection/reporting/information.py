@@ -44,6 +44,11 @@ class Information:
     turns: int
 
     @property
+    def is_noisy(self) -> bool:
+        """Whether chance alone could look like a twentieth of the entropy, and the estimate is not above chance."""
+        return self.plug_in <= self.baseline and self.baseline > 0.05 * self.entropy > 0
+
+    @property
     def share(self) -> float:
         """Share of the actions' entropy that the observation explains; 0 if it is not above the baseline."""
         if self.entropy <= 0 or self.plug_in <= self.baseline:
@@ -52,7 +57,9 @@ class Information:
 
 
 def state_information(observations: Sequence[str], actions: Sequence[str]) -> Information | None:
-    """A lower bound on I(observation; action), from turns in order; None with fewer than `FEWEST_TURNS`.
+    """A lower bound on I(observation; action), from turns in order.
+
+    None with fewer than `FEWEST_TURNS`, or if no phrase tells observations apart.
 
     Observations are seldom equal, so they are put into at most 2^4 cells: by the presence of four phrases (words or
     clauses), chosen greedily on one half of the turns to predict the action. The other half gives the estimate, then
@@ -67,6 +74,8 @@ def state_information(observations: Sequence[str], actions: Sequence[str]) -> In
     index = {action: k for k, action in enumerate(common)}
     y = np.array([index.get(action, MOST_ACTIONS - 1) for action in actions])
     x = _presence([_features(text) for text in observations])
+    if not x.shape[1]:
+        return None
     middle = len(y) // 2
     halves = (slice(None, middle), slice(middle, None))
     parts = []
@@ -199,7 +208,7 @@ def _terms(text: str) -> set[str]:
     return {*words, *(f"{a} {b}" for a, b in itertools.pairwise(words))}
 
 
-def mean_overlap(reasonings: Sequence[str], states: Sequence[int], pairs: int = 1000) -> float | None:
+def mean_overlap(reasonings: Sequence[str], states: Sequence[int | None], pairs: int = 1000) -> float | None:
     """Mean Jaccard index of the word trigrams of two reasonings in different states; 1 if all are equal.
 
     Unlike counts of distinct n-grams, it does not depend on the number of texts. None with fewer than 10 pairs.

@@ -22,8 +22,8 @@ class TurnRecord:
 
     observation: str
     """Text of the current observation, with the request for an answer."""
-    state: int
-    """Hash of the observation's text and pictures; equal if the agent sees the same."""
+    state: int | None
+    """Hash of the observation's text and pictures, equal if the agent sees the same; None if pictures are missing."""
     answer: Answer
     response: str
     executed: str
@@ -90,17 +90,17 @@ def _episode(record: Mapping[str, Any]) -> EpisodeRecord:
     )
 
 
-def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str]]) -> TurnRecord:
+def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -> TurnRecord:
     text, pictures = messages[turn["prompt"][-1]] if turn["prompt"] else ("", "")
-    response, valid = _text(turn, "response"), bool(turn["valid"])
+    response, executed, valid = _text(turn, "response"), _text(turn, "executed_action"), bool(turn["valid"])
     observation = text.removeprefix(_HEADING)
     finish, tokens = turn.get("finish_reason"), (turn.get("tokens") or {}).get("text")
     return TurnRecord(
         observation=observation,
-        state=hash((observation, pictures)),
-        answer=split_answer(response, valid),
+        state=None if pictures is None else hash((observation, pictures)),
+        answer=split_answer(response, executed if valid else None),
         response=response,
-        executed=_text(turn, "executed_action"),
+        executed=executed,
         valid=valid,
         cut=None if finish is None else finish == "length",
         tokens=len(tokens) if tokens is not None else None,
@@ -109,14 +109,15 @@ def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str]]) -> TurnR
     )
 
 
-def _read_message(message: Mapping[str, Any]) -> tuple[str, str]:
-    """The text and the keys of the pictures."""
+def _read_message(message: Mapping[str, Any]) -> tuple[str, str | None]:
+    """The text and the keys of the pictures; None if the record left pictures out."""
     content = message["content"]
     if isinstance(content, str):
         return content, ""
     parts = list(content or ())
     text = "\n".join(str(part["text"]) for part in parts if part.get("type") == "text")
-    return text, " ".join(str(part.get("image")) for part in parts if part.get("type") == "image")
+    keys = [part.get("image") for part in parts if part.get("type") == "image"]
+    return text, None if None in keys else " ".join(map(str, keys))
 
 
 def _listed_commands(observation: str) -> tuple[str, ...]:

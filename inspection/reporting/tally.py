@@ -56,7 +56,7 @@ class Sampled:
 
     order: int
     observation: str
-    state: int
+    state: int | None
     reasoning: str
     executed: str
     valid: bool
@@ -98,7 +98,7 @@ class Tally:
     shortest: list[tuple[int, Place]] = field(default_factory=list)
     longest: list[tuple[int, Place]] = field(default_factory=list)
     loops: list[tuple[int, Place]] = field(default_factory=list)
-    turns = valid = reasoned = late = cut = finish_known = 0
+    turns = valid = reasoned = late = cut = finish_known = states_known = 0
     sample: list[Sampled] = field(default_factory=list)
     _rng: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -136,6 +136,7 @@ class Tally:
         self.words.append(len(words))
         self.valid += turn.valid
         self.late += bool(turn.answer.after)
+        self.states_known += turn.state is not None
         if turn.cut is not None:
             self.finish_known += 1
             self.cut += turn.cut
@@ -151,7 +152,8 @@ class Tally:
             self._keep(self.longest, len(words), lambda: _place(episode, index, turn.response))
         if turn.valid:
             self.actions[turn.executed] += 1
-            self.same_state[turn.state][turn.executed] += 1
+            if turn.state is not None:
+                self.same_state[turn.state][turn.executed] += 1
         else:
             self._reject(episode, index, turn)
         self._sample(turn)
@@ -173,8 +175,8 @@ class Tally:
         looped = length = 0
         before: tuple[int, str] | None = None
         for index, turn in enumerate([*episode.turns, None]):
-            here = (turn.state, turn.executed) if turn is not None else None
-            if here == before:
+            here = (turn.state, turn.executed) if turn is not None and turn.state is not None else None
+            if here is not None and here == before:
                 length += 1
                 continue
             if length >= LOOP and before is not None:
@@ -189,6 +191,8 @@ class Tally:
         seen: Counter[tuple[int, str]] = Counter()
         stuck = 0
         for turn in episode.turns:
+            if turn.state is None:
+                continue
             pair = (turn.state, turn.executed)
             stuck += seen[pair] >= 2
             seen[pair] += 1

@@ -36,6 +36,8 @@ def summarize(columns: Sequence[Column], alarms: Sequence[Alarm], written: Seque
         lines += ["What to do first", *(_fold(sentence, "  - ") for sentence in advice[:_MOST_ADVICE]), ""]
     if len(columns) <= _MOST_COLUMNS:
         lines += _numbers(columns)
+    else:
+        lines += [f"report.md has the numbers and examples of all {len(columns)} columns.", ""]
     lines += [line for column in columns[:_MOST_COLUMNS] for line in _details(column, len(columns) > 1)]
     return "\n".join([*lines, *written])
 

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from inspection.reporting.information import (
+    FEWEST_TURNS,
     entropy,
     mean_overlap,
     retrieve_observations,
@@ -22,6 +23,7 @@ _DISTINCT_OF = 1000
 _FEWEST_PER_TASK = 20
 _OUT_OF_TIME = ("time_limit", "max_turns")
 _NO_REASONING = "the answers hold no reasoning"
+_NO_PICTURES = "the pictures are not recorded"
 _ONE_EPISODE = "needs at least two episodes"
 
 
@@ -65,7 +67,12 @@ def _information(tally: Tally, valid: Sequence[Sampled]) -> Value:
         return Value(None, "actions are free text")
     found = state_information([t.observation for t in valid], [t.executed for t in valid])
     if found is None:
-        return Value(None, "there are fewer than 100 valid answers")
+        few = len(valid) < FEWEST_TURNS
+        return Value(
+            None, "there are fewer than 100 valid answers" if few else "the observations do not differ in text"
+        )
+    if found.is_noisy:
+        return Value(None, f"{len(valid)} valid answers are too few to tell it from chance")
     return Value(found.share, f"{found.bits:.2f} of {found.entropy:.2f} bits; shuffled {found.baseline:.2f}")
 
 
@@ -142,8 +149,8 @@ def _failures(tally: Tally) -> dict[str, Value]:
         "out_of_time": _share(sum(stops[stop] for stop in _OUT_OF_TIME), n),
         "out_of_context": _share(stops["context"] + stops["encoding"], n),
         "early_losses": _share(len(early), n) if n > 1 else Value(None, _ONE_EPISODE),
-        "loop_turns": _share(sum(episode.looped for episode in episodes), tally.turns),
-        "stuck_turns": _share(sum(episode.stuck for episode in episodes), tally.turns),
+        "loop_turns": _share(sum(episode.looped for episode in episodes), tally.states_known, _NO_PICTURES),
+        "stuck_turns": _share(sum(episode.stuck for episode in episodes), tally.states_known, _NO_PICTURES),
     }
 
 
@@ -163,8 +170,8 @@ def _equal_returns(episodes: Sequence[EpisodeLine]) -> Value:
     return Value(None, _ONE_EPISODE)
 
 
-def _share(count: int, total: int) -> Value:
-    return Value(count / total if total else None, "" if total else "no turns")
+def _share(count: int, total: int, otherwise: str = "no turns") -> Value:
+    return Value(count / total if total else None, "" if total else otherwise)
 
 
 def _mean(values: Sequence[float]) -> Value:

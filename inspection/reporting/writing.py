@@ -18,7 +18,7 @@ _MOST_TEXT = 140
 
 def clean(text: str, most: int = _MOST_TEXT) -> str:
     """One line without control characters, which would change a terminal or a page."""
-    spaced = " ".join(text.split())
+    spaced = " ".join(text[: 16 * most].split())
     plain = "".join(" " if unicodedata.category(char).startswith("C") else char for char in spaced[: 4 * most])
     return plain if len(plain) <= most else plain[: most - 3] + "..."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from inspection.reporting.answers import split_answer
 from inspection.reporting.information import mean_overlap, mutual_information, state_information
 from inspection.reporting.translations import find_match
 from tests.inspection.reports import make_turn, number, numbers, write
@@ -151,6 +153,40 @@ def test_tokens_and_cut_answers_are_counted_where_they_are_recorded(tmp_path: Pa
     assert number(column, "response_tokens") == 4
     assert number(column, "cut_answers") == pytest.approx(1 / 3)
     assert column["invalid"] == {"cut at the length limit": 1}
+
+
+@pytest.mark.parametrize(
+    ("response", "executed", "parts"),
+    [
+        ("THINK: I see a wall.\nACTION: turn left", "turn left", ("I see a wall.", "turn left", "")),
+        ("<think>a wall</think> ACTION: turn left\nDone.", None, ("a wall", "turn left", "Done.")),
+        ("turn left<|im_end|>", "turn left", ("", "turn left", "")),
+        ("go to the far end of the room", "go to the far end of the room", ("", "go to the far end of the room", "")),
+        ("I could go anywhere in this big room", None, ("I could go anywhere in this big room", "", "")),
+        ("Two and three make five, so the answer is 5", "5", ("Two and three make five, so the answer is 5", "5", "")),
+        ("<think>\nlook first\n</think>\n\nThe answer\nis 5", "5", ("look first", "The answer is 5", "")),
+        ("Look.\n<tool_call>\n{}\n</tool_call>", "view", ("Look.", "<tool_call> {} </tool_call>", "")),
+        ("<tool_call>{}</tool_call> Action now", "view", ("", "<tool_call>{}</tool_call>", "Action now")),
+        ("THINK: so", None, ("so", "", "")),
+        ("", None, ("", "", "")),
+    ],
+)
+def test_an_answer_is_reasoning_action_and_rest(response: str, executed: str | None, parts: tuple[str, ...]) -> None:
+    answer = split_answer(response, executed)
+    assert (answer.reasoning, answer.action, answer.after) == parts
+
+
+def test_without_pictures_in_the_record_states_are_unknown(tmp_path: Path) -> None:
+    write(tmp_path, [make_turn("The picture shows what you see.", "go", "go") for _ in range(120)])
+    record = json.loads((tmp_path / "episodes.jsonl").read_text())
+    assert number(numbers(tmp_path), "loop_turns") == 1.0
+    for message in record["messages"][1:]:
+        message["content"] = [{"type": "image", "image": None}, {"type": "text", "text": message["content"]}]
+    (tmp_path / "episodes.jsonl").write_text(json.dumps(record) + "\n")
+    column = numbers(tmp_path)
+    assert column["numbers"]["loop_turns"]["note"] == "the pictures are not recorded"
+    assert number(column, "stuck_turns") is None and number(column, "same_state_variety") is None
+    assert column["numbers"]["state_information"]["note"] == "the observations do not differ in text"
 
 
 @pytest.mark.parametrize(
