@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from inspection.reporting.tally import Rejected, Tally
-from inspection.reporting.translations import KINDS, find_match, join_actions
+from inspection.reporting.translations import KINDS, find_match
 
 EMPTY = "empty answer"
 CUT = "cut at the length limit"
@@ -56,19 +57,26 @@ class Rejections:
 
 
 def legal_actions(tally: Tally, given: Sequence[str] = ()) -> list[str]:
-    """The legal actions: those given, else those of our own environment, and those that were executed.
+    """The legal actions: those given, else those of our own environments, and of others those that were executed.
 
     The environment of a record is imported only if it is one of this package, because a data file must not run code.
     Empty if actions are free text.
     """
+    if given:
+        return list(given)
+    known = [_own_actions(path) for path in tally.env_paths]
     seen = [action for action, _ in tally.actions.most_common()] if len(tally.actions) <= _MOST_OBSERVED else []
-    known: Sequence[str] = given
-    if not given and _OURS.fullmatch(tally.env_path):
-        try:
-            known = list(getattr(importlib.import_module(tally.env_path), "ACTIONS", ()))
-        except ImportError:
-            known = ()
-    return join_actions(known, () if known else seen)
+    return list(dict.fromkeys([*itertools.chain(*known), *(() if all(known) else seen)]))
+
+
+def _own_actions(path: str) -> Sequence[str]:
+    """The actions of an environment of this package; empty if it has no fixed ones, or is not ours."""
+    if not _OURS.fullmatch(path):
+        return ()
+    try:
+        return list(getattr(importlib.import_module(path), "ACTIONS", ()))
+    except ImportError:
+        return ()
 
 
 def sort_rejections(tally: Tally, actions: Sequence[str]) -> Rejections:
@@ -112,9 +120,10 @@ def _shorten(text: str) -> str:
     return " ".join(text.lower().split())[:60]
 
 
-def alias_place(env_path: str) -> str:
+def alias_place(tally: Tally) -> str:
     """Where the environment keeps its aliases."""
-    if env_path == "envs.crafter":
+    path = next(iter(tally.env_paths), "") if len(tally.env_paths) == 1 else ""
+    if path == "envs.crafter":
         return "`_SYNONYMS` in `envs/crafter_world/vocabulary.py`"
-    name = f"`{env_path}`" if re.fullmatch(r"[\w./ -]{1,100}", env_path) else "the environment"
+    name = f"`{path}`" if re.fullmatch(r"[\w./ -]{1,100}", path) else "the environment"
     return f"the method `translate` of {name}"

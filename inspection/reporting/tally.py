@@ -81,7 +81,8 @@ class Tally:
     """One column of the report."""
 
     player: str
-    env_path: str = ""
+    env_paths: dict[str, None] = field(default_factory=dict)
+    """Environments of the episodes, in order; several if tasks are mixed."""
     episodes: list[EpisodeLine] = field(default_factory=list)
     words: array[int] = field(default_factory=lambda: array("i"))
     """Words of reasoning of each answer."""
@@ -104,7 +105,7 @@ class Tally:
 
     def add(self, episode: EpisodeRecord) -> None:
         """Count an episode."""
-        self.env_path = self.env_path or episode.env_path
+        self.env_paths[episode.env_path] = None
         stuck = self._count_stuck(episode)
         looped = self._count_loops(episode)
         for index, turn in enumerate(episode.turns):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 SPELLING = "case, punctuation or markup"
@@ -149,8 +149,3 @@ def _meanings(line: str) -> list[frozenset[str]]:
 def _canonical(word: str) -> frozenset[str]:
     """The groups of synonyms that contain the word, or the word itself."""
     return frozenset(name for name, others in _GROUPS if word == name or word in others.split()) or frozenset({word})
-
-
-def join_actions(known: Iterable[str], seen: Iterable[str]) -> list[str]:
-    """Known actions first, then those that were only seen, without repetition."""
-    return list(dict.fromkeys([*known, *seen]))

@@ -52,7 +52,7 @@ def describe_gain(column: Column) -> str:
 
 def alias_lines(column: Column) -> list[str]:
     """Entries for a table of aliases, as Python, the most frequent first; the other kinds need a rule instead."""
-    title = column.tally.env_path == "envs.crafter"
+    title = list(column.tally.env_paths) == ["envs.crafter"]
     aliases = [alias for alias in column.rejections.aliases if alias.kind in ALIAS_KINDS]
     lines = []
     for alias in aliases[:MOST_ALIASES]:
@@ -63,7 +63,7 @@ def alias_lines(column: Column) -> list[str]:
 
 def alias_heading(column: Column) -> str:
     """Where the aliases belong."""
-    return f"Candidates for {alias_place(clean(column.tally.env_path))}:"
+    return f"Candidates for {alias_place(column.tally)}:"
 
 
 def cause_rows(column: Column) -> list[tuple[str, int, str, str]]:

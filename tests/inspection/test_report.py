@@ -21,9 +21,9 @@ from rollout.data_source import EpisodeSource
 from rollout.evaluate import evaluate
 from rollout.play.runtime import close_runtimes
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.recorded_episodes import make_turn, number, numbers, report, write
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
-from tests.inspection.reports import make_turn, number, numbers, report, write
 from tests.inspection.test_text_episode import COUNT, EXPERT, play
 
 REPOSITORY = Path(__file__).parents[2]

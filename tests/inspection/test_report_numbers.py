@@ -13,7 +13,7 @@ import pytest
 from inspection.reporting.answers import split_answer
 from inspection.reporting.information import mean_overlap, mutual_information, state_information
 from inspection.reporting.translations import find_match
-from tests.inspection.reports import make_turn, number, numbers, write
+from tests.fixtures.recorded_episodes import make_turn, number, numbers, write
 
 BABYAI = ["turn left", "turn right", "go forward", "pick up", "drop", "toggle"]
 
@@ -233,6 +233,25 @@ def test_a_translation_is_suggested_with_counts_and_its_gain(
     shown = capsys.readouterr().out
     assert "Translations would catch 3 of 4 invalid answers: valid answers rise from 60.0% to 90.0%." in shown
     assert "'proceed': 'go',  # 2 times" in shown and "`translate` of `game.py`" in shown
+
+
+def test_crafters_actions_are_known_and_its_aliases_are_written_as_it_needs_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [make_turn("grass", "ACTION: craft stone sword", "Noop", False), make_turn("a tree", "ACTION: Do", "Do")]
+    write(tmp_path, turns, env_path="envs.crafter")
+    column = numbers(tmp_path)
+    assert number(column, "unused_actions") == pytest.approx(16 / 17)
+    shown = capsys.readouterr().out
+    assert "`_SYNONYMS` in `envs/crafter_world/vocabulary.py`" in shown
+    assert "'Craft Stone Sword': 'Make Stone Sword',  # 1 times" in shown
+
+
+def test_mixed_environments_have_the_actions_of_all(tmp_path: Path) -> None:
+    write(tmp_path, [make_turn("a wall", "ACTION: forward", "go forward", False)], env_path="envs.babyai")
+    write(tmp_path, [make_turn("grass", "ACTION: North", "Noop", False)], env_path="envs.crafter")
+    column = numbers(tmp_path)
+    assert {alias["action"] for alias in column["aliases"]} == {"go forward", "Move North"}
 
 
 def test_commands_that_the_observation_lists_are_legal_there(tmp_path: Path) -> None:
