@@ -83,6 +83,8 @@ def _judge(item: Measure, value: Value, tally: Tally) -> Verdict:
         return Verdict.NONE
     if len(tally.episodes) == 1 and item.key in _NOT_JUDGED_ALONE:
         return Verdict.NONE
+    if item.key == "valid_drop" and value.number is not None and value.number < 2 * (value.error or 0.0):
+        return Verdict.GOOD
     return item.judge(value)
 
 

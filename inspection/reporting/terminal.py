@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from inspection.reporting.columns import Column
-from inspection.reporting.measures import MEASURES, QUESTIONS, Verdict
+from inspection.reporting.measures import BY_KEY, MEASURES, QUESTIONS, Verdict
 from inspection.reporting.trends import Alarm
 from inspection.reporting.writing import (
     alias_heading,
@@ -28,7 +28,8 @@ _MOST_ADVICE = 6
 
 def summarize(columns: Sequence[Column], alarms: Sequence[Alarm], written: Sequence[str]) -> str:
     """The whole summary as text."""
-    lines = [line for column in columns for line in [*_verdicts(column, len(columns) > 1), ""]]
+    several = len(columns) > 1
+    lines = [*_grid(columns), ""] if several else [*_verdicts(columns[0], False), ""]
     if alarms:
         lines += ["Over updates", *(_fold(f"{a.verdict.upper():5} {a.name}: {a.sentence}", "  ") for a in alarms), ""]
     advice = what_to_do(columns, alarms)
@@ -38,8 +39,29 @@ def summarize(columns: Sequence[Column], alarms: Sequence[Alarm], written: Seque
         lines += _numbers(columns)
     else:
         lines += [f"report.md has the numbers and examples of all {len(columns)} columns.", ""]
-    lines += [line for column in columns[:_MOST_COLUMNS] for line in _details(column, len(columns) > 1)]
+    for column in columns[:_MOST_COLUMNS]:
+        lines += [*_verdicts(column, True), ""] if several else []
+        lines += _details(column, several)
     return "\n".join([*lines, *written])
+
+
+def _grid(columns: Sequence[Column]) -> list[str]:
+    """One row of verdicts per column."""
+    rows = [["", "1 diverse", "2 reasoning", "3 valid", "4 failures", "valid", "success", "episodes"]]
+    for column in columns:
+        verdicts = [_shout(answer.verdict) for answer in column.answers.values()]
+        numbers = [BY_KEY[key].show(column.values[key].number) for key in ("valid_actions", "success")]
+        rows.append([clean(column.label, 40), *verdicts, *numbers, str(len(column.tally.episodes))])
+    return _align(rows)
+
+
+def _shout(verdict: Verdict) -> str:
+    return "----" if verdict == Verdict.NONE else verdict.upper()
+
+
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _verdicts(column: Column, named: bool) -> list[str]:
@@ -49,8 +71,9 @@ def _verdicts(column: Column, named: bool) -> list[str]:
     head = f"{clean(column.label)}: {count}{'s' * (tasks != 1)}"
     lines = [head if named or column.run == column.label else f"{clean(column.run)}, {head}"]
     for question, answer in column.answers.items():
-        verdict = "----" if answer.verdict == Verdict.NONE else answer.verdict.upper()
-        lines.append(_fold(f"{verdict:5} {question} {QUESTIONS[question]} {clean(answer.sentence, 400)}", "  "))
+        lines.append(
+            _fold(f"{_shout(answer.verdict):5} {question} {QUESTIONS[question]} {clean(answer.sentence, 400)}", "  ")
+        )
     return [*lines, *(_fold(f"note: {caution}", "  ") for caution in column.cautions)]
 
 
@@ -61,10 +84,7 @@ def _numbers(columns: Sequence[Column]) -> list[str]:
         cells = [cell(column, item) for column in columns]
         if any(text != "-" for text in cells):
             rows.append([f"{item.question} {item.title}", *cells, item.healthy()])
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows] + [
-        ""
-    ]
+    return [*_align(rows), ""]
 
 
 def _details(column: Column, named: bool) -> list[str]:

@@ -124,11 +124,14 @@ def _validity(tally: Tally, rejections: Rejections) -> dict[str, Value]:
     if lowest is not None and ratio is not None:
         gap = Value(ratio - ratios[lowest], f"{lowest}: {ratios[lowest]:.1%}")
     first, last = tally.thirds[0], tally.thirds[-1]
-    drop = first[0] / first[1] - last[0] / last[1] if first[1] and last[1] else None
+    drop = Value(None, "episodes have fewer than three turns")
+    if first[1] and last[1]:
+        early, late = first[0] / first[1], last[0] / last[1]
+        drop = Value(early - late, error=(early * (1 - early) / first[1] + late * (1 - late) / last[1]) ** 0.5)
     return {
         "valid_actions": Value(ratio, error=_ratio_error(tally.episodes)),
         "valid_task_gap": gap,
-        "valid_drop": Value(drop),
+        "valid_drop": drop,
         "no_action_line": _share(rejections.causes.get(NO_LINE, 0), tally.turns),
         "translatable": _share(rejections.catchable, tally.turns),
     }

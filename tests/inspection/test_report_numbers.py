@@ -46,6 +46,24 @@ def test_actions_that_follow_the_lamp_are_explained_by_it() -> None:
     assert constant is not None and constant.share == 0.0
 
 
+def test_players_that_ignore_what_they_see_are_not_taken_for_players_that_look() -> None:
+    things = ["ball", "key", "door", "box", "wall", "lamp", "tree", "gate", "lava", "rock"]
+    taken = found = 0
+    for seed in range(12):
+        rng, blind = random.Random(seed), "0"
+        seen = [rng.sample(things, 4) for _ in range(400)]
+        habits, looks = [], []
+        for shown in seen:
+            blind = blind if rng.random() < 0.8 else rng.choice("0123")
+            habits.append(blind)
+            looks.append("1" if "wall" in shown and rng.random() < 0.7 else rng.choice("0123"))
+        observations = ["\n".join(f"a {thing} {rng.randrange(4)} steps ahead" for thing in shown) for shown in seen]
+        habit, look = state_information(observations, habits), state_information(observations, looks)
+        assert habit is not None and look is not None
+        taken, found = taken + (habit.share > 0.01), found + (look.share > 0.02)
+    assert taken <= 1 and found >= 11
+
+
 def _lamps(folder: Path, parrot: bool, episodes: int = 30) -> None:
     """A player that quotes its observation and mostly follows it, or one with a template and random actions."""
     rng = random.Random(2)
