@@ -1,7 +1,7 @@
 """The numbers of the report: what each means, its healthy range, and what to do outside of it.
 
-`docs/report.md` explains every number of this table. The limits of `success`, `valid_actions` and
-`observation_retrieval` have the sources that are named there; the others are rules of thumb.
+`docs/report.md` explains every number of this table. The limit of `valid_actions` is Verlog's goal; the others are
+rules of thumb.
 """
 
 from __future__ import annotations
