@@ -5,11 +5,13 @@ The environment, the memory and the limits are those of a rollout; there is neit
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from rollout.bridge.settings import RolloutSettings
-from rollout.errors import EnvironmentFault
+from rollout.errors import EngineError, EnvironmentFault
+from rollout.evaluate import after_refusal
 from rollout.play.conversation import Conversation
 from rollout.play.memory import Memory, Message, build_memory
 from rollout.spec import EpisodeSpec
@@ -20,9 +22,6 @@ from rollout.workers.pool import EnvPool, EnvSession
 
 Player = Callable[[EnvSession, Sequence[Message], int], Awaitable[str]]
 """Answers a prompt, given the environment's session, the prompt's messages and the turn's index."""
-
-DEFAULT_MAX_TURNS = 1000
-"""Turns after which an episode ends if neither the YAML nor the environment limits it."""
 
 
 def scripted(name: str) -> Player:
@@ -39,24 +38,29 @@ async def play_text_episode(
 ) -> dict[str, Any]:
     """Play one episode to its end and return its facts, as `rollout.story.Story.facts` describes them.
 
-    An environment that is lost, or a scripted player that fails, ends the episode with a `fault`.
+    An environment that is lost, or a scripted player that fails, ends the episode with a `fault`. A prompt that is too
+    long for a chat model ends it as `CONTEXT`. A game without a limit ends after `rollout.spec.DEFAULT_MAX_TURNS`.
     """
     story, session, fault, stop = Story(), None, None, StopReason.FAILED
     memory = build_memory(settings.memory) if settings.history == "window" else None
     try:
         session = await pool.open(spec.env)
-        stop = await _play(session, memory, player, story, spec.env.max_turns or DEFAULT_MAX_TURNS)
+        stop = await _play(session, memory, player, story, session.turn_limit)
     except EnvironmentFault as error:
         fault = str(error)
+    except EngineError as error:
+        stop, fault = after_refusal(error, len(story.turns))
     finally:
         if session is not None:
             await session.close()
     return story.facts(spec, stop, fault)
 
 
-async def _play(session: EnvSession, memory: Memory | None, player: Player, story: Story, max_turns: int) -> StopReason:
+async def _play(
+    session: EnvSession, memory: Memory | None, player: Player, story: Story, max_turns: int | None
+) -> StopReason:
     conversation = Conversation(memory)
-    for index in range(max_turns):
+    for index in itertools.count() if max_turns is None else range(max_turns):
         assert session.reply is not None
         shown = session.reply.observation
         conversation.show(session.reply)

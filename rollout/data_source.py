@@ -81,14 +81,8 @@ class EpisodeSource:
         return make_episode(self.settings, task, episode_id, self.settings.seed_start + episode_id)
 
     def eval_episodes(self) -> list[EpisodeSpec]:
-        """All held-out episodes: the same seeds for every task."""
-        held_out = self.settings.eval
-        settings = self.settings.model_copy(update={"max_turns": held_out.max_turns or self.settings.max_turns})
-        return [
-            make_episode(settings, task, number * held_out.episodes + k, held_out.seed_start + k)
-            for number, task in enumerate(self.eval_tasks)
-            for k in range(held_out.episodes)
-        ]
+        """All held-out episodes."""
+        return held_out_episodes(self.settings, self.eval_tasks)
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         """Groups of `n_samples_per_prompt` samples that play the same episode; aborted groups first, then new ones."""
@@ -210,6 +204,17 @@ def build_each_task(settings: RolloutSettings) -> None:
                 f"task {task.name!r}: {task.env_path} cannot be built: {type(error).__name__}: {error} "
                 f"({frame.filename}:{frame.lineno})"
             ) from error
+
+
+def held_out_episodes(settings: RolloutSettings, tasks: list[TaskSpec]) -> list[EpisodeSpec]:
+    """The episodes of an evaluation: the same seeds for every task."""
+    held_out = settings.eval
+    settings = settings.model_copy(update={"max_turns": held_out.max_turns or settings.max_turns})
+    return [
+        make_episode(settings, task, number * held_out.episodes + k, held_out.seed_start + k)
+        for number, task in enumerate(tasks)
+        for k in range(held_out.episodes)
+    ]
 
 
 def pick_task(tasks: list[TaskSpec], seed: int, episode_id: int) -> TaskSpec:

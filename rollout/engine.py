@@ -1,7 +1,7 @@
 """Client of SGLang's native `/generate`: one prompt in, one checked generation out, with bounded retries.
 
 Network errors and malformed answers become an `EngineError` that says what came back. The request is repeated
-before the error is raised.
+before the error is raised, unless the engine refused the request itself (HTTP 4xx).
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import asyncio
 import json
 import math
 import random
+import re
 import reprlib
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -25,14 +26,26 @@ from rollout.utilization import Utilization
 LARGEST_ID = 1 << 31
 """Exclusive limit of token ids; a tokenizer cannot decode larger ones."""
 
+T = TypeVar("T")
+TOO_LONG = re.compile(
+    r"context[ _]?(length|window)|exceeds? the (context|maximum)|longer than the model|too long|too many tokens", re.I
+)
+"""How engines say that a prompt does not fit."""
+LONGEST_WAIT_S = 60.0
+"""Upper limit of the pause that a server asks for with `Retry-After`."""
+
 PER_TOKEN_KEYS = frozenset({"output_token_logprobs", "input_token_logprobs", "output_top_logprobs"})
 
 
 class EngineClient:
     """Talks to one router or engine; `faults` counts failed attempts by kind."""
 
-    def __init__(self, url: str, settings: EngineSettings, *, max_connections: int = 1024) -> None:
+    def __init__(
+        self, url: str, settings: EngineSettings, *, max_connections: int = 1024, use_proxy: bool = False
+    ) -> None:
+        """`use_proxy`: obey `HTTP_PROXY` and its kin, as servers on the internet may need."""
         self.url = url.rstrip("/")
+        self._use_proxy = use_proxy
         self.settings = settings
         self.faults: Counter[str] = Counter()
         self.utilization = Utilization()
@@ -51,21 +64,40 @@ class EngineClient:
         """Generate one answer; `extra` is added to the request (for example `return_routed_experts`).
 
         Raises:
-            EngineError: all of `engine.max_retries` + 1 attempts failed; the text holds the last reason.
+            EngineError: as `request`.
         """
         payload = request_payload(prompt, sampling_params, extra)
+        return await self.request("/generate", payload, parse_generation, headers)
+
+    async def request(
+        self,
+        path: str,
+        payload: Mapping[str, Any],
+        parse: Callable[[Any], T],
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
+        """Post `payload` and return the parsed answer.
+
+        Raises:
+            EngineError: all of `engine.max_retries` + 1 attempts failed, or the engine refused the request (4xx); the
+                text holds the last reason.
+        """
         attempt = 0
         while True:
             try:
-                return parse_generation(await self._post("/generate", payload, headers))
+                return parse(await self._post(path, payload, headers))
             except EngineError as error:
                 self.faults[error.kind] += 1
+                if error.is_final:
+                    text = f"{self.url}{path} refused the request: {error}"
+                    raise EngineError(text, error.kind, too_long=error.too_long) from error
                 if attempt == self.settings.max_retries:
                     raise EngineError(
-                        f"{self.url}/generate failed {attempt + 1} times; last: {error} "
-                        "(engine.max_retries and engine.timeout_s set the limits)"
+                        f"{self.url}{path} failed {attempt + 1} times; last: {error} "
+                        "(engine.max_retries and engine.timeout_s set the limits)",
+                        error.kind,
                     ) from error
-                await asyncio.sleep(self._delay(attempt))
+                await asyncio.sleep(max(self._delay(attempt), min(error.retry_after_s, LONGEST_WAIT_S)))
                 attempt += 1
 
     def _delay(self, attempt: int) -> float:
@@ -86,8 +118,7 @@ class EngineClient:
         except (aiohttp.ClientError, OSError) as error:
             raise EngineError(f"{type(error).__name__}: {error}", "connection_lost") from error
         if response.status != 200:
-            words = body[:300].decode(errors="replace")
-            raise EngineError(f"HTTP {response.status}: {words}", f"http_{response.status}")
+            raise _refusal(response.status, body, response.headers.get("Retry-After", ""))
         return read_json(body)
 
     def _connect(self) -> aiohttp.ClientSession:
@@ -95,6 +126,7 @@ class EngineClient:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._max_connections),
                 timeout=aiohttp.ClientTimeout(total=self.settings.timeout_s),
+                trust_env=self._use_proxy,
             )
         return self._session
 
@@ -102,6 +134,27 @@ class EngineClient:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+
+def _refusal(status: int, body: bytes, retry_after: str) -> EngineError:
+    """The error for an HTTP status other than 200, with the server's own text."""
+    words = _message(body)
+    too_long = status in (400, 413, 422) and TOO_LONG.search(words) is not None
+    error = EngineError(f"HTTP {status}: {words}", f"http_{status}", too_long=too_long)
+    error.retry_after_s = float(retry_after) if retry_after.replace(".", "", 1).isdigit() else 0.0
+    return error
+
+
+def _message(body: bytes) -> str:
+    """The text of an error's JSON, as SGLang, vLLM and OpenAI write it; the start of the body otherwise."""
+    text = body.decode(errors="replace")
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    for key in ("error", "message"):
+        found = found.get(key, found) if isinstance(found, dict) else found
+    return (found if isinstance(found, str) else text)[:300]
 
 
 def request_payload(

@@ -33,15 +33,33 @@ __all__ = [
 ]
 
 
+PASSING = frozenset({"http_408", "http_409", "http_425", "http_429"})
+"""Client errors that the same request may not meet again."""
+
+
 class EngineError(SlimeVerlogError, RuntimeError):
     """The inference engine refused, disappeared or sent a malformed answer; the turn may be sent again.
 
     `kind` is the name in the metrics: `refused`, `connection_lost`, `timeout`, `http_<status>` or `bad_answer`.
     """
 
-    def __init__(self, text: str, kind: str = "bad_answer") -> None:
+    def __init__(self, text: str, kind: str = "bad_answer", *, too_long: bool = False) -> None:
+        """`too_long`: the prompt does not fit into the model's context."""
         super().__init__(text)
         self.kind = kind
+        self.too_long = too_long
+        self.retry_after_s = 0.0
+        """Pause in seconds that the server asked for."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the same request would be refused again: HTTP 4xx, except for rate limits and timeouts."""
+        return self.kind.startswith("http_4") and self.kind not in PASSING
+
+    @property
+    def concerns_prompt(self) -> bool:
+        """Whether the engine refused this prompt, and may answer others."""
+        return self.kind in ("http_400", "http_413", "http_422")
 
 
 class EncodingError(SlimeVerlogError, ValueError):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tqdm import tqdm
 
 from rollout.bridge.framework import RolloutFnEvalOutput
 from rollout.data_source import EpisodeSource
-from rollout.errors import EnvironmentFault
+from rollout.errors import EngineError, EnvironmentFault
 from rollout.play.episode import Episode, open_episode
 from rollout.play.metrics import mean
 from rollout.play.runtime import Runtime, get_runtime
@@ -83,15 +83,19 @@ async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once:
 async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = False) -> EpisodeResult:
     """Play one episode to its end; if its environment is lost, it ends there and is counted.
 
+    If the engine refuses a prompt, the episode ends there too: as `CONTEXT` if the prompt is too long for the model.
+    A game without a limit ends after `DEFAULT_MAX_TURNS`.
+
     Args:
         detailed: the story keeps pictures, and the text and log-prob of every token.
     """
     params = runtime.flags.sampling_params(evaluation=True)
     turns: list[Turn] = []
     story = Story()
-    episode, fault = None, None
+    episode, fault, stop = None, None, None
     try:
         episode = await open_episode(runtime, spec)
+        episode.max_turns = episode.session.turn_limit
         while episode.stop is None:
             messages, pictures = list(episode.conversation.messages), episode.prompt.image_data if detailed else ()
             turn = await episode.play_turn(params)
@@ -100,11 +104,28 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
     except EnvironmentFault as error:
         runtime.counters["eval_episodes_failed"] += 1
         fault = str(error)
+    except EngineError as error:
+        stop, fault = after_refusal(error, len(turns))
+        runtime.counters["eval_episodes_failed"] += fault is not None
+        turns[-1:] = [replace(turn, truncated=True) for turn in turns[-1:]]
     finally:
         if episode is not None:
             await episode.close()
-    stop = episode.stop if episode is not None and episode.stop is not None else StopReason.FAILED
+    stop = stop or (episode.stop if episode is not None else None) or StopReason.FAILED
     return EpisodeResult(spec, tuple(turns), stop, fault, story)
+
+
+def after_refusal(error: EngineError, played: int) -> tuple[StopReason, str | None]:
+    """How an episode of `played` turns ends whose next prompt the engine refused, and its fault.
+
+    Raises:
+        EngineError: the error does not concern this prompt alone.
+    """
+    if not error.concerns_prompt:
+        raise error
+    if error.too_long and played:
+        return StopReason.CONTEXT, None
+    return StopReason.FAILED, str(error)
 
 
 def _outcome(turn: Turn) -> dict[str, Any]:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from rollout.workers.observation_limits import ObservationLimits
 
 
+DEFAULT_MAX_TURNS = 1000
+"""Turns after which a held-out episode ends if neither the YAML nor the environment limits it."""
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Everything needed to build an environment, picklable; with the answers, also to replay an episode."""

@@ -29,7 +29,7 @@ class StopReason(enum.StrEnum):
     TIME_LIMIT = "time_limit"
     """The environment's step limit."""
     MAX_TURNS = "max_turns"
-    """The YAML's `max_turns`."""
+    """The YAML's `max_turns`; in an evaluation, a default limit if the game has none."""
     CONTEXT = "context"
     """The next prompt would leave no room for an answer."""
     ENCODING = "encoding"

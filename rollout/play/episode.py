@@ -39,6 +39,8 @@ class Episode:
         self.encoder = encoder
         self.runtime = runtime
         self.index = 0
+        self.max_turns = spec.env.max_turns
+        """Turns after which the episode counts as truncated; None for no limit."""
         self.stop: StopReason | None = None
         self.has_next_prompt = True
         """False once the last observation could not be encoded; `prompt` then shows the state before it."""
@@ -137,8 +139,7 @@ class Episode:
             self.stop, fits, self.has_next_prompt = self.stop or StopReason.ENCODING, True, False
         if not fits:
             self.stop = self.stop or StopReason.CONTEXT
-        limit = self.spec.env.max_turns
-        if limit is not None and self.index >= limit:
+        if self.max_turns is not None and self.index >= self.max_turns:
             self.stop = self.stop or StopReason.MAX_TURNS
         if self.stop is None:
             return turn

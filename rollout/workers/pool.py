@@ -18,7 +18,7 @@ from typing import Any
 
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
-from rollout.spec import EnvSpec
+from rollout.spec import DEFAULT_MAX_TURNS, EnvSpec
 from rollout.utilization import Utilization
 from rollout.workers.hosts import BACKENDS, BadReplyError, Host, HostLostError, check_answer
 from rollout.workers.observation_limits import ObservationLimits
@@ -153,6 +153,15 @@ class EnvSession:
         self._host: Host | None = None
         self._open = True
         worker.sessions += 1
+
+    @property
+    def turn_limit(self) -> int | None:
+        """Turns after which the episode ends, unless the environment's own limit comes first.
+
+        `max_turns`, or `DEFAULT_MAX_TURNS` if the environment has no limit either.
+        """
+        unlimited = self.reply is not None and not self.reply.max_steps
+        return self.spec.max_turns or (DEFAULT_MAX_TURNS if unlimited else None)
 
     async def step(self, response_text: str) -> EnvReply:
         """Take one step.

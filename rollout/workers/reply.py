@@ -26,6 +26,8 @@ class EnvReply:
     default_action: str
     deterministic: bool
     tools: Sequence[Mapping[str, Any]] = ()
+    max_steps: int = 0
+    """Steps after which the environment truncates the episode; 0 for no limit."""
     done: bool = False
     info: StepInfo | None = None
     seconds: float = 0.0

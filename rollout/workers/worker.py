@@ -99,6 +99,7 @@ def _reply(
         default_action=env.default_action,
         deterministic=env.deterministic,
         tools=env.tools,
+        max_steps=getattr(env, "max_steps", 0) or 0,
         done=done,
         info=info,
         seconds=seconds,

@@ -82,6 +82,16 @@ def test_random_play_repeats_with_the_seed_and_stops_at_max_turns(tmp_path: Path
     assert (facts[0]["stop"], facts[0]["turns"]) == ("max_turns", 2)
 
 
+def test_a_game_without_any_limit_ends_at_the_default_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout.workers.pool.DEFAULT_MAX_TURNS", 4)
+    endless = COUNT.replace("self.level == 3", "False")
+    assert play(tmp_path, endless, "random")["turns"] == 4
+    limited = COUNT.replace("self.level == 3", "self.level == 9").replace(
+        "    def reset", "    max_steps = 9\n\n    def reset"
+    )
+    assert play(tmp_path, limited + EXPERT, "expert")["turns"] == 9
+
+
 def test_a_module_without_an_expert_says_so(tmp_path: Path) -> None:
     facts = play(tmp_path, COUNT, "expert")
     assert facts["stop"] == "failed" and "has no function expert_action(env)" in facts["fault"]

@@ -149,6 +149,37 @@ async def test_a_fault_is_retried_and_counted_by_its_kind(fault: str) -> None:
         await client.close()
 
 
+REFUSALS: dict[int, tuple[Any, str, bool]] = {
+    400: ({"error": {"message": "The input is longer than the model's context length"}}, "longer than the model", True),
+    401: ({"error": {"message": "wrong key", "code": None}}, "HTTP 401: wrong key$", False),
+    404: ({"object": "error", "message": "no such model"}, "HTTP 404: no such model$", False),
+    422: ("plain text", "HTTP 422: plain text$", False),
+}
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+async def test_a_refused_request_is_not_repeated_and_shows_the_engines_words(status: int) -> None:
+    body, words, too_long = REFUSALS[status]
+    refusal = lambda: web.json_response(body, status=status)
+    async with ScriptedEngine(chatml_tokenizer(), lambda *_: refusal) as engine:
+        client = EngineClient(f"http://127.0.0.1:{engine.port}", FAST)
+        with pytest.raises(EngineError, match=words) as caught:
+            await client.generate(PROMPT, {})
+        assert len(engine.requests) == 1 and caught.value.too_long is too_long
+        assert caught.value.concerns_prompt is (status in (400, 422))
+        await client.close()
+
+
+async def test_a_rate_limit_is_waited_for_as_long_as_the_server_asks() -> None:
+    limit = lambda: web.Response(status=429, headers={"Retry-After": "0.3"})
+    async with ScriptedEngine(chatml_tokenizer(), lambda _, number: limit if number == 0 else "fine") as engine:
+        client = EngineClient(f"http://127.0.0.1:{engine.port}", FAST)
+        began = asyncio.get_running_loop().time()
+        assert (await client.generate(PROMPT, {})).text == "fine<|im_end|>"
+        assert asyncio.get_running_loop().time() - began >= 0.3 and client.faults == {"http_429": 1}
+        await client.close()
+
+
 async def test_an_engine_that_hangs_is_given_up_after_the_timeout() -> None:
     given_up = asyncio.Event()
 
