@@ -1,0 +1,1 @@
+"""The rooms of `slime-verlog evaluate` and `slime-verlog compare`."""
