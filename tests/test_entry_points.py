@@ -37,9 +37,8 @@ MISTAKES = {
         "the environment file {folder}/none.py does not exist",
     ),
 }
-EVALUATE = ["inspection.evaluate", "--engine", "http://127.0.0.1:9"]
 COMMANDS = {
-    "evaluate": [*EVALUATE, "--checkpoint", "none", "--out", "{folder}/out"],
+    "evaluate": ["inspection", "evaluate", "--player", "random", "--out", "{folder}/out"],
     "quickstart": ["embedded.quickstart", "--out", "{folder}/out"],
     "demonstrations": ["inspection.demonstrations", "--out", "{folder}/rows.jsonl"],
 }
@@ -79,11 +78,12 @@ def test_a_command_prints_the_sentence_and_nothing_else(tmp_path: Path, command:
     assert done.stderr.strip().splitlines() == [f"error: {sentence}"]
 
 
-def test_a_checkpoint_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+def test_an_engine_without_its_models_tokenizer_is_named(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({**GOOD, "eval": {"episodes": 1}}))
-    words = [*EVALUATE, "--config", str(path), "--checkpoint", str(tmp_path), "--out", str(tmp_path / "out")]
+    words = ["inspection", "evaluate", "--config", str(path), "--out", str(tmp_path / "out")]
+    words += ["--player", "http://127.0.0.1:9", "--tokenizer", str(tmp_path)]
     done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
     assert f"error: no tokenizer can be loaded from the checkpoint '{tmp_path}'" in done.stderr

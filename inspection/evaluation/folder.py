@@ -68,15 +68,13 @@ class RunFolder:
         self.rows[key] = {name: value for name, value in episode.items() if name not in LARGE}
 
     def _check(self, identity: Mapping[str, Any]) -> None:
-        """Compare with the run that made the folder; write `run.json` into a new one."""
-        file = self.path / RUN
-        if not file.exists():
-            if (self.path / FILE).exists():
-                raise ConfigError(
-                    f"{self.path} has {FILE} but no {RUN}, so another command wrote it; give another --out"
-                )
+        """Compare with the run whose episodes are here; write `run.json` into a folder without any."""
+        file, episodes = self.path / RUN, self.path / FILE
+        if not episodes.exists() or not episodes.stat().st_size:
             self.write(RUN, json.dumps(identity, indent=1))
             return
+        if not file.exists():
+            raise ConfigError(f"{self.path} has {FILE} but no {RUN}: another command wrote it; give another --out")
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

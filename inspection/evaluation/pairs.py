@@ -122,7 +122,7 @@ def _rows(
         differences = values[:, 1] - values[:, 0]
         (mean_a, mean_b), difference = values[chosen].mean(axis=0), float(differences[chosen].mean())
         if np.ptp(differences[chosen]) == 0:
-            text = "every pair differs by this" if len(chosen) > 1 else "–"
+            text = "the same in every pair" if len(chosen) > 1 else "–"
         else:
             low, high = interval([differences[group] for group in groups])
             text = f"[{low:+.3f}, {high:+.3f}]" + (" *" if low > 0 or high < 0 else "")

@@ -137,4 +137,5 @@ def _parse(value: str, given: str) -> Any:
     try:
         return yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise ConfigError(f"the value in {given!r} is not valid YAML: {error}") from error
+        reason = getattr(error, "problem", None) or "it cannot be read"
+        raise ConfigError(f"the value in {given!r} is not valid YAML: {reason}") from error

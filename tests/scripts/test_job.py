@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -49,9 +50,9 @@ OPTIONS = {
 @pytest.mark.parametrize("script", OPTIONS)
 def test_help_names_every_option_of_the_program_that_the_script_starts(script: str) -> None:
     source = (REPO / OPTIONS[script]).read_text()
-    calls = [call.partition("\n")[0] for call in source.split('add_argument("--')[1:]]
+    calls = [call.partition("\n")[0] for call in re.split(r'add(?:_argument)?\(\s*"--', source)[1:]]
     options = [f"--{call.partition(chr(34))[0]}" for call in calls if "SUPPRESS" not in call]
-    given = {"--config", "--checkpoint"} if script == "evaluate.sh" else set()
+    given = {"--config", "--player"} if script == "evaluate.sh" else set()
     shown = bash(f"bash scripts/{script} --help").stdout
     assert options and not [option for option in options if option not in shown and option not in given]
 

@@ -1,0 +1,167 @@
+"""Players behind an OpenAI-compatible endpoint: what is sent, what is repeated, and what a refusal costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from inspection.records import read_episodes
+from tests.fixtures.chat_server import KEY, ChatServer, completion, openai_error
+from tests.inspection.test_evaluate import evaluate, rows_of, write_config
+
+TOO_LONG = "This model's maximum context length is 128 tokens. However, your messages resulted in 190 tokens."
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def options(server: ChatServer, folder: Path, **keys: Any) -> list[str]:
+    config = write_config(folder, **{"tasks": ["count"], "eval": {"episodes": 3}, "n_env": 1, **keys})
+    return [*config, "--player", server.url, "--model", "closed-1"]
+
+
+def test_messages_are_sent_as_they_are_and_the_story_has_them(tmp_path: Path) -> None:
+    with ChatServer(lambda *_: "THINK: hm\nACTION: right") as server:
+        assert evaluate(*options(server, tmp_path), "--temperature", "0.5", "--max-response-len", "77") == 0
+    (row,) = rows_of(tmp_path)
+    assert (row["player"], row["n"], row["valid_action_ratio"]["mean"]) == ("closed-1", 3, 1.0)
+    first = server.requests[0]
+    assert {key: first[key] for key in ("model", "temperature", "max_tokens")} == {
+        "model": "closed-1",
+        "temperature": 0.5,
+        "max_tokens": 77,
+    }
+    episode = next(read_episodes(tmp_path / "out"))
+    assert [episode["messages"][index] for index in episode["story"][0]["prompt"]] == first["messages"]
+    assert episode["story"][0]["response"] == "THINK: hm\nACTION: right"
+    assert KEY not in (tmp_path / "out" / "run.json").read_text() + json.dumps(episode)
+
+
+def test_pictures_are_sent_as_data_uris_and_kept(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
+    keys = {"rollout_interaction_env_path": "envs.babyai", "tasks": ["goto"], "env": {"vlm": True}, "max_turns": 2}
+    with ChatServer(lambda *_: "ACTION: turn left") as server:
+        assert evaluate(*options(server, tmp_path, **keys, eval={"episodes": 1})) == 0
+    parts = [part for part in server.requests[0]["messages"][-1]["content"] if part["type"] == "image_url"]
+    (episode,) = read_episodes(tmp_path / "out")
+    assert parts and parts[0]["image_url"]["url"] in episode["pictures"].values()
+
+
+def broken_json(*_: Any) -> web.Response:
+    return web.Response(text='{"choices": [{"mess', content_type="application/json")
+
+
+PASSING = {
+    "rate limit": lambda *_: openai_error(429, "Rate limit reached", "rate_limit_exceeded", **{"Retry-After": "0.1"}),
+    "server error": lambda *_: web.Response(status=500, text="<html>Internal Server Error</html>"),
+    "broken JSON": broken_json,
+    "no choices": lambda *_: {"error": {"message": "upstream", "code": 502}},
+    "wrong content": lambda *_: completion("closed-1", None, content=[{"type": "text"}]),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_a_passing_fault_is_repeated(tmp_path: Path, fault: str) -> None:
+    script = lambda body, number: PASSING[fault]() if number % 3 == 1 else "ACTION: left"
+    with ChatServer(script) as server:
+        assert evaluate(*options(server, tmp_path)) == 0
+    assert rows_of(tmp_path)[0]["n"] == 3
+    turns = sum(episode["turns"] for episode in read_episodes(tmp_path / "out"))
+    assert len(server.requests) == turns + sum(number % 3 == 1 for number in range(len(server.requests)))
+
+
+@pytest.mark.parametrize("fault", ["server error", "broken JSON"])
+def test_a_fault_that_stays_ends_the_run_and_the_same_command_goes_on(tmp_path: Path, fault: str) -> None:
+    down = [True]
+    script = lambda body, number: PASSING[fault]() if down[0] and number >= 20 else "ACTION: left"
+    with ChatServer(script) as server:
+        given = options(server, tmp_path, eval={"episodes": 8})
+        with pytest.raises(SystemExit, match=r"/chat/completions failed 2 times; last: .* of 8 episodes are in"):
+            evaluate(*given)
+        kept = len(list(read_episodes(tmp_path / "out")))
+        down[0] = False
+        assert 0 < kept < 8 and evaluate(*given) == 0
+    assert rows_of(tmp_path)[0]["n"] == 8
+
+
+def test_a_slow_endpoint_is_asked_again_after_the_timeout_and_then_given_up(tmp_path: Path) -> None:
+    quick = {"timeout_s": 0.3, "max_retries": 1, "backoff_s": 0.01}
+    with ChatServer(lambda *_: "ACTION: left", delay_s=5.0) as server:
+        with pytest.raises(SystemExit, match="failed 2 times; last: no answer within engine.timeout_s: 0.3"):
+            evaluate(*options(server, tmp_path, engine=quick))
+        assert len(server.requests) == 2
+
+
+def test_a_wrong_key_ends_the_run_at_once_in_the_servers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ChatServer(lambda *_: "ACTION: left") as server:
+        monkeypatch.setenv("OTHER_KEY", "sk-wrong")
+        with pytest.raises(SystemExit, match="refused the request: HTTP 401: Incorrect API key provided.$"):
+            evaluate(*options(server, tmp_path), "--api-key-env", "OTHER_KEY")
+        monkeypatch.delenv("OTHER_KEY")
+        with pytest.raises(SystemExit, match=r"HTTP 401: .* \(no key was sent: OTHER_KEY is not set\)"):
+            evaluate(*options(server, tmp_path), "--api-key-env", "OTHER_KEY")
+
+
+def test_a_prompt_over_the_context_ends_its_episode_as_such(tmp_path: Path) -> None:
+    refusal = lambda: openai_error(400, TOO_LONG, "context_length_exceeded")
+    script = lambda body, number: refusal() if number == 2 else "ACTION: left"
+    with ChatServer(script) as server:
+        assert evaluate(*options(server, tmp_path, env={"length_of": "tests.inspection.test_chat_player.six"})) == 0
+    (row,) = rows_of(tmp_path)
+    assert (row["n"], row["failed"], row["context"]) == (3, 0, 1)
+    assert [episode["turns"] for episode in read_episodes(tmp_path / "out")] == [2, 6, 6]
+
+
+def six(_seed: int) -> int:
+    return 6
+
+
+def test_a_refused_prompt_costs_one_episode_and_is_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = lambda: openai_error(400, "Your prompt was flagged.", "content_policy")
+    with ChatServer(lambda body, number: refusal() if number == 0 else "ACTION: left") as server:
+        assert evaluate(*options(server, tmp_path)) == 1
+    assert rows_of(tmp_path)[0]["failed"] == 1
+    error = capsys.readouterr().err
+    assert "the first fault: task count, seed 1000000000: " in error and "HTTP 400: Your prompt was flagged." in error
+
+
+def test_newer_models_get_the_length_under_its_other_name(tmp_path: Path) -> None:
+    words = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    script = lambda body, number: openai_error(400, words) if "max_tokens" in body else "ACTION: left"
+    with ChatServer(script) as server:
+        assert evaluate(*options(server, tmp_path)) == 0
+    assert [("max_tokens" in body) for body in server.requests].count(True) == 1
+
+
+def test_an_answer_without_text_is_an_invalid_action_and_a_refusal_is_an_answer(tmp_path: Path) -> None:
+    script = lambda body, number: completion("closed-1", None, refusal="I cannot." if number else None)
+    with ChatServer(script) as server:
+        assert evaluate(*options(server, tmp_path, eval={"episodes": 1})) == 0
+    (episode,) = read_episodes(tmp_path / "out")
+    assert episode["story"][0]["response"] == "" and episode["valid_action_ratio"] == 0.0
+    assert all(turn["response"] == "I cannot." for turn in episode["story"][1:])
+
+
+def test_tools_need_token_ids(tmp_path: Path) -> None:
+    pytest.importorskip("jsonschema", reason="tools need pip install 'slime-verlog[tools]'")
+    with ChatServer(lambda *_: "4") as server:
+        given = options(server, tmp_path, rollout_interaction_env_path="tests.inspection.test_chat_player", tasks=["x"])
+        with pytest.raises(SystemExit, match="offers tools, whose calls are part of the answer's text"):
+            evaluate(*given)
+
+
+def build_env(sample: Any, args: Any) -> Any:
+    """The counting game with a tool."""
+    from tests.fixtures.counting_env import build_env as build
+
+    env = build(sample, args)
+    env.tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    return env

@@ -1,0 +1,118 @@
+"""`slime-verlog compare`: pairs by setting, task and seed, paired bootstrap intervals, and what cannot be paired."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inspection.command import main
+from inspection.evaluation.pairs import interval
+from tests.inspection.test_evaluate import evaluate, write_config
+
+
+def write(path: Path, won: list[bool], task: str = "goto", setting: str = "-", **keys: Any) -> None:
+    """Add episodes from seed 0 on."""
+    path.mkdir(exist_ok=True)
+    with open(path / "episodes.jsonl", "a") as file:
+        for seed, success in enumerate(won):
+            numbers = {"success": success, "return": float(success), "progression": float(success), "turns": 10 - seed}
+            names = {"env_path": "envs.babyai", "task": task, "task_name": task, "stop": "terminated"}
+            episode = {"setting": setting, "player": path.name, "seed": seed, **names, **numbers, **keys}
+            file.write(json.dumps({**episode, "messages": [], "story": []}) + "\n")
+
+
+def compare(*arguments: Any) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *map(str, arguments)])
+    assert ended.value.code == 0, ended.value.code
+    return ""
+
+
+def line(text: str, start: str) -> list[str]:
+    return re.split(r"\s{2,}", next(row for row in text.splitlines() if row.startswith(start)))
+
+
+def test_pairs_are_compared_per_task_and_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a", [False] * 30 + [True] * 10)
+    write(tmp_path / "b", [True] * 24 + [False] * 6 + [False] * 2 + [True] * 8)
+    write(tmp_path / "a", [True] * 5, "open")
+    write(tmp_path / "b", [True] * 5, "open")
+    compare(tmp_path / "a", tmp_path / "b")
+    text = capsys.readouterr().out
+    task, pairs, _, a, b, difference, between = line(text, "goto")
+    low, high = map(float, re.findall(r"[+-][\d.]+", between))
+    assert (task, pairs, a, b, difference) == ("goto", "40", "0.250", "0.800", "+0.550")
+    assert 0.25 < low < 0.55 < high < 0.75 and between.endswith("*")
+    assert line(text, "open")[-1] == "the same in every pair"
+    assert line(text, "all")[1:6] == ["45", "win rate", "0.333", "0.822", "+0.489"]
+    assert "only A won 2: goto 30, goto 31\n" in text
+    assert "only B won 24: goto 0, goto 1, " in text and "goto 19, and 4 more" in text
+    compare(tmp_path / "a", tmp_path / "b")
+    assert capsys.readouterr().out == text, "the bootstrap has a fixed seed"
+
+
+def test_failed_and_unpaired_episodes_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "a", [True] * 4)
+    write(tmp_path / "a", [False], "lost", stop="failed")
+    write(tmp_path / "b", [False] * 6)
+    write(tmp_path / "b", [True], "lost")
+    compare(tmp_path / "a", tmp_path / "b" / "episodes.jsonl")
+    text = capsys.readouterr().out
+    assert line(text, "goto")[:6] == ["goto", "4", "win rate", "1.000", "0.000", "-1.000"]
+    assert "2 episodes that only one of the two played are left out." in text
+    assert "1 pairs with a failed episode are left out." in text
+
+
+def test_points_of_one_sweep_are_compared_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for n, won in ((1, [False] * 5), (4, [True] * 5)):
+        write(tmp_path / "a", won, setting=f"memory.n={n}")
+    compare(tmp_path / "a", tmp_path / "a", "--settings", "memory.n=1", "memory.n=4")
+    assert line(capsys.readouterr().out, "goto")[5] == "+1.000"
+
+
+def test_what_cannot_be_paired_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    write(tmp_path / "a", [True] * 2)
+    write(tmp_path / "twice", [True] * 2)
+    write(tmp_path / "twice", [True])
+    write(tmp_path / "other", [True], "open")
+    write(tmp_path / "game", [True], env_path="envs.crafter")
+    write(tmp_path / "lost", [True], stop="failed")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "episodes.jsonl").touch()
+    for other, words in {
+        "twice": "twice has two episodes of goto 0, so they cannot be paired",
+        "other": "have no episode in common .setting, task, seed.: goto 0 and open 0",
+        "game": "goto 0 is not the same game in A and B: env_path is 'envs.babyai' and 'envs.crafter'",
+        "lost": "all 1 pairs of .* have a failed episode",
+        "empty": "empty has no episodes$",
+        "none": "none cannot be read",
+    }.items():
+        with pytest.raises(SystemExit, match=f"error: .*{words}"):
+            main(["compare", str(tmp_path / "a"), str(tmp_path / other)])
+    with pytest.raises(SystemExit, match="has no episodes of setting 'x'; it has -"):
+        main(["compare", str(tmp_path / "a"), str(tmp_path / "a"), "--settings", "x", "-"])
+
+
+def test_the_interval_covers_the_true_difference_about_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(1)
+    covered = 0
+    for _ in range(60):
+        low, high = interval([draw.normal(0.3, 1.0, 40), draw.normal(0.3, 1.0, 40)])
+        covered += low <= 0.3 <= high
+    assert covered >= 51
+
+
+def test_two_evaluations_of_the_command_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = write_config(tmp_path, tasks=["count"])
+    for player in ("a", "b"):
+        evaluate(*given, "--player", "random", "--out", str(tmp_path / player))
+    capsys.readouterr()
+    compare(tmp_path / "a", tmp_path / "b")
+    assert line(capsys.readouterr().out, "count")[5:] == ["+0.000", "the same in every pair"]

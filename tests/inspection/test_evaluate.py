@@ -1,0 +1,362 @@
+"""`slime-verlog evaluate`: scripted players, a model's folder and an engine; tables, resumed runs, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from inspection.command import main
+from inspection.evaluation.points import set_key, sweep_points
+from inspection.evaluation.table import Cell
+from inspection.records import read_episodes
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine, draw
+
+ROOT = Path(__file__).parents[2]
+COUNTING = "tests.fixtures.counting_env"
+QUICK = {"timeout_s": 5.0, "max_retries": 1, "backoff_s": 0.01, "backoff_max_s": 0.02}
+
+
+def write_config(folder: Path, **keys: Any) -> list[str]:
+    """The options --config and --out for the counting game, or for what `keys` say."""
+    config: dict[str, Any] = {
+        "rollout_interaction_env_path": COUNTING,
+        "tasks": ["count", {"task": "count", "name": "short", "options": {"max_length": 2}}],
+        "eval": {"episodes": 4},
+        "env_backend": "inline",
+        "n_env": 4,
+        "engine": QUICK,
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump({**config, **keys}))
+    return ["--config", str(path), "--out", str(folder / "out")]
+
+
+def evaluate(*arguments: str) -> int:
+    """The exit code; an error is raised as `SystemExit` with its sentence."""
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", *arguments])
+    if isinstance(ended.value.code, int):
+        return ended.value.code
+    raise ended.value
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "out" / "table.json").read_text())["rows"]
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    """A scripted engine on its own event loop, because the command blocks."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    script = lambda body, number: ("ACTION: left", "ACTION: <b>dance</b>")[draw(body, 2)]
+    server = ScriptedEngine(chatml_tokenizer(), script)
+    asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result()
+    yield server
+    asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
+def at(engine: ScriptedEngine, folder: Path) -> list[str]:
+    """The options for the player behind `engine`."""
+    tokenizer = rollout_args(folder).hf_checkpoint
+    return ["--player", f"http://127.0.0.1:{engine.port}", "--tokenizer", tokenizer, "--max-response-len", "32"]
+
+
+def test_a_sweep_has_one_row_per_value_and_task_in_four_formats_and_a_plot(
+    engine: ScriptedEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="the plot needs pip install 'slime-verlog[embedded]'")
+    assert evaluate(*write_config(tmp_path), *at(engine, tmp_path), "--sweep", "memory.n=0,2") == 0
+    rows = rows_of(tmp_path)
+    assert [(row["setting"], row["point"], row["task"], row["n"]) for row in rows] == [
+        (f"memory.n={n}", {"memory.n": n}, task, count)
+        for n in (0, 2)
+        for task, count in (("count", 4), ("short", 4), ("all", 8))
+    ]
+    for row in rows:
+        assert row["success"] == {"mean": 1.0, "se": 0.0, "n": row["n"]} and row["failed"] == 0
+        assert 0 < row["valid_action_ratio"]["mean"] < 1
+    out = tmp_path / "out"
+    printed = capsys.readouterr().out
+    assert printed.count("memory.n=2") == 3 and f"slime-verlog view {out}" in printed
+    lines = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
+    assert [float(line["turns"]) for line in lines] == [row["turns"]["mean"] for row in rows]
+    assert (out / "table.md").read_text().startswith("| setting | task | n | failed | win rate |")
+    assert r"1.000 $\pm$ 0.000" in (out / "table.tex").read_text()
+    assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_engines_episodes_have_the_text_and_log_prob_of_every_token(engine: ScriptedEngine, tmp_path: Path) -> None:
+    assert evaluate(*write_config(tmp_path), *at(engine, tmp_path)) == 0
+    for episode in read_episodes(tmp_path / "out"):
+        assert episode["player"] == f"127.0.0.1:{engine.port}"
+        for turn in episode["story"]:
+            assert "".join(turn["tokens"]["text"]) == turn["response"]
+            assert len(turn["tokens"]["log_probs"]) == len(turn["tokens"]["text"])
+
+
+def test_random_and_expert_need_no_model_and_crafters_achievements_are_in_the_table(tmp_path: Path) -> None:
+    pytest.importorskip("crafter", reason="Crafter needs pip install 'slime-verlog[envs]'")
+    keys = {"rollout_interaction_env_path": "envs.crafter", "tasks": ["default"], "eval": {"episodes": 2}}
+    given = write_config(tmp_path, **keys, max_turns=30)
+    assert evaluate(*given, "--player", "random") == 0
+    (row,) = rows_of(tmp_path)
+    assert row["turns"]["mean"] == 30 and row["metrics"]["achievements"]["n"] == 2
+    assert {"achievements", "achievement/collect_wood"} <= row["metrics"].keys()
+    heads = (tmp_path / "out" / "table.md").read_text().splitlines()[0]
+    assert "achievements" in heads and "collect_wood" not in heads
+    assert "achievement/collect_wood_se" in (tmp_path / "out" / "table.csv").read_text()
+
+
+def test_an_expert_wins_where_random_play_does_not(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
+    keys = {"rollout_interaction_env_path": "envs.babyai", "tasks": ["goto"], "eval": {"episodes": 4}, "max_turns": 20}
+    given = write_config(tmp_path, **keys)
+    won = {}
+    for player in ("random", "expert"):
+        out = tmp_path / player / "out"
+        assert evaluate(*given, "--player", player, "--out", str(out)) == 0
+        won[player] = rows_of(tmp_path / player)[0]["success"]["mean"]
+    assert won["random"] < won["expert"] == 1.0
+
+
+def test_a_models_folder_is_served_here_and_repeats_with_its_seed(tmp_path: Path) -> None:
+    folder = make_policy(tmp_path / "tiny")
+    given = write_config(tmp_path, eval={"episodes": 3}, tasks=["count"])
+    tables = []
+    for name in ("a", "b"):
+        out = tmp_path / name
+        assert evaluate(*given, "--player", str(folder), "--max-response-len", "8", "--out", str(out)) == 0
+        tables.append((out / "table.csv").read_text())
+        texts = sorted(str([turn["response"] for turn in e["story"]]) for e in read_episodes(out))
+        tables.append("\n".join(texts))
+    assert tables[:2] == tables[2:] and ",tiny,3,0," in tables[0]
+
+
+def make_policy(folder: Path) -> Path:
+    """A tiny random model that speaks the counting game's words."""
+    from embedded.warmstart.policy import PolicySize, build_policy, save_policy
+    from embedded.warmstart.tokenizer import train_tokenizer
+
+    texts = ["seed 5 count 1 path left\nleft 4", "ACTION: left", "ACTION: right"] * 4
+    tokenizer = train_tokenizer(texts, ["Current Observation:\n"])
+    size = PolicySize(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, context=512)
+    save_policy(build_policy(tokenizer, size, seed=1), tokenizer, folder)
+    return folder
+
+
+def test_a_prompt_over_the_models_context_ends_its_episode_and_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_policy(tmp_path / "tiny")
+    given = write_config(tmp_path, tasks=["count"], history="full", env={"length_of": f"{COUNTING}.always_long"})
+    assert evaluate(*given, "--player", str(folder), "--max-response-len", "16", "--episodes", "2") == 0
+    (row,) = rows_of(tmp_path)
+    assert (row["n"], row["failed"], row["context"]) == (2, 0, 2)
+    assert "2 episodes ended because the next prompt was too long" in capsys.readouterr().out
+
+
+def test_a_first_prompt_over_the_context_is_a_failed_episode_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_policy(tmp_path / "tiny")
+    given = write_config(tmp_path, tasks=["count"], eval={"episodes": 1})
+    assert evaluate(*given, "--player", str(folder), "--max-context-len", "20", "--max-response-len", "8") == 1
+    assert "the first prompt of task 'count' has" in capsys.readouterr().err
+
+
+def test_a_faulty_environment_fails_the_command_and_is_counted_apart_from_the_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = {"raise_at": 0, "raise_seeds": [1_000_000_002]}
+    given = [*write_config(tmp_path, tasks=["count"], env=broken, n_env=1), "--player", "random"]
+    assert evaluate(*given) == 1
+    (row,) = rows_of(tmp_path)
+    assert (row["n"], row["failed"], row["success"]["mean"]) == (3, 1, 1.0)
+    shown = capsys.readouterr()
+    fault = "task count, seed 1000000002: RuntimeError: the game broke ("
+    assert f"the first fault: {fault}" in shown.err and "counting_env.py:" in shown.err
+    assert "error: 1 of 4 episodes failed" in shown.err and "--allow-failures 1 accepts them" in shown.err
+    assert "1 failed episodes (environment lost, or prompt refused) are not part of the means" in shown.out
+    assert evaluate(*given, "--allow-failures", "1") == 0
+    assert len(list(read_episodes(tmp_path / "out"))) == 4, "the failed episode was played again, in its own place"
+
+
+def test_a_run_whose_first_episodes_all_fail_ends_early(tmp_path: Path) -> None:
+    given = write_config(tmp_path, tasks=["count"], env={"raise_at": 0}, n_env=1, eval={"episodes": 40})
+    with pytest.raises(
+        SystemExit, match="error: the first 8 episodes all failed; the last: task count, seed 1000000007"
+    ):
+        evaluate(*given, "--player", "random")
+    assert rows_of(tmp_path)[0]["failed"] == 8
+
+
+def test_more_episodes_are_added_to_those_that_were_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [*write_config(tmp_path, tasks=["count"]), "--player", "random"]
+    assert evaluate(*given) == 0
+    first = list(read_episodes(tmp_path / "out"))
+    assert evaluate(*given, "--episodes", "6", "--concurrency", "2") == 0
+    assert "4 of 6 episodes are already in" in capsys.readouterr().err
+    assert list(read_episodes(tmp_path / "out"))[:4] == first and rows_of(tmp_path)[0]["n"] == 6
+    assert evaluate(*given, "--episodes", "6", "--sweep", "memory.n=3") == 0
+    assert [row["setting"] for row in rows_of(tmp_path)] == ["memory.n=3"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--player", "expert"], "holds another run: player.name is 'random' there and 'expert' here"),
+        (["--set", "memory.n=4"], "holds another run: config.memory.n is None there and 4 here"),
+        (["--set", "env.slow_s=0.1"], r"holds another run: config.env.slow_s is None there and 0.1 here"),
+    ],
+)
+def test_a_folder_of_another_run_is_refused(tmp_path: Path, extra: list[str], words: str) -> None:
+    module = tmp_path / "with_expert.py"
+    module.write_text(f"from {COUNTING} import build_env\n\ndef expert_action(env):\n    return 'left'\n")
+    given = write_config(tmp_path, rollout_interaction_env_path=str(module))
+    assert evaluate(*given, "--player", "random") == 0
+    with pytest.raises(SystemExit, match=f"error: {tmp_path}/out {words}; give another --out"):
+        evaluate(*given, "--player", "random", *extra)
+
+
+def test_a_line_that_was_cut_is_dropped_and_its_episode_played_again(tmp_path: Path) -> None:
+    given = [*write_config(tmp_path, tasks=["count"]), "--player", "random"]
+    assert evaluate(*given) == 0
+    file, table = tmp_path / "out" / "episodes.jsonl", (tmp_path / "out" / "table.csv").read_text()
+    whole = sorted(json.dumps(episode, sort_keys=True) for episode in read_episodes(file))
+    file.write_bytes(file.read_bytes()[:-50])
+    assert evaluate(*given) == 0
+    assert sorted(json.dumps(episode, sort_keys=True) for episode in read_episodes(file)) == whole
+    assert (tmp_path / "out" / "table.csv").read_text() == table
+
+
+def start(given: list[str], episodes: Path, lines: int) -> subprocess.Popen[str]:
+    """The command in another process, once it has played `lines` episodes."""
+    command = [sys.executable, "-m", "inspection", "evaluate", *given]
+    process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not episodes.exists() or episodes.read_bytes().count(b"\n") < lines:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
+    return process
+
+
+def slow_run(folder: Path) -> list[str]:
+    keys = {"env": {"slow_s": 0.05}, "env_backend": "process", "env_workers": 2, "eval": {"episodes": 12}}
+    return [*write_config(folder, tasks=["count"], **keys), "--player", "random"]
+
+
+def test_a_killed_run_goes_on_and_ends_with_the_table_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    given, out = slow_run(tmp_path), tmp_path / "out"
+    process = start(given, out / "episodes.jsonl", 3)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert evaluate(*given) == 0
+    keys = [(episode["task_name"], episode["seed"]) for episode in read_episodes(out)]
+    assert len(keys) == len(set(keys)) == 12
+    assert evaluate(*given, "--out", str(tmp_path / "whole")) == 0
+    for name in ("table.csv", "table.json", "table.md", "table.tex"):
+        assert (out / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+def test_ctrl_c_ends_in_a_sentence_and_keeps_what_was_played(tmp_path: Path) -> None:
+    given, out = slow_run(tmp_path), tmp_path / "out"
+    process = start(given, out / "episodes.jsonl", 2)
+    with pytest.raises(SystemExit, match="error: another evaluation is writing to"):
+        evaluate(*given)
+    process.send_signal(signal.SIGINT)
+    shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors
+    kept = len(list(read_episodes(out)))
+    assert f"interrupted: {kept} of 12 episodes are in {out}, and the same command plays the others" in errors
+    assert kept >= 2 and f"Incomplete: {kept} of 12 episodes were played" in shown
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--player", "expertt"], "random, expert, a model's folder or an address, got 'expertt'; did you mean expert"),
+        (["--player", "http://127.0.0.1:1"], "give --tokenizer FOLDER with the model's tokenizer"),
+        (["--player", "http://127.0.0.1:1/v1"], "give --model NAME"),
+        (["--player", "ftp://host"], "--player must look like http://HOST:PORT"),
+        (["--player", "http://127.0.0.1:1", "--tokenizer", "{folder}"], "no tokenizer can be loaded from"),
+        (
+            ["--player", "http://127.0.0.1:1", "--tokenizer", "{folder}/model"],
+            "no engine answers at http://127.0.0.1:1",
+        ),
+        (["--player", "{folder}"], "is not a Hugging Face folder: it has no config.json"),
+        (["--player", "expert"], f"{COUNTING} has no function expert_action"),
+        (["--sweep", "memory.n"], "--sweep must look like memory.n=1,2,4, got 'memory.n'"),
+        (["--sweep", "memory.n=1,1"], "--sweep has memory.n=1 twice"),
+        (["--sweep", "memory.n=1,x"], "memory.n must be an integer, got 'x'"),
+        (["--sweep", "memory.n=[1"], "is not valid YAML"),
+        (["--set", "memory.kind=windw"], "windw"),
+        (["--set", "n_env.x=1"], "n_env.x cannot be set, because n_env is 4"),
+        (["--set", "memry.n=1"], "unknown key 'memry'; did you mean 'memory'"),
+        (["--set", "env.slow=1"], "unknown key 'env.slow'"),
+        (["--episodes", "0"], "--episodes must be at least 1, got 0"),
+        (["--temperature", "-1"], "--temperature must be at least 0"),
+        (["--config", "{folder}/none.yaml"], "--config: .*none.yaml cannot be read: No such file"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(tmp_path: Path, extra: list[str], words: str) -> None:
+    rollout_args(tmp_path)
+    given = write_config(tmp_path)
+    with pytest.raises(SystemExit, match=f"error: .*{words}") as ended:
+        evaluate(*given, "--player", "random", *(word.format(folder=tmp_path) for word in extra))
+    assert "\n" not in str(ended.value) and not list((tmp_path / "out").glob("*.jsonl"))
+
+
+def test_an_engine_that_refuses_every_request_ends_the_run_in_a_sentence(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    engine.script = lambda *_: lambda: web.json_response({"error": {"message": "wrong key"}}, status=401)
+    with pytest.raises(SystemExit, match="error: http://127.0.0.1.*/generate refused the request: HTTP 401: wrong key"):
+        evaluate(*write_config(tmp_path), *at(engine, tmp_path))
+
+
+def test_without_matplotlib_there_is_a_table_and_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert evaluate(*write_config(tmp_path), "--player", "random", "--sweep", "memory.n=1,2") == 0
+    assert "no plot: matplotlib is missing" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "sweep.png").exists() and (tmp_path / "out" / "table.tex").exists()
+
+
+def test_a_cell_is_the_mean_with_its_standard_error() -> None:
+    assert Cell.of([0.0, 1.0, 1.0, 1.0]) == Cell(0.75, pytest.approx(0.25), 4)
+    assert (Cell.of([3.0]).text(), Cell.of([]).text()) == ("3.000 ± –", "–")
+
+
+def test_setting_a_dotted_key_leaves_the_others_unchanged() -> None:
+    config: dict[str, Any] = {"memory": {"kind": "window", "n": 1}}
+    assert set_key(config, "memory.n", 4) == {"memory": {"kind": "window", "n": 4}}
+    assert config["memory"]["n"] == 1
+
+
+def test_a_sweep_takes_every_combination_and_values_with_commas() -> None:
+    assert sweep_points(["a=1,2", "b=[x, y],null"]) == [
+        {"a": 1, "b": ["x", "y"]},
+        {"a": 1, "b": None},
+        {"a": 2, "b": ["x", "y"]},
+        {"a": 2, "b": None},
+    ]
