@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import enum
 import hashlib
+import re
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ class Contestant:
 
     def identity(self, options: Namespace) -> dict[str, Any]:
         """What must be equal for two runs to have the same player."""
-        found = {"kind": str(self.kind), "name": self.name, "source": self.source}
+        source = re.sub("//[^/@]*@", "//", self.source)  # without a password
+        found = {"kind": str(self.kind), "name": self.name, "source": source}
         if self.kind is Kind.SCRIPTED:
             return found
         found |= {"temperature": options.temperature, "max_response_len": options.max_response_len}

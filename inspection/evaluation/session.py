@@ -43,7 +43,7 @@ def evaluate(options: Namespace) -> int:
     _check_numbers(options)
     contestant = read_player(options)
     config, points = read_points(options)
-    if contestant.name == "expert":
+    if contestant.source == "expert":
         check_experts(points)
     identity = {"player": contestant.identity(options), "config": without_speed(config)}
     with RunFolder(Path(options.out), contestant.name, identity) as folder:
@@ -71,7 +71,7 @@ def _check_numbers(options: Namespace) -> None:
 
 
 def _play(contestant: Contestant, points: Sequence[Point], options: Namespace, folder: RunFolder) -> None:
-    at_once = max(point.settings.n_env for point in points)
+    at_once = max(min(point.settings.n_env, len(point.episodes)) for point in points)
     with (
         engine_of(contestant, options, at_once) as engine,
         _Progress(points, folder, options.allow_failures) as progress,
