@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             code = options.run(options)
         except KeyboardInterrupt:
             raise SystemExit("interrupted; nothing more was written") from None
+        except BrokenPipeError:  # what reads the output has ended, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 1
     raise SystemExit(code)
 
 

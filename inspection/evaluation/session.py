@@ -147,7 +147,7 @@ def fault_of(facts: Mapping[str, Any]) -> str:
     text = (facts["fault"] or "unknown").partition("\nto reproduce:")[0]
     first = text.strip().splitlines()[0]
     lines = re.findall(r'File "([^"]+)", line (\d+)', text)
-    where = f" ({lines[-1][0]}:{lines[-1][1]})" if lines else ""
+    where = f" ({lines[-1][0]}:{lines[-1][1]})" if lines and not re.search(r"\.py:\d", first) else ""
     return f"task {facts['task_name']}, seed {facts['seed']}: {first}{where}"
 
 

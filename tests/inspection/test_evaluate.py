@@ -193,7 +193,7 @@ def test_a_faulty_environment_fails_the_command_and_is_counted_apart_from_the_me
     (row,) = rows_of(tmp_path)
     assert (row["n"], row["failed"], row["success"]["mean"]) == (3, 1, 1.0)
     shown = capsys.readouterr()
-    fault = "task count, seed 1000000002: RuntimeError: the game broke ("
+    fault = "task count, seed 1000000002: RuntimeError: the game broke"
     assert f"the first fault: {fault}" in shown.err and "counting_env.py:" in shown.err
     assert "error: 1 of 4 episodes failed" in shown.err and "--allow-failures 1 accepts them" in shown.err
     assert "1 failed episodes (environment lost, or prompt refused) are not part of the means" in shown.out
@@ -202,7 +202,8 @@ def test_a_faulty_environment_fails_the_command_and_is_counted_apart_from_the_me
 
 
 def test_a_run_whose_first_episodes_all_fail_ends_early(tmp_path: Path) -> None:
-    given = write_config(tmp_path, tasks=["count"], env={"raise_at": 0}, n_env=1, eval={"episodes": 40})
+    broken = {"raise_at": 0, "raise_seeds": list(range(1_000_000_000, 1_000_000_040))}
+    given = write_config(tmp_path, tasks=["count"], env=broken, n_env=1, eval={"episodes": 40})
     with pytest.raises(
         SystemExit, match="error: the first 8 episodes all failed; the last: task count, seed 1000000007"
     ):

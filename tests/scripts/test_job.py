@@ -57,6 +57,38 @@ def test_help_names_every_option_of_the_program_that_the_script_starts(script: s
     assert options and not [option for option in options if option not in shown and option not in given]
 
 
+PYTHON = """#!/bin/sh
+case "$*" in
+  "-c import sglang") exit 0 ;;
+  "-m sglang.launch_server"*) sleep 60 ;;
+  *) echo "$*"; exit 7 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "player"),
+    [
+        ("random", "random"),
+        ("https://host/v1 --model gpt", "https://host/v1 --model gpt"),
+        ("{folder} --engine http://host:1 --seed 3", "http://host:1 --tokenizer {folder} --model {name} --seed 3"),
+        ("{folder} --out x", "http://127.0.0.1:30000 --tokenizer {folder} --model {name} --out x"),
+    ],
+)
+def test_the_evaluation_script_names_the_player_and_ends_as_the_command_does(
+    tmp_path: Path, given: str, player: str
+) -> None:
+    """SGLang is there; its server answers at once, and ends with the script."""
+    for name, text in {"python3": PYTHON, "curl": "#!/bin/sh\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    words = {"folder": tmp_path, "name": tmp_path.name}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = bash(f"bash scripts/evaluate.sh c.yaml {given.format(**words)}", PATH=path)
+    assert done.returncode == 7
+    assert done.stdout == f"-m inspection evaluate --config c.yaml --player {player.format(**words)}\n"
+
+
 def test_a_dry_run_prints_a_script_with_one_flag_per_line_under_a_comment_per_group(tmp_path: Path) -> None:
     done = bash("bash scripts/run_babyai.sh --dry-run", SLIME_PATH=str(tmp_path), OUTPUT=str(tmp_path / "out"))
     lines = done.stdout.splitlines()
