@@ -121,6 +121,10 @@ class BabaIsAI(TextGame):
             self._whole_way = max(1, len(plan))
         return len(plan) / self._whole_way if plan else 1.0
 
+    def render(self) -> np.ndarray:
+        """Draw the level as a uint8 array (32 * height, 32 * width, 3)."""
+        return np.asarray(draw_world(self.level.world))
+
     def _plan(self) -> list[str]:
         """Moves that win from here. The rest of the plan is kept for the state after its first move."""
         world = self.level.world

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from envs.base import describe_task, make_image, read_env_settings
 from envs.loading import import_extra
 from envs.text_game import Frame, GameSettings, TextGame
@@ -26,6 +28,7 @@ ACTIONS = {
 _INDEX = {action: index for index, action in enumerate(ACTIONS)}
 _JOINED = {action.replace(" ", ""): action for action in ACTIONS}
 _TILE_PIXELS = 16
+_RENDER_PIXELS = 32
 
 
 class BabyAISettings(GameSettings):
@@ -89,6 +92,10 @@ class BabyAI(TextGame):
 
     def distance_left(self) -> float:
         return _import_world("distance").distance_left(self.game)
+
+    def render(self) -> np.ndarray:
+        """Draw the whole level with the visible cells highlighted, as a uint8 array (32 * height, 32 * width, 3)."""
+        return self.game.get_full_render(highlight=True, tile_size=_RENDER_PIXELS)
 
     def _frame(self, reward: float = 0.0, terminated: bool = False, truncated: bool = False) -> Frame:
         return Frame(

@@ -60,6 +60,9 @@ class BaseInteractionEnv(abc.ABC):
 
     Task, seed and responses determine all observations and rewards. `reset` may be called again to replay the
     episode from the start. The class attributes describe the task; `reset` fills them.
+
+    A method `render()`, as in Gymnasium, is optional: it draws the current state for people, as a uint8 array (height,
+    width, 3), without changing the episode. The episode viewer replays episodes and shows these pictures.
     """
 
     mission: str = ""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from envs.base import describe_task, make_image, read_env_settings
 from envs.crafter_world.expert import advise
 from envs.crafter_world.observation import describe
@@ -101,6 +103,12 @@ class Crafter(TextGame):
             "open_only": open_only,
             "tools": TOOLS,
         }
+
+    def render(self) -> np.ndarray:
+        """Draw what the player sees, as a uint8 array (252, 252, 3)."""
+        from envs.crafter_world.picture import draw_clear
+
+        return draw_clear(self.world)
 
     def _frame(self, reward: float = 0.0, new: int = 0) -> Frame:
         world = self.world
