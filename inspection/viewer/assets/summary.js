@@ -1,0 +1,113 @@
+// The header's line about the filtered episodes, and the overview with one table row per setting and task.
+
+function statistics(rows) {
+  const known = rows.filter((row) => row.success !== null).map((row) => (row.success ? 1 : 0));
+  const numbers = (key) => rows.map((row) => row[key]).filter((x) => x !== null && x !== undefined);
+  return {
+    n: rows.length,
+    win: mean(known),
+    winError: standardError(known),
+    return: mean(numbers("return")),
+    returnError: standardError(numbers("return")),
+    progression: mean(numbers("progression")),
+    turns: mean(numbers("turns")),
+    valid: weightedValid(rows),
+    failed: rows.filter((row) => outcome(row) === "failed").length,
+  };
+}
+
+/** The share of valid actions among all turns, so that long episodes count more. */
+function weightedValid(rows) {
+  const known = rows.filter((row) => row.valid !== null && row.turns);
+  const turns = known.reduce((sum, row) => sum + row.turns, 0);
+  return turns ? known.reduce((sum, row) => sum + row.valid * row.turns, 0) / turns : null;
+}
+
+const withError = (value, error, digits = 1) =>
+  value === null ? "–" : `${(100 * value).toFixed(digits)}${error === null ? "" : ` ± ${(100 * error).toFixed(digits)}`} %`;
+
+function renderStrip() {
+  const parts = page.head.runs.map((name, run) => {
+    const rows = page.shown.map((entry) => entry.rows[run]).filter(Boolean);
+    const s = statistics(rows);
+    const label = page.head.runs.length > 1 ? h("b", { class: `run run-${run}` }, "AB"[run]) : null;
+    const facts = [plural(s.n, "episode")];
+    if (s.win !== null) facts.push(`${withError(s.win, s.winError)} won`);
+    if (s.turns !== null) facts.push(`${s.turns.toFixed(1)} turns`);
+    if (s.valid !== null) facts.push(`${percent(s.valid, 1)} valid`);
+    const failed = s.failed ? h("span", { class: "failed" }, `${s.failed} failed`) : null;
+    return h("span", { class: "facts" }, label, ...facts.map((fact) => h("span", null, fact)), failed);
+  });
+  $("strip").replaceChildren(...parts);
+}
+
+const COLUMNS = [
+  ["Episodes", (s) => count(s.n)],
+  ["Won ± standard error", (s) => winCell(s)],
+  ["Return", (s) => (s.return === null ? "–" : `${fixed(s.return)}${s.returnError === null ? "" : ` ± ${fixed(s.returnError)}`}`)],
+  ["Progression", (s) => percent(s.progression, 1)],
+  ["Turns", (s) => fixed(s.turns, 1)],
+  ["Valid actions", (s) => h("span", { class: s.valid !== null && s.valid < 0.95 ? "warn" : "" }, percent(s.valid, 1))],
+  ["Failed", (s) => h("span", { class: s.failed ? "failed" : "" }, count(s.failed))],
+];
+
+function winCell(s) {
+  const bar = h("span", { class: "bar", "aria-hidden": "true" }, h("span"));
+  bar.firstChild.style.width = `${100 * (s.win || 0)}%`;
+  return h("span", { class: "win" }, bar, h("span", null, withError(s.win, s.winError)));
+}
+
+function groupEntries(entries) {
+  const groups = new Map();
+  for (const entry of entries) {
+    const { task, setting, player } = firstRow(entry);
+    const key = JSON.stringify([task, setting, player]);
+    if (!groups.has(key)) groups.set(key, { task, setting, player, entries: [] });
+    groups.get(key).entries.push(entry);
+  }
+  return [...groups.values()].sort((a, b) => collate(a.task, b.task) || collate(a.setting, b.setting));
+}
+
+const collate = (a, b) => String(a).localeCompare(String(b), "en", { numeric: true });
+
+function renderOverview() {
+  const isPair = page.head.runs.length > 1;
+  const groups = groupEntries(page.shown);
+  const names = ["task", "setting", "player"].filter((key) => key === "task" || new Set(groups.map((g) => g[key])).size > 1);
+  const heads = [...names.map((name) => name[0].toUpperCase() + name.slice(1)), ...(isPair ? ["Run"] : []), ...COLUMNS.map(([name]) => name)];
+  const body = groups.flatMap((group) => groupRows(group, names, isPair));
+  const table = h("table", { class: "summary" },
+    h("caption", { class: "hidden" }, "Results per task and setting"),
+    h("thead", null, h("tr", null, heads.map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", null, body));
+  $("main").replaceChildren(h("section", { class: "overview", "aria-labelledby": "overview-title" },
+    h("h2", { id: "overview-title" }, "Overview"),
+    isPair ? pairLegend() : h("p", { class: "muted" }, page.head.runs[0]),
+    page.shown.length ? h("div", { class: "table" }, table) : h("p", null, emptyText()),
+    h("p", { class: "muted" }, "Choose a row to filter the list by it, or an episode to read it. Press ? for the keyboard.")));
+}
+
+const emptyText = () => (page.entries.length ? "No episode matches the filters." : "There are no episodes yet.");
+
+function pairLegend() {
+  const lines = page.head.runs.map((name, run) => h("p", null, h("b", { class: `run run-${run}` }, "AB"[run]), " ", name));
+  const pairs = page.shown.filter((entry) => entry.rows[0] && entry.rows[1]);
+  const both = pairs.filter((entry) => entry.rows.every((row) => row.success !== null));
+  if (!both.length) return h("div", { class: "muted" }, lines);
+  const differences = both.map(({ rows: [a, b] }) => (b.success ? 1 : 0) - (a.success ? 1 : 0));
+  const m = mean(differences);
+  const points = `${m > 0 ? "+" : ""}${withError(m, standardError(differences))}`.replace("-", "−").replace(" %", " points");
+  const text = `Win rate, B − A: ${points}, over ${plural(both.length, "pair")} with the same task and seed`;
+  return h("div", { class: "muted" }, lines, h("p", { class: "difference" }, text));
+}
+
+function groupRows(group, names, isPair) {
+  return page.head.runs.map((_, run) => {
+    const s = statistics(group.entries.map((entry) => entry.rows[run]).filter(Boolean));
+    const choose = () => setFilters({ ...state.filters, ...Object.fromEntries(names.map((name) => [name, group[name]])) });
+    const cells = names.map((name, i) => (i ? h("td", null, group[name]) : h("th", { scope: "row" },
+      run ? group[name] : h("button", { type: "button", class: "link", click: choose }, group[name]))));
+    const runCell = isPair ? [h("td", null, h("b", { class: `run run-${run}` }, "AB"[run]))] : [];
+    return h("tr", { class: run ? "second" : "" }, cells, runCell, COLUMNS.map(([, cell]) => h("td", { class: "n" }, cell(s))));
+  });
+}

@@ -1,0 +1,171 @@
+"""What `slime-verlog view` does: builds the page once, keeps rewriting it, or exports an animation."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import webbrowser
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from inspection.records import FILE
+from inspection.viewer.gif import write_gif
+from inspection.viewer.packing import Packer
+from inspection.viewer.page import build_page, write_page
+from inspection.viewer.sources import find_files, read_run
+from inspection.viewer.worlds import Worlds
+from slime_verlog import ConfigError
+
+_MOST_RUNS = 2
+_SECONDS_PER_TURN = 0.4
+_IDLE_PER_BUSY = 3
+"""A followed page costs at most a quarter of a CPU, however large it is."""
+
+
+class Book:
+    """The episodes of one page; `update` adds those that were written since the last call."""
+
+    def __init__(self, options: Namespace) -> None:
+        self._options = options
+        self._packer, self._worlds = Packer(), Worlds(options.worlds)
+        self._counts = [0] * len(options.runs)
+
+    def update(self) -> int:
+        """Read the runs and add their new episodes; return how many there are."""
+        added = 0
+        for number, path in enumerate(self._options.runs):
+            known = self._counts[number]
+            episodes = itertools.islice(_read(path, self._options), known, self._options.most)
+            for episode in tqdm(episodes, desc=str(path), unit=" episodes", leave=False, dynamic_ncols=True):
+                self._packer.add(episode, number, self._worlds.draw(episode))
+                self._counts[number] += 1
+                added += 1
+        return added
+
+    def write(self, path: Path, follow: float = 0.0) -> None:
+        """Write the page; `follow` is the number of seconds after which it reloads itself."""
+        runs = [str(run) for run in self._options.runs]
+        head = {
+            "runs": runs,
+            "written": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "follow": follow,
+            "episodes": self._packer.rows,
+        }
+        title = " and ".join(_short_name(run) for run in self._options.runs)
+        write_page(path, build_page(title, head, self._packer.blocks(), self._worlds.pictures()))
+
+    def summary(self, path: Path) -> str:
+        """The sentence for the terminal."""
+        episodes, worlds = sum(self._counts), self._worlds
+        drawn = f", {worlds.drawn} with their world" if worlds.drawn else ""
+        wrong = f"; {worlds.differing} could not be drawn, the page says why" if worlds.differing else ""
+        return f"{path} ({path.stat().st_size / 1e6:.1f} MB): {episodes} episodes{drawn}{wrong}"
+
+
+def write_once(options: Namespace) -> int:
+    """Write the page and print its path."""
+    book, path = Book(_checked(options)), page_path(options)
+    book.update()
+    book.write(path)
+    print(book.summary(path))
+    _open(options, path)
+    return 0
+
+
+def follow(options: Namespace) -> int:
+    """Rewrite the page whenever the runs' files change, until Ctrl-C; then write it once more without reloading."""
+    book, path, before, opened = Book(_checked(options)), page_path(options), None, False
+    print(f"following {', '.join(map(str, options.runs))}; Ctrl-C ends", flush=True)
+    try:
+        while True:
+            began, state = time.monotonic(), _state(options.runs)
+            if state != before:
+                book = book if before is None or _has_grown(before, state) else Book(options)
+                before = state
+                book.update()
+                book.write(path, options.every)
+                print(book.summary(path), flush=True)
+                opened = opened or _open(options, path)
+            time.sleep(max(options.every, _IDLE_PER_BUSY * (time.monotonic() - began)))
+    except KeyboardInterrupt:
+        book.write(path)
+        print(f"\nthe page no longer reloads: {path}")
+    return 0
+
+
+def _state(runs: Sequence[Path]) -> dict[Path, tuple[int, int]]:
+    """Size and modification time of every file; a run that does not exist yet has none."""
+    files = []
+    for run in runs:
+        if run.exists():
+            try:
+                files += find_files(run)
+            except ConfigError:
+                continue
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+def _has_grown(before: dict[Path, tuple[int, int]], now: dict[Path, tuple[int, int]]) -> bool:
+    """Whether each run is still one file of records that at most grew, so that its episodes keep their numbers."""
+    return all(path.suffix == ".jsonl" and now.get(path, (0, 0))[0] >= size for path, (size, _) in before.items()) and (
+        len(now) == len(before)
+    )
+
+
+def export_gif(options: Namespace) -> int:
+    """Write one episode of the first run as an animation."""
+    episode: Any = None
+    if options.episode >= 1:
+        episodes = _read(options.runs[0], options)
+        episode = next(itertools.islice(episodes, options.episode - 1, None), None)
+    if episode is None:
+        raise ConfigError(f"{options.runs[0]} has no episode {options.episode}; they are numbered from 1")
+    frames = write_gif(episode, options.gif, _SECONDS_PER_TURN)
+    print(f"{options.gif}: {frames} frames")
+    return 0
+
+
+def _read(run: Path, options: Namespace) -> Iterator[dict[str, Any]]:
+    return read_run(run, options.tokenizer, options.trust)
+
+
+def page_path(options: Namespace) -> Path:
+    """Where the page goes."""
+    if options.out is not None:
+        return options.out
+    run = options.runs[0]
+    is_folder = run.is_dir() or not run.suffix  # a followed run may not exist yet
+    folder = run if is_folder else run.parent
+    if len(options.runs) > 1:
+        return folder / "compare.html"
+    return folder / "episodes.html" if is_folder or "{" in run.name else run.with_suffix(".html")
+
+
+def _checked(options: Namespace) -> Namespace:
+    """The options.
+
+    Raises:
+        ConfigError: more than two runs, or a number out of range.
+    """
+    if len(options.runs) > _MOST_RUNS:
+        raise ConfigError(f"a page compares at most two runs, got {len(options.runs)}")
+    for name, least in (("most", 1), ("worlds", 0), ("every", 0.5)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name} must be at least {least:g}, got {value:g}")
+    return options
+
+
+def _short_name(run: Path) -> str:
+    """The name of the run's folder, or of its file if that is not `episodes.jsonl`."""
+    run = run.resolve()
+    return run.parent.name if run.name == FILE else run.stem
+
+
+def _open(options: Namespace, path: Path) -> bool:
+    return options.open and webbrowser.open(path.resolve().as_uri())
