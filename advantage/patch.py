@@ -4,6 +4,7 @@ slime calls it once in every process of the actor and of the critic. It changes 
 
 - `value_loss_function` is wrapped, because slime has no flag for it. So are `compute_policy_loss` with
   `policy_loss: dis`, and the critic's `train` with `critic_updates` above 1.
+- `get_batch` is wrapped, to expand the pictures that the rollout ships small.
 - `--custom-advantage-function-path` is set, if the framework has it. slime drops this flag for the critic when
   `--megatron-config-path` is used, which is how the critic gets its own learning rate.
 - `compute_advantages_and_returns` is replaced only if the framework lacks that flag, or if it would whiten without
@@ -21,6 +22,7 @@ import yaml
 
 from advantage.errors import FlagError, UnsupportedFrameworkError
 from advantage.megatron.critic import repeat_critic_updates
+from advantage.megatron.pictures import install_pictures
 from advantage.megatron.ppo import make_compute_advantages
 from advantage.megatron.versions import Framework, find_framework, original
 from advantage.policy_loss import check_dis, install_dis
@@ -46,6 +48,8 @@ def install(args: Any) -> None:
     framework = find_framework()
     settings = check_flags(args)
     _replace(framework.loss, "value_loss_function", weigh_first_tokens)
+    if framework.model is not None:
+        install_pictures(framework.model, _replace)
     if settings.policy_loss == "dis":
         install_dis(framework.loss, _replace)
     if settings.critic_updates > 1:

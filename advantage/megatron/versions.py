@@ -21,6 +21,7 @@ SUPPORTED = "slime v0.3.0, v0.3.1 and main (August 2026), and miles-rl 0.0.2"
 
 _LOSS = {"slime": "slime.backends.megatron_utils.loss", "miles": "miles.backends.training_utils.loss"}
 _ACTOR = {"slime": "slime.backends.megatron_utils.actor", "miles": "miles.backends.megatron_utils.actor"}
+_MODEL = {"slime": "slime.backends.megatron_utils.model"}
 _PARAMETERS = {
     "compute_advantages_and_returns": ("args", "rollout_data"),
     "value_loss_function": ("args", "batch", "logits", "sum_of_sample_mean"),
@@ -37,6 +38,8 @@ class Framework:
     """Where advantages and the value loss are computed."""
     actor: ModuleType | None
     """The training process's module, which imports functions of `loss` by name; None if it is not loaded."""
+    model: ModuleType | None
+    """Where the forward passes are; None if it is not loaded."""
     has_flag: bool
     """Whether its `compute_advantages_and_returns` calls `args.custom_advantage_function_path`."""
     whitens_all_ranks: bool
@@ -68,7 +71,8 @@ def find_framework() -> Framework:
             f"this slime has no --custom-advantage-function-path (it came with v0.3.0); supported are {SUPPORTED}"
         )
     whitens = any("with_context_parallel" in x for x in compute.__code__.co_consts if isinstance(x, tuple))
-    return Framework(names[0], loss, sys.modules.get(_ACTOR[names[0]]), has_flag, whitens)
+    actor, model = (sys.modules.get(modules.get(names[0], "")) for modules in (_ACTOR, _MODEL))
+    return Framework(names[0], loss, actor, model, has_flag, whitens)
 
 
 def original(function: Any) -> Any:

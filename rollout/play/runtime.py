@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from rollout.bridge.checks import installs_advantages
 from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.framework import FRAMEWORK
 from rollout.bridge.sample import SampleWriter
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.engine import EngineClient
@@ -109,6 +111,7 @@ def build_runtime(args: Any) -> Runtime:
         use_inference_chat_template=settings.use_inference_chat_template,
         history=settings.history,
         max_image_pixels=settings.max_image_pixels,
+        small_pictures=FRAMEWORK == "slime" and installs_advantages(args),
     )
     encoder = make_encoder()
     return Runtime(

@@ -39,6 +39,7 @@ class DeltaEncoder:
         use_inference_chat_template: bool = False,
         history: Literal["window", "full"] | None = None,
         max_image_pixels: int = LARGEST_PIXELS,
+        small_pictures: bool = False,
     ) -> None:
         source = getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
         if not source:
@@ -46,7 +47,7 @@ class DeltaEncoder:
         self.tokenizer = tokenizer
         self.text = PlainText(tokenizer, source)
         self.template = ChatTemplate(tokenizer, source, tools, chat_template_kwargs or {}, self.text.pattern)
-        self.images = _image_encoder(processor, self.text, self.template, max_image_pixels)
+        self.images = _image_encoder(processor, self.text, self.template, max_image_pixels, small_pictures)
         self.one_shot = OneShot(self.template, self.text, self.images, keep_reasoning=not use_inference_chat_template)
         self._composer = Composer(self.template, self.text, self.one_shot)
         self.sanity_check: SanityCheck = sanity_check
@@ -232,9 +233,11 @@ def _prefix(ids: Sequence[int]) -> TokenPrefix:
     return ids if isinstance(ids, TokenPrefix) else TokenPrefix(ids)
 
 
-def _image_encoder(processor: Any, text: PlainText, template: ChatTemplate, max_pixels: int) -> ImageEncoder | None:
+def _image_encoder(
+    processor: Any, text: PlainText, template: ChatTemplate, max_pixels: int, small: bool
+) -> ImageEncoder | None:
     """None without an image processor, or if the chat template does not show pictures."""
     if getattr(processor, "image_processor", None) is None:
         return None
     placeholder = template.image_text()
-    return None if placeholder is None else ImageEncoder(processor, text, placeholder, max_pixels)
+    return None if placeholder is None else ImageEncoder(processor, text, placeholder, max_pixels, small)

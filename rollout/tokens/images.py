@@ -19,6 +19,7 @@ import torch
 
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError, MissingDependencyError
+from rollout.tokens.small_pictures import make_small
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -58,10 +59,12 @@ def unexpanded(parts: Sequence[Part]) -> list[TemplateText | str]:
 class ImageEncoder:
     """Encodes pictures with a checkpoint's processor; caches each result until its picture is garbage-collected."""
 
-    def __init__(self, processor: Any, text: PlainText, placeholder: str, max_pixels: int) -> None:
+    def __init__(self, processor: Any, text: PlainText, placeholder: str, max_pixels: int, small: bool) -> None:
+        """With `small`, training inputs hold PNG bytes, which the training ranks expand."""
         self._processor = processor
         self._text = text
         self._max_pixels = max_pixels
+        self._small = small
         settings = processor.image_processor
         self._side = getattr(settings, "patch_size", 1) * getattr(settings, "merge_size", 1)
         self.placeholder_text = placeholder
@@ -94,6 +97,8 @@ class ImageEncoder:
         ids = out["input_ids"][0].tolist()
         inputs = {k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)}
         self._check(ids, inputs, picture)
+        if self._small:
+            inputs = make_small(inputs, self._processor.image_processor)
         return EncodedImage(self.placeholder, self._expanded(ids), data_uri(picture), inputs)
 
     def _check(self, ids: list[int], inputs: Mapping[str, torch.Tensor], picture: Image.Image) -> None:

@@ -1,0 +1,92 @@
+"""Small pictures: training data carries PNG bytes, and the training rank makes the processor's tensors from them.
+
+A picture of 256 x 256 pixels is some kB as PNG. Qwen's processors turn it into 1.5 MB of float32 patches, although each
+channel has at most 256 values and the two temporal copies of a patch are equal. `rollout/tokens/small_pictures.py`
+writes this form; `expand` gives back the processor's tensor bit for bit.
+
+Keys of one sample's `multimodal_train_inputs` in this form, for k pictures; all are concatenated along dim 0:
+
+- `pixel_values`: uint8 [bytes], the PNG files one after another
+- `pixel_values_code`: int64 [k, 4], per picture: bytes of its file, patch size, temporal patch size, merge size
+- `pixel_values_table`: float32 [k, 3, 256], the processor's value for each channel's byte
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from advantage.errors import UnsupportedFrameworkError
+from slime_verlog import MissingDependencyError
+
+PIXELS, CODE, TABLE = "pixel_values", "pixel_values_code", "pixel_values_table"
+
+
+def expand(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Replace the three keys by the processor's `pixel_values`, float32 [patches, channels x temporal x patch^2].
+
+    Inputs in another form are returned unchanged. Tensors stay on their device.
+    """
+    if CODE not in inputs:
+        return dict(inputs)
+    data = inputs[PIXELS].cpu().numpy()  # one transfer for all pictures of a micro-batch
+    patches: list[Tensor] = []
+    start = 0
+    for (size, *layout), table in zip(inputs[CODE].tolist(), inputs[TABLE], strict=True):
+        pixels = torch.from_numpy(read_png(data[start : start + size].tobytes())).to(table.device)
+        patches.append(_patches(pixels, table, *layout))
+        start += size
+    others = {key: value for key, value in inputs.items() if key not in (PIXELS, CODE, TABLE)}
+    return {PIXELS: torch.cat(patches), **others}
+
+
+def _patches(pixels: Tensor, table: Tensor, patch: int, temporal: int, merge: int) -> Tensor:
+    """Qwen's patches of an image [height, width, channels]: patches of one merged token are neighbours."""
+    height, width, channels = pixels.shape
+    values = torch.stack([table[c][pixels[:, :, c].long()] for c in range(channels)])
+    blocks = values.reshape(channels, height // (merge * patch), merge, patch, width // (merge * patch), merge, patch)
+    rows = blocks.permute(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels, 1, patch * patch)
+    return rows.expand(-1, -1, temporal, -1).reshape(len(rows), -1)
+
+
+def read_png(data: bytes) -> np.ndarray:
+    """The pixels of a PNG file, uint8 [height, width, channels]."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError("training on pictures needs Pillow: pip install pillow") from error
+    with Image.open(io.BytesIO(data)) as image:
+        return np.array(image)
+
+
+def install_pictures(model: ModuleType, replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
+    """Expand pictures where the framework's forward passes take their micro-batch.
+
+    Args:
+        model: the framework's module with the forward passes, which imports `get_batch` by name.
+        replace: replaces a module's function by what it is given, once (`advantage.patch`).
+
+    Raises:
+        UnsupportedFrameworkError: the module has no `get_batch`.
+    """
+    if not callable(getattr(model, "get_batch", None)):
+        raise UnsupportedFrameworkError(f"{model.__name__} has no get_batch, so pictures cannot be expanded")
+
+    def expanding(get_batch: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        @functools.wraps(get_batch)
+        def expanded(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            batch = get_batch(*args, **kwargs)
+            if batch.get("multimodal_train_inputs"):
+                batch["multimodal_train_inputs"] = expand(batch["multimodal_train_inputs"])
+            return batch
+
+        return expanded
+
+    replace(model, "get_batch", expanding)
