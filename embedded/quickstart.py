@@ -65,13 +65,13 @@ def run_seed(
     from embedded.train import train
     from embedded.warmstart.imitation import WarmStart, make_policy
     from rollout.bridge.settings import load_settings
-    from rollout.data_source import build_each_task
+    from rollout.data_source import try_each_task
 
     policy = folder / "policy"
     given = {"rollout_seed": seed, "num_rollout": updates, "eval_interval": 20, **flags}
     args = make_args(config, hf_checkpoint=str(policy), **given)
     settings = load_settings(args)
-    build_each_task(settings)
+    try_each_task(settings)
     report = RunReport(folder, {"config": config, "tasks": list(settings.tasks), "seed": seed, **_machine()})
     print(f"seed {seed}: imitating scripted play", flush=True)
     loss = make_policy(settings, policy, warm_start or WarmStart(), seed)

@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import pkgutil
+import reprlib
 import sys
 import threading
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError, SlimeVerlogError
+from envs.faults import describe, place_of
 
 _KEY = "rollout_interaction_env_path"
 _loading = threading.Lock()
@@ -36,7 +38,9 @@ def load_env_module(path: str) -> ModuleType:
         raise ConfigError(f"{_KEY} must be a module name or a .py file, got {path!r}")
     module = load_module(path, _KEY)
     if not callable(getattr(module, "build_env", None)):
-        raise ConfigError(f"{_KEY}: {path} has no function build_env(sample, args); every environment needs one")
+        near = difflib.get_close_matches("build_env", [n for n, v in vars(module).items() if callable(v)], n=1)
+        hint = f"rename {near[0]}" if near else "add one that returns the environment of sample.metadata['task']"
+        raise ConfigError(f"{_KEY}: {path} has no function build_env(sample, args); {hint}")
     return module
 
 
@@ -64,7 +68,10 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
     env = load_env_module(path).build_env(sample, args)
     lacking = [name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))]
     if lacking:
-        raise ConfigError(f"{path}: build_env returned {env!r}, which lacks {', '.join(lacking)}")
+        raise ConfigError(
+            f"{path}: build_env returned {reprlib.repr(env)}, which lacks {', '.join(lacking)}; "
+            "return an instance of a subclass of envs.base.BaseInteractionEnv"
+        )
     return env
 
 
@@ -103,7 +110,7 @@ def load_module(path: str, key: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise _explain_missing(path, key, error) from error
     except Exception as error:
-        raise ConfigError(f"{key}: {path} fails on import: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{key}: {path} fails on import: {describe(error, path)}; correct this line") from error
 
 
 def import_extra(module: str, game: str, extra: str, note: str = "") -> ModuleType:
@@ -144,8 +151,9 @@ def _load_file(path: Path) -> ModuleType:
 def _explain_missing(path: str, key: str, error: ModuleNotFoundError) -> SlimeVerlogError:
     missing = error.name or ""
     if path.endswith(".py") or not (path == missing or path.startswith(missing + ".")):
-        hint = "; install it with: pip install 'slime-verlog[envs]'" if path.startswith("envs.") else ""
-        return MissingDependencyError(f"{key}: {path} imports {missing}, which is not installed{hint}")
+        place, own = place_of(error, path), path.startswith("envs.")
+        hint = "it with: pip install 'slime-verlog[envs]'" if own else f"{missing}, or correct the import at {place}"
+        return MissingDependencyError(f"{key}: {path} imports {missing}, which is not installed; install {hint}")
     import envs
 
     known = [f"envs.{module.name}" for module in pkgutil.iter_modules(envs.__path__)]

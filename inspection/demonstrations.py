@@ -21,7 +21,7 @@ from typing import Any
 from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
 from envs.errors import MissingDependencyError
 from rollout.bridge.settings import load_settings
-from rollout.data_source import build_each_task
+from rollout.data_source import try_each_task
 from slime_verlog import ConfigError, command
 
 
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--min-progression", type=float, default=0.0, help="leave out episodes with less progression")
     given = parser.parse_args(arguments)
     config = load_settings(SimpleNamespace(custom_config_path=given.config))
-    build_each_task(config)
+    try_each_task(config)
     turns = demonstrate(config, given.episodes, given.random_share, given.seed, explain, expert_answers=True)
     kept = [turn for turn in turns if turn.progression >= given.min_progression]
     write_rows([to_row(turn) for turn in kept], given.out)

@@ -7,7 +7,6 @@ environment backend does not change which episodes are played.
 from __future__ import annotations
 
 import random
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,12 +19,13 @@ from rollout.bridge.rotation import rotate_checkpoints
 from rollout.bridge.sample import episode_id_of, handout
 from rollout.bridge.settings import EvalSettings, RolloutSettings, load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
-from rollout.errors import CheckpointError, ConfigError, EnvironmentFault, SlimeVerlogError
+from rollout.errors import CheckpointError, ConfigError
 from rollout.play.runtime import Runtime
 from rollout.play.slots import Slot, make_slots, slots_state
 from rollout.play.staleness import WeightClock, version_of
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import Segment
+from rollout.workers.trial import try_environments
 
 
 class EpisodeSource:
@@ -187,23 +187,24 @@ def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) 
     return specs
 
 
-def build_each_task(settings: RolloutSettings) -> None:
-    """Build and close one environment per task, so that a mistake shows before anything expensive starts.
+def try_each_task(settings: RolloutSettings) -> list[str]:
+    """Try one episode of every task in a worker process, so that a mistake shows before anything expensive starts.
+
+    Returns notes about what could not be tried; see `rollout.workers.trial`.
 
     Raises:
-        SlimeVerlogError: a task, an option or the environment's module is wrong; one sentence.
+        SlimeVerlogError: a task, an option or the environment is wrong; one sentence with the file, line and fix.
     """
-    for task in [*read_tasks(settings), *read_tasks(settings, settings.eval)]:
-        try:
-            make_episode(settings, task, 0, settings.seed_start).env.build().close()
-        except SlimeVerlogError:
-            raise
-        except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            raise EnvironmentFault(
-                f"task {task.name!r}: {task.env_path} cannot be built: {type(error).__name__}: {error} "
-                f"({frame.filename}:{frame.lineno})"
-            ) from error
+    tasks = [*read_tasks(settings), *read_tasks(settings, settings.eval)]
+    distinct = [task for number, task in enumerate(tasks) if not any(_same(task, other) for other in tasks[:number])]
+    return try_environments([make_episode(settings, task, 0, settings.seed_start) for task in distinct], settings)
+
+
+def _same(task: TaskSpec, other: TaskSpec) -> bool:
+    return (task.env_path, task.task, task.options) == (other.env_path, other.task, other.options)
+
+
+build_each_task = try_each_task
 
 
 def held_out_episodes(settings: RolloutSettings, tasks: list[TaskSpec]) -> list[EpisodeSpec]:

@@ -1,8 +1,8 @@
 """Checks a command line for slime's train.py before any GPU is requested: `python -m rollout.preflight FLAGS`.
 
 The flags go through the installed framework's own parser and then through this project's checks. One environment of
-every task is made, which finds missing packages and misspelt options. The verdict is one sentence, on the last line.
-slime's own output is shown only after an unexpected error.
+every task is tried in a worker process, which finds missing packages, misspelt options and broken environments. The
+verdict is one sentence, on the last line. slime's own output is shown only after an unexpected error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollout.bridge.framework import FRAMEWORK
 from rollout.bridge.idle_flags import flags_without_effect
 from rollout.bridge.roles import check_start_weights
 from rollout.bridge.settings import load_settings
-from rollout.data_source import EpisodeSource, build_each_task
+from rollout.data_source import EpisodeSource, try_each_task
 from rollout.errors import MissingDependencyError
 from slime_verlog import command
 
@@ -29,27 +29,27 @@ def main() -> None:
         raise MissingDependencyError("neither slime nor miles can be imported; put a checkout on PYTHONPATH")
     with captured_output():
         args = parse_command_line()
-        check(args)
+        notes = check(args)
         check_start_weights(args)
         if installs_advantages(args):
             find_framework()
         warnings = flags_without_effect(args)
-    for warning in warnings:
+    for warning in [*notes, *warnings]:
         print(f"warning: {warning}", file=sys.stderr)
     print("preflight: flags, YAML and environments are fine")
 
 
-def check(args: Any) -> None:
-    """Check flags and YAML, and make one environment of every task.
+def check(args: Any) -> list[str]:
+    """Check flags and YAML, and try one environment of every task. Returns notes about what could not be tried.
 
     Raises:
         SlimeVerlogError: says what is wrong and what to change.
     """
     if args.data_source_path != SOURCE:
         check_flags(args, load_settings(args))
-        return
+        return []
     source = EpisodeSource(args)  # checks the flags
-    build_each_task(source.settings)
+    return try_each_task(source.settings)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rollout.bridge.settings import load_settings
-from rollout.data_source import build_each_task
+from rollout.data_source import try_each_task
 from slime_verlog import SlimeVerlogError
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +26,8 @@ MISTAKES = {
     "a misspelt task": ({"tasks": ["gotoo"]}, "unknown BabyAI task 'gotoo'; did you mean goto?"),
     "an environment that raises": (
         {"rollout_interaction_env_path": "{folder}/broken.py"},
-        "task 'goto': {folder}/broken.py cannot be built: KeyError: 'reward' ({folder}/broken.py:2)",
+        "task 'goto': build_env raised KeyError: 'reward' at {folder}/broken.py:2 (`return {{}}['reward']`); "
+        "correct this line",
     ),
     "something other than an environment": (
         {"rollout_interaction_env_path": "{folder}/number.py"},
@@ -60,7 +61,7 @@ def test_settings_and_tasks_are_refused_with_one_sentence(tmp_path: Path, mistak
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     path, sentence = write(tmp_path, mistake)
     with pytest.raises(SlimeVerlogError) as caught:
-        build_each_task(load_settings(SimpleNamespace(custom_config_path=str(path))))
+        try_each_task(load_settings(SimpleNamespace(custom_config_path=str(path))))
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 

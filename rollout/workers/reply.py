@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import math
 import numbers
@@ -12,6 +13,9 @@ from typing import Any
 
 from envs.base import Observation, StepInfo
 from envs.errors import EnvironmentFault
+
+INFO_KEYS = ("reward", "terminated", "truncated", "valid_action", "executed_action", "progression")
+"""Keys that `info` must have; see `envs.base.StepInfo`."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +46,7 @@ def check_reply(reply: EnvReply) -> None:
     Raises:
         EnvironmentFault: the observation, the messages or the info cannot be used; names the field and its value.
     """
-    observation = reply.observation
-    text = observation.get("text") if isinstance(observation, Mapping) else None
-    if not isinstance(text, Mapping):
-        raise EnvironmentFault(f"observation['text'] must hold two strings, got {reprlib.repr(text)}")
-    for part in ("long_term_context", "short_term_context"):
-        _check_text(f"observation['text']['{part}']", text.get(part))
-    _check_text("observation['obs_str']", observation.get("obs_str"))
-    pictures = observation.get("multi_modal_data") or {}
-    if not isinstance(pictures, Mapping) or not all(
-        isinstance(images, list | tuple) and all(hasattr(image, "tobytes") for image in images)
-        for images in pictures.values()
-    ):
-        raise EnvironmentFault(f"multi_modal_data must map names to lists of pictures, got {reprlib.repr(pictures)}")
+    check_observation(reply.observation)
     for name in ("instruction_prompt", "answer_format", "default_action"):
         _check_text(name, getattr(reply, name))
     if not reply.messages or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in reply.messages):
@@ -62,6 +54,62 @@ def check_reply(reply: EnvReply) -> None:
     _check_texts("messages", reply.messages)
     if reply.info is not None:
         check_info(reply.info, reply.done)
+
+
+def check_observation(observation: Any) -> None:
+    """Check an observation before it is turned into messages.
+
+    Raises:
+        EnvironmentFault: it lacks a key, or a value has the wrong type.
+    """
+    if not isinstance(observation, Mapping):
+        hint = "; return the observation alone" if isinstance(observation, tuple) else ""
+        raise EnvironmentFault(
+            f"the observation must be a mapping such as envs.base.make_observation(text), got "
+            f"{type(observation).__name__} {reprlib.repr(observation)}{hint}"
+        )
+    _check_keys("observation", observation, ("obs_str", "text"))
+    text = observation["text"]
+    if not isinstance(text, Mapping):
+        raise EnvironmentFault(
+            "observation['text'] must hold two strings, long_term_context and short_term_context, got "
+            f"{reprlib.repr(text)}"
+        )
+    for part in ("long_term_context", "short_term_context"):
+        _check_text(f"observation['text']['{part}']", text.get(part))
+    _check_text("observation['obs_str']", observation["obs_str"])
+    pictures = observation.get("multi_modal_data") or {}
+    if not isinstance(pictures, Mapping) or not all(
+        isinstance(images, list | tuple) and all(hasattr(image, "tobytes") for image in images)
+        for images in pictures.values()
+    ):
+        raise EnvironmentFault(f"multi_modal_data must map names to lists of pictures, got {reprlib.repr(pictures)}")
+
+
+def read_step(answer: Any) -> tuple[Any, bool, Any]:
+    """What `step` returned: the observation, done and info, with numpy's scalars as Python's bools and numbers.
+
+    Raises:
+        EnvironmentFault: it is not three values, or `done` is not a bool.
+    """
+    if not isinstance(answer, tuple | list) or len(answer) != 3:
+        came = f"{len(answer)} values" if isinstance(answer, tuple | list) else reprlib.repr(answer)
+        hint = ""
+        if isinstance(answer, tuple | list) and len(answer) in (4, 5):
+            hint = "; unlike in Gymnasium, reward, terminated and truncated are keys of info"
+        raise EnvironmentFault(f"step must return (observation, done, info), got {came}{hint}")
+    observation, done, info = answer
+    done = _plain(done)
+    if not isinstance(done, bool | int):
+        raise EnvironmentFault(f"done must be bool, got {reprlib.repr(done)}")
+    if isinstance(info, Mapping):
+        info = {name: _plain(value) for name, value in info.items()}
+    return observation, bool(done), info
+
+
+def _plain(value: Any) -> Any:
+    """Python's bool, number or string for a scalar of numpy or torch; other values unchanged."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 def check_info(info: Any, done: bool) -> None:
@@ -72,6 +120,7 @@ def check_info(info: Any, done: bool) -> None:
     """
     if not isinstance(info, Mapping):
         raise EnvironmentFault(f"info must be a mapping, got {reprlib.repr(info)}")
+    _check_keys("info", info, INFO_KEYS)
     for name, kind in (("terminated", bool), ("truncated", bool), ("valid_action", bool), ("executed_action", str)):
         if not isinstance(info.get(name), kind):
             raise EnvironmentFault(f"info['{name}'] must be {kind.__name__}, got {reprlib.repr(info.get(name))}")
@@ -91,6 +140,15 @@ def check_info(info: Any, done: bool) -> None:
     metrics = info.get("metrics") or {}
     if not isinstance(metrics, Mapping) or not all(isinstance(k, str) and _is_finite(v) for k, v in metrics.items()):
         raise EnvironmentFault(f"info['metrics'] must map names to finite numbers, got {reprlib.repr(metrics)}")
+
+
+def _check_keys(name: str, mapping: Mapping[Any, Any], needed: Sequence[str]) -> None:
+    missing = [key for key in needed if key not in mapping]
+    if missing:
+        others = [str(key) for key in mapping if key not in needed]
+        near = difflib.get_close_matches(missing[0], others, n=1)
+        hint = f"; rename '{near[0]}'" if near else f"; its keys are {', '.join(map(str, mapping)) or 'none'}"
+        raise EnvironmentFault(f"{name} has no key '{missing[0]}'{hint}")
 
 
 def _is_finite(value: Any) -> bool:

@@ -6,21 +6,24 @@ closes. Pickles cross only this private socket.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import struct
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo
+from envs.errors import EnvironmentFault, SlimeVerlogError
+from envs.faults import describe, place_of_method, text_of
 from rollout.spec import EnvSpec
 from rollout.workers.observation_limits import ObservationLimits
 from rollout.workers.players import PLAYERS
-from rollout.workers.reply import EnvReply, check_info, check_reply, digest
+from rollout.workers.reply import EnvReply, check_info, check_observation, check_reply, digest, read_step
 
 HEADER = struct.Struct("!Q")
 """Precedes every reply: the number of bytes in its pickle."""
@@ -32,19 +35,32 @@ class EnvHost:
     def __init__(self) -> None:
         self._envs: dict[int, tuple[BaseInteractionEnv, EnvSpec]] = {}
 
-    def start(self, key: int, spec: EnvSpec) -> EnvReply:
+    def build(self, key: int, spec: EnvSpec) -> None:
         self.close(key)
+        self._envs[key] = spec.build(), spec
+
+    def reset(self, key: int) -> EnvReply:
+        env, spec = self._envs[key]
         began = time.perf_counter()
-        env = spec.build()
-        self._envs[key] = env, spec
-        return _within(_reply(env, env.reset(), began), spec.limits)
+        observation = env.reset()
+        seconds = time.perf_counter() - began
+        with _placed(env, "reset"):
+            return _within(_reply(env, observation, seconds), spec.limits)
+
+    def start(self, key: int, spec: EnvSpec) -> EnvReply:
+        began = time.perf_counter()
+        self.build(key, spec)
+        return replace(self.reset(key), seconds=time.perf_counter() - began)
 
     def step(self, key: int, response_text: str) -> EnvReply:
         env, spec = self._envs[key]
         began = time.perf_counter()
-        observation, done, info = env.step(response_text)
-        check_info(info, bool(done))
-        return _within(_reply(env, observation, began, bool(done), info), spec.limits)
+        answer = env.step(response_text)
+        seconds = time.perf_counter() - began
+        with _placed(env, "step"):
+            observation, done, info = read_step(answer)
+            check_info(info, done)
+            return _within(_reply(env, observation, seconds, done, info), spec.limits)
 
     def replay(self, key: int, spec: EnvSpec, responses: Sequence[str]) -> tuple[EnvReply, list[str]]:
         """Start the episode again and give it the same answers; returns the last reply and the digests of all."""
@@ -74,22 +90,29 @@ class EnvHost:
         try:
             return True, getattr(self, method)(*arguments)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too must not end the worker
-            where = traceback.format_exc(limit=-4)
-            return False, f"{type(error).__name__}: {_text_of(error)}\n{where}"
+            known = isinstance(error, SlimeVerlogError)
+            text = f"{type(error).__name__}: {text_of(error)}" if known else describe(error, self._path(*arguments))
+            return False, f"{text}\n{traceback.format_exc(limit=-4)}"
+
+    def _path(self, key: int = -1, *rest: Any) -> str:
+        """The path of the environment that a command was about; empty if none was built."""
+        return self._envs[key][1].env_path if key in self._envs else ""
 
 
-def _text_of(error: BaseException) -> str:
-    """The error's text, or a note if its `__str__` raises."""
+@contextlib.contextmanager
+def _placed(env: BaseInteractionEnv, method: str) -> Iterator[None]:
+    """Adds the method's place in the user's code to what the contract check finds wrong."""
     try:
-        return str(error)
-    except BaseException as second:
-        return f"(its text cannot be shown: {type(second).__name__})"
+        yield
+    except EnvironmentFault as error:
+        place = place_of_method(env, method)
+        raise EnvironmentFault(f"{error} (returned by {method}{f', {place}' if place else ''})") from error
 
 
 def _reply(
-    env: BaseInteractionEnv, observation: Observation, began: float, done: bool = False, info: StepInfo | None = None
+    env: BaseInteractionEnv, observation: Observation, seconds: float, done: bool = False, info: StepInfo | None = None
 ) -> EnvReply:
-    seconds = time.perf_counter() - began
+    check_observation(observation)
     message = env.format_observation(observation)
     reply = EnvReply(
         observation=observation,
@@ -118,9 +141,8 @@ def _within(reply: EnvReply, limits: ObservationLimits | None) -> EnvReply:
     return replace(reply, observation=observation, messages=messages, was_cut=True)
 
 
-def serve(connection: socket.socket) -> None:
+def serve(connection: socket.socket, host: EnvHost) -> None:
     """Run commands until the parent closes the socket."""
-    host = EnvHost()
     with connection.makefile("rb") as commands:
         while commands.peek(1):
             ticket, method, arguments = pickle.load(commands)
@@ -142,8 +164,8 @@ def pack(value: Any) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def main() -> None:
+def main(host: EnvHost | None = None) -> None:
     """Entry of a worker process: `sys.argv[1]` is its socket, which the environment's own processes do not inherit."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    serve(connection)
+    serve(connection, host or EnvHost())

@@ -60,7 +60,10 @@ def test_a_step_without_an_info_mapping_is_refused(info: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"observation": None}, r"observation\['text'\] must hold two strings"),
+        ({"observation": None}, r"the observation must be a mapping .* got NoneType None"),
+        ({"observation": (REPLY.observation, {})}, "got tuple .*; return the observation alone"),
+        ({"observation": {"obs_str": "a"}}, "observation has no key 'text'; its keys are obs_str"),
+        ({"observation": {"obs_str": "a", "text": "a"}}, r"observation\['text'\] must hold two strings"),
         ({"observation": {**REPLY.observation, "obs_str": 3}}, r"observation\['obs_str'\] must be a string, got 3"),
         ({"observation": {**REPLY.observation, "multi_modal_data": {"image": ["a"]}}}, "lists of pictures"),
         ({"instruction_prompt": None}, "instruction_prompt must be a string"),

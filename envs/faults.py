@@ -1,0 +1,99 @@
+"""Finds the place of an error in the user's code, and describes the error in one line."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+import slime_verlog
+
+_OURS = Path(slime_verlog.__file__).resolve().parent
+_PACKAGES = ("advantage", "embedded", "envs", "inspection", "rollout", "slime_verlog.py")
+_STANDARD = sysconfig.get_paths()["stdlib"]
+LONGEST_TEXT = 400
+"""Characters of an error's text that a sentence quotes."""
+
+
+def describe(error: BaseException, own: str = "") -> str:
+    """The error's type, its text and the place of the user's code, on one line.
+
+    Args:
+        own: the environment's path or module name; its file counts as the user's code wherever it is.
+    """
+    name, place = type(error).__name__, place_of(error, own)
+    text = one_line(error.msg if isinstance(error, SyntaxError) else text_of(error))
+    return f"{name}{': ' * bool(text)}{text}{f' at {place}' if place else ''}"
+
+
+def place_of(error: BaseException, own: str = "") -> str:
+    """`FILE:LINE` of the innermost frame in the user's code, with the line itself; empty if no frame is known.
+
+    Frames of installed packages, of Python and of this project are skipped if there are others.
+    """
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return _place(error.filename, error.lineno)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    file = _file_of(own)
+    for belongs in (
+        lambda name: name == file or _is_users(name),
+        lambda name: not _is_installed(name),
+        lambda name: True,
+    ):
+        for frame in reversed(frames):
+            if belongs(frame.filename):
+                return _place(frame.filename, frame.lineno or 0)
+    return ""
+
+
+def place_of_method(instance: Any, name: str) -> str:
+    """`FILE:LINE` where the instance's class defines the method, or the class itself if it inherits the method."""
+    kind = type(instance)
+    for thing in (inspect.unwrap(getattr(kind, name, kind)), kind):
+        try:
+            file, (_, line) = inspect.getsourcefile(thing), inspect.getsourcelines(thing)
+        except (OSError, TypeError):
+            continue
+        if file is not None and (thing is kind or not file.startswith(str(_OURS / "envs" / "base"))):
+            return f"{file}:{line}"
+    return ""
+
+
+def text_of(error: BaseException) -> str:
+    """The error's text, or a note if its `__str__` raises."""
+    try:
+        return str(error)
+    except BaseException as second:
+        return f"(its text cannot be shown: {type(second).__name__})"
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks, cut at `LONGEST_TEXT` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " ..."
+
+
+def _place(file: str, line: int) -> str:
+    linecache.checkcache(file)
+    code = one_line(linecache.getline(file, line))
+    return f"{file}:{line}" + (f" (`{code}`)" if code else "")
+
+
+def _file_of(own: str) -> str:
+    if own.endswith(".py"):
+        return str(Path(own).resolve())
+    return getattr(sys.modules.get(own), "__file__", None) or ""
+
+
+def _is_installed(file: str) -> bool:
+    parts = Path(file).parts
+    return file.startswith(_STANDARD) or "site-packages" in parts or "dist-packages" in parts
+
+
+def _is_users(file: str) -> bool:
+    ours = any(Path(file).is_relative_to(_OURS / name) for name in _PACKAGES)
+    return not ours and not _is_installed(file)

@@ -1,0 +1,88 @@
+"""The worker's side of a trial: like an ordinary worker, with a time limit per command and one-sentence faults.
+
+A command that takes too long is interrupted where it is, so the fault can name the line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from envs.errors import JudgeError, SlimeVerlogError
+from envs.faults import describe, one_line, place_of, text_of
+from rollout.workers import worker
+
+REMINDER_S = 1.0
+"""Seconds after which a command that swallowed the interruption is interrupted again."""
+
+
+class _TooSlow(BaseException):
+    """The time limit was reached; not an `Exception`, so that environments do not catch it by accident."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a command failed: the name of the error's class, and one sentence."""
+
+    kind: str
+    sentence: str
+
+
+class TrialHost(worker.EnvHost):
+    """Runs commands of the form (method, limit in seconds, path of the environment, arguments)."""
+
+    def handle(self, method: str, *arguments: Any) -> tuple[bool, Any]:
+        limit_s, path, *rest = arguments
+        try:
+            with _limited(limit_s):
+                return True, getattr(self, method)(*rest)
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too must not end the worker
+            return False, _fault(error, method, path, limit_s)
+
+
+def _fault(error: BaseException, method: str, path: str, limit_s: float) -> Fault:
+    kind = "JudgeError" if _is_from_a_service(error) else type(error).__name__
+    called = "build_env" if method == "build" else method
+    place = place_of(error, path)
+    match error:
+        case SlimeVerlogError():
+            sentence = one_line(text_of(error))
+        case _TooSlow():
+            sentence = f"{called} took longer than {limit_s:g} s and was stopped at {place}"
+        case SystemExit():
+            sentence = f"{called} ended the process at {place}; raise an error there, or return done"
+        case _:
+            sentence = f"{called} raised {describe(error, path)}; correct this line"
+    return Fault("TooSlow" if isinstance(error, _TooSlow) else kind, sentence)
+
+
+def _is_from_a_service(error: BaseException | None) -> bool:
+    """Whether a judge's failure caused the error."""
+    while error is not None:
+        if isinstance(error, JudgeError):
+            return True
+        error = error.__cause__
+    return False
+
+
+@contextlib.contextmanager
+def _limited(limit_s: float) -> Iterator[None]:
+    """Raises `_TooSlow` inside the block after `limit_s` seconds; compiled code cannot be stopped."""
+    signal.signal(signal.SIGALRM, _interrupt)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, REMINDER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _interrupt(*_: object) -> None:
+    raise _TooSlow
+
+
+def main() -> None:
+    """Entry of the process."""
+    worker.main(TrialHost())
