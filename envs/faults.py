@@ -53,14 +53,17 @@ def place_of(error: BaseException, own: str = "") -> str:
 def place_of_method(instance: Any, name: str) -> str:
     """`FILE:LINE` where the instance's class defines the method, or the class itself if it inherits the method."""
     kind = type(instance)
-    for thing in (inspect.unwrap(getattr(kind, name, kind)), kind):
-        try:
-            file, (_, line) = inspect.getsourcefile(thing), inspect.getsourcelines(thing)
-        except (OSError, TypeError):
-            continue
-        if file is not None and (thing is kind or not file.startswith(str(_OURS / "envs" / "base"))):
-            return f"{file}:{line}"
-    return ""
+    method, owner = _source(getattr(kind, name, None)), _source(kind)
+    file, line = owner if owner and method and method[0] != owner[0] and not _is_users(method[0]) else method or ("", 0)
+    return f"{file}:{line}" if file else ""
+
+
+def _source(thing: Any) -> tuple[str, int] | None:
+    """File and first line of a function or class."""
+    try:
+        return inspect.getsourcefile(thing) or "", inspect.getsourcelines(thing)[1]
+    except (OSError, TypeError):
+        return None
 
 
 def text_of(error: BaseException) -> str:

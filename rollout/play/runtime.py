@@ -100,19 +100,8 @@ def build_runtime(args: Any) -> Runtime:
         EncodingError: the tokenizer's chat template does not support the configured `history`.
     """
     settings, flags = load_settings(args), RolloutFlags.read(args)
-    tokenizer, processor = _load_tokenizer_and_processor(flags.hf_checkpoint)
-
-    make_encoder = partial(
-        DeltaEncoder,
-        tokenizer,
-        processor,
-        chat_template_kwargs=dict(settings.chat_template_kwargs),
-        sanity_check=settings.tokenization_sanity_check,
-        use_inference_chat_template=settings.use_inference_chat_template,
-        history=settings.history,
-        max_image_pixels=settings.max_image_pixels,
-        small_pictures=FRAMEWORK == "slime" and installs_advantages(args),
-    )
+    small = FRAMEWORK == "slime" and installs_advantages(args)
+    make_encoder = encoders_of(flags.hf_checkpoint, settings, small_pictures=small)
     encoder = make_encoder()
     return Runtime(
         settings=settings,
@@ -123,6 +112,30 @@ def build_runtime(args: Any) -> Runtime:
         engine=EngineClient(flags.engine_url, settings.engine),
         pool=EnvPool(settings),
         memory=build_memory(settings.memory),
+    )
+
+
+def encoders_of(
+    checkpoint: str, settings: RolloutSettings, *, small_pictures: bool = False
+) -> Callable[..., DeltaEncoder]:
+    """A function from `tools` to the checkpoint's encoder under these settings.
+
+    With `small_pictures`, training inputs hold PNG bytes, which `advantage.patch` expands on the training ranks.
+
+    Raises:
+        ConfigError: the checkpoint has no tokenizer that can be loaded.
+    """
+    tokenizer, processor = _load_tokenizer_and_processor(checkpoint)
+    return partial(
+        DeltaEncoder,
+        tokenizer,
+        processor,
+        chat_template_kwargs=dict(settings.chat_template_kwargs),
+        sanity_check=settings.tokenization_sanity_check,
+        use_inference_chat_template=settings.use_inference_chat_template,
+        history=settings.history,
+        max_image_pixels=settings.max_image_pixels,
+        small_pictures=small_pictures,
     )
 
 

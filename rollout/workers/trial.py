@@ -22,7 +22,7 @@ from rollout.spec import EpisodeSpec
 from rollout.workers.hosts import HostLostError, ProcessHost
 from rollout.workers.observation_limits import ObservationLimits
 from rollout.workers.reply import EnvReply
-from rollout.workers.trial_worker import Fault
+from rollout.workers.trial_worker import Abilities, Fault
 
 BUDGET_S = 20.0
 """Once a trial has taken this long, further tasks of an environment that was already played are only built."""
@@ -59,71 +59,96 @@ def try_environments(
 
 async def _try_all(episodes: Sequence[EpisodeSpec], settings: RolloutSettings, budget_s: float) -> list[str]:
     began, known, notes = time.monotonic(), set[str](), list[str]()
-    trial = _Trial(settings)
+    trial = Trial(settings)
     try:
         for episode in episodes:
-            play = episode.env.env_path not in known or time.monotonic() - began < budget_s
-            known.add(episode.env.env_path)
-            notes += await trial.run(episode, play)
+            await trial.build(episode)
+            if episode.env.env_path not in known or time.monotonic() - began < budget_s:
+                known.add(episode.env.env_path)
+                await trial.reset(episode)
+                await trial.abilities(episode)
+                try:
+                    await trial.step(episode, await trial.suggest(episode, "random", 0))
+                except ServiceError as error:
+                    notes.append(str(error))
+            await trial.close(episode)
     finally:
-        trial.host.kill()
+        trial.end()
     return list(dict.fromkeys(notes))
 
 
-class _Trial:
+class Trial:
+    """One worker process that plays one episode at a time and explains every fault in one sentence.
+
+    All methods but `end` raise `SlimeVerlogError`.
+    """
+
     def __init__(self, settings: RolloutSettings) -> None:
-        self.host = TrialProcess()
+        self._host = TrialProcess()
         self._settings = settings
         self._limits = ObservationLimits(settings.max_observation_chars, settings.max_observation_images)
 
-    async def run(self, episode: EpisodeSpec, play: bool) -> list[str]:
+    async def build(self, episode: EpisodeSpec) -> None:
         await self._call(episode, "build", replace(episode.env, limits=self._limits))
-        notes = []
-        if play:
-            self._check_size(episode, "reset", await self._call(episode, "reset"))
-            answer = await self._call(episode, "suggest", "random", 0)
-            try:
-                self._check_size(episode, "step", await self._call(episode, "step", answer))
-            except _ServiceError as error:
-                notes.append(str(error))
+
+    async def reset(self, episode: EpisodeSpec) -> EnvReply:
+        return self._whole(episode, "reset", await self._call(episode, "reset"))
+
+    async def step(self, episode: EpisodeSpec, answer: str) -> EnvReply:
+        return self._whole(episode, "step", await self._call(episode, "step", answer))
+
+    async def suggest(self, episode: EpisodeSpec, player: str, seed: int) -> str:
+        """The next answer of a scripted player."""
+        return await self._call(episode, "suggest", player, seed)
+
+    async def abilities(self, episode: EpisodeSpec) -> Abilities:
+        return await self._call(episode, "abilities")
+
+    async def close(self, episode: EpisodeSpec) -> None:
         await self._call(episode, "close")
-        return notes
+
+    def end(self) -> None:
+        """End the process."""
+        self._host.kill()
 
     async def _call(self, episode: EpisodeSpec, method: str, *arguments: Any) -> Any:
         key = "env_reset_timeout_s" if method in ("build", "reset") else "env_step_timeout_s"
-        limit_s = getattr(self._settings, key)
+        limit_s, path = getattr(self._settings, key), episode.env.env_path
         if key not in self._settings.model_fields_set:
             limit_s = min(limit_s, LONGEST_CALL_S)
-        words = f"task {episode.name!r}: "
-        call = self.host.call(method, limit_s, episode.env.env_path, 0, *arguments)
         try:
+            call = self._host.call(method, limit_s, path, 0, *arguments)
             ok, result = await asyncio.wait_for(call, limit_s + GRACE_S)
         except HostLostError:
-            raise EnvironmentFault(f"{words}{_ended(episode.env.env_path, method)}") from None
+            ok, result = False, Fault("EnvironmentFault", _ended(path, method))
         except TimeoutError:
-            result = Fault("TooSlow", f"{_named(episode.env.env_path, method)} took longer than {limit_s:g} s")
-            ok = False
+            self._host.kill()
+            ok, result = False, Fault("TooSlow", f"{_named(path, method)} took longer than {limit_s:g} s")
         if ok:
             return result
         if isinstance(result, str):  # the reply could not be pickled
             result = Fault("EnvironmentFault", result)
-        if result.kind in ERRORS:
-            raise ERRORS[result.kind](result.sentence)
-        if result.kind == "TooSlow":
-            raise EnvironmentFault(f"{words}{result.sentence}; end the loop there, or set {key} if it needs this long")
-        kind = _ServiceError if result.kind == "JudgeError" else EnvironmentFault
-        raise kind(f"{words}{result.sentence}")
+        raise _error_of(result, f"task {episode.name!r}: ", key)
 
-    def _check_size(self, episode: EpisodeSpec, method: str, reply: EnvReply) -> None:
-        if reply.was_cut:
-            raise EnvironmentFault(
-                f"task {episode.name!r}: {_named(episode.env.env_path, method)} returned more than "
-                f"max_observation_chars ({self._limits.chars:,} characters) or max_observation_images "
-                f"({self._limits.images}) allow; shorten the observation there, or raise the limit"
-            )
+    def _whole(self, episode: EpisodeSpec, method: str, reply: EnvReply) -> EnvReply:
+        if not reply.was_cut:
+            return reply
+        raise EnvironmentFault(
+            f"task {episode.name!r}: {_named(episode.env.env_path, method)} returned more than "
+            f"max_observation_chars ({self._limits.chars:,} characters) or max_observation_images "
+            f"({self._limits.images}) allow; shorten the observation there, or raise the limit"
+        )
 
 
-class _ServiceError(EnvironmentFault):
+def _error_of(fault: Fault, words: str, key: str) -> SlimeVerlogError:
+    if fault.kind in ERRORS:
+        return ERRORS[fault.kind](fault.sentence)
+    if fault.kind == "TooSlow":
+        return EnvironmentFault(f"{words}{fault.sentence}; end the loop there, or set {key} if it needs this long")
+    return (ServiceError if fault.kind == "JudgeError" else EnvironmentFault)(f"{words}{fault.sentence}")
+
+
+class ServiceError(EnvironmentFault):
     """A service that the environment asks does not answer; it may start later than the trial."""
 
 

@@ -6,13 +6,15 @@ A command that takes too long is interrupted where it is, so the fault can name 
 from __future__ import annotations
 
 import contextlib
+import reprlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.errors import JudgeError, SlimeVerlogError
+from envs.errors import EnvironmentFault, JudgeError, SlimeVerlogError
 from envs.faults import describe, one_line, place_of, text_of
+from envs.loading import load_env_module
 from rollout.workers import worker
 
 REMINDER_S = 1.0
@@ -31,6 +33,17 @@ class Fault:
     sentence: str
 
 
+@dataclass(frozen=True)
+class Abilities:
+    """What an environment offers."""
+
+    actions: tuple[str, ...]
+    """Its named actions."""
+    has_expert: bool
+    max_steps: int
+    """Steps after which it truncates the episode; 0 for no limit."""
+
+
 class TrialHost(worker.EnvHost):
     """Runs commands of the form (method, limit in seconds, path of the environment, arguments)."""
 
@@ -41,6 +54,18 @@ class TrialHost(worker.EnvHost):
                 return True, getattr(self, method)(*rest)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too must not end the worker
             return False, _fault(error, method, path, limit_s)
+
+    def abilities(self, key: int) -> Abilities:
+        """What a built environment offers."""
+        env, spec = self._envs[key]
+        actions = env.actions
+        listed = isinstance(actions, Mapping | Sequence) and not isinstance(actions, str)
+        if not listed or not all(isinstance(action, str) for action in actions):
+            raise EnvironmentFault(
+                f"actions must be a list of texts, or map them to descriptions, got {reprlib.repr(actions)}"
+            )
+        expert = getattr(load_env_module(spec.env_path), "expert_action", None)
+        return Abilities(tuple(actions), expert is not None, env.max_steps or 0)
 
 
 def _fault(error: BaseException, method: str, path: str, limit_s: float) -> Fault:

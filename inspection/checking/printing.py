@@ -1,0 +1,100 @@
+"""Prints a check: the first prompt as the model sees it, then what was found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from inspection.checking.findings import Finding, Status
+from inspection.checking.session import TaskReport
+
+COLORS = {Status.OK: "32", Status.WARNING: "33", Status.ERROR: "31"}
+ALL_ROWS = 3
+"""With more tasks than this, findings that are ok are counted instead of printed."""
+
+
+def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None:
+    """The first prompt of a task: with roles, or as rendered by the chat template with its number of tokens."""
+    if not report.first_prompt:
+        return
+    heading = f"first prompt of task {report.name!r}, seed {report.seed}"
+    if encoder is None:
+        chars = sum(len(text) for _, text in shown_messages(report.first_prompt))
+        print(f"--- {heading} ({chars:,} characters) ---")
+        for role, text in shown_messages(report.first_prompt):
+            print(f"{_bold(f'[{role}]')}\n{text}\n")
+        for tool in report.tools:
+            print(f"{_bold('[tool]')} {json.dumps(tool)}")
+    else:
+        own = encoder(tools=report.tools) if report.tools else encoder()
+        ids = list(own.prompt(report.first_prompt).token_ids)
+        print(f"--- {heading} ({len(ids):,} tokens) ---")
+        print(own.tokenizer.decode(ids))
+    print("---\n")
+
+
+def shown_messages(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Role and text of each message; pictures appear as their size."""
+    return [(message["role"], _content(message["content"])) for message in messages]
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(_picture(part["image"]) if part["type"] == "image" else part["text"] for part in content)
+
+
+def _picture(image: Any) -> str:
+    size = getattr(image, "size", None)
+    return f"[picture {size[0]} x {size[1]}]" if isinstance(size, tuple) else "[picture]"
+
+
+def print_findings(reports: Sequence[TaskReport]) -> None:
+    """One row per finding, and the sum."""
+    for report in reports:
+        rows = report.findings
+        if len(reports) > ALL_ROWS:
+            rows = [row for row in rows if row.status != Status.OK]
+        hidden = len(report.findings) - len(rows)
+        print(_bold(f"task {report.name}") + (f": {hidden} checks ok" if hidden else ""))
+        for row in rows:
+            print(f"  {_colored(row)} {row.name:<12} {row.detail}")
+    errors, warnings = (sum(report.count(s) for report in reports) for s in (Status.ERROR, Status.WARNING))
+    tasks = f"{len(reports)} task{'s' * (len(reports) != 1)}"
+    print(f"{tasks}: {_number(errors, 'error')}, {_number(warnings, 'warning')}")
+
+
+def as_json(target: str, reports: Sequence[TaskReport]) -> dict[str, Any]:
+    """The same for machines."""
+    return {
+        "target": target,
+        "errors": sum(report.count(Status.ERROR) for report in reports),
+        "warnings": sum(report.count(Status.WARNING) for report in reports),
+        "tasks": [
+            {
+                "task": report.name,
+                "seed": report.seed,
+                "checks": [{"name": f.name, "status": str(f.status), "detail": f.detail} for f in report.findings],
+                "first_prompt": [{"role": role, "text": text} for role, text in shown_messages(report.first_prompt)],
+            }
+            for report in reports
+        ],
+    }
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count or 'no'} {noun}{'s' * (count != 1)}"
+
+
+def _colored(finding: Finding) -> str:
+    return _paint(f"{finding.status:<8}", COLORS[finding.status])
+
+
+def _bold(text: str) -> str:
+    return _paint(text, "1")
+
+
+def _paint(text: str, code: str) -> str:
+    return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() else text

@@ -1,0 +1,142 @@
+"""Reads what a command works on: a YAML, or an environment's module or file, with `--task` and `--set` applied."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_verlog import ConfigError, read_yaml
+
+if TYPE_CHECKING:
+    from envs.mixture import TaskSpec
+    from rollout.bridge.settings import RolloutSettings
+
+ANY_TASK = "default"
+"""The task of an environment that names none."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is checked or played."""
+
+    settings: RolloutSettings
+    tasks: list[TaskSpec]
+    """The chosen tasks, or all of training and evaluation."""
+    guessed: bool = False
+    """Whether the task was neither given nor named by the environment."""
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Adds to a `ConfigError` that no task was given, if that may be the reason."""
+        try:
+            yield
+        except ConfigError as error:
+            if not self.guessed:
+                raise
+            hint = f"no task was given, so {ANY_TASK!r} was tried; choose one with --task"
+            raise ConfigError(f"{error} ({hint})") from error
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that choose a target."""
+    parser.add_argument("target", metavar="ENV_OR_YAML", help="YAML, or an environment: module name or .py file")
+    parser.add_argument("--task", help="one task; default: all tasks of the YAML, or the environment's DEFAULT_TASK")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a YAML key; may be repeated"
+    )
+
+
+def read_target(path: str, task: str | None = None, overrides: Sequence[str] = ()) -> Target:
+    """Read a YAML, or make the configuration of an environment that is given alone.
+
+    Modules in the current directory can be imported, as with `python -m`.
+
+    Raises:
+        ConfigError: a file, key or value is wrong, or there is no task; one sentence.
+    """
+    from rollout.bridge.settings import check_keys
+
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    guessed = False
+    if path.endswith((".yaml", ".yml")):
+        config = read_yaml(path, "ENV_OR_YAML")
+        if not isinstance(config, dict):
+            raise ConfigError(f"{path} must hold a mapping of settings, got {type(config).__name__}")
+    else:
+        named = task or default_task(path)
+        guessed = named is None
+        config = {"rollout_interaction_env_path": path, "tasks": [named or ANY_TASK]}
+    for override in overrides:
+        config = _override(config, override)
+    settings = check_keys(config)
+    return Target(settings, _choose(settings, task), guessed)
+
+
+def _choose(settings: RolloutSettings, task: str | None) -> list[TaskSpec]:
+    """All distinct tasks of training and evaluation, or those with this name."""
+    from rollout.data_source import read_tasks
+
+    if task is not None and not settings.tasks:
+        settings = settings.model_copy(update={"tasks": (task,)})
+    found: dict[str, TaskSpec] = {}
+    for spec in [*read_tasks(settings), *read_tasks(settings, settings.eval)]:
+        found.setdefault(repr((spec.env_path, spec.task, dict(spec.options))), spec)
+    if task is None:
+        return list(found.values())
+    chosen = [spec for spec in found.values() if task in (spec.name, spec.task)]
+    return chosen or read_tasks(settings.model_copy(update={"tasks": (task,)}))
+
+
+def default_task(path: str) -> str | None:
+    """The literal `DEFAULT_TASK` of an environment's module, which is read without importing it; None without one."""
+    file: str | None = path
+    if not path.endswith(".py"):
+        file = None
+        with suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(path)
+            file = spec.origin if spec is not None else None
+    if file is None:
+        return None
+    with suppress(OSError, SyntaxError, ValueError):
+        for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                names = [name.id for name in node.targets if isinstance(name, ast.Name)]
+                if "DEFAULT_TASK" in names and isinstance(node.value.value, str):
+                    return node.value.value
+    return None
+
+
+def _override(config: Mapping[str, Any], text: str) -> dict[str, Any]:
+    import yaml
+
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ConfigError(f"--set must look like memory.n=4, got {text!r}")
+    try:
+        return set_key(config, key, yaml.safe_load(value))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value in {text!r} is not valid YAML: {error}") from error
+
+
+def set_key(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of the YAML's mapping with the dotted key `path` set.
+
+    Raises:
+        ConfigError: the path leads through a key that is not a mapping.
+    """
+    head, _, rest = path.partition(".")
+    if not rest:
+        return {**config, head: value}
+    inner = config.get(head) or {}
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"{path} cannot be set, because {head} is {inner!r}")
+    return {**config, head: set_key(inner, rest, value)}

@@ -1,0 +1,205 @@
+"""`slime-verlog check`: broken environments end in a sentence, and questionable ones in a warning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from inspection.command import main
+from tests.fixtures.broken_envs import BROKEN
+from tests.fixtures.chatml import chatml_tokenizer
+
+GAME = """\
+import os
+from envs.base import BaseInteractionEnv, make_observation
+
+DEFAULT_TASK = "stairs"
+
+
+class Stairs(BaseInteractionEnv):
+    instruction_prompt, actions, default_action = "Climb to step 3.", ("up", "down"), "down"
+    max_steps = 20
+    deterministic = True
+
+    def reset(self):
+        self.level = self.steps = 0
+        return make_observation(self.show())
+
+    def show(self):
+        return f"You stand on step {self.level}."
+
+    def step(self, response_text):
+        valid = response_text in self.actions
+        self.steps += 1
+        self.level = self.level + 1 if response_text == "up" else 0
+        won, late = self.level == 3, self.steps == self.max_steps
+        return make_observation(self.show()), won or late, {
+            "reward": float(won), "terminated": won, "truncated": late and not won, "valid_action": valid,
+            "executed_action": response_text if valid else "down", "progression": float(won),
+        }
+
+
+def build_env(sample, args):
+    if sample.metadata["task"] != "stairs":
+        from envs.errors import ConfigError
+        raise ConfigError(f"unknown task {sample.metadata['task']!r}; known: stairs")
+    return Stairs()
+
+
+def expert_action(env):
+    return "up"
+"""
+SHOW = 'return f"You stand'
+RESET = "self.level = self.steps = 0"
+HARD = ("self.level == 3", "self.level == 9")
+"""Makes random play last."""
+QUESTIONABLE = {
+    "the reward never changes": (
+        [('"reward": float(won)', '"reward": 0.0')],
+        "warning reward: always 0 in expert and random play",
+    ),
+    "all answers are invalid": (
+        [("valid = response_text in self.actions", "valid = False"), HARD],
+        "warning actions: none of 20 answers drawn from actions was valid",
+    ),
+    "the prompt grows": (
+        [(SHOW, 'return "You wait. " * self.steps ** 2 + f"You stand'), HARD],
+        "warning prompt: grows during the episode",
+    ),
+    "a long observation": ([(SHOW, 'return "x" * 30_000 + f"You stand')], "warning observation: long: 30,021"),
+    "the expert loses": ([('return "up"', 'return "down"')], "warning expert: the expert does not succeed"),
+    "nothing ends the game": ([("max_steps = 20", "max_steps = 0"), HARD], "warning ending: an episode did not end"),
+    "state survives a reset": (
+        [(RESET, "self.steps, self.level = 0, getattr(self, 'level', 0)")],
+        "error replay: the first observation after a second reset differs",
+    ),
+    "another world in each process": (
+        [(SHOW, 'return f"{os.getpid()} You stand')],
+        "error replay: the first observation in another process differs",
+    ),
+    "a game that says that it is random": (
+        [(SHOW, 'return f"{os.getpid()} You stand'), ("deterministic = True", "deterministic = False")],
+        "ok replay: the first observation in another process differs, as deterministic = False says",
+    ),
+    "a fault in the middle": (
+        [
+            (
+                "valid = response_text in self.actions",
+                "valid = response_text in self.actions and 0 <= 1 / (2 - self.steps)",
+            )
+        ],
+        "error contract: task 'stairs': step raised ZeroDivisionError: division by zero at",
+    ),
+}
+
+
+def write(folder: Path, code: str = GAME, **keys: Any) -> Path:
+    (folder / "stairs.py").write_text(code)
+    path = folder / "stairs.yaml"
+    config = {"rollout_interaction_env_path": str(folder / "stairs.py"), "tasks": ["stairs"], **keys}
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def check(*words: Any) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["check", *map(str, words)])
+    assert end.value.code is None or isinstance(end.value.code, int | str)
+    return end.value.code if isinstance(end.value.code, int) else 1
+
+
+def checks_of(text: str) -> list[dict[str, str]]:
+    return json.loads(text)["tasks"][0]["checks"]
+
+
+@pytest.mark.parametrize("mistake", BROKEN)
+def test_each_broken_environment_is_explained_in_one_sentence(
+    tmp_path: Path, mistake: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, sentence = BROKEN[mistake].write(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(["check", str(path), "--no-prompt"])
+    assert end.value.code not in (0, None)
+    said = capsys.readouterr().out + str(end.value.code)
+    assert sentence in said and "Traceback" not in said
+    assert len([line for line in said.splitlines() if sentence in line]) == 1
+
+
+@pytest.mark.parametrize("case", QUESTIONABLE)
+def test_a_questionable_environment_is_named_by_the_check_that_finds_it(
+    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes, expected = QUESTIONABLE[case]
+    code = GAME
+    for old, new in changes:
+        assert old in code
+        code = code.replace(old, new)
+    status = check(write(tmp_path, code), "--json")
+    found = [f"{row['status']} {row['name']}: {row['detail']}" for row in checks_of(capsys.readouterr().out)]
+    assert any(line.startswith(expected) for line in found), found
+    assert status == int(expected.startswith("error"))
+
+
+def test_a_working_environment_has_no_warnings_and_shows_its_prompt_with_roles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(write(tmp_path)) == 0
+    shown = capsys.readouterr().out
+    assert "[system]\nClimb to step 3.\n\n[user]\nCurrent Observation:\nYou stand on step 0." in shown
+    assert "expert       3 turns, return 1, progression 1, 100% of answers valid" in shown
+    assert shown.endswith("1 task: no errors, no warnings\n")
+
+
+def test_with_a_tokenizer_the_prompt_is_shown_as_rendered_with_its_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chatml_tokenizer().save_pretrained(tmp_path / "model")
+    assert check(write(tmp_path), "--tokenizer", tmp_path / "model") == 0
+    shown = capsys.readouterr().out
+    assert "<|im_start|>system\nClimb to step 3.<|im_end|>\n<|im_start|>user\nCurrent Observation:" in shown
+    assert " tokens) ---" in shown and "(about" not in shown
+
+
+def test_an_environment_alone_is_checked_with_its_default_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path)
+    assert check(tmp_path / "stairs.py", "--json", "--set", "max_turns=7") == 0
+    found = json.loads(capsys.readouterr().out)["tasks"][0]
+    assert found["task"] == "stairs"
+    assert "limited by max_steps 20 and max_turns 7" in [row["detail"] for row in found["checks"]]
+
+
+def test_an_environment_without_a_default_task_says_which_tasks_it_knows(tmp_path: Path) -> None:
+    write(tmp_path, GAME.replace('DEFAULT_TASK = "stairs"\n', ""))
+    with pytest.raises(SystemExit, match="unknown task 'default'; known: stairs .*choose one with --task"):
+        main(["check", str(tmp_path / "stairs.py")])
+
+
+def test_every_task_of_a_yaml_is_checked_unless_one_is_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = [{"task": "stairs", "name": "a"}, {"task": "stairs", "name": "b", "options": {"k": 1}}]
+    path = write(tmp_path, tasks=tasks)
+    assert check(path, "--json") == 0
+    assert [task["task"] for task in json.loads(capsys.readouterr().out)["tasks"]] == ["a", "b"]
+    assert check(path, "--json", "--task", "b") == 0
+    assert [task["task"] for task in json.loads(capsys.readouterr().out)["tasks"]] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--set", "max_turns"], "--set must look like memory.n=4, got 'max_turns'"),
+        (["--set", "memry.n=2"], "unknown key 'memry'; did you mean 'memory'?"),
+        (["--task", "stair"], "unknown task 'stair'; known: stairs"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
+    path = write(tmp_path)
+    with pytest.raises(SystemExit, match=sentence.replace("?", "\\?")):
+        main(["check", str(path), *words])
