@@ -76,6 +76,7 @@ class ALFWorldSettings(GameSettings):
 
 
 SETTINGS = ALFWorldSettings
+DEFAULT_TASK = "all"
 
 
 def build_env(sample: Any, args: Any) -> ALFWorld:

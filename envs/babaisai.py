@@ -46,6 +46,7 @@ class BabaIsAISettings(GameSettings):
 
 
 SETTINGS = BabaIsAISettings
+DEFAULT_TASK = "goto_win"
 
 
 def build_env(sample: Any, args: Any) -> BabaIsAI:

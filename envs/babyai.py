@@ -41,6 +41,7 @@ class BabyAISettings(GameSettings):
 
 
 SETTINGS = BabyAISettings
+DEFAULT_TASK = "goto"
 
 
 def build_env(sample: Any, args: Any) -> BabyAI:

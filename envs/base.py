@@ -56,7 +56,8 @@ class BaseInteractionEnv(abc.ABC):
 
     `build_env` raises `ConfigError` for an unknown task or a wrong setting, and `MissingDependencyError` if a package
     is not installed. A module may also offer `expert_action(env)`, the next action of a scripted player for
-    demonstrations, and `explain_action(env)`, the reasoning behind it.
+    demonstrations, `explain_action(env)`, the reasoning behind it, and `DEFAULT_TASK = "name"`, the task of commands
+    that are given the module without a task.
 
     Task, seed and responses determine all observations and rewards. `reset` may be called again to replay the
     episode from the start. The class attributes describe the task; `reset` fills them.

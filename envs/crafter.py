@@ -41,6 +41,7 @@ class CrafterSettings(GameSettings):
 
 
 SETTINGS = CrafterSettings
+DEFAULT_TASK = "default"
 
 
 def build_env(sample: Any, args: Any) -> Crafter:

@@ -32,6 +32,7 @@ class EasyVQASettings(ToolSettings):
 
 
 SETTINGS = EasyVQASettings
+DEFAULT_TASK = "train"
 
 
 def build_env(sample: Any, args: Any) -> ToolEnv:

@@ -89,6 +89,7 @@ class TextWorldSettings(GameSettings):
 
 
 SETTINGS = TextWorldSettings
+DEFAULT_TASK = "custom"
 
 
 def build_env(sample: Any, args: Any) -> TextWorld:

@@ -2,4 +2,6 @@
 
 from envs.swe.env import SETTINGS, SWEEnv, SWESettings, build_env
 
-__all__ = ["SETTINGS", "SWEEnv", "SWESettings", "build_env"]
+DEFAULT_TASK = "toolz_interleave"
+
+__all__ = ["DEFAULT_TASK", "SETTINGS", "SWEEnv", "SWESettings", "build_env"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inspection.checking.findings import Finding, Status
 from inspection.checking.session import TaskReport
+from inspection.terminal.text import bold, paint, printable
 
 COLORS = {Status.OK: "32", Status.WARNING: "33", Status.ERROR: "31"}
 ALL_ROWS = 3
@@ -24,14 +24,14 @@ def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None
         chars = sum(len(text) for _, text in shown_messages(report.first_prompt))
         print(f"--- {heading} ({chars:,} characters) ---")
         for role, text in shown_messages(report.first_prompt):
-            print(f"{_bold(f'[{role}]')}\n{text}\n")
+            print(f"{bold(f'[{role}]')}\n{printable(text)}\n")
         for tool in report.tools:
-            print(f"{_bold('[tool]')} {json.dumps(tool)}")
+            print(f"{bold('[tool]')} {json.dumps(tool)}")
     else:
         own = encoder(tools=report.tools) if report.tools else encoder()
         ids = list(own.prompt(report.first_prompt).token_ids)
         print(f"--- {heading} ({len(ids):,} tokens) ---")
-        print(own.tokenizer.decode(ids))
+        print(printable(own.tokenizer.decode(ids)))
     print("---\n")
 
 
@@ -48,7 +48,7 @@ def _content(content: Any) -> str:
 
 def _picture(image: Any) -> str:
     size = getattr(image, "size", None)
-    return f"[picture {size[0]} x {size[1]}]" if isinstance(size, tuple) else "[picture]"
+    return f"[picture {size[0]} x {size[1]}]\n" if isinstance(size, tuple) else "[picture]\n"
 
 
 def print_findings(reports: Sequence[TaskReport]) -> None:
@@ -58,9 +58,9 @@ def print_findings(reports: Sequence[TaskReport]) -> None:
         if len(reports) > ALL_ROWS:
             rows = [row for row in rows if row.status != Status.OK]
         hidden = len(report.findings) - len(rows)
-        print(_bold(f"task {report.name}") + (f": {hidden} checks ok" if hidden else ""))
+        print(bold(f"task {report.name}") + (f": {hidden} checks ok" if hidden else ""))
         for row in rows:
-            print(f"  {_colored(row)} {row.name:<12} {row.detail}")
+            print(f"  {_colored(row)} {row.name:<12} {printable(row.detail)}")
     errors, warnings = (sum(report.count(s) for report in reports) for s in (Status.ERROR, Status.WARNING))
     tasks = f"{len(reports)} task{'s' * (len(reports) != 1)}"
     print(f"{tasks}: {_number(errors, 'error')}, {_number(warnings, 'warning')}")
@@ -89,12 +89,4 @@ def _number(count: int, noun: str) -> str:
 
 
 def _colored(finding: Finding) -> str:
-    return _paint(f"{finding.status:<8}", COLORS[finding.status])
-
-
-def _bold(text: str) -> str:
-    return _paint(text, "1")
-
-
-def _paint(text: str, code: str) -> str:
-    return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() else text
+    return paint(f"{finding.status:<8}", COLORS[finding.status])

@@ -1,0 +1,168 @@
+"""`slime-verlog play`: a person plays through a pipe or a terminal, with the prompts of a rollout."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from inspection.command import main
+from inspection.terminal.pictures import choose_way, draw
+from tests.fixtures.broken_envs import BROKEN
+from tests.inspection.test_check import GAME, write
+
+ROOT = Path(__file__).parents[2]
+PICTURE_GAME = GAME.replace(
+    "make_observation(self.show())", "make_observation(self.show(), images=[Image.new('RGB', (8, 4), 'red')])"
+).replace("import os\n", "from PIL import Image\n")
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """A function that types lines and returns what was shown; `code` changes the environment, `keys` the YAML."""
+
+    def run(*lines: str, code: str = GAME, words: tuple[Any, ...] = (), **keys: Any) -> str:
+        path = write(tmp_path, code, **keys)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))
+        with pytest.raises(SystemExit) as end:
+            main(["play", str(path), "--out", str(tmp_path / "pictures"), *map(str, words)])
+        shown = capsys.readouterr().out
+        return shown if end.value.code == 0 else f"{shown}\nexit: {end.value.code}"
+
+    return run
+
+
+def test_an_action_shows_reward_validity_executed_action_and_what_is_new(play: Any) -> None:
+    shown = play("up", "dance")
+    first, second, third = shown.split("> ")[:3]
+    assert "[system]\nClimb to step 3.\n\n[user]\nCurrent Observation:\nYou stand on step 0." in first
+    assert "up\nreward 0   valid, executed: up   1 turn, return 0\n\n[user]\nCurrent Observation:\n" in second
+    assert "Climb" not in second
+    assert "reward 0   INVALID, executed instead: down   2 turns" in third
+    assert shown.endswith("stopped after 2 turns, return 0\n")
+
+
+@pytest.mark.parametrize("word", ["p", "/prompt"])
+def test_the_whole_prompt_is_shown_on_demand_with_the_memory_of_the_yaml(play: Any, word: str) -> None:
+    shown = play("up", "up", word, memory={"kind": "window", "n": 2}).split("> ")[3]
+    assert "[system]\nClimb to step 3." in shown
+    assert "[user]\nObservation:\nYou stand on step 0.\n\n[assistant]\nPrevious plan:\nup" in shown
+    assert shown.count("Previous plan") == 2
+
+
+def test_a_whole_conversation_shows_only_its_new_messages(play: Any) -> None:
+    shown = play("up", "up", history="full")
+    assert shown.split("> ")[2].endswith("[user]\nYou stand on step 2.\n\n")
+
+
+def test_the_end_of_an_episode_is_announced_and_undo_goes_back(play: Any) -> None:
+    shown = play("up", "up", "up", "up", "/undo 2", "/undo", "/undo", "/undo")
+    assert "3 turns, return 1" in shown and "the episode is over (terminated): progression 1" in shown
+    assert "the episode is over; /undo, /restart, /next or /quit" in shown
+    assert "back at 1 turn, return 0\n\n[user]\nCurrent Observation:\nYou stand on step 1." in shown
+    assert "there is nothing to undo" in shown
+
+
+def test_undo_of_a_game_that_is_not_deterministic_is_refused(play: Any) -> None:
+    shown = play("up", "/undo", code=GAME.replace("deterministic = True", "deterministic = False"))
+    assert "the environment says deterministic = False, so turns cannot be undone" in shown
+
+
+def test_undo_notices_a_replay_that_differs(play: Any) -> None:
+    clock = 'return f"{self.steps and time.perf_counter_ns()} You'
+    shown = play("up", "up", "/undo", code=GAME.replace("import os", "import time").replace('return f"You', clock))
+    assert "the replay differs at step 1, so nothing can be undone" in shown and "exit: error" in shown
+
+
+def test_the_expert_the_actions_and_the_help_are_shown_on_demand(play: Any) -> None:
+    shown = play("/expert", "/actions", "/help", "/dance")
+    assert "the expert would answer: up" in shown and "> /actions\nup\ndown\n" in shown
+    assert "/undo [N]    take back" in shown
+    assert "unknown command /dance; /help lists the commands" in shown
+    assert "no expert_action(env)" in play("/expert", code=GAME[: GAME.index("def expert_action")])
+
+
+def test_the_next_seed_and_the_same_one_can_be_played(play: Any) -> None:
+    shown = play("up", "/restart", "/next", "/quit", "up", words=("--seed", 7))
+    assert "seed 7. /help" in shown and "\nseed 7\n" in shown and "\nseed 8\n" in shown
+    assert shown.endswith("/quit\nstopped after 0 turns, return 0\n")
+
+
+def test_a_game_ends_at_max_turns(play: Any) -> None:
+    assert "the episode is over (max_turns)" in play("down", "down", max_turns=2)
+
+
+def test_pictures_are_written_and_named_in_the_prompt(play: Any, tmp_path: Path) -> None:
+    shown = play("up", code=PICTURE_GAME)
+    path = tmp_path / "pictures" / "picture_0000.png"
+    assert f"[picture 8 x 4: {path}]\nCurrent Observation:" in shown
+    assert Image.open(path).size == (8, 4)
+
+
+def test_control_characters_of_an_environment_do_not_reach_the_terminal(play: Any) -> None:
+    shown = play(code=GAME.replace('f"You stand', 'f"\\x1b[2JYou stand'))
+    assert "\\x1b[2JYou stand" in shown and "\x1b" not in shown
+
+
+@pytest.mark.parametrize("mistake", ["raises in step", "missing file", "process exit", "syntax error"])
+def test_a_broken_environment_ends_in_its_sentence(
+    tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sentence = BROKEN[mistake].write(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("left\n"))
+    with pytest.raises(SystemExit) as end:
+        main(["play", str(path)])
+    assert sentence in str(end.value.code) and "\n" not in str(end.value.code)
+
+
+def test_in_a_terminal_ctrl_c_ends_in_a_sentence(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "inspection", "play", str(write(tmp_path)), "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT)
+    os.close(theirs)
+    try:
+        shown = _read_until(ours, r"\[system\].*> ")
+        os.write(ours, b"up\r")
+        shown += _read_until(ours, r"1 turn, return 0.*> ")
+        process.send_signal(signal.SIGINT)
+        shown += _read_until(ours, r"stopped after 1 turn, return 0")
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+    assert "Traceback" not in shown and "\x1b[1m[system]" in shown
+
+
+def _read_until(descriptor: int, pattern: str, limit_s: float = 120.0) -> str:
+    """What the terminal shows until the pattern matches."""
+    text, end = "", time.monotonic() + limit_s
+    while not re.search(pattern, text, re.DOTALL):
+        assert select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0], text
+        text += os.read(descriptor, 4096).decode()
+    return text
+
+
+def test_the_way_to_show_pictures_follows_the_terminal() -> None:
+    assert choose_way({"KITTY_WINDOW_ID": "1"}, True) == "kitty"
+    assert choose_way({"TERM_PROGRAM": "iTerm.app"}, True) == "iterm"
+    assert choose_way({"COLORTERM": "truecolor", "TMUX": "1", "KITTY_WINDOW_ID": "1"}, True) == "blocks"
+    assert choose_way({"KITTY_WINDOW_ID": "1"}, False) == choose_way({}, True) == "file"
+
+
+def test_a_picture_becomes_half_blocks_or_an_escape_sequence() -> None:
+    image = Image.new("RGB", (2, 4), (255, 0, 0))
+    assert draw(image, "blocks").count("▀") == 4
+    assert draw(image, "blocks").startswith("\033[38;2;255;0;0;48;2;255;0;0m▀")
+    assert draw(image, "kitty").startswith("\033_Ga=T,f=100,m=0;") and draw(image, "kitty").endswith("\033\\")
+    assert draw(image, "iterm").startswith("\033]1337;File=inline=1;size=")
+    assert draw(image, "file") == ""
