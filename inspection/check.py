@@ -36,21 +36,24 @@ def run(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from inspection.checking.findings import Status
-    from inspection.checking.printing import as_json, print_findings, print_prompt
+    from inspection.checking.printing import ALL_ROWS, as_json, print_prompt, rows_of, sum_of
     from inspection.checking.session import check_task
 
     chosen = target.read_target(options.target, options.task, options.set)
     seed = chosen.settings.seed_start if options.seed is None else options.seed
     encoder, count = _tokenizing(options.tokenizer, chosen.settings) if options.tokenizer else (None, None)
     reports = []
-    for task in tqdm(chosen.tasks, unit="task", disable=None if len(chosen.tasks) > 1 else True, leave=False):
-        reports.append(asyncio.run(check_task(chosen, task, seed, options.max_turns, count)))
-    if options.json:
-        print(json.dumps(as_json(options.target, reports), indent=1, ensure_ascii=False))
-    else:
-        if not options.no_prompt:
-            print_prompt(reports[0], encoder)
-        print_findings(reports)
+    bar = tqdm(chosen.tasks, unit="task", disable=None if len(chosen.tasks) > 1 else True, leave=False)
+    for task in bar:
+        report = asyncio.run(check_task(chosen, task, seed, options.max_turns, count))
+        reports.append(report)
+        if not options.json:
+            with bar.external_write_mode():
+                if len(reports) == 1 and not options.no_prompt:
+                    print_prompt(report, encoder)
+                print(rows_of(report, brief=len(chosen.tasks) > ALL_ROWS), flush=True)
+    found = as_json(options.target, reports)
+    print(json.dumps(found, indent=1, ensure_ascii=False) if options.json else sum_of(reports))
     return int(any(report.count(Status.ERROR) for report in reports))
 
 

@@ -48,7 +48,7 @@ def judge(
     for play in plays:
         yield _outcome(play)
     yield _ending(plays, abilities, settings)
-    yield _reward(plays)
+    yield _reward(plays, abilities)
     yield _validity(plays, abilities)
     yield _growth(plays, settings)
     yield _size(plays, count_tokens)
@@ -75,10 +75,12 @@ def _ending(plays: Sequence[Playthrough], abilities: Abilities, settings: Rollou
     return Finding("ending", Status.WARNING, "an episode did not end and nothing limits it; set max_turns in the YAML")
 
 
-def _reward(plays: Sequence[Playthrough]) -> Finding:
+def _reward(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
     rewards = [reward for play in plays for reward in play.rewards]
     players = " and ".join(play.player for play in plays)
-    if len(set(rewards)) <= 1 and any(len(play.rewards) > 1 for play in plays):
+    if len(set(rewards)) == 1 and not abilities.actions and not abilities.has_expert:
+        return Finding("reward", Status.OK, f"always {rewards[0]:g} for random words")
+    if len(set(rewards)) == 1 and len(rewards) > len(plays):
         return Finding(
             "reward", Status.WARNING, f"always {rewards[0]:g} in {players} play; training needs rewards that differ"
         )

@@ -12,7 +12,7 @@ from inspection.terminal.text import bold, paint, printable
 
 COLORS = {Status.OK: "32", Status.WARNING: "33", Status.ERROR: "31"}
 ALL_ROWS = 3
-"""With more tasks than this, findings that are ok are counted instead of printed."""
+"""With more tasks than this, a command counts findings that are ok instead of printing them."""
 
 
 def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None:
@@ -51,19 +51,19 @@ def _picture(image: Any) -> str:
     return f"[picture {size[0]} x {size[1]}]\n" if isinstance(size, tuple) else "[picture]\n"
 
 
-def print_findings(reports: Sequence[TaskReport]) -> None:
-    """One row per finding, and the sum."""
-    for report in reports:
-        rows = report.findings
-        if len(reports) > ALL_ROWS:
-            rows = [row for row in rows if row.status != Status.OK]
-        hidden = len(report.findings) - len(rows)
-        print(bold(f"task {report.name}") + (f": {hidden} checks ok" if hidden else ""))
-        for row in rows:
-            print(f"  {_colored(row)} {row.name:<12} {printable(row.detail)}")
+def rows_of(report: TaskReport, brief: bool) -> str:
+    """The task's name and one row per finding; `brief` counts those that are ok instead."""
+    rows = [row for row in report.findings if not brief or row.status != Status.OK]
+    hidden = len(report.findings) - len(rows)
+    heading = bold(f"task {report.name}") + (f": {hidden} checks ok" if hidden else "")
+    return "\n".join([heading, *(f"  {_colored(row)} {row.name:<12} {printable(row.detail)}" for row in rows)])
+
+
+def sum_of(reports: Sequence[TaskReport]) -> str:
+    """How many tasks, errors and warnings there are."""
     errors, warnings = (sum(report.count(s) for report in reports) for s in (Status.ERROR, Status.WARNING))
     tasks = f"{len(reports)} task{'s' * (len(reports) != 1)}"
-    print(f"{tasks}: {_number(errors, 'error')}, {_number(warnings, 'warning')}")
+    return f"{tasks}: {_number(errors, 'error')}, {_number(warnings, 'warning')}"
 
 
 def as_json(target: str, reports: Sequence[TaskReport]) -> dict[str, Any]:

@@ -48,12 +48,13 @@ async def check_task(
     report = TaskReport(task.name, seed)
     try:
         async with _trial(target, episode) as trial:
-            abilities = await trial.abilities(episode)
+            most = min(most, target.settings.max_turns or most)
+            has_expert = (await trial.abilities(episode)).has_expert
             plays = []
-            for player in ["expert"] * abilities.has_expert + ["random"]:
-                most_turns = min(most, target.settings.max_turns or most)
-                plays.append(await play(trial, target.settings, episode, player, most_turns))
+            for player in ["expert"] * has_expert + ["random"]:
+                plays.append(await play(trial, target.settings, episode, player, most))
                 report.first_prompt, report.tools = plays[0].first_prompt, plays[0].tools
+            abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
             twice = await replay_difference(trial, episode, plays[0])
             await trial.close(episode)
         report.findings += judge(plays, abilities, target.settings, count_tokens)

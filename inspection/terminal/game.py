@@ -131,8 +131,9 @@ class Game:
             self._trial = Trial(self._settings)
         with self._target.explained():
             await self._trial.build(self.episode)
+        reply = await self._trial.reset(self.episode)
         self.abilities = await self._trial.abilities(self.episode)
-        return await self._trial.reset(self.episode)
+        return reply
 
     def _end(self) -> None:
         if self._trial is not None:

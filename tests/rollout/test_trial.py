@@ -1,0 +1,96 @@
+"""The trial before a run: what it plays, what it leaves out, and what it forgives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rollout.bridge.settings import RolloutSettings, load_settings
+from rollout.data_source import make_episode, read_tasks, try_each_task
+from rollout.errors import EnvironmentFault
+from rollout.spec import EpisodeSpec
+from rollout.workers.trial import try_environments
+
+GAME = """\
+from envs.base import BaseInteractionEnv, make_observation
+from envs.errors import EnvironmentFault, JudgeError
+
+
+class Game(BaseInteractionEnv):
+    def __init__(self, task):
+        self.task = task
+        if task == "unbuilt":
+            raise ValueError("no such board")
+
+    def reset(self):
+        if self.task == "broken":
+            raise ValueError("no board")
+        return make_observation("start")
+
+    def step(self, response_text):
+        if self.task == "judged":
+            try:
+                raise JudgeError("no verdict: http://127.0.0.1:1 cannot be reached")
+            except JudgeError as error:
+                raise EnvironmentFault(str(error)) from error
+        if self.task == "nested":
+            return helper()
+        return make_observation("end"), True, {
+            "reward": 1.0, "terminated": True, "truncated": False, "valid_action": True,
+            "executed_action": "", "progression": 1.0,
+        }
+
+
+def helper():
+    return make_observation(3, 4)  # here
+
+
+def build_env(sample, args):
+    return Game(sample.metadata["task"])
+"""
+
+
+def episodes(folder: Path, *tasks: str) -> tuple[list[EpisodeSpec], RolloutSettings]:
+    path = folder / "game.py"
+    path.write_text(GAME)
+    settings = load_settings(SimpleNamespace(rollout_interaction_env_path=str(path), tasks=list(tasks)))
+    return [make_episode(settings, task, 0, 0) for task in read_tasks(settings)], settings
+
+
+def test_once_the_budget_is_used_up_further_tasks_are_built_but_not_played(tmp_path: Path) -> None:
+    assert try_environments(*episodes(tmp_path, "a", "broken"), budget_s=0.0) == []
+    with pytest.raises(EnvironmentFault, match="task 'broken': reset raised ValueError: no board at"):
+        try_environments(*episodes(tmp_path, "a", "broken"))
+    with pytest.raises(EnvironmentFault, match="task 'unbuilt': build_env raised ValueError: no such board at"):
+        try_environments(*episodes(tmp_path, "a", "unbuilt"), budget_s=0.0)
+
+
+def test_the_first_task_of_an_environment_is_played_whatever_the_budget(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="task 'broken': reset raised"):
+        try_environments(*episodes(tmp_path, "broken", "a"), budget_s=0.0)
+
+
+def test_a_judge_that_does_not_answer_yet_is_a_note(tmp_path: Path) -> None:
+    notes = try_environments(*episodes(tmp_path, "judged"))
+    assert notes == ["task 'judged': no verdict: http://127.0.0.1:1 cannot be reached"]
+
+
+def test_the_place_of_an_error_is_in_the_users_code_and_not_in_ours(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault) as caught:
+        try_environments(*episodes(tmp_path, "nested"))
+    line = next(number for number, text in enumerate(GAME.splitlines(), 1) if text.endswith("# here"))
+    assert f"at {tmp_path}/game.py:{line} (`return make_observation(3, 4) # here`)" in str(caught.value)
+
+
+def test_tasks_of_training_and_evaluation_that_are_the_same_are_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(
+        "rollout.data_source.try_environments", lambda found, _: tried.extend(episode.name for episode in found) or []
+    )
+    _, settings = episodes(tmp_path, "a", "b")
+    try_each_task(settings)
+    assert tried == ["a", "b"]
