@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -152,9 +153,16 @@ def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
     Raises:
         ConfigError: an override is unknown or out of range, or the plugin rejects the YAML.
     """
-    keys = read_keys(config_path)
-    flags = read_settings(EmbeddedFlags, {**overrides, "custom_config_path": str(config_path)})
-    return Namespace(**flags.model_dump(), **keys)
+    return build_args(read_keys(config_path), custom_config_path=str(config_path), **overrides)
+
+
+def build_args(keys: Mapping[str, Any], **flags: Any) -> Namespace:
+    """slime's `args` from a YAML's keys and flags; the plugin has not checked the keys.
+
+    Raises:
+        ConfigError: a flag is unknown or out of range.
+    """
+    return Namespace(**read_settings(EmbeddedFlags, flags).model_dump(), **keys)
 
 
 def read_keys(config_path: str | Path) -> dict[str, Any]:

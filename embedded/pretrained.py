@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
             f"torch {torch.__version__} finds no CUDA device; run this on a machine with a GPU, or try a few turns "
             "with --device cpu"
         )
-    from embedded.quickstart import set_up_process
+    from embedded.launch import set_up_process
 
     set_up_process()
     train_model(flags)
@@ -68,26 +68,28 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
         ConfigError: a flag, the YAML or the model is rejected.
     """
     from embedded.arguments import make_args
-    from embedded.report import RunReport, describe
+    from embedded.launch import ending
+    from embedded.report import RunReport
     from embedded.train import train
     from embedded.warmstart.imitation import WarmStart, adapt_policy
     from rollout.bridge.settings import load_settings
 
     model = find_model(flags.model)
     args = make_args(_write_config(flags), hf_checkpoint=str(model), **_slime_flags(flags))
-    report = RunReport(flags.out, {"model": Path(flags.model).name, "seed": flags.seed, "device": _device_name()})
+    folder = flags.out / "policy_before" if flags.demonstrations else model
+    facts = {"model": Path(flags.model).name, "seed": flags.seed, "device": _device_name()}
+    report = RunReport(flags.out, facts, folder)
     if flags.demonstrations:
         given = {"episodes": flags.demonstrations, "epochs": 1, "lr": 1e-4, "max_tokens": flags.max_tokens}
-        settings, folder = read_settings(WarmStart, given, "demonstrations."), flags.out / "policy"
-        loss = adapt_policy(load_settings(args), model, folder, settings, flags.seed)
+        settings = read_settings(WarmStart, given, "demonstrations.")
+        loss = adapt_policy(load_settings(args), model, folder, settings, flags.seed).loss
         args.hf_checkpoint = str(folder)
         print(f"imitated {flags.demonstrations} episodes, loss {loss:.3f} nats per token", flush=True)
     train(args, report)
     report.facts = {**report.facts, "rollout_tokens_per_s": _tokens_per_s(report.history)}
     summary = report.write()
-    for name in ("before", "after"):
-        print(f"{name}: {describe(summary[f'win_rate_{name}'])}")
-    print(f"{summary['device']}, {summary['rollout_tokens_per_s']} new tokens/s; written to {flags.out}/", flush=True)
+    print(f"{summary['device']}, {summary['rollout_tokens_per_s']} new tokens/s")
+    print(ending(summary, flags.out, args), flush=True)
     return summary
 
 

@@ -1,4 +1,4 @@
-"""What a run writes: summary, learning curve, TensorBoard metrics, and its last episodes as readable text."""
+"""What a run writes: summary, learning curve, metrics, policies, and its held-out episodes as records and as text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from rollout.bridge.sample import facts_of
+from embedded.metrics_log import MetricsLog, actor_fault, actor_updates, evaluation_means, held_out, reward_note
+from embedded.policies import PolicyFolders
 from rollout.play.metrics import mean
+from rollout.story import RECORD_KEYS
+
+if TYPE_CHECKING:
+    import torch
 
 LINE = (
     ("reward/turn", "turn/reward", ".3f"),
@@ -27,6 +32,8 @@ LINE = (
     ("entropy", "actor/entropy", ".2f"),
 )
 SHOWN_EPISODES = 8
+EPISODES, BEFORE, AFTER = "episodes.jsonl", "episodes_before.jsonl", "episodes_after.jsonl"
+"""All held-out episodes, those before the first update, and those after the last one."""
 
 
 @dataclass
@@ -35,8 +42,11 @@ class RunReport:
 
     folder: Path
     facts: Mapping[str, Any]
+    policy: str | Path
+    """Hugging Face folder of the policy that training starts from."""
     history: list[dict[str, float]] = field(default_factory=list)
-    evaluations: dict[int, Any] = field(default_factory=dict)
+    evaluations: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    """Held-out episodes by the number of updates that came before them."""
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -45,53 +55,84 @@ class RunReport:
         self.folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard would draw an earlier run's events into the same curves.
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+        for name in (EPISODES, BEFORE, AFTER, "metrics.jsonl"):
+            (self.folder / name).unlink(missing_ok=True)
         self._board = SummaryWriter(str(self.folder / "tensorboard"))
+        self._log = MetricsLog(self.folder / "metrics.jsonl")
+        self._policies = PolicyFolders(self.policy, self.folder)
 
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Record one update and print its line."""
         self.history.append({"update": rollout_id + 1, **metrics})
+        self._log.update(rollout_id, metrics)
         for key, value in metrics.items():
             self._board.add_scalar(key, value, rollout_id + 1)
         parts = [f"{name} {metrics[key]:{form}}" for name, key, form in LINE if key in metrics]
         seconds = metrics["perf/rollout_s"] + metrics["perf/train_s"]
         tqdm.write(f"update {rollout_id + 1:3d}  {'  '.join(parts)}  {seconds:.1f} s")
 
-    def evaluation(self, rollout_id: int, result: Any) -> None:
-        """Record held-out episodes, played after `rollout_id` updates."""
-        self.evaluations[rollout_id] = result
+    def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
+        """Record held-out episodes, played after `rollout_id` updates, and keep the policy that played them."""
+        episodes = self.evaluations[rollout_id] = held_out(result)
         for key, value in result.metrics.items():
             self._board.add_scalar(key, value, rollout_id)
-        rate = win_rate(_episodes(result))
-        tqdm.write(f"held-out episodes after {rollout_id} updates: {describe(rate)}")
+        self._log.evaluation(rollout_id, result)
+        means = evaluation_means(episodes)
+        self._policies.evaluated(rollout_id, (means["eval/success"], means["eval/return"]), weights)
+        append_records(self.folder / EPISODES, episodes, f"update {rollout_id}")
+        tqdm.write(f"held-out episodes after {rollout_id} updates: {describe(win_rate(episodes))}")
 
     def write(self) -> dict[str, Any]:
         """Write all files and return the summary."""
         self._board.close()
         summary = self.summary()
-        first, last = self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
+        first, last = self._ends()
+        append_records(self.folder / BEFORE, first)
+        append_records(self.folder / AFTER, last)
         plot_curve(self.folder / "curve.png", self.history, self.evaluations)
         title = "Last held-out episodes, after training"
-        write_text(self.folder / "episodes.txt", readable(title, _episodes(last)[-SHOWN_EPISODES:]))
+        write_text(self.folder / "episodes.txt", readable(title, last[-SHOWN_EPISODES:]))
         title = "Held-out episodes of the untrained policy"
-        write_text(self.folder / "episodes_before.txt", readable(title, _episodes(first)[-SHOWN_EPISODES:]))
+        write_text(self.folder / "episodes_before.txt", readable(title, first[-SHOWN_EPISODES:]))
         write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
 
     def summary(self) -> dict[str, Any]:
-        """Win rates, turns and times."""
-        first, last = (_episodes(self.evaluations[pick(self.evaluations)]) for pick in (min, max))
+        """Win rates, returns, turns and times, and whether the actor trained."""
+        first, last = self._ends()
+        best = self._policies.best_update
+        evaluated = {"best_update": best, "win_rate_best": win_rate(self.evaluations[best])} if best is not None else {}
         return {
             **self.facts,
             "win_rate_before": win_rate(first),
             "win_rate_after": win_rate(last),
+            **evaluated,
+            "return_before": spread(e["return"] for e in first),
+            "return_after": spread(e["return"] for e in last),
             "valid_action_ratio_before": _turn_mean(first, "valid_action_ratio"),
             "valid_action_ratio_after": _turn_mean(last, "valid_action_ratio"),
             "turns_per_episode_before": mean(e["turns"] for e in first),
             "turns_per_episode_after": mean(e["turns"] for e in last),
+            "failed_episodes": sum(e["fault"] is not None for played in self.evaluations.values() for e in played),
             "updates": len(self.history),
+            "actor_updates": actor_updates(self.history),
+            "fault": actor_fault(self.history),
+            "note": reward_note(self.history),
             "turns": int(sum(row.get("rollout/turns", 0) for row in self.history)),
             "wall_time_s": round(time.monotonic() - self.began, 1),
         }
+
+    def _ends(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The episodes of the first and of the last evaluation."""
+        return self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
+
+
+def append_records(path: Path, episodes: Iterable[Mapping[str, Any]], setting: str = "-") -> None:
+    """Add episodes to a file in the format that `slime-verlog view` and `compare` read."""
+    with open(path, "a", encoding="utf-8", errors="replace") as file:
+        for episode in episodes:
+            record = {"setting": setting, "player": "policy", **{key: episode[key] for key in RECORD_KEYS}}
+            file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
 
 
 def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -99,6 +140,14 @@ def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     n = len(episodes)
     rate = mean(e["success"] for e in episodes)
     return {"mean": round(rate, 4), "se": round((rate * (1 - rate) / n) ** 0.5, 4), "n": n}
+
+
+def spread(values: Iterable[float]) -> dict[str, float]:
+    """Mean, standard error and number of the values."""
+    found = list(values)
+    center, n = mean(found), len(found)
+    variance = sum((value - center) ** 2 for value in found) / (n - 1) if n > 1 else 0.0
+    return {"mean": round(center, 4), "se": round((variance / n) ** 0.5, 4) if n else 0.0, "n": n}
 
 
 def describe(rate: Mapping[str, float]) -> str:
@@ -125,8 +174,10 @@ def readable(title: str, episodes: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot_curve(path: Path, history: Sequence[Mapping[str, float]], evaluations: Mapping[int, Any]) -> None:
-    """Plot win rate on held-out seeds and mean reward per turn over updates.
+def plot_curve(
+    path: Path, history: Sequence[Mapping[str, float]], evaluations: Mapping[int, Sequence[Mapping[str, Any]]]
+) -> None:
+    """Plot win rate on held-out seeds (mean return if no episode was won) and mean reward per turn over updates.
 
     The win rate of training episodes would mislead: lost episodes last longest, so the first batches see only won
     ones end.
@@ -137,10 +188,15 @@ def plot_curve(path: Path, history: Sequence[Mapping[str, float]], evaluations: 
     from matplotlib import pyplot
 
     figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(7, 5.5), sharex=True, constrained_layout=True)
-    rates = {update: win_rate(_episodes(result)) for update, result in sorted(evaluations.items())}
+    rates = {update: win_rate(episodes) for update, episodes in sorted(evaluations.items())}
+    won = any(rate["mean"] for rate in rates.values())
+    if not won:
+        rates = {update: spread(e["return"] for e in episodes) for update, episodes in sorted(evaluations.items())}
     means, errors = ([rate[key] for rate in rates.values()] for key in ("mean", "se"))
     top.errorbar(list(rates), means, yerr=errors, fmt="o-", color="tab:red", capsize=4)
-    top.set(ylabel="win rate, held-out seeds ± SE", ylim=(0, 1.02), title="Dual-discount GAE, embedded policy")
+    top.set(ylabel=f"{'win rate' if won else 'return'}, held-out seeds ± SE", title="Embedded policy")
+    if won:
+        top.set_ylim(0, 1.02)
     # Batches drawn during the critic's warm-up are not played, so they have no rewards.
     played = [row for row in history if "turn/reward" in row]
     updates, rewards = ([row[key] for row in played] for key in ("update", "turn/reward"))
@@ -153,10 +209,6 @@ def plot_curve(path: Path, history: Sequence[Mapping[str, float]], evaluations: 
         axis.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def _episodes(result: Any) -> list[dict[str, Any]]:
-    return [dict(facts_of(sample)) for group in result.data.values() for sample in group["samples"]]
 
 
 def _text(message: Mapping[str, Any]) -> str:

@@ -26,8 +26,11 @@ class Tracker(Protocol):
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Called after every update."""
 
-    def evaluation(self, rollout_id: int, result: Any) -> None:
-        """Called after every evaluation; `rollout_id` updates came before it."""
+    def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
+        """Called after every evaluation; `rollout_id` updates came before it.
+
+        `weights` are the evaluated policy's under Hugging Face names; the next update changes them in place.
+        """
 
 
 def train(args: Namespace, tracker: Tracker) -> None:
@@ -56,7 +59,7 @@ def train(args: Namespace, tracker: Tracker) -> None:
             source.load(args.start_rollout_id - 1)
         server.update_weights(trainer.policy_state(), str(args.start_rollout_id))
         if args.start_rollout_id == 0:
-            tracker.evaluation(0, evaluate(args, 0, source, evaluation=True))
+            tracker.evaluation(0, evaluate(args, 0, source, evaluation=True), trainer.policy_state())
         updates = range(args.start_rollout_id, flags.num_rollout)
         for rollout_id in tqdm(updates, desc="training", unit="update", dynamic_ncols=True):
             began = time.perf_counter()
@@ -71,7 +74,8 @@ def train(args: Namespace, tracker: Tracker) -> None:
                 trainer.save(flags.save, rollout_id)
                 source.save(rollout_id)
             if last or _due(flags.eval_interval, rollout_id):
-                tracker.evaluation(rollout_id + 1, evaluate(args, rollout_id, source, evaluation=True))
+                result = evaluate(args, rollout_id, source, evaluation=True)
+                tracker.evaluation(rollout_id + 1, result, trainer.policy_state())
 
 
 def _engine_options(flags: EmbeddedFlags) -> EngineOptions:

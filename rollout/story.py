@@ -13,6 +13,12 @@ from typing import Any
 from rollout.spec import EpisodeSpec
 from rollout.turn import StopReason
 
+RECORD_KEYS = (
+    *("env_path", "task", "options", "max_turns", "task_name", "seed", "stop", "fault", "turns", "return", "success"),
+    *("progression", "valid_action_ratio", "metrics", "messages", "pictures", "story"),
+)
+"""Keys of `Story.facts`."""
+
 
 class Story:
     """The turns of one episode, in order."""

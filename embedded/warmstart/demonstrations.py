@@ -1,12 +1,13 @@
 """Plays episodes with a scripted expert and writes its answers as THINK/ACTION text.
 
-The environment's module must have `expert_action(env)`. Some actions are random, to reach unusual states.
+The expert is `expert_action(env)` of the environment's module. Some actions are random, to reach unusual states.
 `imitation.py` imitates the random actions too, on purpose, so PPO has something left to learn. In supervised data sets
 (`inspection/demonstrations.py`) every answer is the expert's.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections import deque
@@ -28,6 +29,8 @@ DEMONSTRATION_SEEDS = range(2_000_000_000, 3_000_000_000)
 Environments that map seeds to fewer worlds do so within each range of 1,000,000,000."""
 _SEEDS_EACH = 100_000
 """Distance between the first seeds of runs with consecutive `seed`; they repeat after 10,000 runs."""
+_MOST_WORDS = 12
+"""Words of an observation that a thought repeats."""
 _ARTICLES = re.compile(r"\b(?:the|a|an)\s+")
 
 
@@ -42,6 +45,8 @@ class Demonstration:
     turn: int = 0
     progression: float = 0.0
     """Progression of its episode at the end; 1 is success."""
+    valid: bool = True
+    """Whether the environment accepted the played answer."""
 
 
 Reason = Callable[[Any, str, str], str]
@@ -56,6 +61,8 @@ def demonstrate(
     reason: Reason | None = None,
     *,
     expert_answers: bool = False,
+    needs_expert: bool = True,
+    most_turns: int | None = None,
 ) -> list[Demonstration]:
     """Play `episodes` of the config's tasks; each action is random with probability `random_share`.
 
@@ -63,21 +70,34 @@ def demonstrate(
     was played instead. `reason` writes the thoughts (default: `think`). Environments without a list of actions get no
     random ones.
 
+    Args:
+        needs_expert: if False, all actions of an environment without an expert are random.
+        most_turns: turns after which an episode is cut; default: none, beyond the environment's own limit.
+
     Raises:
-        ConfigError: the environment has no expert, the history is not a window, or training or evaluation uses the
-            same seeds.
+        ConfigError: the environment has no expert that it needs, the prompts have pictures, the history is not a
+            window, or training or evaluation uses the same seeds.
     """
     if config.history != "window":
         raise ConfigError("demonstrations need one prompt per turn: use history: window")
     _check_seeds(config)
     tasks, rng = read_tasks(config), random.Random(seed)
+    thinker = reason or (lambda env, text, _: think(env.mission, text) if env.mission else quote(text, rng))
     turns: list[Demonstration] = []
     for k in tqdm(range(episodes), desc="demonstrations", unit="episode", leave=False):
         number = DEMONSTRATION_SEEDS[(seed * _SEEDS_EACH + k) % len(DEMONSTRATION_SEEDS)]
         spec = make_episode(config, pick_task(tasks, seed, k), k, number)
-        thinker = reason or (lambda env, text, _: think(env.mission, text))
-        turns += _play(config, spec, random_share, rng, thinker, expert_answers)
+        expert = find_expert(spec.env.env_path)
+        if expert is None and needs_expert:
+            raise ConfigError(f"{spec.env.env_path} has no expert_action(env), so it cannot be demonstrated")
+        player = _Expert(expert, random_share, rng, thinker, expert_answers) if expert else _Random(rng)
+        turns += _play(config, spec, player, most_turns)
     return turns
+
+
+def find_expert(env_path: str) -> Callable[[Any], str] | None:
+    """`expert_action` of the environment's module; None if it has none."""
+    return getattr(load_env_module(env_path), "expert_action", None)
 
 
 def _check_seeds(config: RolloutSettings) -> None:
@@ -90,36 +110,77 @@ def _check_seeds(config: RolloutSettings) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Expert:
+    """Plays the environment's expert, and random actions in between."""
+
+    expert: Callable[[Any], str]
+    random_share: float
+    rng: random.Random
+    reason: Reason
+    expert_answers: bool
+
+    def answers(self, env: Any, text: str) -> tuple[str, str]:
+        """The answer to learn and the answer to play."""
+        is_random = self.rng.random() < self.random_share and len(env.actions) > 0
+        action = self.rng.choice(list(env.actions)) if is_random else self.expert(env)
+        taught = self.expert(env) if is_random and self.expert_answers else action
+        answer = _answer(self.reason(env, text, taught), taught)
+        # A random move has no reason to show.
+        return answer, answer if taught == action else _answer("I try something.", action)
+
+
+@dataclass(frozen=True)
+class _Random:
+    """Plays random actions; each thought quotes a part of the observation, which teaches the policy to read it."""
+
+    rng: random.Random
+
+    def answers(self, env: Any, text: str) -> tuple[str, str]:
+        """The answer to learn, which is also played."""
+        answer = _answer(quote(text, self.rng), self.rng.choice(list(env.actions)))
+        return answer, answer
+
+
+def _answer(thought: str, action: str) -> str:
+    return f"THINK: {thought}\nACTION: {action}"
+
+
 def _play(
-    config: RolloutSettings,
-    spec: EpisodeSpec,
-    random_share: float,
-    rng: random.Random,
-    reason: Reason,
-    expert_answers: bool,
+    config: RolloutSettings, spec: EpisodeSpec, player: _Expert | _Random, most_turns: int | None
 ) -> list[Demonstration]:
-    expert = getattr(load_env_module(spec.env.env_path), "expert_action", None)
-    if expert is None:
-        raise ConfigError(f"{spec.env.env_path} has no expert_action(env), so it cannot be demonstrated")
     memory, env, turns, info = build_memory(config.memory), spec.env.build(), [], {"progression": 0.0}
     past: deque[Exchange] = deque(maxlen=memory.horizon)
     observation, done = env.reset(), False
-    while not done and len(turns) < (config.max_turns or env.max_steps or 1000):
+    limit = min(config.max_turns or env.max_steps or 1000, most_turns or math.inf)
+    while not done and len(turns) < limit:
         messages = build_messages(
             memory, env.instruction_prompt, list(past), observation, len(turns), env.answer_format
         )
-        is_random = rng.random() < random_share and len(env.actions) > 0
-        action = rng.choice(list(env.actions)) if is_random else expert(env)
-        taught = expert(env) if is_random and expert_answers else action
-        answer = f"THINK: {reason(env, observation['text']['long_term_context'], taught)}\nACTION: {taught}"
-        turns.append(Demonstration(messages, answer, spec.name, spec.env.metadata["seed"], len(turns)))
-        # A random move has no reason to show.
-        played = answer if taught == action else f"THINK: I try something.\nACTION: {action}"
+        _check_kind(spec, player, env, messages)
+        answer, played = player.answers(env, observation["text"]["long_term_context"])
         shown = observation
         observation, done, info = env.step(played)
         past.append(Exchange(shown, played, info["valid_action"], info["executed_action"]))
+        seed = spec.env.metadata["seed"]
+        turns.append(Demonstration(messages, answer, spec.name, seed, len(turns), valid=info["valid_action"]))
     env.close()
     return [replace(turn, progression=info["progression"]) for turn in turns]
+
+
+def _check_kind(spec: EpisodeSpec, player: _Expert | _Random, env: Any, messages: list[dict[str, Any]]) -> None:
+    """Refuse prompts with pictures, and free-text answers without an expert."""
+    if any(not isinstance(message["content"], str) for message in messages):
+        raise ConfigError(
+            f"task {spec.name!r}: the prompts have pictures, but demonstrations are text only; remove env.vlm from the "
+            "YAML, or train a vision-language model on GPUs as scripts/run_geo3k_vlm.sh does"
+        )
+    if isinstance(player, _Random) and not env.actions:
+        raise ConfigError(
+            f"task {spec.name!r}: {spec.env.env_path} takes free text (its actions are empty) and has no "
+            "expert_action(env), so there is nothing to imitate; add expert_action(env), which returns a scripted "
+            "player's next answer, or train a language model: python -m embedded.pretrained --demonstrations 0"
+        )
 
 
 def think(mission: str, observation: str) -> str:
@@ -127,5 +188,15 @@ def think(mission: str, observation: str) -> str:
     wanted = _ARTICLES.split(mission)[-1]
     for line in observation.splitlines():
         if f" {wanted} " in f" {line} ":
-            return _ARTICLES.sub("", line, count=1)
+            return _shorten(_ARTICLES.sub("", line, count=1))
     return f"no {wanted} here"
+
+
+def quote(observation: str, rng: random.Random) -> str:
+    """A short thought for environments without a mission: the start of a random line of the observation."""
+    lines = [line for line in observation.splitlines() if line.strip()]
+    return _shorten(rng.choice(lines)) if lines else "I try something."
+
+
+def _shorten(line: str) -> str:
+    return " ".join(line.split()[:_MOST_WORDS])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from embedded.arguments import OptimizerFlags
+from embedded.arguments import EmbeddedFlags, OptimizerFlags
 from embedded.engine.decoder import load_hf_model
 from embedded.trainer.batches import RolloutData, micro_batches
 from embedded.trainer.losses import log_probs_and_entropy
@@ -25,6 +27,10 @@ from rollout.tokens.encoding import DeltaEncoder
 from slime_verlog import Field, Settings
 
 OPTIMIZER = OptimizerFlags(weight_decay=0.01, lr_decay_style="cosine")
+VOCABULARY = 1024
+"""Bytes and merges of a new tokenizer, at most."""
+FACTS = "imitation.json"
+"""File beside the policy with its `Imitation`."""
 
 
 class WarmStart(Settings):
@@ -37,10 +43,16 @@ class WarmStart(Settings):
 
     episodes: int = Field(default=40, ge=1)
     """Demonstrated episodes."""
+    max_turns: int = Field(default=100, ge=1)
+    """Turns after which a demonstrated episode is cut."""
+    epoch_tokens: int = Field(default=600_000, ge=1)
+    """Tokens per epoch, prompts included; turns beyond that are left out, evenly over the demonstrations."""
     random_share: float = Field(default=0.85, ge=0, le=1)
     """Probability that a demonstrated action is random instead of the expert's."""
     epochs: int = Field(default=5, ge=1)
     """Passes over the demonstrations."""
+    least_steps: int = Field(default=0, ge=0)
+    """Optimizer steps at least; few demonstrations are passed over more often than `epochs`."""
     batch_size: int = Field(default=32, ge=1)
     """Turns per optimizer step."""
     lr: float = Field(default=2e-3, gt=0)
@@ -51,51 +63,111 @@ class WarmStart(Settings):
     """Shape of the policy."""
 
 
-def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart, seed: int) -> float:
+@dataclass(frozen=True)
+class Imitation:
+    """What the demonstrations and their imitation came to."""
+
+    loss: float
+    """The last epoch's mean loss per token, in nats."""
+    longest_prompt: int
+    """Tokens of the longest demonstrated prompt."""
+    longest_answer: int
+    """Tokens of the longest demonstrated answer, its end included."""
+
+    def lengths(self, flags: EmbeddedFlags) -> dict[str, int]:
+        """The flags that limit lengths, raised where demonstrations come near them."""
+        answer = max(flags.rollout_max_response_len, _round_up(1.5 * self.longest_answer, 8))
+        needed = _round_up(1.25 * self.longest_prompt + answer, 64)
+        context = max(flags.rollout_max_context_len or 0, needed)
+        return {
+            "rollout_max_response_len": answer,
+            "rollout_max_context_len": context,
+            "max_tokens_per_gpu": max(flags.max_tokens_per_gpu, context),
+        }
+
+
+def read_imitation(folder: str | Path) -> Imitation:
+    """The `Imitation` of a policy that `make_policy` or `adapt_policy` wrote."""
+    return Imitation(**json.loads((Path(folder) / FACTS).read_text(encoding="utf-8")))
+
+
+def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart, seed: int) -> Imitation:
     """Demonstrate, train a tokenizer, imitate, and write a Hugging Face folder.
 
-    Returns:
-        The last epoch's mean loss per token, in nats.
-
     Raises:
-        ConfigError: the environment has no expert to demonstrate it.
+        ConfigError: there is neither an expert nor a list of actions, prompts have pictures, or answers are rejected.
     """
-    turns = demonstrate(config, settings.episodes, settings.random_share, seed)
+    turns = _demonstrate(config, settings, seed)
     tokenizer = train_tokenizer(
         [message["content"] for turn in turns for message in turn.messages] + [turn.answer for turn in turns],
         fixed_phrases(turn.messages for turn in turns),
+        VOCABULARY,
     )
-    return _imitate_into(folder, build_policy(tokenizer, settings.size, seed), tokenizer, turns, settings, seed)
+    data = encode(tokenizer, turns, initialize())
+    context = _round_up(1.5 * max(data["total_lengths"]) + 64, 1024)
+    size = settings.size.model_copy(update={"context": max(settings.size.context, context)})
+    return _imitate_into(folder, build_policy(tokenizer, size, seed), tokenizer, data, settings, seed)
 
 
 def adapt_policy(
     config: RolloutSettings, source: str | Path, folder: str | Path, settings: WarmStart, seed: int
-) -> float:
+) -> Imitation:
     """Like `make_policy`, but starting from the model and tokenizer in `source`, which are not changed.
 
     Raises:
-        ConfigError: the environment has no expert to demonstrate it, or the model's shape is not supported.
+        ConfigError: as `make_policy`, or the model's shape is not supported.
     """
     from transformers import AutoTokenizer
 
-    model = load_hf_model(source)
-    turns = demonstrate(config, settings.episodes, settings.random_share, seed)
-    return _imitate_into(folder, model, AutoTokenizer.from_pretrained(source), turns, settings, seed)
+    model, tokenizer = load_hf_model(source), AutoTokenizer.from_pretrained(source)
+    data = encode(tokenizer, _demonstrate(config, settings, seed), initialize())
+    return _imitate_into(folder, model, tokenizer, data, settings, seed)
+
+
+def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> list[Demonstration]:
+    """The demonstrations; random play where there is no expert.
+
+    Raises:
+        ConfigError: as `demonstrate`, or the environment rejects most answers.
+    """
+    share, most = settings.random_share, settings.max_turns
+    turns = demonstrate(config, settings.episodes, share, seed, needs_expert=False, most_turns=most)
+    rejected = [turn for turn in turns if not turn.valid]
+    if 2 * len(rejected) > len(turns):
+        raise ConfigError(
+            f"task {rejected[0].task!r} rejects {len(rejected)} of {len(turns)} demonstrated answers, such as "
+            f"{rejected[0].answer!r}; step() must accept each of env.actions, and each action of expert_action(env), "
+            "after 'ACTION:'"
+        )
+    return turns
+
+
+def _round_up(number: float, step: int) -> int:
+    return math.ceil(number / step) * step
 
 
 def _imitate_into(
-    folder: str | Path, model: Any, tokenizer: Any, turns: Sequence[Demonstration], settings: WarmStart, seed: int
-) -> float:
+    folder: str | Path, model: Any, tokenizer: Any, data: RolloutData, settings: WarmStart, seed: int
+) -> Imitation:
     """Train the model on the demonstrations as a Megatron model, and write it with its tokenizer to `folder`."""
     save_policy(model, tokenizer, folder)
-    device = initialize()
-    actor = build_model(folder, device)
-    loss = imitate(actor, encode(tokenizer, turns, device), settings, seed)
+    actor = build_model(folder, initialize())
+    loss = imitate(actor, _thin_out(data, settings.epoch_tokens), settings, seed)
     # A head that is tied to the embeddings has no weights in the state.
     tied = model.config.tie_word_embeddings
     model.load_state_dict(megatron_to_hf(actor.state_dict(), megatron_shapes(model.config)), strict=not tied)
     save_policy(model, tokenizer, folder)
-    return loss
+    answers = data["response_lengths"]
+    prompts = [total - answer for total, answer in zip(data["total_lengths"], answers, strict=True)]
+    imitation = Imitation(loss, max(prompts), max(answers))
+    (Path(folder) / FACTS).write_text(json.dumps(vars(imitation)) + "\n", encoding="utf-8")
+    return imitation
+
+
+def _thin_out(data: RolloutData, tokens: int) -> RolloutData:
+    """The data itself if it has at most this many tokens, otherwise evenly spaced samples."""
+    step = max(1, math.ceil(sum(data["total_lengths"]) / tokens))
+    return {key: values[::step] for key, values in data.items()}
 
 
 def encode(tokenizer: Any, turns: Sequence[Demonstration], device: torch.device) -> RolloutData:
@@ -113,10 +185,12 @@ def encode(tokenizer: Any, turns: Sequence[Demonstration], device: torch.device)
 def imitate(model: GPTModel, data: RolloutData, settings: WarmStart, seed: int) -> float:
     """Maximize the likelihood of the answers; returns the last epoch's mean loss per token, in nats."""
     order, rng = list(range(len(data["tokens"]))), random.Random(seed)
-    total, mean = settings.epochs * math.ceil(len(order) / settings.batch_size), math.nan
+    per_epoch = math.ceil(len(order) / settings.batch_size)
+    epochs = max(settings.epochs, math.ceil(settings.least_steps / per_epoch))
+    total, mean = epochs * per_epoch, math.nan
     optimizer = build_optimizer(model, OPTIMIZER, settings.lr, total)
     with tqdm(total=total, desc="warm start", unit="step", leave=False) as progress:
-        for _ in range(settings.epochs):
+        for _ in range(epochs):
             rng.shuffle(order)
             losses = []
             for start in range(0, len(order), settings.batch_size):

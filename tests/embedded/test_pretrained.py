@@ -59,7 +59,7 @@ def test_a_tied_llama_trains_and_stays_as_it_was(
     assert summary["rollout_tokens_per_s"] > 0 and summary["device"] == "CPU"
     assert (llama / "model.safetensors").read_bytes() == before
     if demonstrations == "1":
-        learned, given = load_file(out / "policy" / "model.safetensors"), load_file(llama / "model.safetensors")
+        learned, given = load_file(out / "policy_before" / "model.safetensors"), load_file(llama / "model.safetensors")
         assert set(learned) == set(given)
         assert not torch.equal(learned["model.norm.weight"], given["model.norm.weight"].float())
 

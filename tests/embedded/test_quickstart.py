@@ -14,7 +14,8 @@ pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 pytest.importorskip("tensorboard", reason="needs pip install 'slime-verlog[embedded]'")
 pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
-from embedded.quickstart import CONFIG, main, run_seed
+from embedded.launch import run_seed
+from embedded.quickstart import CONFIG, main
 from embedded.report import win_rate
 from embedded.warmstart.imitation import WarmStart
 from embedded.warmstart.policy import PolicySize

@@ -36,7 +36,7 @@ class Recorder:
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         self.updates.append((rollout_id, dict(metrics)))
 
-    def evaluation(self, rollout_id: int, result: Any) -> None:
+    def evaluation(self, rollout_id: int, result: Any, weights: Any) -> None:
         self.evaluations.append((rollout_id, result))
 
 

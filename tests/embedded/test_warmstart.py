@@ -62,8 +62,8 @@ def test_a_thought_says_where_the_wanted_thing_is(mission: str, observation: str
 def test_imitation_makes_a_folder_whose_policy_answers_like_the_demonstrations(tmp_path: Path) -> None:
     size = PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64)
     settings = WarmStart(episodes=4, random_share=0.5, epochs=12, lr=1e-2, batch_size=8, size=size)
-    once = make_policy(config(), tmp_path / "one", WarmStart(**{**vars(settings), "epochs": 1}), 0)
-    more = make_policy(config(), tmp_path / "six", settings, 0)
+    once = make_policy(config(), tmp_path / "one", WarmStart(**{**vars(settings), "epochs": 1}), 0).loss
+    more = make_policy(config(), tmp_path / "six", settings, 0).loss
     assert more < 0.7 * once
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "six")
     turns = demonstrate(config(), 4, 0.5, 0)

@@ -201,7 +201,7 @@ class _Tracker:
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         self.turns.append(metrics["rollout/turns"])
 
-    def evaluation(self, rollout_id: int, result: Any) -> None:
+    def evaluation(self, rollout_id: int, result: Any, weights: Any) -> None:
         pass
 
 
@@ -220,7 +220,7 @@ def make_policy(folder: Path) -> Path:
 
 def run_checks(device: torch.device, turns: int, longest: int, show: Callable[[str], None]) -> bool:
     """Run everything and show a line each; returns whether all of it holds."""
-    from embedded.quickstart import set_up_process
+    from embedded.launch import set_up_process
     from embedded.trainer.megatron import initialize
 
     set_up_process()

@@ -21,7 +21,7 @@ import yaml
 
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
-from embedded.quickstart import set_up_process
+from embedded.launch import set_up_process
 from embedded.warmstart.imitation import WarmStart, make_policy
 from rollout.bridge.settings import load_settings
 from tests.slime.cpu.harness import Run, convert_checkpoint, find_slime
@@ -79,7 +79,7 @@ def learn(seed: int, updates: int, eval_interval: int, out: Path) -> list[tuple[
     settings: dict[str, Any] = yaml.safe_load(Path(CONFIG).read_text(encoding="utf-8"))
     policy = work / "policy"
     config = load_settings(argparse.Namespace(custom_config_path=CONFIG))
-    loss = make_policy(config, policy, WarmStart(), seed)
+    loss = make_policy(config, policy, WarmStart(), seed).loss
     print(f"seed {seed}: warm start, {loss:.3f} nats a token", flush=True)
     reference = convert_checkpoint(slime, work / "conversion", policy)
     roles = {"name": "default", "role": "critic", "overrides": {"lr": 1e-3, "save": str(work / "critic")}}

@@ -1,0 +1,93 @@
+"""Every number of a run as JSON lines, one row per update and per evaluation, and what they say about the actor."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollout.bridge.sample import facts_of
+from rollout.play.metrics import mean
+
+Row = dict[str, float]
+
+
+class MetricsLog:
+    """A `Tracker` of `embedded.train` that appends rows to a file; a resumed run continues its count of turns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.turns = sum(row.get("rollout/turns", 0.0) for row in read_rows(path))
+
+    def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of one update."""
+        self.turns += metrics.get("rollout/turns", 0.0)
+        self._write({"update": rollout_id + 1, "turns": self.turns, **metrics})
+
+    def evaluation(self, rollout_id: int, result: Any, weights: Any = None) -> None:
+        """Append the means over the held-out episodes, played after `rollout_id` updates."""
+        self._write({"update": rollout_id, "turns": self.turns, **evaluation_means(held_out(result))})
+
+    def _write(self, row: Mapping[str, float]) -> None:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def held_out(result: Any) -> list[dict[str, Any]]:
+    """The facts of each held-out episode of an evaluation."""
+    return [dict(facts_of(sample)) for group in result.data.values() for sample in group["samples"]]
+
+
+def evaluation_means(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over all episodes, whatever their task."""
+    return {
+        "eval/success": mean(facts["success"] for facts in episodes),
+        "eval/return": mean(facts["return"] for facts in episodes),
+        "eval/progression": mean(facts["progression"] for facts in episodes),
+        "eval/turns": mean(facts["turns"] for facts in episodes),
+        "eval/episodes": float(len(episodes)),
+    }
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows that a run has written so far."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def actor_updates(rows: Iterable[Mapping[str, float]]) -> int:
+    """Number of updates that trained the actor."""
+    return sum(bool(row.get("train/actor_trains")) for row in rows)
+
+
+def actor_fault(rows: Sequence[Mapping[str, float]]) -> str | None:
+    """Why the updates in `rows` taught the actor nothing; None if they did."""
+    updates = [row for row in rows if "train/actor_trains" in row]
+    trained = [row for row in updates if row["train/actor_trains"]]
+    norms = [row.get("actor/grad_norm", 0.0) for row in trained]
+    if not trained:
+        return (
+            f"the actor never trained: only the critic did, in all {len(updates)} updates; raise the number of updates "
+            "above num_critic_only_steps"
+        )
+    if not all(math.isfinite(norm) for norm in norms):
+        return "the actor's gradient was not finite (see actor/grad_norm); lower lr"
+    if not any(norms):
+        return f"the actor never changed: its gradient was 0 in all {len(trained)} updates that trained it"
+    if not any(row.get("actor/pg_loss") for row in trained):
+        return f"the actor learned nothing from rewards: every advantage was 0 in all {len(trained)} updates"
+    return None
+
+
+def reward_note(rows: Iterable[Mapping[str, float]]) -> str | None:
+    """A warning if all batches paid the same mean reward; None otherwise."""
+    rewards = {row["turn/reward"] for row in rows if "turn/reward" in row}
+    if len(rewards) != 1:
+        return None
+    return (
+        f"every batch paid the same mean reward, {rewards.pop():g} per turn, so there was nothing to learn from; look "
+        "at the episodes, and reward progress (a success by chance is needed at least now and then)"
+    )

@@ -1,0 +1,28 @@
+"""Trains a small policy on this machine, without a GPU, in any text environment.
+
+    slime-verlog train --config custom_configs/babyai.yaml --updates 40 --out outputs/babyai
+    slime-verlog train --config my_env.yaml --seeds 0 1 2 --episodes 32 --set env.max_steps=30 --set-flag lr=1e-4
+
+If the environment's module has `expert_action(env)`, the policy first imitates it, with many random actions in between.
+Otherwise it imitates random actions, which teaches it to answer in the right form, and PPO does the rest. Tokenizer and
+context length are fitted to the environment's own texts.
+
+OUT gets policy_before/ (after imitation), policy_after/ (the last) and policy_best/ (highest win rate) as Hugging Face
+folders, the held-out episodes of every evaluation (episodes.jsonl), metrics.jsonl, curve.png and summary.json.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from embedded import launch
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the flags of `slime-verlog train`."""
+    launch.add_arguments(parser, None, "outputs/train")
+
+
+def run(options: Namespace) -> int:
+    """Train; returns 1 if an actor did not train."""
+    return launch.launch(options)
