@@ -64,7 +64,9 @@ def launch(options: Namespace) -> int:
         summaries = [run_seed(options.seed, options.out, options.config, options.updates, keys=keys, **flags)]
     else:
         folders = {seed: options.out / f"seed_{seed}" for seed in options.seeds}
-        summaries = [run_seed(s, out, options.config, options.updates, keys=keys, **flags) for s, out in folders.items()]
+        summaries = [
+            run_seed(s, out, options.config, options.updates, keys=keys, **flags) for s, out in folders.items()
+        ]
         (options.out / "seeds.json").write_text(json.dumps(summaries, indent=2) + "\n", encoding="utf-8")
         print(seeds_table(summaries))
     return int(any(summary["fault"] for summary in summaries))
@@ -197,7 +199,9 @@ def ending(summary: Mapping[str, Any], folder: Path, args: Namespace) -> str:
         lines.append(f"note: {summary['note']}")
     if summary["fault"]:
         lines.append(f"error: {summary['fault']}")
-    lines.append(f"written to {folder}/; the best of the evaluated policies is that after {summary['best_update']} updates")
+    lines.append(
+        f"written to {folder}/; the best of the evaluated policies is that after {summary['best_update']} updates"
+    )
     return "\n".join([*lines, *(f"  {command}" for command in commands(folder, args))])
 
 

@@ -1,17 +1,16 @@
-"""A study's table, plot and raw CSV, from the rows that its runs wrote."""
+"""A study's table, plot and CSV files, from the rows that its runs wrote."""
 
 from __future__ import annotations
 
 import csv
-import json
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedded.studies.definitions import Study
+from embedded.metrics_log import Row, actor_fault, read_rows
+from embedded.studies.study import Study
 
-Row = dict[str, float]
 COLUMNS = (
     ("win rate before", "before", ".3f"),
     ("win rate after", "after", ".3f"),
@@ -48,25 +47,31 @@ class Run:
 
 
 def write_report(folder: Path, study: Study) -> str:
-    """Write `table.md`, `raw.csv` and `plot.png` into the study's folder, and return the table as text."""
+    """Write `table.md`, `runs.csv`, `raw.csv` and `plot.png` into the study's folder, and return the table as text."""
     runs = read_runs(folder, study)
     write_csv(folder / "raw.csv", runs)
+    write_summary_csv(folder / "runs.csv", runs)
     text = table(study, runs)
     (folder / "table.md").write_text(text, encoding="utf-8")
     plot(folder / "plot.png", study, runs)
-    return f"{text}\nwritten to {folder}/: table.md, plot.png, raw.csv"
+    return f"{text}\nwritten to {folder}/: table.md, plot.png, runs.csv, raw.csv"
 
 
 def read_runs(folder: Path, study: Study) -> list[Run]:
     """All runs in the folder, in the study's order of variants."""
     runs = []
     for variant in study.variants:
-        paths = (folder / variant.name).glob("seed_*/rows.jsonl")
+        paths = (folder / variant).glob("seed_*/rows.jsonl")
         for path in sorted(paths, key=lambda path: int(path.parent.name.split("_")[1])):
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             seed = int(path.parent.name.split("_")[1])
-            runs.append(Run(variant.name, seed, rows, (path.parent / "done.json").exists()))
+            runs.append(Run(variant, seed, read_rows(path), (path.parent / "done.json").exists()))
     return runs
+
+
+def faults_of(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each finished run whose actor learned nothing."""
+    found = [(run, actor_fault(run.rows)) for run in runs if run.done]
+    return [f"{run.variant} seed {run.seed}: {fault}" for run, fault in found if fault]
 
 
 def table(study: Study, runs: Sequence[Run]) -> str:
@@ -75,13 +80,14 @@ def table(study: Study, runs: Sequence[Run]) -> str:
     lines += ["| variant | seeds | " + " | ".join(title for title, _, _ in COLUMNS) + " |"]
     lines += ["|" + "---|" * (len(COLUMNS) + 2)]
     for variant in study.variants:
-        done = [run for run in runs if run.variant == variant.name and run.done]
+        done = [run for run in runs if run.variant == variant and run.done]
         facts = [run.facts() for run in done]
         cells = [_cell([value for f in facts if (value := f[key]) is not None], form) for _, key, form in COLUMNS]
-        lines.append(f"| {variant.name} | {len(done)} | " + " | ".join(cells) + " |")
+        lines.append(f"| {variant} | {len(done)} | " + " | ".join(cells) + " |")
     open_runs = [f"{run.variant} seed {run.seed}" for run in runs if not run.done]
     notes = ["Mean ± standard error over seeds; losses are means over the updates that trained the actor.", study.note]
     notes += [f"Not finished, and not counted: {', '.join(open_runs)}."] if open_runs else []
+    notes += [f"Warning, {fault}." for fault in faults_of(runs)]
     return "\n".join([*lines, "", *(note for note in notes if note)]) + "\n"
 
 
@@ -95,6 +101,15 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
             writer.writerows({"variant": run.variant, "seed": run.seed, **row} for row in run.rows)
 
 
+def write_summary_csv(path: Path, runs: Sequence[Run]) -> None:
+    """Write one row per run, with the table's columns."""
+    names = [key for _, key, _ in COLUMNS]
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ["variant", "seed", "finished", *names])
+        writer.writeheader()
+        writer.writerows({"variant": r.variant, "seed": r.seed, "finished": r.done, **r.facts()} for r in runs)
+
+
 def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
     """Plot held-out win rate and value loss over turns: thin lines for seeds, a thick line for their mean."""
     import matplotlib
@@ -104,13 +119,13 @@ def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
 
     figure, axes = pyplot.subplots(2, 1, figsize=(7, 6), sharex=True, constrained_layout=True)
     for number, variant in enumerate(study.variants):
-        mine = [run for run in runs if run.variant == variant.name]
+        mine = [run for run in runs if run.variant == variant]
         for axis, key in zip(axes, ("eval/success", "critic/value_loss"), strict=True):
             curves = [_curve(run.rows, key) for run in mine]
             for turns, values in curves:
                 axis.plot(turns, values, color=f"C{number}", alpha=0.25, linewidth=1)
             turns, values = _mean_curve(curves)
-            axis.plot(turns, values, color=f"C{number}", label=variant.name, marker="o" if axis is axes[0] else None)
+            axis.plot(turns, values, color=f"C{number}", label=variant, marker="o" if axis is axes[0] else None)
     axes[0].set(ylabel="win rate, held-out seeds", ylim=(0, 1.02), title=textwrap.fill(study.question, 70))
     axes[0].legend(loc="best")
     axes[1].set(xlabel="turns played", ylabel="value loss (mean of 5 updates)", yscale="log")

@@ -1,10 +1,13 @@
-"""Run an ablation study: every variant over several seeds, then a table, a plot and a raw CSV.
+"""Run a study: every variant over several seeds, then a table, a plot and CSV files.
 
     python -m embedded.studies.run dual_discount                 outputs/ablations/dual_discount/, seeds 0 1 2
+    python -m embedded.studies.run my_study.yaml --jobs 2        a study of your own, two runs at a time
     python -m embedded.studies.run memory --seeds 0 1 2 3 4 --updates 90
+    python -m embedded.studies.run --list
 
 Start the same command again to resume: finished runs are skipped, and an interrupted run continues from its last
-checkpoint. For each seed, variants with the same warm start share one initial policy.
+checkpoint. For each seed, variants with the same warm start share one initial policy. `--dry-run` checks every variant
+and prints the runs. A study's file is described in docs/studies.md.
 """
 
 from __future__ import annotations
@@ -12,97 +15,81 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embedded.report import write_text
-from embedded.studies.definitions import STUDIES, Variant
-from rollout.bridge.sample import facts_of
-from slime_verlog import ConfigError, Field, Settings, command, read_settings
+from embedded.studies.study import Study, Variant, check_study, load_study, run_keys, study_names
+from slime_verlog import ConfigError, command, read_settings
 
-CONFIG = "custom_configs/quickstart.yaml"
+if TYPE_CHECKING:
+    import torch
+
 SAVE_INTERVAL = 10
 
 
-class Budget(Settings):
-    """What all runs of a study share."""
+@dataclass(frozen=True)
+class Plan:
+    """Which runs of a study to do, and where their files go."""
 
-    config: str = CONFIG
-    """The YAML that the variants change."""
-    updates: int = Field(default=60, ge=1)
-    """Updates per run, critic warm-up included."""
-    eval_episodes: int = Field(default=128, ge=1)
-    """Held-out seeds per task."""
-    eval_interval: int = Field(default=20, ge=1)
-    """Updates between two evaluations."""
-    flags: Mapping[str, Any] = {}
-    """slime's flags; those of a variant override them."""
-    warm: Mapping[str, Any] = {}
-    """Fields of `WarmStart`; those of a variant override them."""
+    study: Study
+    out: Path
+    variants: tuple[str, ...]
+    keep_policies: bool = False
 
+    @property
+    def folder(self) -> Path:
+        """Folder of the study's results."""
+        return self.out / self.study.name
 
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` updated with `above`; nested mappings are merged in the same way."""
-    both = {key: merge(below[key], value) for key, value in above.items() if _nested(below.get(key), value)}
-    return {**below, **above, **both}
+    @property
+    def policies(self) -> Path:
+        """Folder of the initial policies, which studies share."""
+        return self.out / "policies"
 
+    def runs(self) -> list[tuple[str, int]]:
+        """Variant and seed of each run. Seeds come first, so that an interrupted study has complete comparisons."""
+        return [(variant, seed) for seed in self.study.seeds for variant in self.variants]
 
-def _nested(a: Any, b: Any) -> bool:
-    return isinstance(a, Mapping) and isinstance(b, Mapping)
-
-
-class RowTracker:
-    """A `Tracker` of `embedded.train` that appends every number of a run to a JSON-lines file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.turns = sum(row.get("rollout/turns", 0.0) for row in read_rows(path))
-
-    def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of one update."""
-        self.turns += metrics.get("rollout/turns", 0.0)
-        self._write({"update": rollout_id + 1, "turns": self.turns, **metrics})
-
-    def evaluation(self, rollout_id: int, result: Any) -> None:
-        """Append the results of the held-out episodes, played after `rollout_id` updates."""
-        episodes = [facts_of(sample) for group in result.data.values() for sample in group["samples"]]
-        mean = lambda values: sum(values) / len(episodes)
-        metrics = {
-            "eval/success": mean(facts["success"] for facts in episodes),
-            "eval/return": mean(facts["return"] for facts in episodes),
-            "eval/turns": mean(facts["turns"] for facts in episodes),
-            "eval/episodes": float(len(episodes)),
-        }
-        self._write({"update": rollout_id, "turns": self.turns, **metrics})
-
-    def _write(self, row: Mapping[str, float]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+    def run_folder(self, variant: str, seed: int) -> Path:
+        """Folder of one run."""
+        return self.folder / variant / f"seed_{seed}"
 
 
-def read_rows(path: Path) -> list[dict[str, float]]:
-    """The rows that a run has written so far."""
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def make_plan(study: Study, out: Path, only: Sequence[str] | None = None, *, keep_policies: bool = False) -> Plan:
+    """Check every variant, and plan the chosen ones.
+
+    Raises:
+        ConfigError: a chosen variant does not exist, or a variant's settings are rejected.
+    """
+    for name in only or ():
+        study.variant(name)
+    check_study(study)
+    return Plan(study, out, tuple(only or study.variants), keep_policies)
 
 
-def run_one(variant: Variant, seed: int, folder: Path, policies: Path, budget: Budget) -> None:
+def run_one(plan: Plan, variant: str, seed: int) -> None:
     """Run one variant with one seed; writes `rows.jsonl`, and `done.json` at the end.
 
     Raises:
         ConfigError: the folder holds a run with other settings, or the YAML or a flag is rejected.
     """
-    from embedded.arguments import make_args
+    from embedded.arguments import EmbeddedFlags, make_args
+    from embedded.report import write_text
     from embedded.train import train
+    from embedded.warmstart.imitation import read_imitation
 
-    settings = _settings(variant, seed, budget)
+    folder = plan.run_folder(variant, seed)
+    settings = _settings(plan.study, plan.study.variant(variant), seed)
     folder.mkdir(parents=True, exist_ok=True)
+    plan.policies.mkdir(parents=True, exist_ok=True)
     _claim(folder, settings)
     if (folder / "done.json").exists():
         return
@@ -110,37 +97,55 @@ def run_one(variant: Variant, seed: int, folder: Path, policies: Path, budget: B
     path.write_text(yaml.safe_dump(settings["keys"], sort_keys=False), encoding="utf-8")
     checkpoints = folder / "checkpoints"
     resume = _rewind(folder / "rows.jsonl", checkpoints, settings["flags"]["num_rollout"])
-    args = make_args(
-        path,
-        **settings["flags"],
-        hf_checkpoint=str(_policy(path, seed, policies, settings)),
-        save=str(checkpoints),
-        load=str(checkpoints) if resume else None,
-    )
-    tracker = RowTracker(folder / "rows.jsonl")
+    policy = _policy(path, seed, plan.policies, settings)
+    lengths = read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint=""))
+    paths = {"hf_checkpoint": str(policy), "save": str(checkpoints), "load": str(checkpoints) if resume else None}
+    args = make_args(path, **{**lengths, **settings["flags"], **paths})
+    tracker = _Tracker(folder, policy if plan.keep_policies else None)
     train(args, tracker)
-    write_text(folder / "done.json", json.dumps({"updates": args.num_rollout, "turns": tracker.turns}))
+    write_text(folder / "done.json", json.dumps({"updates": args.num_rollout, "turns": tracker.log.turns}))
     shutil.rmtree(checkpoints, ignore_errors=True)
 
 
-def _settings(variant: Variant, seed: int, budget: Budget) -> dict[str, Any]:
-    """Everything that determines a run, as plain data."""
-    from embedded.arguments import read_keys
+class _Tracker:
+    """A `Tracker` of `embedded.train` that writes rows and, if there is a `source`, policies."""
 
+    def __init__(self, folder: Path, source: Path | None) -> None:
+        from embedded.metrics_log import MetricsLog
+        from embedded.policies import write_policy
+
+        self.log, self._folder, self._source = MetricsLog(folder / "rows.jsonl"), folder, source
+        if source is not None and not (folder / "policy_before").is_dir():
+            shutil.copytree(source, folder / "policy_before")
+        self._write = write_policy
+
+    def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of one update."""
+        self.log.update(rollout_id, metrics)
+
+    def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
+        """Append the means of an evaluation, and keep the evaluated policy as `policy_after/`."""
+        self.log.evaluation(rollout_id, result)
+        if self._source is not None and rollout_id:
+            self._write(self._source, weights, self._folder / "policy_after")
+
+
+def _settings(study: Study, variant: Variant, seed: int) -> dict[str, Any]:
+    """Everything that determines a run, as plain data."""
     flags = {
         "rollout_seed": seed,
-        "num_rollout": max(1, round(budget.updates * variant.share)),
-        "eval_interval": budget.eval_interval,
+        "num_rollout": max(1, round(study.updates * variant.share)),
+        "eval_interval": study.eval_interval,
         "save_interval": SAVE_INTERVAL,
-        **budget.flags,
         **variant.flags,
     }
-    keys = merge(merge(read_keys(budget.config), {"eval": {"episodes": budget.eval_episodes}}), variant.keys)
-    return json.loads(json.dumps({"keys": keys, "flags": flags, "warm": {**budget.warm, **variant.warm}}))
+    return json.loads(json.dumps({"keys": run_keys(study, variant), "flags": flags, "warm": dict(variant.warm)}))
 
 
 def _claim(folder: Path, settings: dict[str, Any]) -> None:
     """Make sure that a folder never mixes runs with different settings."""
+    from embedded.report import write_text
+
     path = folder / "settings.json"
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -156,6 +161,9 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
 
 def _rewind(rows: Path, checkpoints: Path, updates: int) -> bool:
     """Drop the rows after an interrupted run's last checkpoint; returns whether there is a checkpoint to resume."""
+    from embedded.metrics_log import read_rows
+    from embedded.report import write_text
+
     latest = checkpoints / "latest.json"
     saved = json.loads(latest.read_text(encoding="utf-8"))["rollout_id"] + 1 if latest.exists() else -1
     if saved >= updates:
@@ -169,14 +177,14 @@ def _rewind(rows: Path, checkpoints: Path, updates: int) -> bool:
 
 def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]) -> Path:
     """The initial policy for this seed; variants with the same prompts and the same warm start share it."""
-    from embedded.warmstart.imitation import WarmStart, make_policy
+    from embedded.warmstart.imitation import FACTS, WarmStart, make_policy
     from rollout.bridge.settings import load_settings
 
     keys, warm = settings["keys"], settings["warm"]
     # Rewards do not affect demonstrations.
     env = {key: value for key, value in keys.get("env", {}).items() if key not in ("binary_reward", "shaping")}
     shown = {key: keys.get(key) for key in ("rollout_interaction_env_path", "tasks", "history", "memory", "max_turns")}
-    name = hashlib.sha256(json.dumps([env, shown, warm, seed], sort_keys=True).encode()).hexdigest()[:12]
+    name = hashlib.sha256(json.dumps([FACTS, env, shown, warm, seed], sort_keys=True).encode()).hexdigest()[:12]
     folder = policies / f"{name}-seed_{seed}"
     if not folder.is_dir():
         temporary = policies / f".{folder.name}.{os.getpid()}"
@@ -191,49 +199,104 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
     return folder
 
 
-def run_study(name: str, seeds: list[int], out: Path, budget: Budget, only: list[str] | None = None) -> str:
-    """Run what is left of a study, then write its report; returns the table.
+def run_study(plan: Plan, jobs: int = 1) -> str:
+    """Run what is left of a study, `jobs` runs at a time, then write its report; returns the table.
 
     Raises:
-        ConfigError: the study or a variant is unknown, or a run's settings are rejected.
+        ConfigError: a run's settings are rejected.
     """
     from embedded.studies.report import write_report
 
-    if name not in STUDIES:
-        raise ConfigError(f"unknown study {name!r}; choose one of {', '.join(STUDIES)}")
-    variants = {variant.name: variant for variant in STUDIES[name].variants}
-    unknown = sorted(set(only or ()) - set(variants))
-    if unknown:
-        raise ConfigError(f"{name} has no variant {unknown[0]!r}; choose from {', '.join(variants)}")
-    chosen = [variants[key] for key in (only or variants)]
-    policies = out / "policies"
-    policies.mkdir(parents=True, exist_ok=True)
-    # Seeds are the outer loop, so that an interrupted study has complete comparisons for its first seeds.
-    for seed in seeds:
-        for variant in chosen:
-            print(f"{name}: {variant.name}, seed {seed}", flush=True)
-            run_one(variant, seed, out / name / variant.name / f"seed_{seed}", policies, budget)
-    return write_report(out / name, STUDIES[name])
+    if jobs == 1:
+        for variant, seed in plan.runs():
+            print(f"{plan.study.name}: {variant}, seed {seed}", flush=True)
+            run_one(plan, variant, seed)
+    else:
+        _run_in_processes(plan, jobs)
+    return write_report(plan.folder, plan.study)
+
+
+def _run_in_processes(plan: Plan, jobs: int) -> None:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker) as pool:
+        pending = {pool.submit(run_one, plan, *run): run for run in plan.runs()}
+        try:
+            for done in as_completed(pending):
+                done.result()
+                print("{}: {}, seed {} is done".format(plan.study.name, *pending[done]), flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _start_worker() -> None:
+    from embedded.launch import set_up_process
+
+    os.environ["TQDM_DISABLE"] = "1"  # the bars of several runs would overwrite each other
+    set_up_process()
+
+
+def overview(plan: Plan) -> str:
+    """The runs of a plan, one line each, with what is done already."""
+    lines = [plan.study.question]
+    for variant, seed in plan.runs():
+        folder = plan.run_folder(variant, seed)
+        flags = _settings(plan.study, plan.study.variant(variant), seed)["flags"]
+        state = "finished" if (folder / "done.json").exists() else "begun" if folder.is_dir() else "to do"
+        lines.append(f"  {variant}, seed {seed}: {flags['num_rollout']} updates, {state}, {folder}/")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "study", nargs="?", metavar="NAME|FILE.yaml", help=f"one of {', '.join(study_names())}, or a file"
+    )
+    parser.add_argument("--list", action="store_true", help="print the studies and their questions")
+    parser.add_argument("--dry-run", action="store_true", help="check the variants and print the runs")
+    parser.add_argument("--variants", nargs="+", help="run only these variants")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, one core each (default: 1)")
+    parser.add_argument(
+        "--keep-policies", action="store_true", help="keep policy_before/ and policy_after/ of each run"
+    )
+    parser.add_argument("--out", type=Path, default=Path("outputs/ablations"), help="default: %(default)s")
+    shared = parser.add_argument_group("in place of the values in the study's file")
+    shared.add_argument("--seeds", type=int, nargs="+", help="each variant runs once per seed")
+    shared.add_argument("--config", metavar="YAML", help="the YAML that the variants change")
+    shared.add_argument("--updates", type=int, help="updates per run, critic warm-up included")
+    shared.add_argument("--eval-episodes", type=int, help="held-out seeds per task")
+    shared.add_argument("--eval-interval", type=int, help="updates between two evaluations")
+    return parser
 
 
 @command()
 def main(argv: list[str] | None = None) -> None:
-    """Run one study."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=list(STUDIES))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--variants", nargs="+", help="run only these variants")
-    for key in ("config", "updates", "eval_episodes", "eval_interval"):
-        field = Budget.model_fields[key]
-        flag = "--" + key.replace("_", "-")
-        parser.add_argument(flag, type=type(field.default), default=field.default, help=field.description)
-    parser.add_argument("--out", type=Path, default=Path("outputs/ablations"))
-    given = parser.parse_args(argv)
-    from embedded.quickstart import set_up_process
+    """Run one study; the exit code is 1 if the actor of a finished run never trained."""
+    from embedded.studies.report import faults_of, read_runs
+
+    given = _parser().parse_args(argv)
+    if given.list:
+        print("\n".join(f"{name:<16}{load_study(name).question}" for name in study_names()))
+        return
+    if given.study is None:
+        raise ConfigError("name a study, or give its YAML file; --list prints the studies")
+    if given.jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, got {given.jobs}")
+    names = ("seeds", "config", "updates", "eval_episodes", "eval_interval")
+    study = load_study(given.study, {key: value for key in names if (value := getattr(given, key)) is not None})
+    plan = make_plan(study, given.out, given.variants, keep_policies=given.keep_policies)
+    if given.dry_run:
+        print(overview(plan))
+        return
+    from embedded.launch import set_up_process
 
     set_up_process()
-    shared = {key: getattr(given, key) for key in ("config", "updates", "eval_episodes", "eval_interval")}
-    print(run_study(given.study, given.seeds, given.out, read_settings(Budget, shared), given.variants))
+    try:
+        print(run_study(plan, given.jobs))
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; the same command resumes") from None
+    if faults_of(read_runs(plan.folder, study)):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

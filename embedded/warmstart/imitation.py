@@ -24,7 +24,7 @@ from embedded.warmstart.policy import PolicySize, build_policy, save_policy
 from embedded.warmstart.tokenizer import fixed_phrases, train_tokenizer
 from rollout.bridge.settings import RolloutSettings
 from rollout.tokens.encoding import DeltaEncoder
-from slime_verlog import Field, Settings
+from slime_verlog import ConfigError, Field, Settings
 
 OPTIMIZER = OptimizerFlags(weight_decay=0.01, lr_decay_style="cosine")
 VOCABULARY = 1024

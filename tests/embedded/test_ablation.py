@@ -14,47 +14,62 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
+from safetensors.torch import load_file
+
 import embedded.studies.run as ablation
-from embedded.arguments import EmbeddedFlags
-from embedded.studies.definitions import STUDIES, Study, Variant
+from embedded.metrics_log import MetricsLog, read_rows
+from embedded.overrides import merge
 from embedded.studies.report import Run, read_runs, table
-from embedded.studies.run import CONFIG, Budget, RowTracker, main, merge, read_rows, run_one, run_study
+from embedded.studies.run import Plan, main, make_plan, run_one, run_study
+from embedded.studies.study import Study, Variant, check_study, load_study, run_keys, study_names
 from embedded.warmstart.imitation import WarmStart
-from rollout.bridge.settings import load_settings
+from rollout.bridge.settings import check_keys
 from slime_verlog import ConfigError, read_settings
 
 ROOT = Path(__file__).parents[2]
+WEIGHTS = "model.safetensors"
 TINY: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "ffn": 64}
 
 
 @pytest.fixture
-def budget(tmp_path: Path) -> Budget:
-    keys = yaml.safe_load((ROOT / CONFIG).read_text())
+def small(tmp_path: Path) -> dict[str, Any]:
+    """What a study of tiny runs shares, as its YAML file would say it."""
+    keys = yaml.safe_load((ROOT / "custom_configs" / "quickstart.yaml").read_text())
     keys["env"]["max_steps"], keys["n_env"] = 5, 4
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(keys))
-    flags = {"rollout_batch_size": 8, "global_batch_size": 4, "rollout_max_response_len": 6}
-    return Budget(
-        config=str(path),
-        updates=2,
-        eval_episodes=2,
-        eval_interval=1,
-        flags={**flags, "num_critic_only_steps": 1},
-        warm={"episodes": 2, "epochs": 1, "size": TINY},
-    )
+    flags = {"rollout_batch_size": 8, "global_batch_size": 4, "rollout_max_response_len": 6, "num_critic_only_steps": 1}
+    return {
+        "name": "tiny",
+        "question": "Which?",
+        "config": str(path),
+        "seeds": [0],
+        "updates": 2,
+        "eval_episodes": 2,
+        "eval_interval": 1,
+        "flags": flags,
+        "warm": {"episodes": 2, "epochs": 1, "size": TINY},
+        "variants": {"v": {}},
+    }
 
 
-@pytest.mark.parametrize("name", sorted(STUDIES))
-def test_every_variant_names_only_keys_and_flags_that_exist(name: str, tmp_path: Path) -> None:
-    shared = yaml.safe_load((ROOT / CONFIG).read_text())
-    for variant in STUDIES[name].variants:
-        read_settings(EmbeddedFlags, {"hf_checkpoint": "policy", **variant.flags})
-        read_settings(WarmStart, variant.warm)
-        path = tmp_path / "run.yaml"
-        path.write_text(yaml.safe_dump(merge(shared, variant.keys)))
-        config = load_settings(type("Args", (), {"custom_config_path": str(path)}))
-        warmup = config.critic_warmup.w_epoch + config.critic_warmup.w_iter
-        assert not warmup or variant.flags["num_critic_only_steps"] == warmup
+def tiny(small: dict[str, Any], **fields: Any) -> Study:
+    return read_settings(Study, {**small, **fields})
+
+
+def plan(study: Study, out: Path, **given: Any) -> Plan:
+    return Plan(study, out, tuple(study.variants), **given)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_study_of_the_package_is_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    study = load_study(name)
+    check_study(study)
+    for variant in map(study.variant, study.variants):
+        warmup = check_keys(run_keys(study, variant)).critic_warmup
+        replayed = warmup.w_epoch + warmup.w_iter
+        assert not replayed or variant.flags["num_critic_only_steps"] == replayed
 
 
 def test_what_is_not_named_stays() -> None:
@@ -66,47 +81,69 @@ def test_what_is_not_named_stays() -> None:
     }
 
 
-def test_a_study_runs_reports_and_is_not_run_again(
-    budget: Budget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_study_in_a_file_runs_reports_and_is_not_run_again(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    text = run_study("dual_discount", [0, 1], out, budget)
+    out, path = tmp_path / "out", tmp_path / "mine.yaml"
+    del small["name"]
+    variants = {"dual": None, "all_ones": {"keys": {"gamma_step": 1.0, "lambda_step": 1.0}}}
+    path.write_text(yaml.safe_dump({**small, "variants": variants}, sort_keys=False))
+    command = [str(path), "--out", str(out), "--seeds", "0", "1"]
+    main([*command, "--keep-policies"])
+    text = capsys.readouterr().out
     assert "| dual | 2 | " in text and "| all_ones | 2 | " in text
-    folder = out / "dual_discount"
+    folder = out / "mine"
     assert (folder / "plot.png").read_bytes().startswith(b"\x89PNG") and (folder / "table.md").read_text() in text
+    runs = {(v, s) for v in ("dual", "all_ones") for s in "01"}
+    for name in ("raw.csv", "runs.csv"):
+        with open(folder / name, newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert {(row["variant"], row["seed"]) for row in rows} == runs
+    assert all(row["finished"] == "True" and row["after"] for row in rows)
     with open(folder / "raw.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {(row["variant"], row["seed"]) for row in rows} == {(v, s) for v in ("dual", "all_ones") for s in "01"}
     for variant in ("dual", "all_ones"):
         mine = [row for row in rows if (row["variant"], row["seed"]) == (variant, "0")]
         assert [row["update"] for row in mine if row["eval/success"]] == ["0", "1", "2"]
         assert [row["turns"] for row in mine if row["critic/value_loss"]] == ["8.0", "16.0"]
+        before, after = (load_file(folder / variant / "seed_0" / f"policy_{n}" / WEIGHTS) for n in ("before", "after"))
+        assert before.keys() == after.keys() and any((before[key] != after[key]).any() for key in before)
     # Both variants started from the same policy, and a second start trains nothing.
     assert len(list((out / "policies").iterdir())) == 2
     monkeypatch.setattr("embedded.train.train", lambda *_: pytest.fail("a finished run was run again"))
-    assert run_study("dual_discount", [0, 1], out, budget) == text
+    main(command)
+    assert (folder / "table.md").read_text() in capsys.readouterr().out
+
+
+def test_runs_in_parallel_processes_give_the_same_rows(small: dict[str, Any], tmp_path: Path) -> None:
+    study = tiny(small, updates=1, eval_interval=9, seeds=[0, 1])
+    for jobs in (1, 2):
+        run_study(plan(study, tmp_path / str(jobs)), jobs)
+    for seed in (0, 1):
+        one, two = (read_rows(tmp_path / f"{jobs}/tiny/v/seed_{seed}/rows.jsonl") for jobs in (1, 2))
+        assert [row["update"] for row in one] == [row["update"] for row in two] == [0, 1, 1]
+        assert one[0] == two[0]
 
 
 def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_once(
-    budget: Budget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ablation, "SAVE_INTERVAL", 1)
-    budget = Budget(**{**vars(budget), "updates": 3})
-    policies, folder = tmp_path / "policies", tmp_path / "run"
-    policies.mkdir()
-    update = RowTracker.update
+    work = plan(tiny(small, updates=3), tmp_path)
+    folder = work.run_folder("v", 0)
+    update = MetricsLog.update
 
-    def fail_late(self: RowTracker, rollout_id: int, metrics: Any) -> None:
+    def fail_late(self: MetricsLog, rollout_id: int, metrics: Any) -> None:
         update(self, rollout_id, metrics)
         if rollout_id == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(RowTracker, "update", fail_late)
+    monkeypatch.setattr(MetricsLog, "update", fail_late)
     with pytest.raises(KeyboardInterrupt):
-        run_one(Variant(name="v"), 0, folder, policies, budget)
+        run_one(work, "v", 0)
     assert not (folder / "done.json").exists()
-    monkeypatch.setattr(RowTracker, "update", update)
-    run_one(Variant(name="v"), 0, folder, policies, budget)
+    monkeypatch.setattr(MetricsLog, "update", update)
+    run_one(work, "v", 0)
     rows = read_rows(folder / "rows.jsonl")
     assert [row["update"] for row in rows if "rollout/turns" in row] == [1, 2, 3]
     assert [row["update"] for row in rows if "eval/success" in row] == [0, 1, 2, 3]
@@ -115,65 +152,132 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_onc
     assert not (folder / "checkpoints").exists()
 
 
-def test_runs_of_other_settings_are_never_mixed(budget: Budget, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "settings.json").write_text(json.dumps({"keys": {}, "flags": {}, "warm": {}}))
+def test_runs_of_other_settings_are_never_mixed(small: dict[str, Any], tmp_path: Path) -> None:
+    work = plan(tiny(small), tmp_path)
+    work.run_folder("v", 0).mkdir(parents=True)
+    (work.run_folder("v", 0) / "settings.json").write_text(json.dumps({"keys": {}, "flags": {}, "warm": {}}))
     with pytest.raises(ConfigError, match="holds a run with other keys.*choose another --out"):
-        run_one(Variant(name="v"), 0, tmp_path / "run", tmp_path, budget)
+        run_one(work, "v", 0)
 
 
 def test_two_shells_that_make_the_same_policy_both_go_on_with_it(
-    budget: Budget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policies = tmp_path / "policies"
+    policies, study = tmp_path / "policies", tiny(small)
 
-    def slow(config: Any, temporary: Path, settings: WarmStart, seed: int) -> float:
+    def slow(config: Any, temporary: Path, settings: WarmStart, seed: int) -> None:
         """Meanwhile the other shell is done."""
         for folder in (temporary, policies / temporary.name.strip(".").rpartition(".")[0]):
             folder.mkdir(parents=True)
             (folder / "config.json").write_text(folder.name)
-        return 0.0
 
     monkeypatch.setattr("embedded.warmstart.imitation.make_policy", slow)
-    settings = ablation._settings(Variant(name="v"), 0, budget)
-    folder = ablation._policy(Path(budget.config), 0, policies, settings)
+    settings = ablation._settings(study, study.variant("v"), 0)
+    folder = ablation._policy(Path(study.config), 0, policies, settings)
     assert (folder / "config.json").read_text() == folder.name
     assert list(policies.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
-def test_estimators_without_a_critic_train_on_whole_episodes(estimator: str, budget: Budget, tmp_path: Path) -> None:
-    variant = next(v for v in STUDIES["estimator"].variants if v.name == estimator)
-    variant = Variant(name=estimator, keys=variant.keys, flags={**variant.flags, "rollout_batch_size": 2})
-    policies = tmp_path / "policies"
-    policies.mkdir()
-    run_one(variant, 0, tmp_path / "run", policies, Budget(**{**vars(budget), "updates": 1}))
-    (row,) = [row for row in read_rows(tmp_path / "run" / "rows.jsonl") if "rollout/turns" in row]
+def test_estimators_without_a_critic_train_on_whole_episodes(
+    estimator: str, small: dict[str, Any], tmp_path: Path
+) -> None:
+    shared = load_study("estimator").variant(estimator)
+    flags = {**small["flags"], **shared.flags, "rollout_batch_size": 2}
+    work = plan(tiny(small, updates=1, variants={"v": {"keys": shared.keys, "flags": flags}}), tmp_path)
+    run_one(work, "v", 0)
+    (row,) = [row for row in read_rows(work.run_folder("v", 0) / "rows.jsonl") if "rollout/turns" in row]
     assert row["episode/finished"] == 8 and row["train/actor_trains"] == 1
     assert not any(key.startswith("critic/") for key in row)
 
 
+def test_a_run_whose_actor_never_trained_is_named(
+    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "frozen.yaml"
+    path.write_text(yaml.safe_dump({**small, "updates": 1}))
+    with pytest.raises(SystemExit) as caught:
+        main([str(path), "--out", str(tmp_path / "out")])
+    assert caught.value.code == 1
+    assert (
+        "Warning, v seed 0: the actor never trained: only the critic did, in all 1 updates" in capsys.readouterr().out
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(STUDIES))
-def test_every_variant_of_every_study_trains(name: str, budget: Budget, tmp_path: Path) -> None:
-    shared = {key: value for key, value in budget.flags.items() if key == "rollout_max_response_len"}
-    budget = Budget(**{**vars(budget), "updates": 9, "eval_interval": 9, "flags": shared})
-    text = run_study(name, [0], tmp_path, budget)
-    for variant in STUDIES[name].variants:
-        assert f"| {variant.name} | 1 | " in text
-        rows = read_rows(tmp_path / name / variant.name / "seed_0" / "rows.jsonl")
-        assert any(row.get("train/actor_trains") for row in rows) or variant.share < 1
+@pytest.mark.parametrize("name", study_names())
+def test_every_variant_of_every_study_trains(name: str, small: dict[str, Any], tmp_path: Path) -> None:
+    content = load_study(name).model_dump(include={"keys", "flags", "warm", "variants", "name"})
+    warm = {**content["warm"], **small["warm"]}
+    study = tiny({**small, **content}, updates=9, eval_interval=9, warm=warm)
+    text = run_study(plan(study, tmp_path))
+    for variant in study.variants:
+        assert f"| {variant} | 1 | " in text
+        rows = read_rows(tmp_path / name / variant / "seed_0" / "rows.jsonl")
+        assert any(row.get("train/actor_trains") for row in rows) or study.variants[variant].share < 1
 
 
-def test_an_unknown_variant_is_named(budget: Budget, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"variant": {}}, "unknown key 'variant'; did you mean 'variants'?"),
+        ({"variants": {}}, "variants is empty; name at least one"),
+        ({"variants": {"a": {"flag": {}}}}, "unknown key 'variants.a.flag'; did you mean 'variants.a.flags'?"),
+        ({"variants": {"a/b": {}}}, "'a/b' cannot be the name of a folder"),
+        ({"updates": 0}, "updates must be at least 1, got 0"),
+        ({"seeds": []}, "seeds must be a list of integers that are at least 0, got []"),
+        ({"variants": {"a": {"keys": {"memry": {}}}}}, "variant 'a': unknown key 'memry'; did you mean 'memory'?"),
+        ({"variants": {"a": {"flags": {"lrr": 1}}}}, "variant 'a': unknown key 'lrr'; did you mean 'lr'?"),
+        ({"variants": {"a": {"warm": {"epoch": 1}}}}, "variant 'a': unknown key 'warm.epoch'; did you mean"),
+        ({"variants": {"a": {"keys": {"tasks": ["gotoo"]}}}}, "unknown BabyAI task 'gotoo'"),
+    ],
+    ids=str,
+)
+def test_a_mistake_in_a_study_ends_in_one_sentence(
+    fields: dict[str, Any], sentence: str, small: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**small, **fields}))
+    with pytest.raises(SystemExit) as caught:
+        main([str(path), "--out", str(tmp_path / "out"), "--dry-run"])
+    assert str(caught.value).startswith("error: ") and sentence in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_names_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
     with pytest.raises(ConfigError, match="has no variant 'dule'; choose from dual, all_ones"):
-        run_study("dual_discount", [0], tmp_path, budget, ["dule"])
-    with pytest.raises(ConfigError, match="unknown study 'dual'"):
-        run_study("dual", [0], tmp_path, budget)
+        make_plan(load_study("dual_discount"), tmp_path, ["dule"])
+    with pytest.raises(ConfigError, match="unknown study 'dual'; choose one of density, .*, or give a YAML file"):
+        load_study("dual")
+    with pytest.raises(ConfigError, match=r"study: .*none\.yaml cannot be read"):
+        load_study(str(tmp_path / "none.yaml"))
+
+
+def test_a_dry_run_lists_the_runs_and_writes_nothing(
+    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**small, "variants": {"a": {}, "b": {"share": 0.5}}}))
+    main([str(path), "--out", str(tmp_path / "out"), "--dry-run", "--seeds", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Which?"
+    assert lines[1:] == [
+        f"  a, seed 3: 2 updates, to do, {tmp_path}/out/tiny/a/seed_3/",
+        f"  b, seed 3: 1 updates, to do, {tmp_path}/out/tiny/b/seed_3/",
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_list_names_every_study_with_its_question(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--list"])
+    text = capsys.readouterr().out
+    for name in study_names():
+        assert name in text and load_study(name).question in text
 
 
 def test_the_table_counts_finished_runs_alone_and_gives_standard_errors_over_seeds(tmp_path: Path) -> None:
-    study = Study(question="Which?", variants=(Variant(name="a"), Variant(name="b")))
+    study = Study(question="Which?", variants={"a": Variant(), "b": Variant()})
 
     def run(variant: str, seed: int, after: float, done: bool = True) -> Run:
         evals = [{"update": k, "turns": 0, "eval/success": s, "eval/turns": 5} for k, s in ((0, 0.5), (9, after))]
@@ -185,10 +289,3 @@ def test_the_table_counts_finished_runs_alone_and_gives_standard_errors_over_see
     assert "| a | 2 | 0.500 ± 0.000 | 0.700 ± 0.100 | 5.0 ± 0.0 | 2.0000 ± 0.0000 | - |" in text
     assert "| b | 0 | - |" in text and "Not finished, and not counted: b seed 0." in text
     assert read_runs(tmp_path, study) == []
-
-
-def test_the_command_line_knows_the_studies(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["nothing"])
-    error = capsys.readouterr().err
-    assert all(name in error for name in ("dual_discount", "memory", "fixed_turn", "warmup", "density", "estimator"))
