@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 CRITIC_ONLY = 6
 """Updates at the start that train the critic alone; at most half of all updates."""
-IMITATION_STEPS = 250
-"""Optimizer steps of the imitation, at least, so that few demonstrations are enough to learn valid answers."""
+IMITATION: dict[str, Any] = {"least_steps": 150}
+"""Fields of `WarmStart`: short episodes give few demonstrated turns, so the policy sees them more often."""
 
 
 def add_arguments(parser: ArgumentParser, config: str | None, out: str) -> None:
@@ -107,7 +107,7 @@ def run_seed(
     run_config = folder / "config.yaml"
     run_config.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
     print(*note, f"seed {seed}: {_teacher(settings)}", sep="\n", flush=True)
-    imitation = make_policy(settings, policy, warm_start or WarmStart(least_steps=IMITATION_STEPS), seed)
+    imitation = make_policy(settings, policy, warm_start or WarmStart(**IMITATION), seed)
     args = make_args(run_config, **{**_lengths(imitation, flags), **given})
     print(f"imitation done, loss {imitation.loss:.3f} nats per token; training {updates} updates", flush=True)
     try:

@@ -41,6 +41,7 @@ MISTAKES = {
 COMMANDS = {
     "evaluate": ["inspection", "evaluate", "--player", "random", "--out", "{folder}/out"],
     "quickstart": ["embedded.quickstart", "--out", "{folder}/out"],
+    "train": ["inspection", "train", "--out", "{folder}/out"],
     "demonstrations": ["inspection.demonstrations", "--out", "{folder}/rows.jsonl"],
 }
 

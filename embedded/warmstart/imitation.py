@@ -45,7 +45,7 @@ class WarmStart(Settings):
     """Demonstrated episodes."""
     max_turns: int = Field(default=100, ge=1)
     """Turns after which a demonstrated episode is cut."""
-    epoch_tokens: int = Field(default=600_000, ge=1)
+    epoch_tokens: int = Field(default=300_000, ge=1)
     """Tokens per epoch, prompts included; turns beyond that are left out, evenly over the demonstrations."""
     random_share: float = Field(default=0.85, ge=0, le=1)
     """Probability that a demonstrated action is random instead of the expert's."""

@@ -39,7 +39,7 @@ def test_help_answers_with_no_python_and_no_home(tmp_path: Path, script: str, op
 
 
 OPTIONS = {
-    "run_quickstart.sh": "embedded/quickstart.py",
+    "run_quickstart.sh": "embedded/launch.py",
     "run_ablation.sh": "embedded/studies/run.py",
     "run_embedded_gpu.sh": "embedded/pretrained.py",
     "evaluate.sh": "inspection/evaluate.py",

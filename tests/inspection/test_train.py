@@ -1,0 +1,180 @@
+"""`slime-verlog train`: what it leaves behind in environments with and without an expert, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+pytest.importorskip("tensorboard", reason="needs pip install 'slime-verlog[embedded]'")
+pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import embedded.launch
+from embedded.warmstart.policy import PolicySize
+from inspection.command import main
+from inspection.records import read_episodes
+
+pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
+
+ROOT = Path(__file__).parents[2]
+ISLAND = {
+    "rollout_interaction_env_path": "tests.fixtures.island",
+    "tasks": ["island"],
+    "eval": {"episodes": 3},
+    "n_env": 4,
+    "env_backend": "inline",
+}
+SMALL = ("--set-flag", "rollout_batch_size=16", "--set-flag", "global_batch_size=8")
+
+
+@pytest.fixture(autouse=True)
+def short_imitation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny policy that imitates few steps."""
+    size = PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64)
+    fields = {"episodes": 6, "least_steps": 80, "lr": 1e-2, "batch_size": 8, "size": size}
+    monkeypatch.setattr(embedded.launch, "IMITATION", fields)
+
+
+def write(folder: Path, **keys: Any) -> str:
+    path = folder / "island.yaml"
+    path.write_text(yaml.safe_dump({**ISLAND, **keys}))
+    return str(path)
+
+
+def train(config: str, out: Path, *flags: str) -> int:
+    """Run the command; returns its exit code."""
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "--config", config, "--out", str(out), *SMALL, *flags])
+    if isinstance(caught.value.code, str):
+        raise caught.value
+    return int(caught.value.code or 0)
+
+
+def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert train(write(tmp_path), out, "--updates", "3", "--episodes", "2", "--seed", "4") == 0
+    text = capsys.readouterr().out
+    assert "tests.fixtures.island has no expert_action(env), so the policy imitates random actions" in text
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["updates"], summary["actor_updates"], summary["seed"]) == (3, 2, 4)
+    assert summary["win_rate_after"]["n"] == 2 and summary["fault"] is None and summary["best_update"] in (0, 3)
+    for command in ("evaluate --config", f"view {out}", f"compare {out}/episodes_before.jsonl"):
+        assert command in text
+    weights = {n: load_file(out / f"policy_{n}" / "model.safetensors") for n in ("before", "after", "best")}
+    assert any(not torch.equal(weights["before"][k], weights["after"][k]) for k in weights["before"])
+    same = weights["before" if summary["best_update"] == 0 else "after"]
+    assert all(torch.equal(weights["best"][k], same[k]) for k in same)
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in rows] == [0, 1, 2, 3, 3] and rows[0]["eval/episodes"] == 2
+    assert not list(out.glob(".*"))
+
+
+def test_the_episodes_are_records_and_the_policies_load_with_transformers(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert train(write(tmp_path), out, "--updates", "2", "--set-flag", "eval_interval=1") == 0
+    episodes = list(read_episodes(out))
+    assert Counter(e["setting"] for e in episodes) == {"update 0": 3, "update 1": 3, "update 2": 3}
+    for name, setting in (("episodes_before.jsonl", "update 0"), ("episodes_after.jsonl", "update 2")):
+        own = list(read_episodes(out / name))
+        assert [{**e, "setting": setting} for e in own] == [e for e in episodes if e["setting"] == setting]
+    first = episodes[0]
+    assert first["env_path"] == "tests.fixtures.island" and first["seed"] == 1_000_000_000
+    assert first["story"][0]["response"].startswith("THINK:") and first["player"] == "policy"
+    tokenizer = AutoTokenizer.from_pretrained(out / "policy_after")
+    model = AutoModelForCausalLM.from_pretrained(out / "policy_after")
+    prompt = [first["messages"][i] for i in first["story"][0]["prompt"]]
+    ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    assert tokenizer.decode(model.generate(**ids, max_new_tokens=2, do_sample=False)[0, -2:]).startswith("THINK")
+
+
+def test_an_expert_is_imitated_and_a_clusters_warmup_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
+    flags = ("--updates", "1", "--episodes", "2", "--set", "env.max_steps=5", "--set", "n_env=4")
+    config = ROOT / "custom_configs" / "babyai.yaml"
+    assert train(str(config), tmp_path / "out", *flags, "--set", "env_backend=inline", "--seeds", "0", "1") == 0
+    text = capsys.readouterr().out
+    assert "critic_warmup of the YAML is left out" in text and "seed 1: imitating scripted play" in text
+    assert "| seed | win rate before |" in text
+    written = yaml.safe_load((tmp_path / "out" / "seed_1" / "config.yaml").read_text())
+    assert "critic_warmup" not in written and written["env"]["max_steps"] == 5
+
+
+def test_long_prompts_raise_the_limits_instead_of_failing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(embedded.launch, "IMITATION", {**embedded.launch.IMITATION, "least_steps": 0, "epochs": 1})
+    out = tmp_path / "out"
+    assert train(write(tmp_path, env={"words": 150, "max_steps": 2}), out, "--updates", "1") == 0
+    text = capsys.readouterr().out
+    assert "so these flags are raised: " in text and "rollout_max_context_len" in text
+    assert {e["stop"] for e in read_episodes(out)} <= {"terminated", "truncated", "time_limit"}
+
+
+def test_a_run_whose_actor_never_trained_says_so_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert train(write(tmp_path), out, "--updates", "1", "--set-flag", "num_critic_only_steps=1") == 1
+    sentence = "the actor never trained: only the critic did, in all 1 updates"
+    assert f"error: {sentence}" in capsys.readouterr().out
+    assert json.loads((out / "summary.json").read_text())["fault"].startswith(sentence)
+
+
+REFUSED = {
+    "free text": (
+        {"env": {"free_text": True}},
+        "takes free text (its actions are empty) and has no expert_action(env)",
+    ),
+    "pictures": ({"env": {"pictures": True}}, "the prompts have pictures"),
+    "rejected answers": ({"env": {"deaf": True}}, "demonstrated answers, such as 'THINK: "),
+    "one growing conversation": ({"history": "full"}, "use history: window"),
+    "a misspelt key": ({"n_envs": 4}, "unknown key 'n_envs'; did you mean 'n_env'?"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_is_refused_in_one_sentence(case: str, tmp_path: Path) -> None:
+    keys, sentence = REFUSED[case]
+    with pytest.raises(SystemExit) as caught:
+        train(write(tmp_path, **keys), tmp_path / "out")
+    assert str(caught.value).startswith("error: ") and sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--set", "n_envs=4"], "unknown key 'n_envs'; did you mean 'n_env'?"),
+        (["--set", "n_env"], "--set takes KEY=VALUE, got 'n_env'"),
+        (["--set-flag", "lrr=1"], "unknown key 'lrr'; did you mean 'lr'?"),
+        (["--set-flag", "lr=-1e-4"], "lr must be greater than 0, got -0.0001"),
+        (["--set-flag", "rollout_batch_size=15"], "not a multiple of --global-batch-size 8"),
+        (["--updates", "0"], "num_rollout must be at least 1, got 0"),
+        (["--episodes", "0"], "eval.episodes must be at least 1, got 0"),
+    ],
+    ids=str,
+)
+def test_a_wrong_flag_is_refused_before_anything_is_written(flags: list[str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train(write(tmp_path), tmp_path / "out", *flags)
+    assert sentence in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_other_episodes_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "episodes.jsonl").write_text("{}\n")
+    with pytest.raises(SystemExit, match="holds episodes, but not of a training run; choose another --out"):
+        train(write(tmp_path), tmp_path / "out")
