@@ -202,18 +202,20 @@ def ending(summary: Mapping[str, Any], folder: Path, args: Namespace) -> str:
     lines.append(
         f"written to {folder}/; the best of the evaluated policies is that after {summary['best_update']} updates"
     )
-    return "\n".join([*lines, *(f"  {command}" for command in commands(folder, args))])
+    return "\n".join([*lines, *(f"  {command}" for command in commands(folder, args, summary["updates"]))])
 
 
-def commands(folder: Path, args: Namespace) -> list[str]:
+def commands(folder: Path, args: Namespace, updates: int) -> list[str]:
     """The commands that evaluate the last policy, show the episodes, and compare before with after."""
+    from embedded.report import setting_of
+
     me = "slime-verlog" if shutil.which("slime-verlog") else f"{shlex.quote(sys.executable)} -m inspection"
     here = shlex.quote(str(folder))
     lengths = f"--max-response-len {args.rollout_max_response_len} --max-context-len {args.rollout_max_context_len}"
     return [
         f"{me} evaluate --config {here}/config.yaml --player {here}/policy_after {lengths} --out {here}/evaluation",
         f"{me} view {here}",
-        f"{me} compare {here}/episodes_before.jsonl {here}/episodes_after.jsonl",
+        f"{me} compare {here} {here} --settings '{setting_of(0)}' '{setting_of(updates)}'",
     ]
 
 

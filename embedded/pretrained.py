@@ -58,7 +58,8 @@ def main(argv: list[str] | None = None) -> None:
     from embedded.launch import set_up_process
 
     set_up_process()
-    train_model(flags)
+    if train_model(flags)["fault"]:
+        raise SystemExit(1)
 
 
 def train_model(flags: argparse.Namespace) -> dict[str, Any]:

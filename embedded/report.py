@@ -32,8 +32,8 @@ LINE = (
     ("entropy", "actor/entropy", ".2f"),
 )
 SHOWN_EPISODES = 8
-EPISODES, BEFORE, AFTER = "episodes.jsonl", "episodes_before.jsonl", "episodes_after.jsonl"
-"""All held-out episodes, those before the first update, and those after the last one."""
+EPISODES = "episodes.jsonl"
+"""The held-out episodes of all evaluations."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class RunReport:
         self.folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard would draw an earlier run's events into the same curves.
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
-        for name in (EPISODES, BEFORE, AFTER, "metrics.jsonl"):
+        for name in (EPISODES, "metrics.jsonl"):
             (self.folder / name).unlink(missing_ok=True)
         self._board = SummaryWriter(str(self.folder / "tensorboard"))
         self._log = MetricsLog(self.folder / "metrics.jsonl")
@@ -79,7 +79,7 @@ class RunReport:
         self._log.evaluation(rollout_id, result)
         means = evaluation_means(episodes)
         self._policies.evaluated(rollout_id, (means["eval/success"], means["eval/return"]), weights)
-        append_records(self.folder / EPISODES, episodes, f"update {rollout_id}")
+        append_records(self.folder / EPISODES, episodes, setting_of(rollout_id))
         tqdm.write(f"held-out episodes after {rollout_id} updates: {describe(win_rate(episodes))}")
 
     def write(self) -> dict[str, Any]:
@@ -87,8 +87,6 @@ class RunReport:
         self._board.close()
         summary = self.summary()
         first, last = self._ends()
-        append_records(self.folder / BEFORE, first)
-        append_records(self.folder / AFTER, last)
         plot_curve(self.folder / "curve.png", self.history, self.evaluations)
         title = "Last held-out episodes, after training"
         write_text(self.folder / "episodes.txt", readable(title, last[-SHOWN_EPISODES:]))
@@ -127,7 +125,12 @@ class RunReport:
         return self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
 
 
-def append_records(path: Path, episodes: Iterable[Mapping[str, Any]], setting: str = "-") -> None:
+def setting_of(updates: int) -> str:
+    """The `setting` of records that were played after this many updates."""
+    return f"update {updates}"
+
+
+def append_records(path: Path, episodes: Iterable[Mapping[str, Any]], setting: str) -> None:
     """Add episodes to a file in the format that `slime-verlog view` and `compare` read."""
     with open(path, "a", encoding="utf-8", errors="replace") as file:
         for episode in episodes:

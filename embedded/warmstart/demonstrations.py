@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from tqdm import tqdm
 from envs.loading import load_env_module
 from rollout.bridge.settings import RolloutSettings
 from rollout.data_source import make_episode, pick_task, read_tasks
-from rollout.errors import ConfigError
+from rollout.errors import ConfigError, EnvironmentFault, SlimeVerlogError
 from rollout.play.memory import Exchange, build_memory, build_messages
 from rollout.spec import EpisodeSpec
 
@@ -77,6 +78,7 @@ def demonstrate(
     Raises:
         ConfigError: the environment has no expert that it needs, the prompts have pictures, the history is not a
             window, or training or evaluation uses the same seeds.
+        EnvironmentFault: an environment raised.
     """
     if config.history != "window":
         raise ConfigError("demonstrations need one prompt per turn: use history: window")
@@ -91,7 +93,16 @@ def demonstrate(
         if expert is None and needs_expert:
             raise ConfigError(f"{spec.env.env_path} has no expert_action(env), so it cannot be demonstrated")
         player = _Expert(expert, random_share, rng, thinker, expert_answers) if expert else _Random(rng)
-        turns += _play(config, spec, player, most_turns)
+        try:
+            turns += _play(config, spec, player, most_turns)
+        except SlimeVerlogError:
+            raise
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise EnvironmentFault(
+                f"task {spec.name!r}, seed {number}: {spec.env.env_path} raised {type(error).__name__}: {error} "
+                f"({frame.filename}:{frame.lineno})"
+            ) from error
     return turns
 
 
