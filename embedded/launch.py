@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser, config: str | None, out: str) -> None:
 
 
 def launch(options: Namespace) -> int:
-    """Train one seed, or several and print their table; returns 1 if an actor did not train.
+    """Train one seed, or several and print their table; returns 1 if an actor did not train or an episode failed.
 
     Raises:
         SlimeVerlogError: as `run_seed`.
@@ -69,7 +69,7 @@ def launch(options: Namespace) -> int:
         ]
         (options.out / "seeds.json").write_text(json.dumps(summaries, indent=2) + "\n", encoding="utf-8")
         print(seeds_table(summaries))
-    return int(any(summary["fault"] for summary in summaries))
+    return int(any(summary["fault"] or summary["failed_episodes"] for summary in summaries))
 
 
 def run_seed(
@@ -101,7 +101,8 @@ def run_seed(
     policy = folder / "policy_before"
     keys, note = _without_warmup(read_keys(config) if keys is None else keys, flags)
     given = {"rollout_seed": seed, "num_rollout": updates, "eval_interval": 20, "hf_checkpoint": str(policy)}
-    given |= {"num_critic_only_steps": min(CRITIC_ONLY, updates // 2), **flags}
+    has_critic = flags.get("advantage_estimator", "ppo") == "ppo"
+    given |= {"num_critic_only_steps": min(CRITIC_ONLY, updates // 2) if has_critic else 0, **flags}
     settings = _check(keys, given, folder)
     report = RunReport(folder, {"config": config, "tasks": list(settings.tasks), "seed": seed, **_machine()}, policy)
     run_config = folder / "config.yaml"
@@ -194,7 +195,10 @@ def ending(summary: Mapping[str, Any], folder: Path, args: Namespace) -> str:
         before, after = summary["return_before"], summary["return_after"]
         lines.append(f"return: {before['mean']:.3f} ± {before['se']:.3f} → {after['mean']:.3f} ± {after['se']:.3f}")
     if summary["failed_episodes"]:
-        lines.append(f"warning: {summary['failed_episodes']} held-out episodes lost their environment and count as 0")
+        lines.append(
+            f"error: {summary['failed_episodes']} held-out episodes lost their environment and count as 0; the first: "
+            f"{summary['first_failure']}"
+        )
     if summary["note"]:
         lines.append(f"note: {summary['note']}")
     if summary["fault"]:

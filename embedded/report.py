@@ -99,6 +99,7 @@ class RunReport:
         """Win rates, returns, turns and times, and whether the actor trained."""
         first, last = self._ends()
         best = self._policies.best_update
+        faults = [e["fault"] for played in self.evaluations.values() for e in played if e["fault"] is not None]
         evaluated = {"best_update": best, "win_rate_best": win_rate(self.evaluations[best])} if best is not None else {}
         return {
             **self.facts,
@@ -111,7 +112,8 @@ class RunReport:
             "valid_action_ratio_after": _turn_mean(last, "valid_action_ratio"),
             "turns_per_episode_before": mean(e["turns"] for e in first),
             "turns_per_episode_after": mean(e["turns"] for e in last),
-            "failed_episodes": sum(e["fault"] is not None for played in self.evaluations.values() for e in played),
+            "failed_episodes": len(faults),
+            "first_failure": faults[0].strip().splitlines()[0] if faults else None,
             "updates": len(self.history),
             "actor_updates": actor_updates(self.history),
             "fault": actor_fault(self.history),

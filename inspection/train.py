@@ -24,5 +24,5 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Train; returns 1 if an actor did not train."""
+    """Train; returns 1 if an actor did not train or a held-out episode failed."""
     return launch.launch(options)

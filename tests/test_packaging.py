@@ -115,10 +115,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return set(zipfile.ZipFile(path).namelist())
 
 
-KEPT = (".py", ".j2", ".typed", ".html", ".css", ".js")
+KEPT = (".py", ".j2", ".typed", ".html", ".css", ".js", ".yaml")
 
 
-def test_the_wheel_holds_every_module_template_asset_and_type_marker(wheel: set[str]) -> None:
+def test_the_wheel_holds_every_module_template_asset_study_and_type_marker(wheel: set[str]) -> None:
     kept = (path for name in PACKAGES for path in (REPOSITORY / name).rglob("*"))
     expected = {str(path.relative_to(REPOSITORY)) for path in kept if path.suffix in KEPT}
     assert sum(name.endswith(".j2") for name in expected) > 5

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import embedded.launch
+from embedded.report import RunReport
 from embedded.warmstart.policy import PolicySize
 from inspection.command import main
 from inspection.records import read_episodes
@@ -175,3 +176,30 @@ def test_a_folder_with_other_episodes_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out" / "episodes.jsonl").write_text("{}\n")
     with pytest.raises(SystemExit, match="holds episodes, but not of a training run; choose another --out"):
         train(write(tmp_path), tmp_path / "out")
+
+
+def test_an_interrupted_run_keeps_what_was_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = RunReport.update
+
+    def interrupt(self: RunReport, rollout_id: int, metrics: Any) -> None:
+        update(self, rollout_id, metrics)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunReport, "update", interrupt)
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit, match="interrupted after 1 updates; what was evaluated until then is in"):
+        train(write(tmp_path), out, "--updates", "3")
+    assert json.loads((out / "summary.json").read_text())["updates"] == 1
+    assert len(list(read_episodes(out))) == 3 and (out / "policy_best" / "model.safetensors").is_file()
+
+
+def test_a_failed_held_out_episode_is_named_and_fails_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = {"max_length": 4, "raise_at": 0, "raise_seeds": [1_000_000_001]}
+    path = "tests.fixtures.counting_env"
+    config = write(tmp_path, rollout_interaction_env_path=path, env=env, max_env_retries_per_turn=0)
+    assert train(config, tmp_path / "out", "--updates", "2") == 1
+    text = capsys.readouterr().out
+    assert "error: 2 held-out episodes lost their environment and count as 0; the first: " in text
+    assert "the game broke" in text
