@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CRITIC_ONLY = 6
 """Updates at the start that train the critic alone; at most half of all updates."""
-IMITATION: dict[str, Any] = {"least_steps": 150}
+IMITATION: dict[str, Any] = {"least_steps": 200}
 """Fields of `WarmStart`: short episodes give few demonstrated turns, so the policy sees them more often."""
 
 

@@ -29,8 +29,6 @@ from slime_verlog import ConfigError, Field, Settings
 OPTIMIZER = OptimizerFlags(weight_decay=0.01, lr_decay_style="cosine")
 VOCABULARY = 1024
 """Bytes and merges of a new tokenizer, at most."""
-STEP_TOKENS = 8192
-"""Tokens per optimizer step, about; long prompts make steps of fewer turns than `WarmStart.batch_size`."""
 FACTS = "imitation.json"
 """File beside the policy with its `Imitation`."""
 
@@ -56,7 +54,7 @@ class WarmStart(Settings):
     least_steps: int = Field(default=0, ge=0)
     """Optimizer steps at least; few demonstrations are passed over more often than `epochs`."""
     batch_size: int = Field(default=32, ge=1)
-    """Turns per optimizer step, at most."""
+    """Turns per optimizer step."""
     lr: float = Field(default=2e-3, gt=0)
     """Learning rate at the start; it falls to 0 along a cosine."""
     max_tokens: int = Field(default=1 << 14, ge=1)
@@ -187,8 +185,7 @@ def encode(tokenizer: Any, turns: Sequence[Demonstration], device: torch.device)
 def imitate(model: GPTModel, data: RolloutData, settings: WarmStart, seed: int) -> float:
     """Maximize the likelihood of the answers; returns the last epoch's mean loss per token, in nats."""
     order, rng = list(range(len(data["tokens"]))), random.Random(seed)
-    batch = min(settings.batch_size, max(1, STEP_TOKENS * len(order) // sum(data["total_lengths"])))
-    per_epoch = math.ceil(len(order) / batch)
+    per_epoch = math.ceil(len(order) / settings.batch_size)
     epochs = max(settings.epochs, math.ceil(settings.least_steps / per_epoch))
     total, mean = epochs * per_epoch, math.nan
     optimizer = build_optimizer(model, OPTIMIZER, settings.lr, total)
@@ -196,8 +193,8 @@ def imitate(model: GPTModel, data: RolloutData, settings: WarmStart, seed: int) 
         for _ in range(epochs):
             rng.shuffle(order)
             losses = []
-            for start in range(0, len(order), batch):
-                step = order[start : start + batch]
+            for start in range(0, len(order), settings.batch_size):
+                step = order[start : start + settings.batch_size]
                 losses.append(_imitation_step(model, optimizer, data, step, settings.max_tokens))
                 optimizer.schedule.step(1)
                 progress.update()
