@@ -203,9 +203,7 @@ def ending(summary: Mapping[str, Any], folder: Path, args: Namespace) -> str:
         lines.append(f"note: {summary['note']}")
     if summary["fault"]:
         lines.append(f"error: {summary['fault']}")
-    lines.append(
-        f"written to {folder}/; the best of the evaluated policies is that after {summary['best_update']} updates"
-    )
+    lines.append(f"written to {folder}/; policy_best/ is the policy after {summary['best_update']} updates")
     return "\n".join([*lines, *(f"  {command}" for command in commands(folder, args, summary["updates"]))])
 
 

@@ -79,11 +79,7 @@ class Imitation:
         answer = max(flags.rollout_max_response_len, _round_up(1.5 * self.longest_answer, 8))
         needed = _round_up(1.25 * self.longest_prompt + answer, 64)
         context = max(flags.rollout_max_context_len or 0, needed)
-        return {
-            "rollout_max_response_len": answer,
-            "rollout_max_context_len": context,
-            "max_tokens_per_gpu": max(flags.max_tokens_per_gpu, context),
-        }
+        return {"rollout_max_response_len": answer, "rollout_max_context_len": context}
 
 
 def read_imitation(folder: str | Path) -> Imitation:
