@@ -82,8 +82,11 @@ def actor_fault(rows: Sequence[Mapping[str, float]]) -> str | None:
     return None
 
 
-def reward_note(rows: Iterable[Mapping[str, float]]) -> str | None:
-    """A warning if all batches paid the same mean reward; None otherwise."""
+def reward_note(rows: Sequence[Mapping[str, float]]) -> str | None:
+    """A warning if no answer was valid, or if all batches paid the same mean reward; None otherwise."""
+    valid = [row["turn/valid_action_ratio"] for row in rows if "turn/valid_action_ratio" in row]
+    if valid and not any(valid):
+        return "no answer was valid, so rewards taught nothing; the policy must imitate longer, or from more episodes"
     rewards = {row["turn/reward"] for row in rows if "turn/reward" in row}
     if len(rewards) != 1:
         return None
