@@ -52,13 +52,12 @@ def launch(options: Namespace) -> int:
         SlimeVerlogError: as `run_seed`.
     """
     from embedded.arguments import read_keys
-    from embedded.overrides import merge, read_assignments
+    from rollout.bridge.overrides import set_key, with_assignments
 
-    overrides = read_assignments(options.set, "--set")
-    flags = read_assignments(options.set_flag, "--set-flag")
+    flags = with_assignments({}, options.set_flag, "--set-flag", "lr=1e-4")
+    keys = with_assignments(read_keys(options.config), options.set, "--set")
     if options.episodes is not None:
-        overrides = merge(overrides, {"eval": {"episodes": options.episodes}})
-    keys = merge(read_keys(options.config), overrides)
+        keys = set_key(keys, "eval.episodes", options.episodes)
     set_up_process()
     if options.seeds is None:
         summaries = [run_seed(options.seed, options.out, options.config, options.updates, keys=keys, **flags)]
@@ -143,13 +142,13 @@ def _check(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -> R
     """
     from embedded.arguments import build_args
     from rollout.bridge.settings import check_keys
-    from rollout.data_source import EpisodeSource, build_each_task
+    from rollout.data_source import EpisodeSource, try_each_task
 
     settings = check_keys(keys)
     EpisodeSource(build_args(keys, **flags))
     if (folder / "episodes.jsonl").exists() and not (folder / "metrics.jsonl").exists():
         raise ConfigError(f"{folder} holds episodes, but not of a training run; choose another --out")
-    build_each_task(settings)
+    try_each_task(settings)
     return settings
 
 

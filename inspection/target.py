@@ -7,11 +7,11 @@ import ast
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slime_verlog import ConfigError, read_yaml
 
@@ -62,6 +62,7 @@ def read_target(path: str, task: str | None = None, overrides: Sequence[str] = (
     Raises:
         ConfigError: a file, key or value is wrong, or there is no task; one sentence.
     """
+    from rollout.bridge.overrides import with_assignments
     from rollout.bridge.settings import check_keys
 
     if os.getcwd() not in sys.path:
@@ -75,9 +76,7 @@ def read_target(path: str, task: str | None = None, overrides: Sequence[str] = (
         named = task or default_task(path)
         guessed = named is None
         config = {"rollout_interaction_env_path": path, "tasks": [named or ANY_TASK]}
-    for override in overrides:
-        config = _override(config, override)
-    settings = check_keys(config)
+    settings = check_keys(with_assignments(config, overrides, "--set"))
     return Target(settings, _choose(settings, task), guessed)
 
 
@@ -113,30 +112,3 @@ def default_task(path: str) -> str | None:
                 if "DEFAULT_TASK" in names and isinstance(node.value.value, str):
                     return node.value.value
     return None
-
-
-def _override(config: Mapping[str, Any], text: str) -> dict[str, Any]:
-    import yaml
-
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise ConfigError(f"--set must look like memory.n=4, got {text!r}")
-    try:
-        return set_key(config, key, yaml.safe_load(value))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the value in {text!r} is not valid YAML: {error}") from error
-
-
-def set_key(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy of the YAML's mapping with the dotted key `path` set.
-
-    Raises:
-        ConfigError: the path leads through a key that is not a mapping.
-    """
-    head, _, rest = path.partition(".")
-    if not rest:
-        return {**config, head: value}
-    inner = config.get(head) or {}
-    if not isinstance(inner, Mapping):
-        raise ConfigError(f"{path} cannot be set, because {head} is {inner!r}")
-    return {**config, head: set_key(inner, rest, value)}

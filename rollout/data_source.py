@@ -204,9 +204,6 @@ def _same(task: TaskSpec, other: TaskSpec) -> bool:
     return (task.env_path, task.task, task.options) == (other.env_path, other.task, other.options)
 
 
-build_each_task = try_each_task
-
-
 def held_out_episodes(settings: RolloutSettings, tasks: list[TaskSpec]) -> list[EpisodeSpec]:
     """The episodes of an evaluation: the same seeds for every task."""
     held_out = settings.eval

@@ -17,7 +17,7 @@ import functools
 import io
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -39,9 +39,10 @@ def expand(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     data = inputs[PIXELS].cpu().numpy()  # one transfer for all pictures of a micro-batch
     patches: list[Tensor] = []
     start = 0
-    for (size, *layout), table in zip(inputs[CODE].tolist(), inputs[TABLE], strict=True):
-        pixels = torch.from_numpy(read_png(data[start : start + size].tobytes())).to(table.device)
-        patches.append(_patches(pixels, table, *layout))
+    codes = cast(list[list[int]], inputs[CODE].tolist())  # pyright: ignore[reportUnknownMemberType]
+    for (size, patch, temporal, merge), table in zip(codes, inputs[TABLE], strict=True):
+        pixels = torch.tensor(read_png(data[start : start + size].tobytes())).to(table.device)
+        patches.append(_patches(pixels, table, patch, temporal, merge))
         start += size
     others = {key: value for key, value in inputs.items() if key not in (PIXELS, CODE, TABLE)}
     return {PIXELS: torch.cat(patches), **others}

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from embedded.overrides import merge
+from rollout.bridge.overrides import merge
 from slime_verlog import ConfigError, Field, Settings, read_settings, read_yaml
 
 FOLDER = Path(__file__).with_name("definitions")
@@ -111,7 +111,7 @@ def check_study(study: Study) -> None:
     from embedded.arguments import build_args
     from embedded.warmstart.imitation import WarmStart
     from rollout.bridge.settings import check_keys
-    from rollout.data_source import EpisodeSource, build_each_task
+    from rollout.data_source import EpisodeSource, try_each_task
 
     built: list[Any] = []
     for name in study.variants:
@@ -132,7 +132,7 @@ def check_study(study: Study) -> None:
         )
         if played not in built:
             built.append(played)
-            build_each_task(settings)
+            try_each_task(settings)
 
 
 def run_keys(study: Study, variant: Variant) -> dict[str, Any]:

@@ -139,9 +139,7 @@ class SdpaAttention(torch.nn.Module):
         super().__init__()
         self.scale = softmax_scale
 
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
-    ) -> torch.Tensor:
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Attend over [sequence, batch, heads, head_dim]; returns [sequence, batch, heads x head_dim]."""
         groups = query.shape[2] // key.shape[2]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))

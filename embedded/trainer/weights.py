@@ -43,9 +43,7 @@ def head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def hf_to_megatron(
-    state: Mapping[str, torch.Tensor], shapes: Shapes, *, head: bool = True
-) -> dict[str, torch.Tensor]:
+def hf_to_megatron(state: Mapping[str, torch.Tensor], shapes: Shapes, *, head: bool = True) -> dict[str, torch.Tensor]:
     """Rename and fuse. Without `head`, the output layer is left out. The result shares no memory with `state`."""
     out = {
         "embedding.word_embeddings.weight": state["model.embed_tokens.weight"].clone(),

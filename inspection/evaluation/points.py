@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import yaml
-
+from rollout.bridge.overrides import read_value, set_key, split_assignment, with_assignments
 from rollout.bridge.settings import RolloutSettings, check_keys
-from rollout.data_source import build_each_task, held_out_episodes, read_tasks
+from rollout.data_source import held_out_episodes, read_tasks, try_each_task
 from rollout.play.memory import build_memory
 from rollout.spec import EpisodeSpec
 from slime_verlog import ConfigError, read_yaml
@@ -72,7 +71,7 @@ def read_points(options: Namespace) -> tuple[dict[str, Any], list[Point]]:
     if twice:
         raise ConfigError(f"--sweep has {twice[0]} twice")
     for settings in {point.world: point.settings for point in points}.values():
-        build_each_task(settings)
+        try_each_task(settings)
     return config, points
 
 
@@ -82,28 +81,11 @@ def read_config(options: Namespace) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"--config: {options.config} must hold a mapping, got {type(config).__name__}")
     given = {"eval.episodes": options.episodes, "n_env": options.concurrency}
-    for setting in options.set:
-        key, value = _split(setting, "--set", "memory.n=4")
-        config = set_key(config, key, _parse(value, setting))
+    config = with_assignments(config, options.set, "--set")
     for key, value in given.items():
         if value is not None:
             config = set_key(config, key, value)
     return config
-
-
-def set_key(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy of the YAML's mapping with the dotted key `path` set.
-
-    Raises:
-        ConfigError: the path leads through a key that is not a mapping.
-    """
-    head, _, rest = path.partition(".")
-    if not rest:
-        return {**config, head: value}
-    inner = config.get(head) or {}
-    if not isinstance(inner, Mapping):
-        raise ConfigError(f"{path} cannot be set, because {head} is {inner!r}")
-    return {**config, head: set_key(inner, rest, value)}
 
 
 def sweep_points(sweeps: Sequence[str]) -> list[dict[str, Any]]:
@@ -114,8 +96,8 @@ def sweep_points(sweeps: Sequence[str]) -> list[dict[str, Any]]:
     """
     axes: list[list[tuple[str, Any]]] = []
     for sweep in sweeps:
-        key, values = _split(sweep, "--sweep", "memory.n=1,2,4")
-        axes.append([(key, value) for value in _parse(f"[{values}]", sweep)])
+        key, values = split_assignment(sweep, "--sweep", "memory.n=1,2,4")
+        axes.append([(key, value) for value in read_value(f"[{values}]", sweep)])
     return [dict(point) for point in itertools.product(*axes)]
 
 
@@ -124,18 +106,3 @@ def without_speed(config: Mapping[str, Any]) -> dict[str, Any]:
     held_out = {key: value for key, value in (config.get("eval") or {}).items() if key != "episodes"}
     kept = {key: value for key, value in config.items() if key not in (*SPEED_KEYS, "eval")}
     return {**kept, "eval": held_out}
-
-
-def _split(text: str, option: str, example: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        raise ConfigError(f"{option} must look like {example}, got {text!r}")
-    return key, value
-
-
-def _parse(value: str, given: str) -> Any:
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        reason = getattr(error, "problem", None) or "it cannot be read"
-        raise ConfigError(f"the value in {given!r} is not valid YAML: {reason}") from error

@@ -50,7 +50,7 @@ def make_small(inputs: Mapping[str, Tensor], image_processor: Any) -> Mapping[st
 def _layout(inputs: Mapping[str, Tensor], processor: Any) -> tuple[int, int, int, Tensor, Tensor] | None:
     """Patch size, temporal patch size, merge size, means, standard deviations; None for another kind of processor."""
     names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
-    found = [getattr(processor, name, None) for name in names]
+    found: list[Any] = [getattr(processor, name, None) for name in names]
     if any(value is None for value in found) or PIXELS not in inputs or GRID not in inputs:
         return None
     patch, temporal, merge, mean, std = found

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 
 import embedded.studies.run as ablation
 from embedded.metrics_log import MetricsLog, read_rows
-from embedded.overrides import merge
 from embedded.studies.report import Run, read_runs, table
 from embedded.studies.run import Plan, main, make_plan, run_one, run_study
 from embedded.studies.study import Study, Variant, check_study, load_study, run_keys, study_names
 from embedded.warmstart.imitation import WarmStart
+from rollout.bridge.overrides import merge
 from rollout.bridge.settings import check_keys
 from slime_verlog import ConfigError, read_settings
 

@@ -81,9 +81,7 @@ def test_the_engines_verdict_is_the_reward(judge: EngineServer, rubric: dict[str
     assert done and info["reward"] == pytest.approx(0.7) and info["metrics"]["judge/progress"] == 7.0
 
 
-def test_gibberish_is_not_a_verdict(
-    tokenizer: Any, rubric: dict[str, Any], tmp_path: Path
-) -> None:
+def test_gibberish_is_not_a_verdict(tokenizer: Any, rubric: dict[str, Any], tmp_path: Path) -> None:
     with serve(tokenizer, tmp_path, learnt=False) as server:
         env = build(server.url, rubric, max_retries=1)
         env.reset()

@@ -118,7 +118,7 @@ async def test_fixed_turn_batches_train_too(tmp_path: Path, server: EngineServer
     args = arguments(tmp_path, server, history="window", rollout_batch_size=16, global_batch_size=8)
     source = EpisodeSource(args)
     try:
-        segments, _ = await collect(args, 0, source)
+        segments = (await collect(args, 0, source)).segments
         groups = build_samples(segments, source.take_group_ids(16), SampleWriter(args, 0))
         samples = [sample for group in groups for sample in group]
         turns = [sample for sample in samples if sample.metadata["kind"] == "turn"]

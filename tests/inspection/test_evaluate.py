@@ -20,9 +20,10 @@ import yaml
 from aiohttp import web
 
 from inspection.command import main
-from inspection.evaluation.points import set_key, sweep_points
+from inspection.evaluation.points import sweep_points
 from inspection.evaluation.table import Cell
 from inspection.records import read_episodes
+from rollout.bridge.overrides import set_key
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw

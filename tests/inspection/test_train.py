@@ -155,7 +155,7 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(case: str, tmp_path: 
     ("flags", "sentence"),
     [
         (["--set", "n_envs=4"], "unknown key 'n_envs'; did you mean 'n_env'?"),
-        (["--set", "n_env"], "--set takes KEY=VALUE, got 'n_env'"),
+        (["--set", "n_env"], "--set must look like memory.n=4, got 'n_env'"),
         (["--set-flag", "lrr=1"], "unknown key 'lrr'; did you mean 'lr'?"),
         (["--set-flag", "lr=-1e-4"], "lr must be greater than 0, got -0.0001"),
         (["--set-flag", "rollout_batch_size=15"], "not a multiple of --global-batch-size 8"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,16 @@ async def test_no_turn_is_lost_doubled_or_older_than_the_limit(
 
 
 async def test_slots_play_on_while_the_trainer_works_up_to_the_limit(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path, train_s=0.5)
+    trainer = Trainer(tmp_path)
+
+    async def train(engine: Engine, rollout_id: int) -> None:
+        deadline = time.monotonic() + 60
+        while trainer.stream.ledger["finished"] < (rollout_id + 2) * TURNS and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        engine.update()
+
+    trainer.train = train  # type: ignore[method-assign]
     await trainer.run(range(2))
     ledger = trainer.stream.ledger
     assert ledger["handed_out"] == 2 * TURNS

@@ -109,7 +109,8 @@ async def test_observations_of_a_megabyte_neither_stop_a_batch_nor_hold_the_loop
         gaps: list[float] = []
         ticks = asyncio.create_task(_record_gaps(gaps))
         try:
-            segments, metrics = await collect(args, 0, EpisodeSource(args))
+            batch = await collect(args, 0, EpisodeSource(args))
+            segments, metrics = batch.segments, batch.metrics
         finally:
             ticks.cancel()
             await close_runtimes()

@@ -140,7 +140,8 @@ async def test_a_fixed_turn_batch_plays_the_tool_environment_in_worker_processes
     async with ScriptedEngine(chatml_tokenizer(), script) as engine:
         args = rollout_args(tmp_path, engine.port, **settings)
         try:
-            segments, metrics = await collect(args, 0, EpisodeSource(args))
+            batch = await collect(args, 0, EpisodeSource(args))
+            segments, metrics = batch.segments, batch.metrics
         finally:
             await close_runtimes()
     assert sum(len(segment.turns) for segment in segments) == 16

@@ -143,7 +143,7 @@ async def test_a_fixed_turn_batch_of_pictures_carries_them_to_training(tmp_path:
     async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "turn left") as engine:
         args = rollout_args(tmp_path, engine.port, **settings(tmp_path, "envs.babyai", True, **more))
         try:
-            segments, _ = await collect(args, 0, EpisodeSource(args))
+            segments = (await collect(args, 0, EpisodeSource(args))).segments
         finally:
             await close_runtimes()
     turns = [turn for segment in segments for turn in segment.turns]
@@ -186,7 +186,8 @@ async def test_a_fixed_turn_batch_counts_answers_with_a_placeholder(tmp_path: Pa
     async with ScriptedEngine(chatml_tokenizer(), writes_a_placeholder) as engine:
         args = rollout_args(tmp_path, engine.port, **settings(tmp_path, "envs.babyai", True, **more))
         try:
-            segments, metrics = await collect(args, 0, EpisodeSource(args))
+            batch = await collect(args, 0, EpisodeSource(args))
+            segments, metrics = batch.segments, batch.metrics
         finally:
             await close_runtimes()
     assert metrics["rollout/faults/answers_with_placeholder"] == 1.0

@@ -1,0 +1,84 @@
+"""Overrides of a YAML's keys and of slime's flags: `KEY=VALUE` on a command line, and mappings that are merged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import yaml
+
+from slime_verlog import ConfigError
+
+
+def with_assignments(
+    config: Mapping[str, Any], assignments: Sequence[str], option: str, example: str = "memory.n=4"
+) -> dict[str, Any]:
+    """A copy of `config` with keys such as `memory.n` set.
+
+    Args:
+        assignments: `KEY=VALUE`; a value is JSON, or else YAML, so that `1e-4` is a number.
+        option, example: for the error's text, the option with the assignments and an example of it.
+
+    Raises:
+        ConfigError: an assignment has no key or no value, or leads through a key that is not a mapping.
+    """
+    changed = dict(config)
+    for assignment in assignments:
+        key, text = split_assignment(assignment, option, example)
+        changed = set_key(changed, key, read_value(text, assignment))
+    return changed
+
+
+def split_assignment(assignment: str, option: str, example: str) -> tuple[str, str]:
+    """The key and the text of `KEY=VALUE`.
+
+    Raises:
+        ConfigError: it has another form.
+    """
+    key, equals, text = assignment.partition("=")
+    if not equals or not text or not all(key.split(".")):
+        raise ConfigError(f"{option} must look like {example}, got {assignment!r}")
+    return key, text
+
+
+def read_value(text: str, assignment: str) -> Any:
+    """The value of an assignment.
+
+    Raises:
+        ConfigError: it is neither JSON nor YAML.
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = getattr(error, "problem", None) or "it cannot be read"
+        raise ConfigError(f"the value in {assignment!r} is not valid YAML: {reason}") from error
+
+
+def set_key(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of the mapping with the dotted key `path` set.
+
+    Raises:
+        ConfigError: the path leads through a key that is not a mapping.
+    """
+    head, _, rest = path.partition(".")
+    if not rest:
+        return {**config, head: value}
+    found: Any = config.get(head) or {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{path} cannot be set, because {head} is {found!r}")
+    return {**config, head: set_key(cast(Mapping[str, Any], found), rest, value)}
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`below` updated with `above`; nested mappings are merged in the same way."""
+    both = {key: merge(below[key], value) for key, value in above.items() if _nested(below.get(key), value)}
+    return {**below, **above, **both}
+
+
+def _nested(a: Any, b: Any) -> bool:
+    return isinstance(a, Mapping) and isinstance(b, Mapping)
