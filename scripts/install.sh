@@ -1,5 +1,10 @@
-# Makes .venv with Python 3.11 or 3.12 and installs the project into it; sourced by the run_*.sh scripts.
-# Usage: install EXTRA[,EXTRA...], try_install EXTRA. VENV names another folder; what is complete is kept.
+#!/usr/bin/env bash
+# Makes .venv with Python 3.11 or 3.12 and installs the project into it:
+#   bash scripts/install.sh                       for the environments and for training on this machine
+#   bash scripts/install.sh envs,text-games       with these extras of pyproject.toml instead
+# VENV names another folder and PYTHON the interpreter. A complete installation is kept.
+
+# Other scripts source this file and call: install EXTRA[,EXTRA...], try_install EXTRA.
 
 VENV=${VENV:-.venv}
 
@@ -45,3 +50,12 @@ try_install() {
     echo "The extra '$extra' could not be installed here (it needs make and a C compiler); going on without it." >&2
   fi
 }
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+  set -euo pipefail
+  cd "$(dirname "$0")/.."
+  source scripts/lib/help.sh
+  help_if_asked "$@"
+  install "${1:-envs,embedded}"
+  echo "installed; now run: source $VENV/bin/activate"
+fi

@@ -32,7 +32,9 @@ source scripts/lib/models.sh
 model_arguments() {
   local folder=$SLIME_PATH/scripts/models name=${MODEL/#Qwen/qwen}
   MODEL_ARGS=()
-  if [ -f "$folder/$name-vl.sh" ]; then
+  if [ -n "$FLAT" ]; then
+    describe_model_in_lines "$name"
+  elif [ -f "$folder/$name-vl.sh" ]; then
     # shellcheck source=/dev/null
     source "$folder/$name-vl.sh"
   elif [ -f "$folder/$name.sh" ] && [[ $MODEL == Qwen3.5-* ]]; then
@@ -43,6 +45,18 @@ model_arguments() {
   else
     [ -n "$DRY_RUN" ] || die "$folder has neither $name-vl.sh nor a Qwen3.5; name a model that slime trains with pictures"
     echo "note: $folder has no $name.sh, so the model's flags are missing below" >&2
+  fi
+}
+
+# The same choice as shell lines, which --flat prints. Without a slime checkout, a mixture is taken for slime's own.
+describe_model_in_lines() {
+  if [[ $MODEL == *-A*B ]]; then
+    MODEL_LINES=("source \"\$SLIME_PATH/scripts/models/$1-vl.sh\"")
+  else
+    MODEL_LINES=(
+      "source \"\$SLIME_PATH/scripts/models/$1.sh\"  # the text model; the next line adds slime's pictures"
+      "MODEL_ARGS[1]=slime_plugins.models.qwen3_5_vl MODEL_ARGS[2]=get_qwen3_5_vl_model_provider"
+    )
   fi
 }
 

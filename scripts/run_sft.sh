@@ -26,6 +26,8 @@ DATA=${DEMONSTRATIONS:-$RUN_DIR/demonstrations.jsonl}
 if [ -z "$DRY_RUN" ] && [ ! -f "$DATA" ]; then
   python3 -m inspection.demonstrations --config "$CONFIG_FILE" --episodes "$EPISODES" --out "$DATA"
 fi
+PREPARATION="[ -f \"$DATA\" ] || PYTHONPATH=\$REPO python3 -m inspection.demonstrations --config \"\$RUN_DIR/config.yaml\" \\
+  --episodes $EPISODES --out \"$DATA\""  # what --flat prints
 case $MODEL in
   Qwen3.5*) MASK=qwen3_5 ;;
   Qwen3*) MASK=qwen3 ;;

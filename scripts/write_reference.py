@@ -1,7 +1,7 @@
-"""Writes docs/reference/configuration.md and custom_configs/schema.json from the settings models.
+"""Writes docs/reference/configuration.md, custom_configs/schema.json and docs/examples/run_crafter.sh.
 
 It also names the schema in the first line of each YAML file in custom_configs/ that lacks this line. Run it after a
-change to a model: python scripts/write_reference.py
+change to a settings model, a YAML file or a script: python scripts/write_reference.py
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import os
 import pkgutil
 import re
+import subprocess
 import sys
 import typing
 from collections.abc import Iterator, Mapping
@@ -32,6 +34,7 @@ from slime_verlog import Settings  # noqa: E402
 REFERENCE = ROOT / "docs" / "reference" / "configuration.md"
 SCHEMA = ROOT / "custom_configs" / "schema.json"
 SCHEMA_LINE = "# yaml-language-server: $schema=schema.json\n"
+FLAT = ROOT / "docs" / "examples" / "run_crafter.sh"
 COMMAND = "python scripts/write_reference.py"
 
 PARTS = {
@@ -61,8 +64,8 @@ folders) is set with slime's own command-line flags; [docs/slime.md](../slime.md
 
 def main() -> None:
     """Write all files that are out of date."""
-    REFERENCE.parent.mkdir(parents=True, exist_ok=True)
     for path, text in outputs().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             print(f"wrote {path.relative_to(ROOT)}")
@@ -72,7 +75,14 @@ def outputs() -> dict[Path, str]:
     """The text of each file, by path."""
     environments = environment_models()
     configs = {path: with_schema(path.read_text(encoding="utf-8")) for path in SCHEMA.parent.glob("*.yaml")}
-    return {REFERENCE: reference(environments), SCHEMA: schema(environments), **configs}
+    return {REFERENCE: reference(environments), SCHEMA: schema(environments), FLAT: flat_script(), **configs}
+
+
+def flat_script() -> str:
+    """The Crafter run as one file, with the scripts' default paths."""
+    command = ["bash", str(ROOT / "scripts" / FLAT.name), "--flat"]
+    environment = {"PATH": os.environ["PATH"]}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
 
 def with_schema(config: str) -> str:

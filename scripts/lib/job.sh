@@ -1,4 +1,4 @@
-# The job that the *_ARGS arrays describe: printed, checked, handed to Ray. Sourced by scripts/lib/slime.sh.
+# The job that the *_ARGS arrays describe: printed, checked and handed to Ray. Sourced by scripts/lib/slime.sh.
 
 # The groups in the order in which later flags win, and what each is for.
 GROUPS_OF_FLAGS=(
@@ -20,6 +20,10 @@ GROUPS_OF_FLAGS=(
 # Checks the whole command line first, so that a mistake costs seconds and no GPU; then hands it to Ray.
 submit() {
   local group
+  if [ -n "$FLAT" ]; then
+    print_flat
+    return
+  fi
   TRAIN_ARGS=()
   for group in "${GROUPS_OF_FLAGS[@]}"; do
     local -n words=${group%% *}_ARGS
@@ -59,14 +63,10 @@ job_environment() {
 
 # Prints a script that submits the same job, one flag per line. Only the run's folder was written to.
 print_job() {
-  local group name
+  local group
   printf '#!/usr/bin/env bash\n# What scripts/%s submits. Only %s was written so far.\n' "$(basename "$0")" "$RUN_DIR"
   for group in "${GROUPS_OF_FLAGS[@]}"; do
-    name=${group%% *}_ARGS
-    local -n flags=$name
-    printf '\n%s=(  # %s' "$name" "$(sed 's/^[A-Z]* *//' <<< "$group")"
-    print_flags "${flags[@]}"
-    printf '\n)\n'
+    print_group "$group"
   done
   printf '\n'
   printf 'ray job submit \\\n'
@@ -76,6 +76,14 @@ print_job() {
     printf ' \\\n  "${%s_ARGS[@]}"' "${group%% *}"
   done
   printf '\n'
+}
+
+# One array: the comment that says what the group is for, then one flag per line.
+print_group() {
+  local -n flags=${1%% *}_ARGS
+  printf '\n%s_ARGS=(  # %s' "${1%% *}" "$(sed 's/^[A-Z]* *//' <<< "$1")"
+  print_flags "${flags[@]}"
+  printf '\n)\n'
 }
 
 print_flags() {
@@ -88,9 +96,11 @@ print_flags() {
   done
 }
 
-# A word as the shell reads it back; quotes only where it needs them.
+# A word as the shell reads it back; quotes only where it needs them. Paths of --flat keep their variable.
 quoted() {
-  if [[ $1 =~ ^[A-Za-z0-9_./:=@%+,-]+$ ]]; then
+  if [ -n "$FLAT" ] && [[ $1 =~ ^\$(RUN_DIR|MODELS|SLIME_PATH)(/[A-Za-z0-9_./-]*)?$ ]]; then
+    printf '"%s"' "$1"
+  elif [[ $1 =~ ^[A-Za-z0-9_./:=@%+,-]+$ ]]; then
     printf '%s' "$1"
   else
     printf "'%s'" "${1//\'/\'\\\'\'}"

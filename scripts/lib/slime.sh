@@ -3,9 +3,10 @@
 # A script sets EXPERIMENT CONFIG MODEL NUM_GPUS TURNS STEP_TURNS PROMPT_LEN RESPONSE_LEN UPDATES and calls
 #   parse_options "$@"; build_arguments; submit
 # It may append to any *_ARGS array in between; later flags win. Environment variables override the paths below.
-# How the job is printed, checked and handed to Ray stands in scripts/lib/job.sh.
+# scripts/lib/job.sh prints the job, checks it and hands it to Ray; scripts/lib/flat.sh prints it as one file.
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/job.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/flat.sh"
 
 SLIME_PATH=${SLIME_PATH:-/root/slime}             # the checkout whose train.py runs
 MEGATRON_PATH=${MEGATRON_PATH:-/root/Megatron-LM}
@@ -15,7 +16,7 @@ RAY_ADDRESS=${RAY_ADDRESS:-http://127.0.0.1:8265}
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 LAYOUT=colocated
-DRY_RUN=
+DRY_RUN= FLAT=
 NUM_NODES=${NUM_NODES:-1}
 CHECKPOINTS_KEPT=${CHECKPOINTS_KEPT:-2}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-1}
@@ -26,8 +27,9 @@ usage() {
   cat << END
 $(print_header)
 
-usage: bash scripts/$(basename "$0") [--dry-run] [--model NAME] [--disaggregated] [-- SLIME FLAGS]
+usage: bash scripts/$(basename "$0") [--dry-run | --flat] [--model NAME] [--disaggregated] [-- SLIME FLAGS]
   --dry-run        write the YAML files into the run's folder, print the job as a script, start nothing
+  --flat           print the run as one script in the style of slime's examples; write and start nothing
   --model NAME     Qwen2.5-3B-Instruct, Qwen2.5-7B-Instruct, Qwen3-4B, ...: any model in slime's scripts/models/
                    (now $MODEL)
   --disaggregated  separate GPUs for training and serving; without it they take turns on the same ones
@@ -51,6 +53,7 @@ parse_options() {
   while [ $# -gt 0 ]; do
     case $1 in
       --dry-run) DRY_RUN=yes ;;
+      --flat) DRY_RUN=yes FLAT=yes ;;
       --disaggregated) LAYOUT=disaggregated ;;
       --model) MODEL=${2:?--model needs a name}; shift ;;
       --help | -h) usage; exit 0 ;;
@@ -60,6 +63,7 @@ parse_options() {
     shift
   done
   RUN_DIR=$OUTPUT/$EXPERIMENT-$MODEL
+  [ -z "$FLAT" ] || name_paths_by_variables
   HF_CHECKPOINT=$MODELS/$MODEL
   REFERENCE=${REFERENCE:-$MODELS/${MODEL}_torch_dist}  # what actor and critic start from, and KL measures
   ACTOR_DIR=$RUN_DIR/actor
@@ -80,6 +84,8 @@ build_arguments() {
 # Megatron's description of the model, from slime's own collection.
 model_arguments() {
   local name=${MODEL/#Qwen/qwen} file
+  MODEL_LINES=("source \"\$SLIME_PATH/scripts/models/${name%-Instruct}.sh\"")  # what --flat prints
+  [ -z "$FLAT" ] || { MODEL_ARGS=(); return; }
   for file in "$SLIME_PATH/scripts/models/$name.sh" "$SLIME_PATH/scripts/models/${name%-Instruct}.sh"; do
     [ -f "$file" ] || continue
     # shellcheck source=/dev/null
@@ -95,17 +101,23 @@ model_arguments() {
 # Instruct, Thinking, Coder and Next are not hybrids.
 write_config() {
   CONFIG_FILE=$RUN_DIR/config.yaml
-  { mkdir -p "$RUN_DIR" && cp "$REPO/$CONFIG" "$CONFIG_FILE"; } 2> /dev/null ||
-    die "cannot write $CONFIG_FILE; set OUTPUT to a folder that you may write to, and that all nodes share"
+  CONFIG_TEXT=$(< "$REPO/$CONFIG")
+  save_config
   if [[ $MODEL =~ ^Qwen3(\.[0-9]+)?-[0-9.]+B(-A[0-9.]+B)?(-FP8|-AWQ|-GPTQ-Int[48])?$ ]]; then
     add_key chat_template_kwargs '{enable_thinking: false}'
   fi
   CRITIC_ONLY_STEPS=$(($(config_number w_epoch) + $(config_number w_iter)))
 }
 
+save_config() {
+  [ -n "$FLAT" ] || { mkdir -p "$RUN_DIR" && printf '%s\n' "$CONFIG_TEXT" > "$CONFIG_FILE"; } 2> /dev/null ||
+    die "cannot write $CONFIG_FILE; set OUTPUT to a folder that you may write to, and that all nodes share"
+}
+
 # A key of the run's YAML, unless the experiment sets it.
 add_key() {
-  grep -q "^$1:" "$CONFIG_FILE" || echo "$1: $2" >> "$CONFIG_FILE"
+  grep -q "^$1:" <<< "$CONFIG_TEXT" || CONFIG_TEXT+=$'\n'"$1: $2"
+  save_config
 }
 
 # One save of actor and critic is tens to hundreds of gigabytes.
@@ -114,7 +126,7 @@ keep_checkpoints() {
 }
 
 config_number() {
-  awk -v key="$1:" '$1 == key { print $2; found = 1; exit } END { if (!found) print 0 }' "$CONFIG_FILE"
+  awk -v key="$1:" '$1 == key { print $2; found = 1; exit } END { if (!found) print 0 }' <<< "$CONFIG_TEXT"
 }
 
 last_step() {
@@ -139,10 +151,9 @@ resume_arguments() {
     fi
   fi
   ROLES_FILE=$RUN_DIR/roles.yaml
-  cat > "$ROLES_FILE" << END
-megatron:
-  - {name: default, role: critic, overrides: {lr: ${CRITIC_LR:-1.0e-5}, load: $critic_load, save: $CRITIC_DIR$resumed}}
-END
+  ROLES_TEXT="megatron:
+  - {name: default, role: critic, overrides: {lr: ${CRITIC_LR:-1.0e-5}, load: $critic_load, save: $CRITIC_DIR$resumed}}"
+  [ -n "$FLAT" ] || printf '%s\n' "$ROLES_TEXT" > "$ROLES_FILE"
   CKPT_ARGS=(
     --hf-checkpoint "$HF_CHECKPOINT"
     --ref-load "$REFERENCE"

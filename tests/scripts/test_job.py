@@ -16,7 +16,7 @@ import yaml
 
 from tests.scripts.conftest import REPO, Command, by_flag, train_flags
 
-SCRIPTS = sorted(path.name for path in (REPO / "scripts").glob("*.sh") if path.name != "install.sh")
+SCRIPTS = sorted(path.name for path in (REPO / "scripts").glob("*.sh"))
 
 
 def bash(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
