@@ -1,4 +1,6 @@
-"""MkDocs hook: pages link to the code that they name, and CONTRIBUTING.md and CHANGELOG.md become pages.
+"""MkDocs hook: links from pages to the code that they name, and pages that are made from other files.
+
+CONTRIBUTING.md and CHANGELOG.md become pages, and reference/commands.md lists the options of each command.
 
 A page writes `advantage/hook.py::compute_advantages`. In the site this is a link to the line of that function in a page
 with the file's source. The line is looked up when the site is built.
@@ -6,8 +8,11 @@ with the file's source. The line is looked up when the site is built.
 
 from __future__ import annotations
 
+import argparse
 import ast
+import importlib
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,10 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from inspection.command import PARTS  # noqa: E402
+
 FOLDERS = "rollout|advantage|envs|embedded|inspection|scripts|custom_configs|benchmarks|tests|docs/examples"
 NAMED = re.compile(rf"`((?:(?:{FOLDERS})/[\w./-]+|slime_verlog)\.(?:py|sh|yaml|j2))(?:::(\w+))?`")
 RENDERED = re.compile(NAMED.pattern.replace("`(", "<code>(", 1).removesuffix("`") + "</code>")
@@ -40,7 +49,39 @@ def on_files(files: Files, config: Any) -> Files:
 def _source_page(path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8").rstrip()
     head = "---\nsearch: {exclude: true}\nhide: [toc]\n---\n"
-    return f"{head}# {path}\n\n`````{LANGUAGES[Path(path).suffix]} linenums=\"1\"\n{text}\n`````\n"
+    return f'{head}# {path}\n\n`````{LANGUAGES[Path(path).suffix]} linenums="1"\n{text}\n`````\n'
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    """Add the parts of `slime-verlog` to the page about commands."""
+    if page.file.src_uri != "reference/commands.md":
+        return markdown
+    return "\n".join([markdown, *(_command(name, text) for name, text in PARTS.items())])
+
+
+def _command(name: str, text: str) -> str:
+    """A part's usage, what its docstring says, and a table of its options."""
+    try:
+        module = importlib.import_module(f"inspection.{name}")
+        module.add_arguments  # noqa: B018
+    except (ModuleNotFoundError, AttributeError):  # TODO(docs): remove when every part has landed
+        return f"## {name}\n\n{text}\n"
+    parser = argparse.ArgumentParser(prog=f"slime-verlog {name}", add_help=False)
+    module.add_arguments(parser)
+    usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
+    rows = [f"| `{_spelling(action)}` | {_meaning(action)} |" for action in parser._actions]
+    head = f"## {name}\n\n{text[0].upper()}{text[1:]}.\n\n```text\n{usage}\n```\n\n{module.__doc__ or ''}\n\n"
+    return head + "| argument | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _spelling(action: argparse.Action) -> str:
+    name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+    value = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or action.dest.upper()}"
+    return name + value
+
+
+def _meaning(action: argparse.Action) -> str:
+    return ((action.help or "") % {**vars(action), "prog": "slime-verlog"}).replace("|", "\\|")
 
 
 def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:

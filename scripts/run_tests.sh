@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the project with everything that its tests use, then runs ruff, the type checker and the tests. Arguments go
-# to pytest:
+# Installs the project with everything that its tests use, then runs ruff, the type checker, the documentation's build
+# and the tests. Arguments go to pytest:
 #   bash scripts/run_tests.sh                 the default suite
 #   bash scripts/run_tests.sh -m slow         the slow tests
 #   bash scripts/run_tests.sh tests/advantage one folder
@@ -11,11 +11,12 @@ help_if_asked "$@"
 source scripts/install.sh
 source scripts/lib/system_packages.sh
 need_package bwrap bubblewrap
-install envs,embedded,dev
+install envs,embedded,dev,docs
 try_install text-games
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 selection=()
 case " $* " in *" -m "*) ;; *) selection=(-m "not slow") ;; esac
 "$VENV/bin/python" -m ruff check .
 "$VENV/bin/python" -m basedpyright --pythonpath "$VENV/bin/python"
+NO_MKDOCS_2_WARNING=1 "$VENV/bin/python" -m mkdocs build --strict --quiet
 "$VENV/bin/python" -m pytest -rs "${selection[@]}" "$@"

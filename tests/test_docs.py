@@ -20,6 +20,7 @@ README = REPOSITORY / "README.md"
 DOCUMENTS = sorted([*(REPOSITORY / "docs").rglob("*.md"), README, REPOSITORY / "CONTRIBUTING.md"])
 FILES = re.compile(r"`((?:rollout|advantage|envs|embedded|inspection|scripts|custom_configs|docs)/[\w./]+\.\w+)`")
 LINKS = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([\w-]+))?\)")
+CODE = ("rollout", "advantage", "envs", "embedded", "inspection", "scripts")
 NAMED = re.compile(r"`(tests/[\w./-]*\w)(?:::(\w+))?`")
 
 
@@ -69,12 +70,17 @@ def test_the_readmes_environment_plays_an_episode(tmp_path: Path) -> None:
     assert (observation["obs_str"], done, info["terminated"], info["reward"]) == ("Right.", True, True, 1.0)
 
 
-def test_every_function_that_the_architecture_names_exists() -> None:
-    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
-    assert len(named) > 10
-    for path, function in named:
-        assert function in _names(REPOSITORY / path), f"{path} has no {function}"
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_function_that_a_document_names_exists(document: Path) -> None:
+    for path, function in re.findall(r"`([\w/]+\.py)::(\w+)`", document.read_text(encoding="utf-8")):
+        assert function in _names(REPOSITORY / path), f"{document.name} names {path}::{function}"
+
+
+def test_every_row_of_the_formulas_names_a_function() -> None:
+    text = (REPOSITORY / "docs" / "formulas.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "| function" not in line]
+    assert len(rows) > 25
+    assert not [row for row in rows if not re.search(r"\| `[\w/]+\.py::\w+` \|", row)]
 
 
 def test_the_architecture_lists_nine_files_for_a_batch_and_six_for_an_advantage() -> None:
@@ -102,7 +108,18 @@ def test_every_guarantee_of_reliability_names_its_test() -> None:
 
 
 def test_every_stop_reason_and_fault_is_documented() -> None:
-    text = (REPOSITORY / "docs" / "reliability.md").read_text(encoding="utf-8")
-    stops = text.split("### Stop reasons", 1)[1].split("\n### ", 1)[0]
+    text = (REPOSITORY / "docs" / "metrics.md").read_text(encoding="utf-8")
+    stops = text.split("## Stop reasons", 1)[1].split("\n## ", 1)[0]
     assert re.findall(r"^\| `(\w+)` ", stops, re.MULTILINE) == list(StopReason)
-    assert set(FAULTS) <= set(re.findall(r"`(\w+)`", text.split("### Faults", 1)[1]))
+    assert set(FAULTS) <= set(re.findall(r"`(\w+)`", text.split("## Faults", 1)[1]))
+
+
+def test_every_message_in_troubleshooting_is_one_that_the_code_prints() -> None:
+    text = (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\| `([^`]+ [^`]+)` \|", text, re.MULTILINE)
+    assert len(quoted) > 25
+    files = [path for folder in CODE for path in (REPOSITORY / folder).rglob("*") if path.suffix in (".py", ".sh")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    code = re.sub(r'"\s*\n\s*f?"|\\\n', "", code)  # joins the lines of one message
+    missing = [part for message in quoted for part in re.split(r"\s*…\s*", message) if part not in code]
+    assert not missing

@@ -31,6 +31,9 @@ BRINGS_ITSELF = {"slime", "miles", "balrog", "fast_downward"}
 INDIRECT = {
     "basedpyright": "a command",
     "httpx": "slime and miles import it",
+    "mkdocs": "a command; scripts/docs_site.py is its hook",
+    "mkdocs-material": "the site's theme",
+    "mkdocstrings-python": "a plugin of mkdocs",
     "pytest-asyncio": "a pytest plugin",
     "ruff": "a command",
 }

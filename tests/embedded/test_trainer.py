@@ -19,6 +19,7 @@ from embedded.trainer.batches import micro_batches, to_rollout_data
 from embedded.trainer.ppo import PpoTrainer, add_advantages
 from rollout.errors import CheckpointError, ConfigError
 from tests.embedded.conftest import made_up_batch, trainer_args
+from tests.fixtures.metrics_page import unexplained
 
 
 @pytest.fixture
@@ -174,6 +175,9 @@ def test_tokens_that_dis_masks_train_as_if_their_advantage_were_zero(make: Any) 
 def test_dis_with_flags_of_another_loss_is_refused(make: Any) -> None:
     with pytest.raises(ConfigError, match="--use-rollout-logprobs"):
         make(policy_loss="dis")
+@pytest.mark.parametrize("flags", [{}, KL_LOSS], ids=str)
+def test_every_number_of_an_update_is_explained_in_the_docs(make: Any, flags: dict[str, Any]) -> None:
+    assert not unexplained(make(**flags).train(0, made_up_batch()))
 
 
 def test_a_bootstrap_samples_own_token_changes_nothing(make: Any) -> None:

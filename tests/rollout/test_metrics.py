@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -95,11 +93,3 @@ def test_every_batch_has_the_same_names_even_if_nothing_happened() -> None:
     quiet = batch_metrics([segment("terminated", 1)], Counter(), IDLE, [])
     assert set(quiet) == set(eventful)
     assert all(type(value) is float for value in quiet.values())
-
-
-def test_every_name_is_explained_where_the_metrics_are() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
-    explained = set(re.findall(r"`([a-z0-9_/*<>-]+)`", text.split("## Metrics", 1)[1]))
-    names = batch_metrics([], Counter(), IDLE, [])
-    shown = {name.removeprefix("rollout/faults/").removeprefix("rollout/stop/") for name in names}
-    assert not shown - explained

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from argparse import Namespace
 from pathlib import Path
@@ -12,7 +13,8 @@ import yaml
 
 from envs.loading import load_attribute
 from rollout.bridge.checks import check_flags
-from rollout.bridge.settings import YAML_KEYS, load_settings
+from rollout.bridge.settings import YAML_KEYS, RolloutSettings, load_settings
+from slime_verlog import read_settings
 from tests.scripts.conftest import REPO, Command, by_flag, recorded_flags, train_flags
 
 SCRIPTS = sorted(
@@ -160,3 +162,28 @@ def test_ppo_starts_from_what_supervised_training_saved(command: Command, tmp_pa
     flags = by_flag(train_flags(command("run_babyai.sh", REFERENCE=prior)))
     roles = yaml.safe_load(Path(flags["--megatron-config-path"][0]).read_text())["megatron"]
     assert flags["--ref-load"] == [prior] and roles[0]["overrides"]["load"] == prior
+
+
+def test_the_tutorials_script_is_one_that_slime_takes(tmp_path: Path) -> None:
+    """The reader saves three files as the tutorial says, and asks for a dry run."""
+    for folder in ("lib", "../envs", "../custom_configs"):
+        (tmp_path / "scripts" / folder).mkdir(parents=True)
+    for file in (REPO / "scripts" / "lib").iterdir():
+        (tmp_path / "scripts" / "lib" / file.name).write_text(file.read_text())
+    examples = REPO / "docs" / "examples"
+    (tmp_path / "scripts" / "run_treasure.sh").write_text((examples / "run_treasure.sh").read_text())
+    config = (
+        (examples / "treasure.yaml").read_text().replace("treasure.py", "envs.treasure").replace("inline", "process")
+    )
+    (tmp_path / "custom_configs" / "treasure.yaml").write_text(config)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "scripts" / "run_treasure.sh"), "--dry-run"],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "OUTPUT": str(tmp_path / "out"), "SLIME_PATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    flags = [line.split()[0] for line in done.stdout.partition("ray job")[0].splitlines() if line.startswith("  --")]
+    assert len(flags) > 50 and set(flags) <= set(recorded_flags())
+    written = yaml.safe_load((tmp_path / "out/treasure-Qwen2.5-3B-Instruct/config.yaml").read_text())
+    assert read_settings(RolloutSettings, written).rollout_interaction_env_path == "envs.treasure"

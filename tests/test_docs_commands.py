@@ -1,0 +1,99 @@
+"""Every command of the documents is run by a test, or its block says what it needs. The tutorial is run as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import DOCUMENTS, REPOSITORY
+
+BLOCK = re.compile(r'^```bash(?: title="([^"]*)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+NEEDS = re.compile(r"needs (a GPU|GPUs|a model|a run|slime|the network|root|hours|a checkout on the cluster).*|.*\.sh")
+EXAMPLES = REPOSITORY / "docs" / "examples"
+
+RUN_BY = {
+    r"bash scripts/(install|run_tests)\.sh.*|source \.venv/bin/activate": "tests/scripts/test_job.py",
+    r"bash scripts/run_quickstart\.sh": "tests/embedded/test_quickstart.py",
+    r"bash scripts/run_ablation\.sh .*": "tests/embedded/test_ablation.py",
+    r"bash scripts/run_\w+\.sh --dry-run": "tests/scripts/test_run_scripts.py",
+    r"bash scripts/run_\w+\.sh --flat": "tests/scripts/test_flat.py",
+    r"python -m inspection\.demonstrations .*": "tests/inspection/test_demonstrations.py",
+    r"python -m envs\.swe\.validate .*": "tests/envs/test_swe_validate.py",
+    r"slime-verlog --help|slime-verlog check custom_configs/babyai\.yaml": "tests/test_docs_commands.py",
+}
+"""Test files that run the commands outside of the tutorial."""
+
+
+def commands(document: Path) -> list[tuple[str, str]]:
+    """(title of the block, command) for each command of a page, without comments."""
+    found = []
+    for title, body in BLOCK.findall(document.read_text(encoding="utf-8")):
+        lines = body.replace("\\\n", " ").splitlines()
+        words = [" ".join(shlex.split(line, comments=True)) for line in lines if not line.startswith("--8<--")]
+        found += [(title, line) for line in words if line]
+    return found
+
+
+def tutorial() -> list[str]:
+    """The commands of the tutorial that need nothing but this machine."""
+    return [line for title, line in commands(REPOSITORY / "docs" / "tutorial.md") if not title]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_is_run_by_a_test_or_says_what_it_needs(document: Path) -> None:
+    known = set(tutorial())
+    for title, line in commands(document):
+        if title:
+            assert NEEDS.fullmatch(title), f"{document.name}: say what the block needs, not {title!r}"
+        else:
+            tests = [test for pattern, test in RUN_BY.items() if re.fullmatch(pattern, line)]
+            assert tests or line in known, f"{document.name}: no test runs {line!r}"
+
+
+def test_the_tests_that_run_the_commands_exist() -> None:
+    assert not [test for test in RUN_BY.values() if not (REPOSITORY / test).exists()]
+
+
+def run(folder: Path, line: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run one `slime-verlog` command as a user does, in `folder`."""
+    name, *words = [*shlex.split(line), *more]
+    assert name == "slime-verlog"
+    return subprocess.run(
+        [sys.executable, "-m", "inspection", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the reader of the tutorial works."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    for name in ("treasure.py", "treasure.yaml"):
+        shutil.copy(EXAMPLES / name, folder)
+    return folder
+
+
+SHORTER = {"train": ("--updates", "2"), "evaluate": ("--set", "eval.episodes=4")}
+"""Options that make a command of the tutorial short enough for a test."""
+
+
+@pytest.mark.parametrize("line", [line for line in tutorial() if line.startswith("slime-verlog")])
+def test_the_tutorial_runs(folder: Path, line: str) -> None:
+    part = line.split()[1]
+    if find_spec(f"inspection.{part}") is None or not hasattr(import_module(f"inspection.{part}"), "add_arguments"):
+        pytest.skip(f"slime-verlog {part} does not exist yet")
+    done = run(folder, line, *SHORTER.get(part, ()))
+    assert done.returncode == 0, done.stderr

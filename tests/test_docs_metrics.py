@@ -1,0 +1,55 @@
+"""docs/metrics.md explains every number that a run logs. `tests/embedded/test_trainer.py` adds the trainer's."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from rollout.evaluate import EpisodeResult, eval_metrics
+from rollout.play.metrics import FAULTS, batch_metrics, whole_episode_metrics
+from rollout.spec import EnvSpec, EpisodeSpec
+from rollout.story import Story
+from rollout.turn import StopReason
+from tests.fixtures.metrics_page import PAGE, unexplained
+from tests.rollout.test_metrics import IDLE, segment
+
+REPOSITORY = Path(__file__).parents[1]
+FOLDERS = ("rollout", "advantage", "embedded", "inspection")
+LITERAL = re.compile(r'"((?:rollout|turn|episode|warmup|perf|train|actor|critic)/[a-z_0-9/]*[a-z_0-9])"')
+
+
+def test_every_name_of_a_batch_is_explained() -> None:
+    segments = [segment(stop, 1) for stop in StopReason]
+    faults = Counter(dict.fromkeys([*FAULTS, "engine_http_503"], 1))
+    assert not unexplained(batch_metrics(segments, faults, IDLE))
+
+
+def test_every_name_of_a_batch_with_several_tasks_is_explained() -> None:
+    names = batch_metrics([segment("terminated", 1, task="a"), segment("terminated", 1, task="b")], Counter(), IDLE)
+    assert any(name.startswith("task/a/") for name in names)
+    assert not unexplained(name.replace("task/a/", "episode/").replace("task/b/", "episode/") for name in names)
+
+
+def test_every_name_of_whole_episodes_is_explained() -> None:
+    facts = {"stop": StopReason.TERMINATED, "episode_turns": 2, "episode_return": 1.0, "success": 1.0}
+    assert not unexplained(whole_episode_metrics([{**facts, "valid_turns": 2, "length_stops": 0}]))
+
+
+def test_every_name_of_an_evaluation_is_explained() -> None:
+    spec = EpisodeSpec(0, "goto", EnvSpec("envs.babyai", {"task": "goto", "seed": 0}))
+    names = eval_metrics({"goto": [EpisodeResult(spec, (), StopReason.TERMINATED, None, Story())]})
+    assert len(names) == 7 and not unexplained(names)
+
+
+def test_every_name_that_the_code_spells_out_is_explained() -> None:
+    files = [path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*.py")]
+    names = {name for path in files for name in LITERAL.findall(path.read_text(encoding="utf-8"))}
+    assert len(names) > 40
+    assert not unexplained(names)
+
+
+def test_every_row_says_what_its_metric_means() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    assert len(rows) > 60
+    assert not [row for row in rows if not row.split("|")[2].strip()]
