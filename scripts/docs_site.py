@@ -95,7 +95,8 @@ def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
         if source is None:  # a file of another repository, such as slime's scripts/models
             return match[0]
         anchor = f"#__codelineno-0-{_line_of(path, name)}" if name else ""
-        return f'<a href="{get_relative_url(source.url, page.url)}{anchor}">{match[0]}</a>'
+        shown = re.sub(r"(/|_|(?=::))(?=[\w:])", r"\1<wbr>", match[0].removeprefix("<code>").removesuffix("</code>"))
+        return f'<a href="{get_relative_url(source.url, page.url)}{anchor}"><code>{shown}</code></a>'
 
     return RENDERED.sub(link, html)
 

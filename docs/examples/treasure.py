@@ -1,4 +1,4 @@
-"""Treasure: follow the compass to a hidden treasure."""
+"""Treasure: walk to a treasure on an island."""
 
 import random
 
@@ -19,21 +19,27 @@ class Treasure(TextGame):
 
     def start(self):
         rng = random.Random(self.seed)
-        self.east, self.north = rng.choice([-2, -1, 1, 2]), rng.randint(-2, 2)  # of the treasure, from here
-        self.turn = 0
+        self.east, self.north = rng.choice([-3, -2, 2, 3]), rng.randint(-3, 3)  # of the treasure, from here
+        self.first, self.turn = self.steps_left(), 0
         return self.look("You stand on a beach.")
 
     def play(self, action):
         east, north = STEPS[action]
         self.east, self.north, self.turn = self.east - east, self.north - north, self.turn + 1
-        if self.east == self.north == 0:
+        if self.steps_left() == 0:
             return Frame("You found the treasure.", reward=1.0, terminated=True, progression=1.0)
         return self.look("You walk.")
 
     def look(self, event):
         sides = [("east", self.east), ("west", -self.east), ("north", self.north), ("south", -self.north)]
         way = " and ".join(name for name, distance in sides if distance > 0)
-        return Frame(f"{event} The compass says: {way}.", truncated=self.turn >= self.max_steps)
+        return Frame(f"{event}\nThe treasure is {way} of here.", truncated=self.turn >= self.max_steps)
+
+    def steps_left(self):
+        return abs(self.east) + abs(self.north)
+
+    def distance_left(self):  # for `shaping`: 1 at the start, 0 at the treasure
+        return self.steps_left() / self.first
 
     def render_prompt(self):
         return f"You are on an island. Goal: {self.mission}. Actions: {', '.join(self.actions)}."

@@ -1,0 +1,63 @@
+"""The documentation site: it builds without warnings, and its links lead to the lines that the pages name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.conftest import REPO
+
+pytest.importorskip("mkdocs", reason="needs pip install -e '.[docs]'")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as the static step of scripts/run_tests.sh builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder
+
+
+def test_every_function_of_a_page_links_to_its_line(site: Path) -> None:
+    links = 0
+    for page in ("formulas", "reliability", "algorithms"):
+        html = (site / f"{page}.html").read_text(encoding="utf-8").replace("<wbr>", "")
+        for path, line, name in re.findall(
+            r'<a href="source/([\w./]+\.py)\.html#__codelineno-0-(\d+)"><code>[\w./]+::(\w+)</code>', html
+        ):
+            source = (REPO / path).read_text(encoding="utf-8").splitlines()[int(line) - 1]
+            assert re.match(rf"\s*(async )?(def|class) {name}\b", source), (page, path, line, name)
+            assert f'id="__codelineno-0-{line}"' in (site / "source" / f"{path}.html").read_text(encoding="utf-8")
+            links += 1
+    assert links > 150
+
+
+def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
+    for name in ("index", "tutorial", "reference/api"):
+        html = (site / f"{name}.html").read_text(encoding="utf-8")
+        assert not re.findall(r'(?:src|<link rel="(?:stylesheet|preload)" href)="(https?://[^"]*)"', html)
+
+
+def test_examples_are_shown_and_shipped(site: Path) -> None:
+    shown = re.sub(r"<[^>]+>", "", (site / "tutorial.html").read_text(encoding="utf-8"))
+    assert "class Treasure(TextGame):" in shown and "EXPERIMENT=treasure" in shown and "--8&lt;--" not in shown
+    assert (site / "examples" / "treasure.py").read_text() == (REPO / "docs" / "examples" / "treasure.py").read_text()
+
+
+def test_the_page_about_commands_lists_every_part(site: Path) -> None:
+    from inspection.command import PARTS
+
+    html = (site / "reference" / "commands.html").read_text(encoding="utf-8")
+    assert not [name for name in PARTS if f'id="{name}"' not in html]
