@@ -20,26 +20,24 @@ class Treasure(TextGame):
     def start(self):
         rng = random.Random(self.seed)
         self.east, self.north = rng.choice([-3, -2, 2, 3]), rng.randint(-3, 3)  # of the treasure, from here
-        self.first, self.turn = self.steps_left(), 0
+        self.turn = 0
         return self.look("You stand on a beach.")
 
     def play(self, action):
-        east, north = STEPS[action]
+        (east, north), before = STEPS[action], self.steps_left()
         self.east, self.north, self.turn = self.east - east, self.north - north, self.turn + 1
         if self.steps_left() == 0:
             return Frame("You found the treasure.", reward=1.0, terminated=True, progression=1.0)
-        return self.look("You walk.")
-
-    def look(self, event):
-        sides = [("east", self.east), ("west", -self.east), ("north", self.north), ("south", -self.north)]
-        way = " and ".join(name for name, distance in sides if distance > 0)
-        return Frame(f"{event}\nThe treasure is {way} of here.", truncated=self.turn >= self.max_steps)
+        return self.look("You walk.", reward=0.1 * (before - self.steps_left()))
 
     def steps_left(self):
         return abs(self.east) + abs(self.north)
 
-    def distance_left(self):  # for `shaping`: 1 at the start, 0 at the treasure
-        return self.steps_left() / self.first
+    def look(self, event, reward=0.0):
+        sides = [("east", self.east), ("west", -self.east), ("north", self.north), ("south", -self.north)]
+        way = " and ".join(name for name, distance in sides if distance > 0)
+        text = f"{event}\nThe treasure is {way} of here."
+        return Frame(text, reward=reward, truncated=self.turn >= self.max_steps)
 
     def render_prompt(self):
         return f"You are on an island. Goal: {self.mission}. Actions: {', '.join(self.actions)}."
