@@ -13,6 +13,7 @@ import ast
 import importlib
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def _command(name: str, text: str) -> str:
-    """A part's usage, what its docstring says, and a table of its options."""
+    """What a part's docstring says, its usage, and a table of its options."""
     try:
         module = importlib.import_module(f"inspection.{name}")
         module.add_arguments  # noqa: B018
@@ -68,9 +69,9 @@ def _command(name: str, text: str) -> str:
         return f"## {name}\n\n{text}\n"
     parser = argparse.ArgumentParser(prog=f"slime-verlog {name}", add_help=False)
     module.add_arguments(parser)
-    usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
+    usage = textwrap.fill(" ".join(parser.format_usage().removeprefix("usage: ").split()), 100)
     rows = [f"| `{_spelling(action)}` | {_meaning(action)} |" for action in parser._actions]
-    head = f"## {name}\n\n{text[0].upper()}{text[1:]}.\n\n```text\n{usage}\n```\n\n{module.__doc__ or ''}\n\n"
+    head = f"## {name}\n\n{module.__doc__ or text}\n\n```text\n{usage}\n```\n\n"
     return head + "| argument | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 

@@ -86,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SHORTER = {"train": ("--updates", "2"), "evaluate": ("--set", "eval.episodes=4")}
+SHORTER = {"train": ("--updates", "1", "--episodes", "4"), "evaluate": ("--episodes", "8")}
 """Options that make a command of the tutorial short enough for a test."""
 
 
