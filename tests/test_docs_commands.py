@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from inspection.command import PARTS
 from tests.test_docs import DOCUMENTS, REPOSITORY
 
 BLOCK = re.compile(r'^```bash(?: title="([^"]*)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
@@ -28,7 +30,7 @@ RUN_BY = {
     r"bash scripts/run_\w+\.sh --flat": "tests/scripts/test_flat.py",
     r"python -m inspection\.demonstrations .*": "tests/inspection/test_demonstrations.py",
     r"python -m envs\.swe\.validate .*": "tests/envs/test_swe_validate.py",
-    r"slime-verlog --help|slime-verlog check custom_configs/babyai\.yaml": "tests/test_docs_commands.py",
+    r"slime-verlog (--help|check|play|evaluate|compare|report|view|train).*": "tests/test_docs_commands.py",
 }
 """Test files that run the commands outside of the tutorial."""
 
@@ -57,6 +59,20 @@ def test_every_command_is_run_by_a_test_or_says_what_it_needs(document: Path) ->
         else:
             tests = [test for pattern, test in RUN_BY.items() if re.fullmatch(pattern, line)]
             assert tests or line in known, f"{document.name}: no test runs {line!r}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_option_of_slime_verlog_in_a_document_exists(document: Path) -> None:
+    for _, line in commands(document):
+        words = shlex.split(line)
+        if words[:1] == ["slime-verlog"] and words[1] in PARTS and landed(words[1]):
+            parser = argparse.ArgumentParser()
+            import_module(f"inspection.{words[1]}").add_arguments(parser)
+            parser.parse_args(words[2:])
+
+
+def landed(part: str) -> bool:
+    return find_spec(f"inspection.{part}") is not None and hasattr(import_module(f"inspection.{part}"), "add_arguments")
 
 
 def test_the_tests_that_run_the_commands_exist() -> None:
@@ -93,7 +109,7 @@ SHORTER = {"train": ("--updates", "1", "--episodes", "4"), "evaluate": ("--episo
 @pytest.mark.parametrize("line", [line for line in tutorial() if line.startswith("slime-verlog")])
 def test_the_tutorial_runs(folder: Path, line: str) -> None:
     part = line.split()[1]
-    if find_spec(f"inspection.{part}") is None or not hasattr(import_module(f"inspection.{part}"), "add_arguments"):
+    if not landed(part):
         pytest.skip(f"slime-verlog {part} does not exist yet")
     done = run(folder, line, *SHORTER.get(part, ()))
     assert done.returncode == 0, done.stderr
