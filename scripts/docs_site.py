@@ -14,6 +14,7 @@ import importlib
 import re
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,9 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 def _command(name: str, text: str) -> str:
     """What a part's docstring says, its usage, and a table of its options."""
-    try:
-        module = importlib.import_module(f"inspection.{name}")
-        module.add_arguments  # noqa: B018
-    except (ModuleNotFoundError, AttributeError):  # TODO(docs): remove when every part has landed
-        return f"## {name}\n\n{text}\n"
+    module = importlib.import_module(f"inspection.{name}") if find_spec(f"inspection.{name}") else None
+    if not hasattr(module, "add_arguments"):
+        return f"## {name}\n\n{text}\n"  # this part is not written yet
     parser = argparse.ArgumentParser(prog=f"slime-verlog {name}", add_help=False)
     module.add_arguments(parser)
     usage = textwrap.fill(" ".join(parser.format_usage().removeprefix("usage: ").split()), 100)
