@@ -24,15 +24,16 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
-
-from inspection.command import PARTS  # noqa: E402
-
 FOLDERS = "rollout|advantage|envs|embedded|inspection|scripts|custom_configs|benchmarks|tests|docs/examples"
 NAMED = re.compile(rf"`((?:(?:{FOLDERS})/[\w./-]+|slime_verlog)\.(?:py|sh|yaml|j2))(?:::(\w+))?`")
 RENDERED = re.compile(NAMED.pattern.replace("`(", "<code>(", 1).removesuffix("`") + "</code>")
 PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".j2": "jinja"}
+
+
+def on_config(config: Any) -> None:
+    """Let this checkout's packages be imported; while a hook itself is loaded, MkDocs undoes changes of the path."""
+    sys.path[:0] = [str(ROOT)]
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -58,6 +59,8 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     """Add the parts of `slime-verlog` to the page about commands."""
     if page.file.src_uri != "reference/commands.md":
         return markdown
+    from inspection.command import PARTS
+
     return "\n".join([markdown, *(_command(name, text) for name, text in PARTS.items())])
 
 
