@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from inspection.command import PARTS
+from tests.scripts.conftest import recorded_flags
 from tests.test_docs import DOCUMENTS, REPOSITORY
 
 BLOCK = re.compile(r'^```bash(?: title="([^"]*)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
@@ -36,11 +37,11 @@ RUN_BY = {
 
 
 def commands(document: Path) -> list[tuple[str, str]]:
-    """(title of the block, command) for each command of a page, without comments."""
+    """(title of the block, command) for each command of a page, without comments and lists of flags."""
     found = []
     for title, body in BLOCK.findall(document.read_text(encoding="utf-8")):
         lines = body.replace("\\\n", " ").splitlines()
-        words = [" ".join(shlex.split(line, comments=True)) for line in lines if not line.startswith("--8<--")]
+        words = [" ".join(shlex.split(line, comments=True)) for line in lines if not line.startswith("--")]
         found += [(title, line) for line in words if line]
     return found
 
@@ -69,6 +70,13 @@ def test_every_option_of_slime_verlog_in_a_document_exists(document: Path) -> No
             parser = argparse.ArgumentParser()
             import_module(f"inspection.{words[1]}").add_arguments(parser)
             parser.parse_args(words[2:])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_flag_in_a_block_of_flags_is_one_that_train_py_takes(document: Path) -> None:
+    blocks = [body for _, body in BLOCK.findall(document.read_text(encoding="utf-8")) if body.startswith("--")]
+    flags = [word for body in blocks for word in body.split() if word.startswith("--") and not word.startswith("--8")]
+    assert not set(flags) - set(recorded_flags())
 
 
 def landed(part: str) -> bool:

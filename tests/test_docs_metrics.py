@@ -22,11 +22,12 @@ LITERAL = re.compile(r'"((?:rollout|turn|episode|warmup|perf|train|actor|critic)
 def test_every_name_of_a_batch_is_explained() -> None:
     segments = [segment(stop, 1) for stop in StopReason]
     faults = Counter(dict.fromkeys([*FAULTS, "engine_http_503"], 1))
-    assert not unexplained(batch_metrics(segments, faults, IDLE))
+    assert not unexplained(batch_metrics(segments, faults, IDLE, [1]))
 
 
 def test_every_name_of_a_batch_with_several_tasks_is_explained() -> None:
-    names = batch_metrics([segment("terminated", 1, task="a"), segment("terminated", 1, task="b")], Counter(), IDLE)
+    segments = [segment("terminated", 1, task=task) for task in ("a", "b")]
+    names = batch_metrics(segments, Counter(), IDLE, [])
     assert any(name.startswith("task/a/") for name in names)
     assert not unexplained(name.replace("task/a/", "episode/").replace("task/b/", "episode/") for name in names)
 

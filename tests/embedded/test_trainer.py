@@ -175,7 +175,10 @@ def test_tokens_that_dis_masks_train_as_if_their_advantage_were_zero(make: Any) 
 def test_dis_with_flags_of_another_loss_is_refused(make: Any) -> None:
     with pytest.raises(ConfigError, match="--use-rollout-logprobs"):
         make(policy_loss="dis")
-@pytest.mark.parametrize("flags", [{}, KL_LOSS], ids=str)
+DIS = {"policy_loss": "dis", "use_rollout_logprobs": True, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
+
+
+@pytest.mark.parametrize("flags", [{}, KL_LOSS, DIS], ids=str)
 def test_every_number_of_an_update_is_explained_in_the_docs(make: Any, flags: dict[str, Any]) -> None:
     assert not unexplained(make(**flags).train(0, made_up_batch()))
 
