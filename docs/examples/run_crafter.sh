@@ -37,7 +37,7 @@ tasks:
 eval:
   episodes: 64             # held-out seeds
   max_turns: 500           # training waits for the evaluation, and a game can last 10,000 turns. For final results:
-                           # python -m inspection.evaluate ... --sweep eval.max_turns=10000
+                           # slime-verlog evaluate ... --set eval.max_turns=10000
 
 history: window
 memory:
