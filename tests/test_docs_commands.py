@@ -26,7 +26,7 @@ EXAMPLES = REPOSITORY / "docs" / "examples"
 RUN_BY = {
     r"bash scripts/(install|run_tests)\.sh.*|source \.venv/bin/activate": "tests/scripts/test_job.py",
     r"bash scripts/run_quickstart\.sh": "tests/embedded/test_quickstart.py",
-    r"bash scripts/run_ablation\.sh .*": "tests/embedded/test_ablation.py",
+    r"bash scripts/run_ablation\.sh .*|python -m embedded\.studies\.run .*": "tests/embedded/test_ablation.py",
     r"bash scripts/run_\w+\.sh --dry-run": "tests/scripts/test_run_scripts.py",
     r"bash scripts/run_\w+\.sh --flat": "tests/scripts/test_flat.py",
     r"python -m inspection\.demonstrations .*": "tests/inspection/test_demonstrations.py",
