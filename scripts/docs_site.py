@@ -14,7 +14,6 @@ import importlib
 import re
 import sys
 import textwrap
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +60,17 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
         return markdown
     from inspection.command import PARTS
 
-    return "\n".join([markdown, *(_command(name, text) for name, text in PARTS.items())])
+    return "\n".join([markdown, *map(_command, PARTS)])
 
 
-def _command(name: str, text: str) -> str:
+def _command(name: str) -> str:
     """What a part's docstring says, its usage, and a table of its options."""
-    module = importlib.import_module(f"inspection.{name}") if find_spec(f"inspection.{name}") else None
-    if not hasattr(module, "add_arguments"):
-        return f"## {name}\n\n{text}\n"  # this part is not written yet
+    module = importlib.import_module(f"inspection.{name}")
     parser = argparse.ArgumentParser(prog=f"slime-verlog {name}", add_help=False)
     module.add_arguments(parser)
     usage = textwrap.fill(" ".join(parser.format_usage().removeprefix("usage: ").split()), 100)
     rows = [f"| `{_spelling(action)}` | {_meaning(action)} |" for action in parser._actions]
-    head = f"## {name}\n\n{module.__doc__ or text}\n\n```text\n{usage}\n```\n\n"
+    head = f"## {name}\n\n{module.__doc__}\n\n```text\n{usage}\n```\n\n"
     return head + "| argument | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
