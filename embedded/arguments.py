@@ -125,8 +125,8 @@ class EmbeddedFlags(OptimizerFlags):
     """Take the old log-probs from the engine instead of recomputing them."""
     use_dynamic_batch_size: bool = True
     """Micro-batches are filled by tokens; the only mode of the embedded trainer."""
-    max_tokens_per_gpu: int = Field(default=8192, ge=1)
-    """Most tokens in one micro-batch, padding included."""
+    max_tokens_per_gpu: int = Field(default=2048, ge=1)
+    """Most tokens in one micro-batch, padding included. Larger ones do not fit a CPU's cache and are slower."""
 
     sglang_router_ip: str = "127.0.0.1"
     """Address of the engine; set when it starts."""

@@ -164,12 +164,16 @@ class ValueHead(torch.nn.Linear):
 
 @contextmanager
 def only_positions(model: GPTModel, row: torch.Tensor, column: torch.Tensor) -> Iterator[None]:
-    """Inside this context the output layer computes positions (row, column) only: logits are [1, n, outputs]."""
+    """Inside this context everything after the last attention computes positions (row, column) only.
+
+    Logits are [1, n, outputs]. No attention follows, so the last MLP can skip all other positions. The hook is on the
+    module between the last layer's attention and its MLP, which does nothing in a model without cross-attention.
+    """
 
     def select(_: Any, __: Any, hidden: torch.Tensor) -> torch.Tensor:
         return hidden[column, row][:, None]
 
-    handle = model.decoder.register_forward_hook(select)
+    handle = model.decoder.layers[-1].pre_cross_attn_layernorm.register_forward_hook(select)
     try:
         yield
     finally:

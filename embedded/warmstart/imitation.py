@@ -53,11 +53,11 @@ class WarmStart(Settings):
     """Passes over the demonstrations."""
     least_steps: int = Field(default=0, ge=0)
     """Optimizer steps at least; few demonstrations are passed over more often than `epochs`."""
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: int = Field(default=8, ge=1)
     """Turns per optimizer step."""
-    lr: float = Field(default=2e-3, gt=0)
+    lr: float = Field(default=1e-3, gt=0)
     """Learning rate at the start; it falls to 0 along a cosine."""
-    max_tokens: int = Field(default=1 << 14, ge=1)
+    max_tokens: int = Field(default=2048, ge=1)
     """Tokens per micro-batch."""
     size: PolicySize = PolicySize()
     """Shape of the policy."""
