@@ -81,7 +81,8 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     facts = {"model": Path(flags.model).name, "seed": flags.seed, "device": _device_name()}
     report = RunReport(flags.out, facts, folder)
     if flags.demonstrations:
-        given = {"episodes": flags.demonstrations, "epochs": 1, "lr": 1e-4, "max_tokens": flags.max_tokens}
+        given = {"episodes": flags.demonstrations, "epochs": 1, "batch_size": 32, "lr": 1e-4}
+        given["max_tokens"] = flags.max_tokens
         settings = read_settings(WarmStart, given, "demonstrations.")
         loss = adapt_policy(load_settings(args), model, folder, settings, flags.seed).loss
         args.hf_checkpoint = str(folder)
