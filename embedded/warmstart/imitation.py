@@ -54,7 +54,7 @@ class WarmStart(Settings):
     least_steps: int = Field(default=0, ge=0)
     """Optimizer steps at least; few demonstrations are passed over more often than `epochs`."""
     batch_size: int = Field(default=8, ge=1)
-    """Turns per optimizer step."""
+    """Turns per optimizer step. With 32, some seeds do not learn to name what they see (docs/results/quickstart.md)."""
     lr: float = Field(default=1e-3, gt=0)
     """Learning rate at the start; it falls to 0 along a cosine."""
     max_tokens: int = Field(default=2048, ge=1)

@@ -7,15 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 
 from transformers import AutoTokenizer
 
-from embedded.trainer.batches import micro_batches
-from embedded.trainer.megatron import build_model, initialize, predict
 from embedded.warmstart.demonstrations import demonstrate, think
 from embedded.warmstart.imitation import WarmStart, encode, make_policy
 from embedded.warmstart.policy import PolicySize
@@ -78,19 +75,9 @@ def test_imitation_makes_a_folder_whose_policy_answers_like_the_demonstrations(t
 
 
 @pytest.mark.slow
-def test_after_the_default_imitation_thoughts_say_where_the_wanted_thing_is(tmp_path: Path) -> None:
-    """PPO learns little from a policy that names things which are not there; seed 2 once gave one."""
-    make_policy(config(), tmp_path, WarmStart(), 2)
-    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), build_model(tmp_path, initialize())
-    seen = [turn for turn in demonstrate(config(), 6, 0.85, 777) if not turn.answer.startswith("THINK: no ")]
-    data, right = encode(tokenizer, seen, torch.device("cpu")), 0
-    lengths = [len(tokenizer.encode(turn.answer.partition("\nACTION:")[0])) for turn in seen]
-    with torch.no_grad():
-        for batch in micro_batches(data, range(len(seen)), 4096):
-            best = predict(model, batch.ids, batch.row, batch.column).argmax(-1)
-            answers = zip(batch.samples, best.split(batch.lengths), batch.targets.split(batch.lengths), strict=True)
-            right += sum(torch.equal(guess[: lengths[i]], wanted[: lengths[i]]) for i, guess, wanted in answers)
-    assert len(seen) >= 50 and right >= 0.9 * len(seen)
+def test_the_default_imitation_learns_the_thoughts_of_a_hard_seed(tmp_path: Path) -> None:
+    """Random actions alone cost 0.17 nats per token; in steps of 32 turns, seed 2 stayed at 0.20 and PPO failed."""
+    assert make_policy(config(), tmp_path, WarmStart(), 2) < 0.185
 
 
 def test_what_cannot_be_demonstrated_is_refused() -> None:
