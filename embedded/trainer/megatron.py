@@ -173,7 +173,8 @@ def only_positions(model: GPTModel, row: torch.Tensor, column: torch.Tensor) -> 
     def select(_: Any, __: Any, hidden: torch.Tensor) -> torch.Tensor:
         return hidden[column, row][:, None]
 
-    handle = model.decoder.layers[-1].pre_cross_attn_layernorm.register_forward_hook(select)
+    between = model.decoder.layers[-1].get_submodule("pre_cross_attn_layernorm")
+    handle = between.register_forward_hook(select)
     try:
         yield
     finally:
