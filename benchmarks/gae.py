@@ -1,16 +1,29 @@
-"""Dual-discount GAE and plain loops for it, back to back: `python benchmarks/gae.py [--turns 2048]`.
+"""The advantages that training computes, plain loops for the same turns, and a memory copy, back to back.
 
-The work: turns of 1 to 512 tokens, 16 turns per episode part, as in Verlog's Crafter runs. Times are CPU time of one
-thread, the best of several rounds. A check comes first: every method computes the same advantages. With SLIME_PATH
-set to a checkout, slime's `chunked_gae` runs too; it pads and has one discount, so its result differs.
+    python benchmarks/gae.py [--turns 4000] [--tokens 1000000] [--json FILE]
+
+Two parts, both on one thread; times are CPU time, the best of several rounds.
+
+- `compute_advantages`, the function that training calls, on lists of tensors as slime's Megatron actor has them: one
+  sample per turn with values, log-probs, reference log-probs and the KL that slime computed from both, int32 loss masks
+  and the turn table. A bootstrap sample follows each episode part. The peer is a copy of as many bytes as the
+  function writes (advantages and returns).
+- The same turns packed, for the algorithms alone: `dual_discount_gae`, the definition as a loop over tokens, a loop over
+  the columns of a padded block, and a loop with one discount. With SLIME_PATH set to a checkout, slime's `chunked_gae`
+  runs too; the last two pad and have one discount, so their results differ.
+
+A check comes first: all methods with two discounts compute the same advantages.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
+import logging
 import os
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,29 +32,85 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from advantage.hook import compute_advantages
 from advantage.maths.dual_gae import Discounts, dual_discount_gae
 from advantage.settings import AdvantageSettings
+from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
 
 TURNS_PER_EPISODE = 16
+KL_COEF = 0.05
+Work = dict[str, Tensor]
 
 
-def make_work(turns: int, longest: int, seed: int) -> dict[str, Tensor]:
-    """A packed batch in which the end of the batch cuts every episode part."""
+def make_work(turns: int, tokens: int, seed: int) -> Work:
+    """A packed batch in which the end of the batch cuts every episode part; lengths are long-tailed, at most 2,048."""
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, longest + 1, (turns,), generator=generator)
+    lengths = torch.empty(turns).log_normal_(0.0, 0.6, generator=generator)
+    lengths = (lengths * tokens / lengths.sum()).long().clamp(1, 2048)
+    lengths[lengths.argmin()] += max(tokens - int(lengths.sum()), 0)
     following = torch.arange(1, turns + 1)
     following[TURNS_PER_EPISODE - 1 :: TURNS_PER_EPISODE] = -1
     following[-1] = -1
-    draw = lambda n: torch.randn(n, generator=generator)
     tokens = int(lengths.sum())
+    draw = lambda n: torch.randn(n, generator=generator)
+    log_probs, reference = -draw(tokens).abs(), -draw(tokens).abs()
     return {
         "values": draw(tokens),
-        "token_rewards": draw(tokens) * 0.01,
+        "log_probs": log_probs,
+        "ref_log_probs": reference,
+        "token_rewards": -KL_COEF * (log_probs - reference),
         "turn_lengths": lengths,
         "turn_rewards": draw(turns),
         "next_turn": following,
-        "bootstrap_values": draw(turns),
+        "bootstrap_values": draw(turns) * (following < 0),
     }
+
+
+def as_rollout_data(work: Work) -> dict[str, Any]:
+    """The batch as a rank has it when slime calls the hook: turns in random order, each with its own tensors."""
+    lengths, cut = work["turn_lengths"].tolist(), (work["next_turn"] < 0).tolist()
+    names = ("values", "log_probs", "ref_log_probs")
+    rows = {name: [row.clone() for row in work[name].split(lengths)] for name in names}
+    masks = [torch.ones(n, dtype=torch.int) for n in lengths]
+    table = [
+        encode_row(TurnRow(t // TURNS_PER_EPISODE, t % TURNS_PER_EPISODE, turns=(TurnSpan(0, n, reward),)))
+        for t, (n, reward) in enumerate(zip(lengths, work["turn_rewards"].double().tolist(), strict=True))
+    ]
+    for t in (t for t, ends in enumerate(cut) if ends):
+        rows["values"].append(work["bootstrap_values"][t : t + 1].clone())
+        rows["log_probs"].append(torch.zeros(1))
+        rows["ref_log_probs"].append(torch.zeros(1))
+        masks.append(torch.zeros(1, dtype=torch.int))
+        state = TurnRow(t // TURNS_PER_EPISODE, t % TURNS_PER_EPISODE + 1, TurnKind.BOOTSTRAP)
+        table.append(encode_row(state))
+    kl = [new - old for new, old in zip(rows["log_probs"], rows["ref_log_probs"], strict=True)]
+    data = {**rows, "kl": kl, "loss_masks": masks, TABLE_KEY: table}
+    order = torch.randperm(len(masks), generator=torch.Generator().manual_seed(1)).tolist()
+    data = {name: [column[i] for i in order] for name, column in data.items()}
+    data["response_lengths"] = [len(mask) for mask in data["loss_masks"]]
+    data["total_lengths"] = [1400 + n for n in data["response_lengths"]]
+    return data | {"order": order}
+
+
+def run_hook(args: Namespace, data: dict[str, Any]) -> dict[str, Any]:
+    """One call of the hook on a fresh mapping, because it removes the turn table."""
+    batch = dict(data)
+    compute_advantages(args, batch)
+    return batch
+
+
+def hook_advantages(args: Namespace, data: dict[str, Any], turns: int) -> Tensor:
+    """The hook's advantages in the order of the packed batch."""
+    rows = run_hook(args, data)["advantages"]
+    place = {sample: k for k, sample in enumerate(data["order"])}
+    return torch.cat([rows[place[t]] for t in range(turns)])
+
+
+def copy_of_outputs(data: dict[str, Any]) -> Callable[[], object]:
+    """Copies as many bytes as advantages and returns have."""
+    source = torch.cat([*data["values"], *data["values"]])
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
 
 
 def token_by_token(work: dict[str, Tensor], d: Discounts) -> Tensor:
@@ -120,48 +189,70 @@ def cpu_ms(run: Callable[[], object], rounds: int) -> float:
     return best * 1e3
 
 
-def check(work: dict[str, Tensor], d: Discounts) -> float:
-    """Largest difference between the three methods."""
+def largest_difference(work: Work, d: Discounts, hook: Tensor) -> float:
+    """Largest difference between the definition and the other methods with two discounts."""
     kept = torch.arange(work["padded_values"].shape[1]) < work["turn_lengths"][:, None]
-    ours = dual(work, d).double()
     slow = token_by_token(work, d)
-    return max(float((ours - slow).abs().max()), float((ours - loop_over_columns(work, d)[kept]).abs().max()))
+    others = (dual(work, d), loop_over_columns(work, d)[kept], hook)
+    return max(float((other.double() - slow).abs().max()) for other in others)
 
 
-def dual(work: dict[str, Tensor], d: Discounts) -> Tensor:
-    inputs = {k: v for k, v in work.items() if not k.startswith("padded")}
-    return dual_discount_gae(**inputs, **vars(d))[0]
+def dual(work: Work, d: Discounts) -> Tensor:
+    names = ("values", "token_rewards", "turn_lengths", "turn_rewards", "next_turn", "bootstrap_values")
+    return dual_discount_gae(**{name: work[name] for name in names}, **vars(d))[0]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=2048)
-    parser.add_argument("--longest", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=20)
-    options = parser.parse_args()
-    if options.turns % TURNS_PER_EPISODE:
-        parser.error(f"--turns must be a multiple of {TURNS_PER_EPISODE}, got {options.turns}")
-    torch.set_num_threads(1)
+def methods(work: Work, data: dict[str, Any], args: Namespace, rounds: int) -> dict[str, tuple[Any, int]]:
+    """What is timed, and how many rounds."""
     d = AdvantageSettings().discounts
-    work = make_work(options.turns, options.longest, seed=0)
-    work |= {"padded_values": pad(work, "values"), "padded_rewards": pad(work, "token_rewards")}
-    tokens = work["values"].numel()
-    print(f"{options.turns} turns, {tokens} tokens, one thread; largest difference {check(work, d):.1e}")
-
-    methods: dict[str, tuple[Callable[[], object], int]] = {
-        "dual_discount_gae": (lambda: dual(work, d), options.rounds),
+    found: dict[str, tuple[Callable[[], object], int]] = {
+        "memory copy": (copy_of_outputs(data), 5 * rounds),
+        "compute_advantages": (lambda: run_hook(args, data), rounds),
+        "dual_discount_gae": (lambda: dual(work, d), rounds),
         "double loop, token by token": (lambda: token_by_token(work, d), 1),
         "double loop, all episodes at once": (lambda: loop_over_columns(work, d), 1),
-        "single discount, loop over columns": (lambda: single_discount(work, d), options.rounds),
+        "single discount, loop over columns": (lambda: single_discount(work, d), rounds),
     }
     if path := os.environ.get("SLIME_PATH"):
         chunked = slime_chunked_gae(path)
         padded = work["padded_rewards"], work["padded_values"]
-        methods["slime's chunked_gae, single discount"] = (lambda: chunked(*padded, 0.99, 0.95), options.rounds)
-    times = {name: cpu_ms(run, rounds) for name, (run, rounds) in methods.items()}
-    ours = times["dual_discount_gae"]
+        found["slime's chunked_gae, single discount"] = (lambda: chunked(*padded, 0.99, 0.95), rounds)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=4000)
+    parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", type=Path, help="also write the result here")
+    options = parser.parse_args()
+    if options.turns % TURNS_PER_EPISODE:
+        parser.error(f"--turns must be a multiple of {TURNS_PER_EPISODE}, got {options.turns}")
+    torch.set_num_threads(1)
+    logging.disable(logging.INFO)
+    args = Namespace(kl_coef=KL_COEF)
+    work = make_work(options.turns, options.tokens, seed=0)
+    data = as_rollout_data(work)
+    work |= {"padded_values": pad(work, "values"), "padded_rewards": pad(work, "token_rewards")}
+    hook = hook_advantages(args, data, options.turns)
+    difference = largest_difference(work, AdvantageSettings().discounts, hook)
+    times = {name: cpu_ms(run, rounds) for name, (run, rounds) in methods(work, data, args, options.rounds).items()}
+    result = {
+        "benchmark": "gae",
+        "turns": options.turns,
+        "tokens": len(work["values"]),
+        "samples": len(data["values"]),
+        "copied_bytes": 8 * sum(data["response_lengths"]),
+        "largest_difference": difference,
+        "ms": times,
+        "ratio_to_copy": {name: ms / times["memory copy"] for name, ms in times.items()},
+    }
+    print("{turns} turns, {tokens} tokens, one thread; largest difference {largest_difference:.1e}".format(**result))
     for name, ms in times.items():
-        print(f"{name:40s} {ms:10.1f} ms  {ms / ours:8.1f} x")
+        print(f"{name:40s} {ms:10.2f} ms  {result['ratio_to_copy'][name]:10.1f} x a copy")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
