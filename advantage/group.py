@@ -18,7 +18,7 @@ Use `--custom-advantage-function-path advantage.group.compute_advantages` with `
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 
 from advantage.errors import FlagError, TurnTableError
-from advantage.maths.dual_gae import solve_chain
-from advantage.megatron.context_parallel import response_spans, slice_rows
+from advantage.maths.chain import solve_chain
+from advantage.maths.packing import PackedTurns, pack_turns
+from advantage.megatron.context_parallel import local_tokens
 from advantage.megatron.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, all_turns, relayed, report_failure, turn_flags
 from advantage.megatron.layout import Layout, current_layout
 from advantage.settings import advantage_flags, advantage_settings
-from advantage.turn_table import TurnRow, read_turn_table, to_list
+from advantage.turn_table import TurnColumns, read_turn_table
 
 logger = logging.getLogger(__name__)
 
@@ -99,24 +100,24 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     if not layout.last_stage:
         return
     with relayed(layout.stage):
-        options, rows, own = _read(args, rollout_data, layout)
+        options, packed, own = _read(args, rollout_data, layout)
         table, start, _ = all_turns(own.stacked(), layout.data)
-        columns = table.cpu().unbind(1)
-        turns = replace(GroupTurns(*columns), flags=columns[2].long())
+        facts = table.cpu().unbind(1)
+        turns = replace(GroupTurns(*facts), flags=facts[2].long())
         advantages = group_advantages(turns, options)[start : start + len(own.segment)]
-        rollout_data["advantages"] = _spread(rows, advantages, rollout_data, layout)
+        rollout_data["advantages"] = _spread(packed, advantages, rollout_data, layout)
         rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
 
 
 def _read(
     args: Any, rollout_data: MutableMapping[str, Any], layout: Layout
-) -> tuple[GroupOptions, list[TurnRow], GroupTurns]:
+) -> tuple[GroupOptions, PackedTurns, GroupTurns]:
     """This rank's part of the exchange; a failure is reported to the ranks that wait for it."""
     try:
         options, flags = GroupOptions.read(args), advantage_flags(args)
-        rows = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
-        alone = flags.n_samples_per_prompt == 1
-        return options, rows, _group_turns(rows, rollout_data["loss_masks"], alone)
+        columns = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
+        packed = pack_turns(columns, rollout_data["loss_masks"], rollout_data["response_lengths"])
+        return options, packed, _group_turns(columns, packed, flags.n_samples_per_prompt == 1)
     except Exception:
         report_failure(layout.data)
         raise
@@ -212,29 +213,25 @@ def _sorted(episode: Tensor, index: Tensor) -> Tensor:
     return order[torch.argsort(episode[order], stable=True)]
 
 
-def _group_turns(rows: Sequence[TurnRow], masks: Sequence[Tensor], alone: bool) -> GroupTurns:
+def _group_turns(columns: TurnColumns, packed: PackedTurns, alone: bool) -> GroupTurns:
     """This rank's turns, one entry per turn or bootstrap state; `alone`: no two episodes share a start."""
-    entries: list[tuple[float, ...]] = []
-    for row, mask in zip(rows, masks, strict=True):
-        kept = to_list(mask)
-        for k, turn in enumerate(row.turns or (None,)):
-            group = -1 if alone else row.group
-            facts = (turn.reward, group, turn.anchor, any(kept[turn.start : turn.end])) if turn else (0, -1, -1, 0)
-            entries.append((row.segment, row.first_turn + k, turn_flags(row, k), *facts))
-    return GroupTurns(*torch.tensor(entries, dtype=torch.float64).reshape(-1, 7).unbind(1))
+    none = torch.full_like(columns.group, -1)
+    return GroupTurns(
+        segment=columns.segment,
+        index=columns.index,
+        flags=turn_flags(columns),
+        reward=columns.reward,
+        group=none if alone else torch.where(columns.bootstrap, none, columns.group),
+        anchor=columns.anchor,
+        trained=packed.trained.cpu(),
+    )
 
 
 def _spread(
-    rows: Sequence[TurnRow], advantages: Tensor, rollout_data: MutableMapping[str, Any], layout: Layout
+    packed: PackedTurns, advantages: Tensor, rollout_data: MutableMapping[str, Any], layout: Layout
 ) -> list[Tensor]:
     """Each turn's advantage on its trained tokens, 0 elsewhere, in the shape and dtype of `kl`."""
-    full: list[Tensor] = []
-    entry = 0
-    for row, mask in zip(rows, rollout_data["loss_masks"], strict=True):
-        line = torch.zeros(len(mask), dtype=torch.float64)
-        for k, turn in enumerate(row.turns):
-            line[turn.start : turn.end] = advantages[entry + k]
-        entry += max(len(row.turns), 1)
-        full.append(line.to(mask.device) * mask)
-    sliced = slice_rows(full, response_spans(rollout_data, layout))
-    return [line.to(like) for line, like in zip(sliced, rollout_data["kl"], strict=True)]
+    local = local_tokens(rollout_data, layout)
+    per_turn = advantages.to(packed.trained.device) * packed.trained
+    flat = packed.put(torch.repeat_interleave(per_turn, packed.lengths))
+    return [row.to(like.dtype) for row, like in zip(local.split(flat), rollout_data["kl"], strict=True)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,12 @@ from torch import Tensor
 
 from advantage.convergence import watch_warmup
 from advantage.errors import TurnTableError
+from advantage.maths.checks import check_tokens
 from advantage.maths.dual_gae import Discounts
-from advantage.maths.forms import FORMS, TurnScan, token_turns
+from advantage.maths.forms import FORMS
 from advantage.maths.packing import PackedTurns, pack_turns
-from advantage.megatron.context_parallel import place_rows, response_spans, slice_rows
+from advantage.maths.scan import TokenRewards, TurnScan
+from advantage.megatron.context_parallel import LocalTokens, local_tokens
 from advantage.megatron.exchange import (
     ExchangeReport,
     TurnFacts,
@@ -38,7 +40,7 @@ from advantage.megatron.exchange import (
 )
 from advantage.megatron.layout import Layout, current_layout
 from advantage.settings import AdvantageFlags, AdvantageSettings, advantage_flags, advantage_settings
-from advantage.turn_table import TABLE_KEY, TurnRow, read_turn_table
+from advantage.turn_table import TABLE_KEY, TurnColumns, read_turn_table
 from advantage.value_weight import check_first_tokens
 
 logger = logging.getLogger(__name__)
@@ -72,11 +74,10 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
     began = time.perf_counter()
     with relayed(layout.stage):
         turns, scan, carry, report = _exchange(args, rollout_data, layout)
-        mask = torch.cat([*rollout_data["loss_masks"], carry.new_zeros(0)]).bool()
-        advantages, returns = _finish(turns, scan, mask, carry)
-        rollout_data["advantages"] = _rows_like_values(advantages, rollout_data, layout)
-        rollout_data["returns"] = _rows_like_values(returns, rollout_data, layout)
-    watch_warmup(args, rollout_data, turns.values, returns, mask, layout.data)
+        advantages, returns = _finish(turns, scan, carry)
+        rollout_data["advantages"] = turns.local.split(advantages)
+        rollout_data["returns"] = turns.local.split(returns)
+    watch_warmup(args, rollout_data, turns.values, returns, turns.packed.runs.mask, layout.data)
     logger.info(
         "advantages of %d turns over %d data-parallel ranks in %.1f ms, %d bytes sent, %d received",
         *(report.turns, report.ranks, 1e3 * (time.perf_counter() - began), report.bytes_sent, report.bytes_received),
@@ -88,9 +89,10 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
 class LocalTurns:
     """This rank's turns, with the R response tokens of its samples laid end to end."""
 
+    local: LocalTokens
     packed: PackedTurns
     values: Tensor
-    """[R] float64; complete after an all-reduce over context-parallel ranks."""
+    """[R]; complete after an all-reduce over context-parallel ranks."""
     kl: Tensor | None
     """[R], likewise; None if kl_coef is 0."""
 
@@ -103,13 +105,13 @@ def _exchange(
         with relayed(layout.context):
             settings, flags = advantage_settings(args), advantage_flags(args)
             discounts = settings.discounts
-            rows = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
-            turns = _pack(settings, flags, rollout_data, rows, layout)
+            columns = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
+            turns = _pack(settings, flags, rollout_data, columns, layout)
         layout.context.all_reduce(turns.values)
         if turns.kl is not None:
             layout.context.all_reduce(turns.kl)
         scan = _scan(settings, flags, turns)
-        facts = _turn_facts(turns, scan, rows, discounts)
+        facts = _turn_facts(turns, scan, columns, discounts)
     except Exception:
         report_failure(layout.data)
         raise
@@ -122,68 +124,52 @@ def _pack(
     settings: AdvantageSettings,
     flags: AdvantageFlags,
     rollout_data: Mapping[str, Any],
-    rows: Sequence[TurnRow],
+    columns: TurnColumns,
     layout: Layout,
 ) -> LocalTurns:
     """Check this rank's samples and pack them."""
     if rollout_data.get("values") is None:
         raise TurnTableError("rollout_data has no values, and GAE needs a critic: give --advantage-estimator ppo")
-    lengths = rollout_data["response_lengths"]
-    spans = response_spans(rollout_data, layout)
-    values = place_rows(rollout_data["values"], spans, lengths, layout.context).double()
-    kl = place_rows(rollout_data["kl"], spans, lengths, layout.context) if flags.kl_coef else None
-    packed = pack_turns(rows, rollout_data["loss_masks"], lengths)
+    local = local_tokens(rollout_data, layout)
+    values = local.join(rollout_data["values"])
+    kl = local.join(rollout_data["kl"]) if flags.kl_coef else None
+    packed = pack_turns(columns, rollout_data["loss_masks"], local.lengths)
     if settings.value_first_token_weight != 1.0:
-        check_first_tokens(packed, rollout_data["loss_masks"])
-    return LocalTurns(packed, values, kl)
+        check_first_tokens(packed, local.lengths)
+    return LocalTurns(local, packed, values, kl)
 
 
 def _scan(settings: AdvantageSettings, flags: AdvantageFlags, turns: LocalTurns) -> TurnScan:
     """Run the configured GAE inside every turn."""
     packed = turns.packed
-    values = turns.values[packed.positions]
-    rewards = torch.zeros_like(values)
+    values = packed.take(turns.values)
+    rewards = None
     if turns.kl is not None:
-        rewards -= flags.kl_coef * turns.kl.double()[packed.positions] * packed.trained
-    return FORMS[settings.gae_form](values, rewards, packed, settings.discounts)
+        kl = packed.take(turns.kl).index_fill_(0, packed.untrained, 0)
+        rewards = TokenRewards(kl, -flags.kl_coef)
+    check_tokens(values, values if rewards is None else rewards.raw)
+    return FORMS[settings.gae_form](values, rewards, packed.lengths, packed.rewards, settings.discounts)
 
 
-def _turn_facts(turns: LocalTurns, scan: TurnScan, rows: Sequence[TurnRow], d: Discounts) -> TurnFacts:
+def _turn_facts(turns: LocalTurns, scan: TurnScan, columns: TurnColumns, d: Discounts) -> TurnFacts:
     """How each turn or bootstrap state depends on what follows it, as `advantage/megatron/exchange.py` defines it."""
-    packed, values = turns.packed, turns.values
-    entries = [(row, k) for row in rows for k in range(max(len(row.turns), 1))]
-    labels = torch.tensor(
-        [(row.segment, row.first_turn + k, turn_flags(row, k)) for row, k in entries],
-        dtype=torch.float64,
-        device=values.device,
-    ).reshape(-1, 3)
-    has_state, nonempty = packed.states >= 0, packed.lengths > 0
-    state_value = values[packed.states.clamp(min=0)] if len(values) else packed.rewards
-    # An empty turn (no state) passes on everything that follows it. A bootstrap state (no tokens) passes on nothing.
-    decay = torch.where(nonempty, scan.entry_decay, (~has_state).double())
+    packed = turns.packed
+    labels = torch.stack([columns.segment, columns.index, turn_flags(columns).double()]).to(packed.rewards.device)
+    empty = packed.lengths == 0
+    # An empty turn passes on everything that follows it, a bootstrap state nothing.
+    decay = torch.where(empty, 1.0, scan.entry_decay) * ~packed.bootstrap
     return TurnFacts(
-        *labels.unbind(1),
-        v=torch.where(nonempty, scan.entry_value, torch.where(has_state, state_value, packed.rewards)),
-        w=d.gamma_step * (~has_state).double(),
-        a=torch.where(nonempty, scan.entry_advantage, 0.0),
-        p=d.gamma_step * decay * has_state,
+        *labels,
+        v=torch.where(empty, packed.rewards, scan.entry_value),
+        w=d.gamma_step * empty.double(),
+        a=torch.where(empty | packed.bootstrap, 0.0, scan.entry_advantage),
+        p=d.gamma_step * decay * ~empty,
         q=d.step_decay * decay,
     )
 
 
-def _finish(turns: LocalTurns, scan: TurnScan, mask: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+def _finish(turns: LocalTurns, scan: TurnScan, carry: Tensor) -> tuple[Tensor, Tensor]:
     """Advantages and returns [R], 0 on masked tokens; `carry` [T] is what reaches each turn's last token."""
-    positions = turns.packed.positions
-    tokens = scan.advantages + scan.decay * carry[token_turns(turns.packed.lengths)]
-    advantages, returns = (tokens.new_zeros(len(mask)) for _ in range(2))
-    advantages[positions], returns[positions] = tokens, tokens + scan.baseline
-    return advantages * mask, returns * mask
-
-
-def _rows_like_values(flat: Tensor, rollout_data: MutableMapping[str, Any], layout: Layout) -> list[Tensor]:
-    """Split `flat` [R] into one row per sample: this rank's slice, in the dtype of its values."""
-    lengths = rollout_data["response_lengths"]
-    if not lengths:
-        return []
-    rows = slice_rows(torch.split(flat, lengths), response_spans(rollout_data, layout))
-    return [row.to(values.dtype) for row, values in zip(rows, rollout_data["values"], strict=True)]
+    untrained = turns.packed.untrained
+    advantages, returns = (turns.packed.put(x.index_fill_(0, untrained, 0)) for x in scan.finish(carry))
+    return advantages, returns

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.megatron.context_parallel import response_spans, slice_rows
+from advantage.maths.packing import span_positions
+from advantage.megatron.context_parallel import local_tokens
 from advantage.megatron.layout import Layout, current_layout
 from advantage.settings import AdvantageFlags, PerRun, advantage_flags, advantage_settings
-from advantage.turn_table import TurnRow, read_turn_table
+from advantage.turn_table import TurnColumns, read_turn_table
 
 logger = logging.getLogger(__name__)
 
@@ -146,11 +147,11 @@ def log_kl_split(
     if rollout_data is None:
         _warn_once()
         return None
-    rows, layout = read_turn_table(rollout_data, keep=False), current_layout()
+    columns, layout = read_turn_table(rollout_data, keep=False), current_layout()
     kl = _token_kl(advantage_flags(args), rollout_data) if layout.last_stage else None
     if kl is None:
         return None
-    split = split_kl(rows, rollout_data, kl, layout)
+    split = split_kl(columns, rollout_data, kl, layout)
     evidence = _watch.of(args).update(split, advantage_settings(args).action_hacking_patience)
     metrics = {"kl_reasoning": split.reasoning, "kl_action": split.action, "kl_action_evidence": evidence}
     rollout_data.update({name: torch.tensor(value) for name, value in metrics.items() if value is not None})
@@ -158,17 +159,15 @@ def log_kl_split(
 
 
 def split_kl(
-    rows: Sequence[TurnRow], rollout_data: MutableMapping[str, Any], kl: Sequence[Tensor], layout: Layout
+    columns: TurnColumns, rollout_data: MutableMapping[str, Any], kl: Sequence[Tensor], layout: Layout
 ) -> KlSplit:
     """Means over the trained tokens of all ranks; `kl` has this rank's slice of each sample."""
-    masks = rollout_data["loss_masks"]
-    spans = response_spans(rollout_data, layout)
-    action = slice_rows([action_mask(row, mask) for row, mask in zip(rows, masks, strict=True)], spans)
-    trained = slice_rows([mask.bool() for mask in masks], spans)
+    local = local_tokens(rollout_data, layout)
     nothing = kl[0].new_zeros(0) if kl else torch.zeros(0)
+    mask = torch.cat([*rollout_data["loss_masks"], nothing]).bool()
     flat = torch.cat([*kl, nothing]).double()
-    acts = torch.cat([*action, nothing]).bool()
-    reasons = torch.cat([*trained, nothing]).bool() & ~acts
+    acts = local.pick(mask & action_tokens(columns, local.lengths).to(mask.device))
+    reasons = local.pick(mask) & ~acts
     sums = torch.stack([(flat * reasons).sum(), (flat * acts).sum(), reasons.sum().double(), acts.sum().double()])
     reasoned, acted, reasoning, acting = (float(x) for x in layout.data_context.total(sums, like=flat))
     return KlSplit(
@@ -176,13 +175,14 @@ def split_kl(
     )
 
 
-def action_mask(row: TurnRow, mask: Tensor) -> Tensor:
-    """Trained tokens from each turn's action on, [n] bool; a turn without a recognised action has none."""
-    inside = torch.zeros_like(mask, dtype=torch.bool)
-    for turn in row.turns:
-        if turn.action_start >= 0:
-            inside[turn.action_start : turn.end] = True
-    return inside & mask.bool()
+def action_tokens(columns: TurnColumns, lengths: Sequence[int]) -> Tensor:
+    """Which of all response tokens belong to an action: from each turn's action on, [R] bool, on the CPU."""
+    responses = torch.tensor(lengths, dtype=torch.long)
+    acts = columns.action_start >= 0
+    starts = (responses.cumsum(0) - responses)[columns.sample] + columns.action_start
+    inside = torch.zeros(int(responses.sum()), dtype=torch.bool)
+    inside[span_positions(starts[acts], (columns.end - columns.action_start)[acts])] = True
+    return inside
 
 
 def _token_kl(flags: AdvantageFlags, rollout_data: MutableMapping[str, Any]) -> Sequence[Tensor] | None:

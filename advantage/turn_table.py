@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from advantage.errors import TurnTableError
 
@@ -105,7 +106,7 @@ class TurnRow:
                 )
 
 
-def encode_row(row: TurnRow) -> torch.Tensor:
+def encode_row(row: TurnRow) -> Tensor:
     """The row as a float64 vector of 9 + 5 x turns entries; `decode_row` is the inverse."""
     flags = (row.kind, row.terminated, row.truncated)
     head = [_MAGIC, _VERSION, row.segment, row.first_turn, *flags, row.group, len(row.turns)]
@@ -119,7 +120,7 @@ def decode_row(vector: object) -> TurnRow:
     Raises:
         TurnTableError: the vector was not written by `encode_row`, or is damaged.
     """
-    if not isinstance(vector, torch.Tensor):
+    if not isinstance(vector, Tensor):
         raise TurnTableError(f"expected a float64 vector, got {type(vector).__name__}")
     if vector.dtype != torch.float64 or vector.dim() != 1:
         raise TurnTableError(f"expected a float64 vector, got {vector.dtype} of shape {tuple(vector.shape)}")
@@ -146,7 +147,7 @@ def with_group(vector: Sequence[float], group: int | None) -> list[float]:
     return to_list(encode_row(replace(row, group=-1 if group is None else group)))
 
 
-def to_list(x: torch.Tensor) -> list[float]:
+def to_list(x: Tensor) -> list[float]:
     """`x.tolist()` of a vector, typed; torch does not declare the type of the entries."""
     return cast(Any, x).tolist()
 
@@ -158,13 +159,11 @@ def anchor_of(token_ids: Sequence[int]) -> int:
 
 
 def decode_rows(vectors: Sequence[object], response_lengths: Sequence[int]) -> list[TurnRow]:
-    """The rows of a rank's samples, each checked against its sample's response.
+    """The rows of a rank's samples, one by one. `read_columns` uses this to name what is wrong.
 
     Raises:
         TurnTableError: names the sample's position on this rank, and the flag that configures the converter.
     """
-    if len(vectors) != len(response_lengths):
-        raise TurnTableError(f"the turn table has {len(vectors)} rows for {len(response_lengths)} samples")
     rows: list[TurnRow] = []
     for i, (vector, length) in enumerate(zip(vectors, response_lengths, strict=True)):
         try:
@@ -181,7 +180,120 @@ def decode_rows(vectors: Sequence[object], response_lengths: Sequence[int]) -> l
     return rows
 
 
-def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> list[TurnRow]:
+@dataclass(frozen=True)
+class TurnColumns:
+    """The turn tables of a rank's samples as columns on the CPU, all [T].
+
+    There is one entry per turn and one per bootstrap sample, in the order of the samples.
+    """
+
+    sample: Tensor
+    """int64, position of the sample on this rank."""
+    segment: Tensor
+    """float64, as are index, reward, group and anchor."""
+    index: Tensor
+    """Index of the turn in its segment or episode."""
+    bootstrap: Tensor
+    """bool, as are terminated and truncated, which are set on the last turn of a sample only."""
+    terminated: Tensor
+    truncated: Tensor
+    start: Tensor
+    """int64 offset in the sample's response, as are end and action_start; a bootstrap entry has 0, 0 and -1."""
+    end: Tensor
+    action_start: Tensor
+    reward: Tensor
+    group: Tensor
+    anchor: Tensor
+
+
+def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
+    """All rows of a rank's samples, decoded and checked together.
+
+    Raises:
+        TurnTableError: a vector is not a row of a turn table, or a turn lies outside its response; names the sample.
+    """
+    if len(vectors) != len(response_lengths):
+        raise TurnTableError(f"the turn table has {len(vectors)} rows for {len(response_lengths)} samples")
+    columns = _columns(vectors, response_lengths)
+    if columns is None:
+        decode_rows(vectors, response_lengths)
+        raise TurnTableError("the turn table is damaged")
+    return columns
+
+
+def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns | None:
+    """The rows as columns; None if any row is not valid."""
+    try:
+        flat = torch.cat([*vectors, torch.zeros(0, dtype=torch.float64)])
+    except (TypeError, RuntimeError):  # something is not a tensor, or has another number of dimensions
+        return None
+    sizes = torch.tensor([vector.numel() for vector in vectors], dtype=torch.long)
+    if flat.dtype != torch.float64 or flat.dim() != 1 or bool((sizes < _HEAD).any()):
+        return None
+    starts = sizes.cumsum(0) - sizes
+    head = flat[starts[:, None] + torch.arange(_HEAD)].unbind(1)
+    if not _valid_heads(head, sizes):
+        return None
+    segment, first_turn, kind, terminated, truncated, group = head[2:8]
+    turns = head[8].long()
+    entries = turns.clamp(min=1)
+    sample = torch.repeat_interleave(entries)
+    ends = entries.cumsum(0)
+    k = torch.arange(len(sample)) - (ends - entries)[sample]
+    bootstrap = kind[sample] == TurnKind.BOOTSTRAP
+    # A bootstrap row has no body; its entry reads from the row's head, and its columns are then overwritten.
+    body_at = torch.where(bootstrap, starts[sample], starts[sample] + _HEAD + _SPAN * k)
+    body = flat[body_at[:, None] + torch.arange(_SPAN)]
+    body = torch.where(bootstrap[:, None], torch.tensor([0.0, 0.0, 0.0, -1.0, -1.0], dtype=torch.float64), body)
+    lengths = torch.tensor(response_lengths, dtype=torch.float64)
+    if not _valid_bodies(body, sample, lengths[sample]):
+        return None
+    last = torch.zeros(len(sample), dtype=torch.bool)
+    last[ends - 1] = True
+    start, end, reward, action_start, anchor = body.unbind(1)
+    return TurnColumns(
+        sample=sample,
+        segment=segment[sample],
+        index=first_turn[sample] + k,
+        bootstrap=bootstrap,
+        terminated=(terminated[sample] == 1) & last,
+        truncated=(truncated[sample] == 1) & last,
+        start=start.long(),
+        end=end.long(),
+        action_start=action_start.long(),
+        reward=reward,
+        group=group[sample],
+        anchor=anchor,
+    )
+
+
+def _valid_heads(head: Sequence[Tensor], sizes: Tensor) -> bool:
+    """What `TurnRow` and `decode_row` check of a row before its turns; each entry of `head` is [S]."""
+    magic, version, segment, first_turn, kind, terminated, truncated, group, turns = head
+    flags = torch.stack([kind, terminated, truncated])
+    valid = (magic == _MAGIC) & (version == _VERSION) & (sizes == _HEAD + _SPAN * turns)
+    valid &= _whole_from(0, segment) & _whole_from(0, first_turn) & _whole_from(-1, group)
+    valid &= ((flags == 0) | (flags == 1)).all(0)
+    valid &= torch.where(kind == TurnKind.BOOTSTRAP, (turns == 0) & (flags[1:] == 0).all(0), turns > 0)
+    return bool(valid.all())
+
+
+def _valid_bodies(body: Tensor, sample: Tensor, lengths: Tensor) -> bool:
+    """What `TurnSpan` and `decode_rows` check of turns [T, 5]; `lengths` [T] are those of their responses."""
+    start, end, reward, action_start, anchor = body.unbind(1)
+    valid = _whole_from(0, start) & _whole_from(0, end) & (start <= end) & (end <= lengths)
+    valid &= torch.isfinite(reward) & _whole_from(-1, anchor) & _whole_from(-1, action_start)
+    valid &= (action_start == -1) | ((start <= action_start) & (action_start < end))
+    apart = (start[1:] >= end[:-1]) | (sample[1:] != sample[:-1])
+    return bool(valid.all()) and bool(apart.all())
+
+
+def _whole_from(least: int, x: Tensor) -> Tensor:
+    """Whether entries are whole numbers of at least `least` that float64 holds exactly."""
+    return (x >= least) & (x < _EXACT) & (x == x.floor())
+
+
+def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> TurnColumns:
     """Decode the table, and remove it from slime's `rollout_data` unless a later hook needs it (`keep`).
 
     Raises:
@@ -189,10 +301,10 @@ def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> li
     """
     if TABLE_KEY not in rollout_data:
         raise TurnTableError(f"rollout_data has no turn table under {TABLE_KEY!r}; configure {CONVERTER}")
-    rows = decode_rows(rollout_data[TABLE_KEY], rollout_data["response_lengths"])
+    columns = read_columns(rollout_data[TABLE_KEY], rollout_data["response_lengths"])
     if not keep:
         del rollout_data[TABLE_KEY]
-    return rows
+    return columns
 
 
 def _int(name: str, value: Any) -> int:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from advantage.errors import TurnTableError
 from advantage.maths.packing import PackedTurns
-from advantage.megatron.context_parallel import response_spans, slice_rows
+from advantage.megatron.context_parallel import local_tokens
 from advantage.megatron.layout import current_layout
 from advantage.settings import advantage_settings
 
@@ -36,27 +36,33 @@ def first_token_weights(masks: Sequence[Tensor], weight: float) -> list[Tensor]:
     return [torch.where(first_tokens(mask), weight, 1.0) for mask in masks]
 
 
-def check_first_tokens(packed: PackedTurns, masks: Sequence[Tensor]) -> None:
+def check_first_tokens(packed: PackedTurns, lengths: Sequence[int]) -> None:
     """Check that the loss mask alone shows where turns begin, because the value loss has nothing else.
+
+    Args:
+        packed: the turns.
+        lengths: response tokens of each sample.
 
     Raises:
         TurnTableError: turns are adjacent, or a turn has untrained tokens inside; names the sample.
     """
-    if not masks:
+    sizes = torch.tensor(lengths, dtype=torch.long)
+    ends = sizes.cumsum(0)
+    starts = (ends - sizes)[sizes > 0].to(packed.trained.device)
+    runs = packed.runs
+    unique: Callable[..., Any] = cast(Any, torch).unique
+    found: Tensor = unique(torch.cat([runs.starts, starts[runs.mask[starts]]]))
+    real = (packed.lengths.cumsum(0) - packed.lengths)[packed.trained]
+    real = real if packed.positions is None else packed.positions[real]
+    if torch.equal(found, real):
         return
-    sizes = [len(mask) for mask in masks]
-    runs = torch.cat([first_tokens(mask) for mask in masks])
-    begins = torch.zeros_like(runs)
-    heads = (packed.lengths.cumsum(0) - packed.lengths)[packed.lengths > 0]
-    heads = heads[packed.trained[heads]]
-    begins[packed.positions[heads]] = True
-    if torch.equal(runs, begins):
-        return
-    pairs = zip(torch.split(runs, sizes), torch.split(begins, sizes), strict=True)
-    i, pair = next((i, pair) for i, pair in enumerate(pairs) if not torch.equal(*pair))
-    found, real = ([int(j) for j in x.nonzero()[:, 0]] for x in pair)
+    begins, counts = unique(torch.cat([found, real]), return_counts=True)
+    wrong = int(begins[counts == 1][0])
+    i = int((ends <= wrong).sum())
+    start, end = int(ends[i] - sizes[i]), int(ends[i])
+    inside = [[int(j) - start for j in x.unbind(0) if start <= int(j) < end] for x in (real, found)]
     raise TurnTableError(
-        f"sample {i}: its turns begin at tokens {real}, but its loss mask has runs beginning at {found}, so "
+        f"sample {i}: its turns begin at tokens {inside[0]}, but its loss mask has runs beginning at {inside[1]}, so "
         "value_first_token_weight cannot find the first tokens; mask a token between turns and none inside a turn, or "
         "set value_first_token_weight: 1.0"
     )
@@ -70,9 +76,9 @@ def weigh_first_tokens(value_loss: ValueLoss) -> ValueLoss:
         args: Any, batch: Mapping[str, Any], logits: Tensor, sum_of_sample_mean: Reducer
     ) -> tuple[Tensor, dict[str, Tensor]]:
         weight = advantage_settings(args).value_first_token_weight
-        rows = first_token_weights(batch["loss_masks"], weight)
-        local = slice_rows(rows, response_spans(batch, current_layout()))
-        return value_loss(args, batch, logits, weigh_reducer(sum_of_sample_mean, torch.cat(local)))
+        weights = torch.cat(first_token_weights(batch["loss_masks"], weight))
+        local = local_tokens(batch, current_layout()).pick(weights)
+        return value_loss(args, batch, logits, weigh_reducer(sum_of_sample_mean, local))
 
     return weighted
 

@@ -8,9 +8,9 @@ Two parts, both on one thread; times are CPU time, the best of several rounds.
   sample per turn with values, log-probs, reference log-probs and the KL that slime computed from both, int32 loss masks
   and the turn table. A bootstrap sample follows each episode part. The peer is a copy of as many bytes as the
   function writes (advantages and returns).
-- The same turns packed, for the algorithms alone: `dual_discount_gae`, the definition as a loop over tokens, a loop over
-  the columns of a padded block, and a loop with one discount. With SLIME_PATH set to a checkout, slime's `chunked_gae`
-  runs too; the last two pad and have one discount, so their results differ.
+- The same turns packed, for the algorithms alone: `dual_discount_gae`, the definition as a loop over tokens, a loop
+  over the columns of a padded block, and a loop with one discount. With SLIME_PATH set to a checkout, slime's
+  `chunked_gae` runs too; the last two pad and have one discount, so their results differ.
 
 A check comes first: all methods with two discounts compute the same advantages.
 """
@@ -22,6 +22,7 @@ import ast
 import json
 import logging
 import os
+import random
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -35,10 +36,11 @@ from torch import Tensor
 from advantage.hook import compute_advantages
 from advantage.maths.dual_gae import Discounts, dual_discount_gae
 from advantage.settings import AdvantageSettings
-from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
+from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row, encode_row
 
 TURNS_PER_EPISODE = 16
 KL_COEF = 0.05
+PER_TOKEN = ("values", "log_probs", "ref_log_probs")
 Work = dict[str, Tensor]
 
 
@@ -67,29 +69,26 @@ def make_work(turns: int, tokens: int, seed: int) -> Work:
 
 
 def as_rollout_data(work: Work) -> dict[str, Any]:
-    """The batch as a rank has it when slime calls the hook: turns in random order, each with its own tensors."""
-    lengths, cut = work["turn_lengths"].tolist(), (work["next_turn"] < 0).tolist()
-    names = ("values", "log_probs", "ref_log_probs")
-    rows = {name: [row.clone() for row in work[name].split(lengths)] for name in names}
-    masks = [torch.ones(n, dtype=torch.int) for n in lengths]
-    table = [
-        encode_row(TurnRow(t // TURNS_PER_EPISODE, t % TURNS_PER_EPISODE, turns=(TurnSpan(0, n, reward),)))
-        for t, (n, reward) in enumerate(zip(lengths, work["turn_rewards"].double().tolist(), strict=True))
-    ]
-    for t in (t for t, ends in enumerate(cut) if ends):
-        rows["values"].append(work["bootstrap_values"][t : t + 1].clone())
-        rows["log_probs"].append(torch.zeros(1))
-        rows["ref_log_probs"].append(torch.zeros(1))
-        masks.append(torch.zeros(1, dtype=torch.int))
-        state = TurnRow(t // TURNS_PER_EPISODE, t % TURNS_PER_EPISODE + 1, TurnKind.BOOTSTRAP)
-        table.append(encode_row(state))
-    kl = [new - old for new, old in zip(rows["log_probs"], rows["ref_log_probs"], strict=True)]
-    data = {**rows, "kl": kl, "loss_masks": masks, TABLE_KEY: table}
-    order = torch.randperm(len(masks), generator=torch.Generator().manual_seed(1)).tolist()
-    data = {name: [column[i] for i in order] for name, column in data.items()}
+    """The batch as a rank has it when slime calls the hook: samples in random order, each with its own tensors."""
+    lengths, following = work["turn_lengths"].tolist(), work["next_turn"].tolist()
+    rewards = work["turn_rewards"].double().tolist()
+    samples: list[tuple[TurnRow, dict[str, Tensor]]] = []
+    columns = [work[name].split(lengths) for name in PER_TOKEN]
+    for t, rows in enumerate(zip(*columns, strict=True)):
+        place = t // TURNS_PER_EPISODE, t % TURNS_PER_EPISODE
+        row = TurnRow(*place, turns=(TurnSpan(0, lengths[t], rewards[t]),))
+        samples.append((row, dict(zip(PER_TOKEN, rows, strict=True))))
+        if following[t] < 0:
+            state = {name: torch.zeros(1) for name in PER_TOKEN} | {"values": work["bootstrap_values"][t : t + 1]}
+            samples.append((TurnRow(place[0], place[1] + 1, TurnKind.BOOTSTRAP), state))
+    random.Random(1).shuffle(samples)
+    data: dict[str, Any] = {name: [row[name].clone() for _, row in samples] for name in PER_TOKEN}
+    data["kl"] = [new - old for new, old in zip(data["log_probs"], data["ref_log_probs"], strict=True)]
+    data["loss_masks"] = [torch.full((len(row["values"]),), len(table.turns)).int() for table, row in samples]
+    data[TABLE_KEY] = [encode_row(table) for table, _ in samples]
     data["response_lengths"] = [len(mask) for mask in data["loss_masks"]]
     data["total_lengths"] = [1400 + n for n in data["response_lengths"]]
-    return data | {"order": order}
+    return data
 
 
 def run_hook(args: Namespace, data: dict[str, Any]) -> dict[str, Any]:
@@ -101,9 +100,12 @@ def run_hook(args: Namespace, data: dict[str, Any]) -> dict[str, Any]:
 
 def hook_advantages(args: Namespace, data: dict[str, Any], turns: int) -> Tensor:
     """The hook's advantages in the order of the packed batch."""
-    rows = run_hook(args, data)["advantages"]
-    place = {sample: k for k, sample in enumerate(data["order"])}
-    return torch.cat([rows[place[t]] for t in range(turns)])
+    rows: list[Tensor] = [torch.zeros(0)] * turns
+    for vector, advantages in zip(data[TABLE_KEY], run_hook(args, data)["advantages"], strict=True):
+        row = decode_row(vector)
+        if row.kind is TurnKind.TURN:
+            rows[row.segment * TURNS_PER_EPISODE + row.first_turn] = advantages
+    return torch.cat(rows)
 
 
 def copy_of_outputs(data: dict[str, Any]) -> Callable[[], object]:
@@ -183,9 +185,9 @@ def slime_chunked_gae(path: str) -> Callable[..., tuple[Tensor, Tensor]]:
 def cpu_ms(run: Callable[[], object], rounds: int) -> float:
     best = float("inf")
     for _ in range(rounds):
-        start = time.process_time()
+        start = time.thread_time()
         run()
-        best = min(best, time.process_time() - start)
+        best = min(best, time.thread_time() - start)
     return best * 1e3
 
 

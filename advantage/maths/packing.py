@@ -1,4 +1,4 @@
-"""Packs the turn tokens of one rank's samples end to end, as `dual_discount_gae` needs them."""
+"""Packs the turn tokens of one rank's samples end to end, as the scan inside turns needs them."""
 
 from __future__ import annotations
 
@@ -6,29 +6,65 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from advantage.errors import TurnTableError
-from advantage.turn_table import TurnKind, TurnRow
+from advantage.turn_table import TurnColumns, to_list
+
+
+class TrainedRuns:
+    """The loss masks of all responses end to end, as a bool vector and as runs of trained tokens."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = mask
+        changes = torch.cat([mask[:1], mask[1:] ^ mask[:-1], mask[-1:]]).nonzero()[:, 0]
+        self.starts, self._ends = changes[0::2].contiguous(), changes[1::2]
+        self._before = F.pad((self._ends - self.starts).cumsum(0), (1, 0))
+
+        self.total = self._before[-1]
+        """The number of trained tokens."""
+
+    def before(self, positions: Tensor) -> Tensor:
+        """The number of trained tokens before each position."""
+        run = torch.searchsorted(self.starts, positions)
+        return self._before[run] - (F.pad(self._ends, (1, 0))[run] - positions).clamp(min=0)
 
 
 @dataclass(frozen=True)
 class PackedTurns:
     """The turns of one rank's samples, in sample order. Positions count the R response tokens laid end to end."""
 
-    positions: Tensor
-    """[N] position of each turn token."""
+    runs: TrainedRuns
+    positions: Tensor | None
+    """[N] position of each packed token; None if every response token is packed, so N = R."""
     lengths: Tensor
-    """[T] tokens per turn; 0 for bootstrap states and empty turns."""
+    """[T] packed tokens per turn; 1 for a bootstrap state."""
     rewards: Tensor
     """[T] float64."""
     trained: Tensor
-    """[N] whether the loss mask includes the token."""
-    states: Tensor
-    """[T] position of the first token of each turn or bootstrap state; -1 for an empty turn."""
+    """[T] whether the turn's packed tokens are trained: all of them are, or none."""
+    bootstrap: Tensor
+    """[T] whether the entry is a bootstrap state."""
+
+    def take(self, flat: Tensor) -> Tensor:
+        """The packed tokens [N] of all response tokens [R]."""
+        return flat if self.positions is None else flat.index_select(0, self.positions)
+
+    def put(self, packed: Tensor) -> Tensor:
+        """All response tokens [R], 0 where they are not packed."""
+        if self.positions is None:
+            return packed
+        return packed.new_zeros(len(self.runs.mask)).index_copy_(0, self.positions, packed)
+
+    @property
+    def untrained(self) -> Tensor:
+        """The packed tokens that are not trained, as indices below N."""
+        quiet = ~self.trained
+        return span_positions((self.lengths.cumsum(0) - self.lengths)[quiet], self.lengths[quiet])
 
 
-def pack_turns(rows: Sequence[TurnRow], masks: Sequence[Tensor], lengths: Sequence[int]) -> PackedTurns:
+def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[int]) -> PackedTurns:
     """Pack the tokens of all turns, with one entry per turn and one per bootstrap sample.
 
     Masked tokens inside a turn (observations, template text) are skipped, so a turn's reward falls on its last trained
@@ -37,54 +73,57 @@ def pack_turns(rows: Sequence[TurnRow], masks: Sequence[Tensor], lengths: Sequen
     Raises:
         TurnTableError: the loss mask includes a token outside all turns, or a bootstrap sample has no token.
     """
-    for i, (mask, length) in enumerate(zip(masks, lengths, strict=True)):
-        if mask.numel() != length:
-            raise TurnTableError(f"sample {i}: its loss mask has {mask.numel()} entries for {length} response tokens")
-    device = masks[0].device if masks else torch.device("cpu")
-    mask = torch.cat([*masks, torch.zeros(0, device=device)]).bool()
-    starts, sizes, rewards = _spans(rows, lengths)
-    starts, sizes = starts.to(device), sizes.to(device)
-    turn = torch.repeat_interleave(torch.arange(len(sizes), device=device), sizes)
-    positions = torch.arange(len(turn), device=device) + (starts - (sizes.cumsum(0) - sizes))[turn]
-    trained = mask[positions]
-    counts = torch.zeros_like(sizes).index_add_(0, turn, trained.long())
-    kept = trained | (counts == 0)[turn]
-    _refuse_stray_tokens(mask, positions, lengths)
-    kept_sizes = torch.where(counts == 0, sizes, counts)
-    positions, trained = positions[kept], trained[kept]
-    heads = (kept_sizes.cumsum(0) - kept_sizes).clamp(max=max(len(positions) - 1, 0))
-    heads = positions[heads] if len(positions) else heads
-    bootstrap = torch.tensor(
-        [row.kind is TurnKind.BOOTSTRAP for row in rows for _ in row.turns or (None,)], dtype=torch.bool, device=device
-    )
-    states = torch.where(bootstrap, starts, torch.where(kept_sizes > 0, heads, -1))
-    return PackedTurns(positions, kept_sizes, rewards.to(device), trained, states)
+    runs = TrainedRuns(_flat_mask(masks, lengths))
+    mask = runs.mask
+    starts, sizes = _spans(columns, lengths)
+    spans = torch.stack([starts, sizes, columns.bootstrap.long()]).to(mask.device)
+    starts, sizes, bootstrap = spans[0], spans[1], spans[2].bool()
+    counts = (runs.before(starts + sizes) - runs.before(starts)) * ~bootstrap
+    trained = counts > 0
+    kept = torch.where(trained, counts, sizes)
+    inside, everywhere, packed = to_list(torch.stack([counts.sum(), runs.total, kept.sum()]))
+    if inside != everywhere:
+        _refuse_stray_tokens(mask, span_positions(starts, sizes * ~bootstrap), lengths)
+    positions = None
+    if packed != len(mask):
+        positions = span_positions(starts, sizes)
+        positions = positions[mask[positions] | torch.repeat_interleave(~trained, sizes)]
+    return PackedTurns(runs, positions, kept, columns.reward.to(mask.device), trained, bootstrap)
 
 
-def _spans(rows: Sequence[TurnRow], lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Start position, size and reward of each turn; a bootstrap state has size 0."""
-    entries: list[tuple[int, int, float]] = []
-    offset = 0
-    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        if row.kind is TurnKind.BOOTSTRAP:
-            if not length:
-                raise TurnTableError(f"sample {i}: a bootstrap sample needs one response token to hold its value")
-            entries.append((offset, 0, 0.0))
-        entries += [(offset + turn.start, turn.end - turn.start, turn.reward) for turn in row.turns]
-        offset += length
-    starts = torch.tensor([start for start, _, _ in entries], dtype=torch.long)
-    sizes = torch.tensor([size for _, size, _ in entries], dtype=torch.long)
-    return starts, sizes, torch.tensor([reward for _, _, reward in entries], dtype=torch.float64)
+def span_positions(starts: Tensor, sizes: Tensor) -> Tensor:
+    """All positions in the spans [start, start + size), span after span."""
+    span = torch.repeat_interleave(sizes)
+    return torch.arange(len(span), device=sizes.device) + (starts - (sizes.cumsum(0) - sizes))[span]
+
+
+def _flat_mask(masks: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+    sizes = [mask.numel() for mask in masks]
+    if sizes != list(lengths):
+        i = next(i for i, (size, length) in enumerate(zip(sizes, lengths, strict=True)) if size != length)
+        raise TurnTableError(f"sample {i}: its loss mask has {sizes[i]} entries for {lengths[i]} response tokens")
+    return torch.cat(list(masks)).bool() if masks else torch.zeros(0, dtype=torch.bool)
+
+
+def _spans(columns: TurnColumns, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Start position and size of each turn; a bootstrap state is the first token of its response."""
+    responses = torch.tensor(lengths, dtype=torch.long)
+    starts = (responses.cumsum(0) - responses)[columns.sample] + columns.start
+    sizes = torch.where(columns.bootstrap, 1, columns.end - columns.start)
+    empty = columns.bootstrap & (responses[columns.sample] == 0)
+    if bool(empty.any()):
+        sample = int(columns.sample[empty][0])
+        raise TurnTableError(f"sample {sample}: a bootstrap sample needs one response token to hold its value")
+    return starts, sizes
 
 
 def _refuse_stray_tokens(mask: Tensor, positions: Tensor, lengths: Sequence[int]) -> None:
-    """Refuse tokens that the loss mask includes although they belong to no turn."""
+    """Refuse the first token that the loss mask includes although it belongs to no turn."""
     stray = mask.clone()
     stray[positions] = False
-    if bool(stray.any()):
-        position = int(stray.nonzero()[0])
-        sample = int(torch.tensor(lengths).cumsum(0).gt(position).nonzero()[0])
-        token = position - sum(lengths[:sample])
-        raise TurnTableError(
-            f"sample {sample}: its loss mask includes token {token} of the response, which belongs to no turn"
-        )
+    position = int(stray.nonzero()[0])
+    sample = int(torch.tensor(lengths).cumsum(0).gt(position).nonzero()[0])
+    raise TurnTableError(
+        f"sample {sample}: its loss mask includes token {position - sum(lengths[:sample])} of the response, which "
+        "belongs to no turn"
+    )

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from advantage.errors import OtherRankError, TurnTableError
-from advantage.maths.dual_gae import gather_next, solve_chain
+from advantage.maths.chain import gather_next, solve_chain
 from advantage.megatron.layout import Group
-from advantage.turn_table import TurnKind, TurnRow
+from advantage.turn_table import TurnColumns
 
 TERMINATED, TRUNCATED, BOOTSTRAP = 1, 2, 4
 
@@ -60,11 +60,9 @@ class ExchangeReport:
     """By this rank, from the others."""
 
 
-def turn_flags(row: TurnRow, k: int) -> int:
-    """How turn k of a sample ends, as one number. `terminated` and `truncated` describe the sample's last turn."""
-    last = k == len(row.turns) - 1
-    bootstrap = row.kind is TurnKind.BOOTSTRAP
-    return TERMINATED * (row.terminated and last) + TRUNCATED * (row.truncated and last) + BOOTSTRAP * bootstrap
+def turn_flags(columns: TurnColumns) -> Tensor:
+    """How each turn ends, as one number; [T]."""
+    return TERMINATED * columns.terminated.long() + TRUNCATED * columns.truncated + BOOTSTRAP * columns.bootstrap
 
 
 def exchange_turns(facts: TurnFacts, group: Group) -> tuple[Tensor, Tensor, ExchangeReport]:

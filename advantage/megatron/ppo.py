@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from advantage.hook import compute_advantages
-from advantage.megatron.context_parallel import response_spans, slice_rows
+from advantage.megatron.context_parallel import local_tokens
 from advantage.megatron.layout import current_layout
 from advantage.megatron.whitening import whiten
 from advantage.settings import AdvantageFlags, advantage_flags
@@ -39,7 +39,8 @@ def make_compute_advantages(loss: ModuleType) -> Callable[[Any, MutableMapping[s
                 student_log_probs=log_probs,
             )
         if flags.normalize_advantages:
-            masks = slice_rows(rollout_data["loss_masks"], response_spans(rollout_data, layout))
+            local = local_tokens(rollout_data, layout)
+            masks = local.split(torch.cat([*rollout_data["loss_masks"], torch.zeros(0, dtype=torch.int)]))
             rollout_data["advantages"] = whiten(rollout_data["advantages"], masks, layout.data_context)
 
     return compute_advantages_and_returns

@@ -256,8 +256,8 @@ def the_table_crosses_the_data_path_and_is_gone_before_the_logger_sums_it() -> N
 
 @check
 def slices_over_context_parallelism_are_the_frameworks_own() -> None:
-    from advantage.megatron.context_parallel import owned_spans, slice_rows
-    from advantage.megatron.layout import Group
+    from advantage.megatron.context_parallel import local_tokens
+    from advantage.megatron.layout import Group, Layout
 
     utils = module("backends.megatron_utils.cp_utils" if NAME == "slime" else "backends.training_utils.cp_utils")
     can_pad = "max_seq_len" in inspect.signature(utils.slice_log_prob_with_cp).parameters
@@ -271,7 +271,9 @@ def slices_over_context_parallelism_are_the_frameworks_own() -> None:
             layout = ("bshd", padded) if padded else ()
             with context_parallel(utils, rank, size):
                 theirs = utils.slice_log_prob_with_cp(row, total, response, *layout)
-            (ours,) = slice_rows([row], [owned_spans(total, response, Group(rank, size), padded)])
+            data = {"total_lengths": [total], "response_lengths": [response]}
+            data |= {"max_seq_lens": [padded]} if padded else {}
+            (ours,) = local_tokens(data, Layout(context=Group(rank, size))).split(row)
             assert torch.equal(ours, theirs), (total, response, rank, size, padded)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from advantage.maths import scan
 from advantage.maths.dual_gae import Discounts, dual_discount_gae
 from advantage.settings import advantage_settings
 from tests.advantage.reference import brute_force
@@ -160,6 +162,26 @@ def test_an_empty_turn_passes_reward_and_value_on_and_costs_one_step() -> None:
     worth = r[1] + 0.99 * v[2]
     delta = batch["token_rewards"][1] + r[0] + 0.99 * worth - v[1]
     torch.testing.assert_close(advantages[1], delta + (0.99 * 0.95) ** 2 * advantages[2], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_and_blocks_may_begin_anywhere_in_a_turn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "BLOCK", 2)
+    rng = random.Random(seed)
+    lengths = [rng.choice([0, 1, 1, 5, 31, 32, 33, 63, 64, 65, 200]) for _ in range(30)]
+    batch = random_batch(lengths, chain(30), seed)
+    discounts = dict(VERLOG, gamma_token=rng.choice([1.0, 0.9]), lambda_token=rng.choice([1.0, 0.8]))
+    advantages, _ = dual_discount_gae(**batch, **discounts)
+    torch.testing.assert_close(advantages, expected(batch, discounts), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1, 7, 32, 40])
+def test_the_values_of_a_turn_leave_the_other_turns_bits_alone(size: int) -> None:
+    batch = dict(random_batch([size] * 9, [-1] * 9), bootstrap_values=torch.zeros(9).double())
+    loud = dict(batch, values=batch["values"].clone())
+    loud["values"][4 * size : 5 * size] = 1e30
+    quiet, disturbed = (dual_discount_gae(**b, **VERLOG)[0].split(size) for b in (batch, loud))
+    assert all(torch.equal(quiet[t], disturbed[t]) for t in range(9) if t != 4)
 
 
 def test_an_empty_batch_gives_empty_results() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from advantage.errors import TurnTableError
 from advantage.hook import compute_advantages
@@ -135,6 +136,34 @@ def test_kl_is_charged_only_on_trained_tokens() -> None:
     data = rollout_data([replace(sample, kl=torch.tensor([1.0, 100.0, 3.0]))])
     compute_advantages(make_args(kl_coef=0.5), data)
     assert data["returns"][0].tolist() == [-2.0, 0.0, -1.5]
+
+
+class _Counter(TorchDispatchMode):
+    """Counts what is handed to torch, and how often a number is read back from a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = self.reads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        self.reads += "_local_scalar_dense" in func._schema.name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("form", ["dual", "token", "turn", "bi_level"])
+def test_operations_and_host_synchronisations_do_not_grow_with_the_samples(form: str) -> None:
+    counts = []
+    for episodes in (3, 30):
+        samples = [turn(e, k, n=2 + k) for e in range(episodes) for k in range(4)]
+        samples += [state(e, 4) for e in range(episodes)]
+        with _Counter() as counter:
+            run(samples, gae_form=form, value_first_token_weight=3.0)
+        # The batch is made inside, with a few operations per sample: take those out.
+        with _Counter() as making:
+            rollout_data(samples)
+        counts.append((counter.operations - making.operations, counter.reads - making.reads))
+    assert counts[0] == counts[1]
 
 
 def test_a_rank_without_samples_gets_empty_lists() -> None:

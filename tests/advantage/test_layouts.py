@@ -19,11 +19,11 @@ from advantage import hook
 from advantage.errors import OtherRankError, TurnTableError
 from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split, split_kl
-from advantage.megatron.context_parallel import response_spans, slice_rows
+from advantage.megatron.context_parallel import local_tokens
 from advantage.megatron.layout import Layout, current_layout
 from advantage.megatron.whitening import whiten
 from advantage.settings import KL_SPLIT
-from advantage.turn_table import TurnRow, TurnSpan
+from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 
 WORLD = 4
@@ -123,10 +123,14 @@ def _shard(samples: list[FakeSample], layout: Layout, seed: int) -> tuple[list[i
     data = rollout_data([samples[i] for i in mine])
     if seed % 3 == 2:
         data["max_seq_lens"] = [64] * len(mine)
-    spans = response_spans(data, layout)
     for key in ("values", "kl"):
-        data[key] = slice_rows(data[key], spans)
+        data[key] = sliced(data[key], data, layout)
     return mine, data
+
+
+def sliced(rows: list[torch.Tensor], data: dict[str, Any], layout: Layout) -> list[torch.Tensor]:
+    """This rank's slice of every row."""
+    return local_tokens(data, layout).split(torch.cat([*rows, torch.zeros(0)])) if rows else []
 
 
 def _check_case(seed: int) -> None:
@@ -142,14 +146,16 @@ def _check_case(seed: int) -> None:
         return
     compute_advantages(args, data)
     whole = expected(samples, args)
-    spans = response_spans(data, layout)
     for k, key in enumerate(("advantages", "returns")):
-        truth = slice_rows([whole[i][k] for i in mine], spans)
+        truth = sliced([whole[i][k] for i in mine], data, layout)
         for got, want in zip(data[key], truth, strict=True):
             torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=0)
     _check_whitening(samples, mine, data, [advantages for advantages, _ in whole])
     split = log_kl_split(args, 0, data)
-    alone = split_kl([s.row for s in samples], rollout_data(samples), [s.kl for s in samples], Layout())
+    alone = split_kl(
+        read_columns([encode_row(s.row) for s in samples], [len(s.mask) for s in samples]),
+        *(rollout_data(samples), [s.kl for s in samples], Layout()),
+    )
     assert split.action_tokens == alone.action_tokens and split.reasoning_tokens == alone.reasoning_tokens
     means = ((split.action, alone.action), (split.reasoning, alone.reasoning))
     assert all(ours == (pytest.approx(theirs, abs=1e-6) if theirs is not None else None) for ours, theirs in means)
@@ -157,13 +163,13 @@ def _check_case(seed: int) -> None:
 
 def _check_whitening(samples: list[FakeSample], mine: list[int], data: dict[str, Any], raw: list) -> None:
     """Over all data- and context-parallel ranks, those without a token included."""
-    layout, spans = current_layout(), response_spans(data, current_layout())
+    layout = current_layout()
     everywhere = torch.cat([a[torch.tensor(s.mask).bool()] for a, s in zip(raw, samples, strict=True)])
     if everywhere.numel() < 2:
         return
-    masks = slice_rows(data["loss_masks"], spans)
+    masks = sliced(data["loss_masks"], data, layout)
     white = whiten(data["advantages"], masks, layout.data_context)
-    for got, want in zip(white, slice_rows([raw[i] for i in mine], spans), strict=True):
+    for got, want in zip(white, sliced([raw[i] for i in mine], data, layout), strict=True):
         wanted = (want - everywhere.mean()) / (everywhere.var() + 1e-8).sqrt()
         torch.testing.assert_close(got.double(), wanted, atol=1e-4, rtol=1e-4)
 

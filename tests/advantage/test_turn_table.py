@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from itertools import groupby
 
 import pytest
 import torch
@@ -10,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advantage.errors import TurnTableError
-from advantage.turn_table import TurnKind, TurnRow, TurnSpan, decode_row, decode_rows, encode_row, read_turn_table
+from advantage.turn_table import (
+    TurnColumns,
+    TurnKind,
+    TurnRow,
+    TurnSpan,
+    decode_row,
+    decode_rows,
+    encode_row,
+    read_columns,
+    read_turn_table,
+)
 
 IDS = st.integers(0, 2**53 - 1)
 
@@ -29,6 +41,58 @@ def rows(draw: st.DrawFn) -> TurnRow:
     return TurnRow(
         draw(IDS), draw(IDS), TurnKind.TURN, *draw(st.tuples(st.booleans(), st.booleans())), tuple(turns), draw(IDS)
     )
+
+
+def rows_of(columns: TurnColumns) -> list[TurnRow]:
+    """The rows that the columns describe, but for group, anchors and the flags of turns before a sample's last."""
+    entries = [[x.item() for x in entry] for entry in zip(*vars(columns).values(), strict=True)]
+    names, rows = list(vars(columns)), []
+    for _, group in groupby(entries, key=lambda entry: entry[0]):
+        turns = [dict(zip(names, entry, strict=True)) for entry in group]
+        first, last = turns[0], turns[-1]
+        kind = TurnKind(first["bootstrap"])
+        spans = tuple(
+            TurnSpan(int(t["start"]), int(t["end"]), t["reward"], int(t["action_start"]), int(t["anchor"]))
+            for t in turns
+            if kind is TurnKind.TURN
+        )
+        assert [t["index"] for t in turns] == [first["index"] + k for k in range(len(turns))]
+        assert not any(t["terminated"] or t["truncated"] for t in turns[:-1])
+        assert {t["segment"] for t in turns} == {first["segment"]} and {t["group"] for t in turns} == {first["group"]}
+        rows.append(
+            TurnRow(
+                *(int(first["segment"]), int(first["index"]), kind, last["terminated"], last["truncated"], spans),
+                group=int(first["group"]),
+            )
+        )
+    return rows
+
+
+@settings(deadline=None)
+@given(st.lists(rows(), max_size=6))
+def test_all_rows_at_once_are_decoded_as_one_by_one(table: list[TurnRow]) -> None:
+    columns = read_columns([encode_row(row) for row in table], [10**6] * len(table))
+    assert rows_of(columns) == table
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(rows(), min_size=1, max_size=4), st.data())
+def test_a_damaged_table_is_refused_at_once_exactly_if_it_is_refused_row_by_row(
+    table: list[TurnRow], data: st.DataObject
+) -> None:
+    vectors = [encode_row(row) for row in table]
+    lengths = [row.turns[-1].end if row.turns else 1 for row in table]
+    lengths[0] -= data.draw(st.integers(0, 1))
+    vector = vectors[data.draw(st.integers(0, len(vectors) - 1))]
+    special = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0, 2.0**53, float("nan"), float("inf")])
+    vector[data.draw(st.integers(0, len(vector) - 1))] = data.draw(st.one_of(special, st.floats()))
+    try:
+        wanted = decode_rows(vectors, lengths)
+    except TurnTableError as error:
+        with pytest.raises(TurnTableError, match=re.escape(str(error))):
+            read_columns(vectors, lengths)
+    else:
+        assert rows_of(read_columns(vectors, lengths)) == wanted
 
 
 @settings(deadline=None)
@@ -75,7 +139,7 @@ def test_a_missing_table_names_the_converter_that_is_not_configured() -> None:
 def test_popping_the_table_takes_it_out_of_the_batch() -> None:
     row = TurnRow(4, 0, turns=(TurnSpan(0, 3, 1.0),))
     batch = {"prompt": [encode_row(row)], "response_lengths": [3]}
-    assert read_turn_table(batch, keep=False) == [row]
+    assert rows_of(read_turn_table(batch, keep=False)) == [row]
     assert "prompt" not in batch
 
 

@@ -13,9 +13,16 @@ from torch import Tensor
 from advantage.errors import TurnTableError
 from advantage.hook import compute_advantages
 from advantage.maths.packing import pack_turns
-from advantage.turn_table import TurnRow, TurnSpan, encode_row
+from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
 from advantage.value_weight import check_first_tokens, first_token_weights, weigh_first_tokens
 from tests.advantage.batches import make_args, make_samples
+
+
+def check(rows: TurnRow | list[TurnRow], *masks: Tensor) -> None:
+    """`check_first_tokens` on the samples with these rows."""
+    lengths = [len(mask) for mask in masks]
+    vectors = [encode_row(row) for row in (rows if isinstance(rows, list) else [rows])]
+    check_first_tokens(pack_turns(read_columns(vectors, lengths), masks, lengths), lengths)
 
 
 def reducer(masks: list[Tensor]) -> Any:
@@ -62,7 +69,7 @@ def test_exactly_one_token_is_weighted_in_every_turn_that_is_trained(seed: int) 
     for sample in samples:
         mask = torch.tensor(sample.mask)
         try:
-            check_first_tokens(pack_turns([sample.row], [mask], [len(mask)]), [mask])
+            check(sample.row, mask)
         except TurnTableError:
             continue
         (weights,) = first_token_weights([mask], 3.0)
@@ -95,7 +102,7 @@ def row_of(*spans: tuple[int, int]) -> TurnRow:
 @pytest.mark.parametrize(("row", "mask"), [(row_of((0, 2), (2, 4)), [1, 1, 1, 1]), (row_of((0, 4)), [1, 0, 1, 1])])
 def test_turns_that_the_mask_does_not_separate_are_refused(row: TurnRow, mask: list[int]) -> None:
     with pytest.raises(TurnTableError, match=r"sample 0: .* value_first_token_weight: 1\.0"):
-        check_first_tokens(pack_turns([row], [torch.tensor(mask)], [4]), [torch.tensor(mask)])
+        check(row, torch.tensor(mask))
     data = {"prompt": [encode_row(row)], "loss_masks": [torch.tensor(mask)], "response_lengths": [4]}
     data |= {"total_lengths": [6], "values": [torch.zeros(4)], "kl": [torch.zeros(4)]}
     with pytest.raises(TurnTableError, match=r"sample 0"):
@@ -103,8 +110,14 @@ def test_turns_that_the_mask_does_not_separate_are_refused(row: TurnRow, mask: l
 
 
 def test_one_masked_token_between_turns_tells_them_apart() -> None:
-    masks = [torch.tensor([1, 0, 1, 1])]
-    check_first_tokens(pack_turns([row_of((0, 2), (2, 4))], masks, [4]), masks)
+    check(row_of((0, 2), (2, 4)), torch.tensor([1, 0, 1, 1]))
+
+
+def test_a_refusal_names_the_sample_and_its_own_token_positions() -> None:
+    rows = [row_of((0, 2)), row_of((0, 1)), row_of((1, 3), (3, 4)), row_of((0, 3))]
+    masks = [torch.tensor(mask) for mask in ([1, 1], [1], [0, 1, 1, 1], [1, 1, 1])]
+    with pytest.raises(TurnTableError, match=r"sample 2: its turns begin at tokens \[1, 3\].* beginning at \[1\]"):
+        check(rows, *masks)
 
 
 @pytest.mark.parametrize("weight", ["0", "3", "5"])

@@ -1,0 +1,29 @@
+"""Recursions along chains of turns or rows, by pointer doubling: log2(length of the longest chain) rounds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def solve_chain(a: Tensor, b: Tensor, following: Tensor) -> Tensor:
+    """Solve x[i] = a[i] + b[i] x[following[i]]; a `following` of -1 ends a chain. All [n], no cycles."""
+    n = a.numel()
+    a, b = torch.cat([a, a.new_zeros(1)]), torch.cat([b, b.new_zeros(1)])
+    jump = _with_sentinel(following)
+    while bool((jump != n).any()):
+        # index_select is several times faster on a CPU than indexing.
+        a = torch.addcmul(a, b, a.index_select(0, jump))
+        b, jump = b * b.index_select(0, jump), jump.index_select(0, jump)
+    return a[:n]
+
+
+def _with_sentinel(following: Tensor) -> Tensor:
+    """`following` with one extra entry that points at itself and ends every chain."""
+    n = following.numel()
+    return torch.cat([torch.where(following < 0, n, following), following.new_full((1,), n)])
+
+
+def gather_next(x: Tensor, following: Tensor, otherwise: Tensor) -> Tensor:
+    """x[following], or `otherwise` if nothing follows; all [T]."""
+    return torch.where(following >= 0, x[following.clamp(min=0)], otherwise) if x.numel() else otherwise

@@ -1,0 +1,201 @@
+"""The recursion inside turns, A_j = d_j + c A_{j+1}, for all turns at once; `dual_gae.py` defines d.
+
+The tokens of all turns, end to end, are cut into rows of 32, whatever the turns. A matrix product solves every row in
+which no turn ends. The other rows, at most one per turn, are solved column by column. What follows a row reaches its
+first token with the factor c^32, so the rows of one turn form a chain, which pointer doubling solves.
+
+To find what follows each turn, only the first tokens of rows are needed. The other tokens are computed at the end, in
+blocks that fit a CPU's cache: float64 copies of all tokens would take longer than the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from advantage.maths.chain import solve_chain
+
+ROW = 32
+"""Tokens per row: the smallest matrix that keeps a CPU core busy."""
+BLOCK = 2048
+"""Rows per block: float64 copies of so many rows fit a CPU core's cache."""
+
+
+@dataclass(frozen=True)
+class TokenRewards:
+    """The rewards of single tokens: `scale` times `raw` [N]. They stay apart to save a pass over all tokens."""
+
+    raw: Tensor
+    scale: float = 1.0
+
+    def total(self) -> Tensor:
+        """[N] float64."""
+        return self.raw.double() * self.scale
+
+
+@dataclass(frozen=True)
+class TurnScan:
+    """One form's result inside turns; N tokens, T turns. Entries of turns without tokens are 0."""
+
+    entry_value: Tensor
+    """[T] the value from which the previous turn bootstraps."""
+    entry_advantage: Tensor
+    """[T] the advantage that the previous turn sees, if nothing followed this turn."""
+    entry_decay: Tensor
+    """[T] decay from the turn's last token to the entry advantage."""
+    finish: Callable[[Tensor], tuple[Tensor, Tensor]]
+    """Advantages and returns [N] in the values' dtype, from what reaches each turn's last token [T]. Call it once."""
+
+
+def scan_turns(
+    values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, gamma: float, decay: float
+) -> TurnScan:
+    """GAE inside turns, from token to token.
+
+    Args:
+        values: [N] floating.
+        rewards: of single tokens; None if they are all 0.
+        lengths: [T] tokens of each turn.
+        turn_rewards: [T] float64, given at each turn's last token.
+        gamma: discount.
+        decay: gamma times lambda.
+    """
+    nonempty = (lengths > 0).nonzero()[:, 0]
+    after = lengths.cumsum(0).index_select(0, nonempty)
+    first, last = after - lengths.index_select(0, nonempty), after - 1
+    rows = _Rows(values, rewards, first, last, gamma, decay)
+    rows.solve(turn_rewards.index_select(0, nonempty))
+
+    def per_turn(x: Tensor) -> Tensor:
+        return turn_rewards.new_zeros(len(lengths)).index_copy_(0, nonempty, x)
+
+    return TurnScan(
+        per_turn(values.index_select(0, first).double()),
+        per_turn(rows.first_advantages()),
+        per_turn(decay ** (last - first).double()),
+        lambda carry: rows.finish(carry.index_select(0, nonempty)),
+    )
+
+
+class _Rows:
+    """The tokens of T nonempty turns in n rows, of which B contain a turn's last token.
+
+    What is called `columns` is [ROW, B]: the rows with a last token, one contiguous vector per column.
+    """
+
+    def __init__(
+        self, values: Tensor, rewards: TokenRewards | None, first: Tensor, last: Tensor, gamma: float, decay: float
+    ) -> None:
+        self._values, self._rewards, self._first, self._last = values, rewards, first, last
+        self._gamma, self._decay = gamma, decay
+        distinct: Callable[..., tuple[Tensor, Tensor]] = cast(Any, torch).unique_consecutive
+        self._ending, self._slot = distinct(last // ROW, return_inverse=True)
+        self._last_in_columns = last % ROW * len(self._ending) + self._slot
+        going_on = torch.ones(ROW, len(self._ending), dtype=torch.float64, device=values.device)
+        going_on.view(-1).index_fill_(0, self._last_in_columns, 0)
+        self._going_on = going_on
+        """Columns; 0 at a turn's last token, otherwise 1."""
+        steps = torch.arange(ROW, device=values.device)
+        gap = steps[:, None] - steps
+        self._powers = decay ** steps.double()
+        self._of_rewards = torch.where(gap >= 0, self._powers[gap.clamp(min=0)], 0.0)
+        """[ROW, ROW]: a row's rewards times this are their part of its advantages."""
+        self._of_values = (gamma * (gap == 1).double() - (gap == 0).double()) @ self._of_rewards
+
+    def solve(self, turn_rewards: Tensor) -> None:
+        """Solve the rows with a turn's last token, and find what follows each row, if nothing follows any turn."""
+        values = self._select(self._values).T
+        columns = self._gamma * self._going_on * F.pad(values[1:], (0, 0, 0, 1)) - values
+        if self._rewards is not None:
+            columns += self._rewards.scale * self._select(self._rewards.raw).T
+        columns = columns.contiguous()
+        columns.view(-1).index_add_(0, self._last_in_columns, turn_rewards)
+        self._columns = self._solve_columns(columns)
+        heads = [solved[:, 0] for _, _, solved in self._solved_blocks(1)]
+        self._heads = torch.cat([*heads, columns.new_zeros(0)]).index_copy_(0, self._ending, columns[0])
+        self._follows = self._chain()
+
+    def first_advantages(self) -> Tensor:
+        """[T] advantage of each turn's first token, if nothing follows the turn."""
+        row, column = self._first // ROW, self._first % ROW
+        # A turn that does not start with a row starts in the row of another turn's last token.
+        shared = self._columns.view(-1)[column * len(self._ending) + F.pad(self._slot, (1, 0))[:-1]]
+        reach = self._powers[ROW - 1 - column] * (row != self._last // ROW)
+        return torch.where(column == 0, self._heads[row], shared) + reach * self._follows[row]
+
+    def finish(self, carry: Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages and returns, [N], if `carry` [T] reaches each turn's last token."""
+        turn = torch.repeat_interleave((self._last + 1) // ROW - self._first // ROW)
+        gap = self._last[turn] - (torch.arange(len(turn), device=carry.device) * ROW + ROW - 1)
+        self._follows[: len(turn)] += self._decay ** gap.double() * carry[turn]
+        columns = torch.zeros_like(self._going_on)
+        columns[-1] = self._follows[self._ending]
+        columns.view(-1).index_copy_(0, self._last_in_columns, carry)
+        ending = (self._columns + self._solve_columns(columns)).T
+        advantages, returns = (self._values.new_empty(len(self._heads), ROW) for _ in range(2))
+        for rows, values, solved in self._solved_blocks(ROW):
+            solved.addr_(self._follows[rows], self._powers.flip(0))
+            advantages[rows] = solved
+            returns[rows] = solved.add_(values)
+        advantages[self._ending] = ending.to(advantages.dtype)
+        returns[self._ending] = (ending + self._select(self._values)).to(returns.dtype)
+        tokens = len(self._values)
+        return advantages.view(-1)[:tokens], returns.view(-1)[:tokens]
+
+    def _solved_blocks(self, columns: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Block after block: its rows, their values, and the first columns of their advantages as if no turn ended.
+
+        Nothing that follows a row is included.
+        """
+        of_values, of_rewards = self._of_values[:, :columns], self._of_rewards[:, :columns]
+        count = -(-len(self._values) // ROW)
+        for start in range(0, count, BLOCK):
+            rows = slice(start, min(start + BLOCK, count))
+            values = _rows(self._values, rows)
+            solved = values @ of_values
+            if self._rewards is not None:
+                solved.addmm_(_rows(self._rewards.raw, rows), of_rewards, alpha=self._rewards.scale)
+            yield rows, values, solved
+
+    def _solve_columns(self, columns: Tensor) -> Tensor:
+        """The recursion inside the rows with a turn's last token, in place."""
+        decay = self._decay * self._going_on
+        for j in reversed(range(ROW - 1)):
+            columns[j].addcmul_(decay[j], columns[j + 1])
+        return columns
+
+    def _chain(self) -> Tensor:
+        """gamma V + c A of the token after each row, [n]; 0 after a turn's last token."""
+        n = len(self._heads)
+        ends = torch.zeros(n + 1, dtype=torch.bool, device=self._heads.device)
+        ends.index_fill_(0, self._ending, True)
+        goes_on = self._heads.new_ones(n).index_copy_(0, self._ending, self._going_on[-1])
+        after = F.pad(self._values[ROW::ROW].double(), (0, n))[:n]
+        a = goes_on * (self._gamma * after + self._decay * F.pad(self._heads[1:], (0, 1))[:n])
+        # What follows a row with a turn's last token does not reach the row's first token.
+        stops = ends[1:] | (goes_on == 0)
+        stops[-1:] = True
+        following = torch.where(stops, -1, torch.arange(1, n + 1, device=stops.device))
+        return solve_chain(a, torch.full_like(a, self._decay**ROW), following)
+
+    def _select(self, x: Tensor) -> Tensor:
+        """The rows of `x` [N] that contain a turn's last token, [B, ROW] float64."""
+        # Only the last row can be incomplete, and a turn ends there.
+        partial = len(x) % ROW
+        whole = x[: len(x) - partial].view(-1, ROW)
+        found = whole.index_select(0, self._ending[: len(self._ending) - bool(partial)])
+        if partial:
+            found = torch.cat([found, F.pad(x[-partial:], (0, ROW - partial))[None]])
+        return found.double()
+
+
+def _rows(x: Tensor, rows: slice) -> Tensor:
+    """These rows of `x` [N], with zeros after its last token; [rows, ROW] float64."""
+    part = x[rows.start * ROW : rows.stop * ROW].double()
+    missing = (rows.stop - rows.start) * ROW - len(part)
+    return (F.pad(part, (0, missing)) if missing else part).view(-1, ROW)
