@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,7 +112,7 @@ def encode_row(row: TurnRow) -> Tensor:
     flags = (row.kind, row.terminated, row.truncated)
     head = [_MAGIC, _VERSION, row.segment, row.first_turn, *flags, row.group, len(row.turns)]
     body = [x for t in row.turns for x in (t.start, t.end, t.reward, t.action_start, t.anchor)]
-    return torch.tensor([float(x) for x in (*head, *body)], dtype=torch.float64)
+    return _as_tensor(np.array([*head, *body], np.float64))
 
 
 def decode_row(vector: object) -> TurnRow:
@@ -120,6 +121,8 @@ def decode_row(vector: object) -> TurnRow:
     Raises:
         TurnTableError: the vector was not written by `encode_row`, or is damaged.
     """
+    if isinstance(vector, np.ndarray):
+        vector = _as_tensor(cast(Any, vector))
     if not isinstance(vector, Tensor):
         raise TurnTableError(f"expected a float64 vector, got {type(vector).__name__}")
     if vector.dtype != torch.float64 or vector.dim() != 1:
@@ -224,10 +227,10 @@ def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> Tur
 def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns | None:
     """The rows as columns; None if any row is not valid."""
     try:
-        flat = torch.cat([*vectors, torch.zeros(0, dtype=torch.float64)])
-    except (TypeError, RuntimeError):  # something is not a tensor, or has another number of dimensions
+        flat = _as_tensor(np.concatenate([*vectors, np.zeros(0)]))
+        sizes = torch.tensor([len(vector) for vector in vectors], dtype=torch.long)
+    except (TypeError, ValueError, RuntimeError):  # something is not a vector
         return None
-    sizes = torch.tensor([vector.numel() for vector in vectors], dtype=torch.long)
     if flat.dtype != torch.float64 or flat.dim() != 1 or bool((sizes < _HEAD).any()):
         return None
     starts = sizes.cumsum(0) - sizes
@@ -305,6 +308,10 @@ def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> Tu
     if not keep:
         del rollout_data[TABLE_KEY]
     return columns
+
+
+def _as_tensor(x: np.ndarray[Any, Any]) -> Tensor:
+    return cast(Any, torch).from_numpy(x)  # torch does not declare its types
 
 
 def _int(name: str, value: Any) -> int:

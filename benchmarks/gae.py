@@ -85,7 +85,7 @@ def as_rollout_data(work: Work) -> dict[str, Any]:
     data: dict[str, Any] = {name: [row[name].clone() for _, row in samples] for name in PER_TOKEN}
     data["kl"] = [new - old for new, old in zip(data["log_probs"], data["ref_log_probs"], strict=True)]
     data["loss_masks"] = [torch.full((len(row["values"]),), len(table.turns)).int() for table, row in samples]
-    data[TABLE_KEY] = [encode_row(table) for table, _ in samples]
+    data[TABLE_KEY] = [encode_row(table).numpy() for table, _ in samples]
     data["response_lengths"] = [len(mask) for mask in data["loss_masks"]]
     data["total_lengths"] = [1400 + n for n in data["response_lengths"]]
     return data

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from safetensors.torch import save_file
 
 from rollout.errors import CheckpointError
 from rollout.play.slots import check_slot, read_ids, read_whole
+from rollout.tokens.token_prefix import TokenPrefix
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
 
 FORMAT, VERSION = "slime-verlog-rollout", "3"
@@ -184,18 +186,27 @@ def _read_segment(item: Mapping[str, Any], images: list[str], tensors: Mapping[s
 
 
 def _turn_state(turn: Turn, pictures: Pictures) -> Mapping[str, Any]:
-    generation = {**_fields(turn.generation), "meta_info": dict(turn.generation.meta_info)}
+    generation = {
+        **_fields(turn.generation),
+        "token_ids": list(turn.generation.token_ids),
+        "log_probs": list(turn.generation.log_probs),
+        "meta_info": dict(turn.generation.meta_info),
+    }
     changed = {"prompt": _prompt_state(turn.prompt, pictures), "generation": generation, "metrics": dict(turn.metrics)}
     return {**_fields(turn), **changed}
 
 
 def _read_turn(item: Mapping[str, Any], images: list[str], tensors: Mapping[str, torch.Tensor]) -> Turn:
     generation, span = item["generation"], item["action_span"]
-    read_ids(generation["token_ids"])
-    finish, versions = FinishReason(generation["finish_reason"]), tuple(generation["weight_versions"])
+    compact = {
+        "token_ids": TokenPrefix(read_ids(generation["token_ids"])),
+        "log_probs": array("f", generation["log_probs"]),
+        "finish_reason": FinishReason(generation["finish_reason"]),
+        "weight_versions": tuple(generation["weight_versions"]),
+    }
     changed = {
         "prompt": _read_prompt(item["prompt"], images, tensors),
-        "generation": Generation(**{**generation, "finish_reason": finish, "weight_versions": versions}),
+        "generation": Generation(**{**generation, **compact}),
         "action_span": None if span is None else (span[0], span[1]),
     }
     return Turn(**{**item, **changed})
@@ -223,7 +234,7 @@ def _read_prompt(item: Mapping[str, Any], images: list[str], tensors: Mapping[st
     if any(part.keys() != parts[0].keys() for part in parts):
         raise ValueError("the pictures of one prompt have training inputs of different names")
     return Prompt(
-        token_ids=read_ids(item["token_ids"]),
+        token_ids=TokenPrefix(read_ids(item["token_ids"])),
         image_data=[images[read_whole(number)] for number in item["image_data"]],
         train_inputs=ImageChain(parts) if parts else None,
         engine_ids=item["engine_ids"],

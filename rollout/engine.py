@@ -12,6 +12,7 @@ import math
 import random
 import re
 import reprlib
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ import aiohttp
 
 from rollout.bridge.settings import EngineSettings
 from rollout.errors import EngineError
+from rollout.tokens.token_prefix import TokenPrefix
 from rollout.turn import FinishReason, Generation, Prompt
 from rollout.utilization import Utilization
 
@@ -203,8 +205,8 @@ def parse_generation(answer: Any) -> Generation:
     if not isinstance(text, str):
         raise EngineError(f"answer has no text, got {reprlib.repr(text)}")
     return Generation(
-        token_ids=token_ids,
-        log_probs=log_probs,
+        token_ids=TokenPrefix(token_ids),
+        log_probs=array("f", log_probs),
         text=text,
         finish_reason=reason,
         weight_versions=_versions(meta),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from advantage.turn_table import TABLE_KEY, encode_row
@@ -17,6 +18,7 @@ from rollout.bridge.framework import Sample, group_of, train_data_keys
 from rollout.bridge.sample import SampleWriter, bootstrap_sample, facts_of, row_of, turn_sample
 from rollout.errors import ConfigError
 from rollout.spec import EpisodeSpec
+from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import Prompt, SampleKind, Segment, Turn
 
 
@@ -75,7 +77,9 @@ def fill_steps(groups: list[list[Sample]], step: int, writer: SampleWriter) -> l
 def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence[Sample]]) -> dict[str, Any]:
     """slime's `--custom-convert-samples-to-train-data-path`: its keys, and the turn table under `prompt`.
 
-    Every value is a list with one entry per sample. Only the logs read `rewards`; training reads the turn table.
+    Every value is a list with one entry per sample. Entries with one number per token are numpy arrays, because these
+    pickle in microseconds: int32 tokens, uint8 masks, float32 log-probs. Only the logs read `rewards`; training reads
+    the turn table.
 
     Raises:
         ConfigError: a sample has no turn row, so it did not come from this project's rollouts.
@@ -84,13 +88,14 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
     masks = [_loss_mask(sample) for sample in samples]
     rewards = [float(sample.reward or 0.0) for sample in samples]
     data: dict[str, Any] = {
-        "tokens": [sample.tokens for sample in samples],
+        "tokens": [token_prefix(sample.tokens).to_numpy() for sample in samples],
         "response_lengths": [sample.response_length for sample in samples],
         "rewards": rewards,
         "raw_reward": rewards,
         "truncated": [int(sample.status == Sample.Status.TRUNCATED) for sample in samples],
         "sample_indices": [sample.index for sample in samples],
-        "loss_masks": masks,
+        # Writable, so that slime does not copy them.
+        "loss_masks": [np.frombuffer(bytearray(mask), np.uint8) for mask in masks],
         TABLE_KEY: [_row(sample) for sample in samples],
     }
     _add_groups(data, samples, masks)
@@ -105,14 +110,14 @@ def _loss_mask(sample: Sample) -> list[int]:
     return [0] * sample.response_length if sample.remove_sample else mask
 
 
-def _row(sample: Sample) -> torch.Tensor:
+def _row(sample: Sample) -> np.ndarray[Any, np.dtype[np.float64]]:
     row = row_of(sample)
     if row is None:
         raise ConfigError(
             f"sample {sample.index} has no turn row; use this converter with --rollout-function-path "
             "rollout.fixed_turn.generate_rollout or --custom-generate-function-path rollout.generate.generate"
         )
-    return encode_row(row)
+    return encode_row(row).numpy()
 
 
 def _add_groups(data: dict[str, Any], samples: list[Sample], masks: list[list[int]]) -> None:
@@ -136,7 +141,8 @@ def _add_optional(data: dict[str, Any], samples: list[Sample], args: Any) -> Non
         if any(value is not None for value in values):
             data[key] = values
 
-    for key in ("rollout_log_probs", "multimodal_train_inputs", "teacher_log_probs"):
+    column("rollout_log_probs", lambda s: _floats(s.rollout_log_probs))
+    for key in ("multimodal_train_inputs", "teacher_log_probs"):
         column(key, lambda s, key=key: getattr(s, key, None))
     column("round_number", lambda s: facts_of(s).get("round_number"))
     column("source_names", lambda s: facts_of(s).get("task_name"))
@@ -170,3 +176,7 @@ def _check_replay(data: Mapping[str, Any], flags: RolloutFlags) -> None:
 
 def _tensor(value: Any) -> torch.Tensor | None:
     return None if value is None else torch.as_tensor(value)
+
+
+def _floats(values: Any) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+    return None if values is None else np.array(values, np.float32)

@@ -84,8 +84,10 @@ class ImageChain(Mapping[str, torch.Tensor]):
 class Generation:
     """The engine's answer to one prompt; `token_ids` and `log_probs` have one entry per token."""
 
-    token_ids: list[int]
-    log_probs: list[float]
+    token_ids: Sequence[int]
+    """A `TokenPrefix` from the engine: 4 bytes per token."""
+    log_probs: Sequence[float]
+    """A float32 `array` from the engine, likewise."""
     text: str
     finish_reason: FinishReason
     weight_versions: tuple[str, ...] = ()
@@ -106,7 +108,7 @@ class Prompt:
     """
 
     token_ids: Sequence[int]
-    """A list, or a prefix of the buffer that an episode's appended prompts share."""
+    """A `TokenPrefix` from the encoder: 4 bytes per token, shared by an episode's appended prompts."""
     image_data: list[str] = field(default_factory=list)
     train_inputs: ImageChain | None = None
     engine_ids: Sequence[int] | None = None

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from rollout.bridge.framework import train_data_keys
@@ -60,7 +61,8 @@ def to_rollout_data(train_data: dict[str, Any], device: torch.device) -> Rollout
         ]
     data["total_lengths"] = [len(t) for t in train_data["tokens"]]
     data["rollout_ids"] = list(train_data[groups])
-    data["rollout_mask_sums"] = list(train_data[sums]) if sums else [max(sum(m), 1) for m in train_data["loss_masks"]]
+    counts = [max(int(np.sum(mask)), 1) for mask in train_data["loss_masks"]]
+    data["rollout_mask_sums"] = list(train_data[sums]) if sums else counts
     data["partition"] = list(range(len(data["tokens"])))
     return data
 

@@ -6,15 +6,17 @@ Only this folder and `rollout/samples.py` know the names of the fields.
 from __future__ import annotations
 
 import base64
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, anchor_of
 from rollout.bridge.framework import Sample, group_of, set_group
 from rollout.spec import EnvSpec, EpisodeSpec, session_of
+from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import FinishReason, Generation, Prompt, SampleKind, Segment, StopReason, Turn
 
 ROW_KEY = "turn_row"
@@ -42,20 +44,24 @@ class SampleWriter:
 
     def append_generation(self, sample: Sample, generation: Generation) -> None:
         """Append the model's tokens; slime updates its own records (routing, top-p, speculation, caching)."""
-        append = getattr(sample, "append_response_tokens", None)
-        if append is not None:
+        trained, append = generation.trained, getattr(sample, "append_response_tokens", None)
+        if append is not None and self._keeps_top_p:
             append(
                 self._args,
-                tokens=generation.token_ids,
-                log_probs=generation.log_probs if generation.trained else None,
-                trainable=generation.trained,
+                tokens=list(generation.token_ids),
+                log_probs=list(generation.log_probs) if trained else None,
+                trainable=trained,
                 meta_info=dict(generation.meta_info),
                 text=generation.text,
             )
-            if not generation.trained and getattr(sample, "rollout_top_p_token_offsets", None) is None:
+            if not trained and getattr(sample, "rollout_top_p_token_offsets", None) is None:
                 self._fill_top_p(sample)
             return
-        self._append(sample, generation.token_ids, generation.log_probs, trained=generation.trained)
+        self._append(sample, generation.token_ids, generation.log_probs if trained else None)
+        if append is not None:
+            # Without tokens, slime only updates its records; given tokens, it would turn all of them into lists.
+            append(self._args, meta_info=dict(generation.meta_info), text=generation.text)
+            return
         sample.response += generation.text
         update = getattr(sample, "update_from_meta_info", None)
         if update is not None:
@@ -69,14 +75,14 @@ class SampleWriter:
     def append_observation(self, sample: Sample, token_ids: Sequence[int]) -> None:
         """Append the tokens between two answers: part of the response, masked from the loss."""
         append = getattr(sample, "append_response_tokens", None)
-        if append is not None:
+        if append is not None and self._keeps_top_p:
             append(self._args, tokens=list(token_ids), trainable=False)
         else:
-            self._append(sample, list(token_ids), [0.0] * len(token_ids), trained=False)
+            self._append(sample, token_ids, None)
 
     def append_dummy(self, sample: Sample) -> None:
         """Append one masked token, at which the critic computes the value of the prompt."""
-        self._append(sample, [self.dummy_token], [0.0], trained=False)
+        self._append(sample, [self.dummy_token], None)
         sample.reward, sample.status = 0.0, Sample.Status.COMPLETED
         self.fill_replay(sample)
 
@@ -86,11 +92,23 @@ class SampleWriter:
         self.append_dummy(sample)
         set_row(sample, TurnRow(segment, 0, TurnKind.TURN, True, False, (TurnSpan(0, 1, 0.0),)))
 
-    def _append(self, sample: Sample, ids: list[int], log_probs: list[float], *, trained: bool) -> None:
-        sample.tokens = sample.tokens + ids
+    @property
+    def _keeps_top_p(self) -> bool:
+        """Whether slime keeps the kept tokens of top-p sampling, which it does only while it appends tokens."""
+        return getattr(self._args, "rollout_top_p", 1.0) != 1.0
+
+    def _append(self, sample: Sample, ids: Sequence[int], log_probs: Sequence[float] | None) -> None:
+        """Append tokens; without log-probs, they are masked.
+
+        slime declares lists. What it reads of a sample works on these types too: lengths, slices and copies.
+        """
+        compact = cast(Any, sample)
+        compact.tokens = token_prefix(sample.tokens).extended(ids)
         sample.response_length += len(ids)
-        sample.loss_mask = (sample.loss_mask or []) + [int(trained)] * len(ids)
-        sample.rollout_log_probs = (sample.rollout_log_probs or []) + log_probs
+        # A list, because slime sums it up, and sums of numpy's uint8 overflow.
+        sample.loss_mask = (sample.loss_mask or []) + [int(log_probs is not None)] * len(ids)
+        new = array("f", bytes(4 * len(ids)) if log_probs is None else log_probs)
+        compact.rollout_log_probs = array("f", sample.rollout_log_probs or ()) + new
 
     def fill_replay(self, sample: Sample) -> None:
         """Add placeholders for the data that training replays (top-p's kept tokens, routed experts).
@@ -104,7 +122,7 @@ class SampleWriter:
             sample.rollout_routed_experts = experts.expand(*shape).numpy().copy()
 
     def _fill_top_p(self, sample: Sample) -> None:
-        if getattr(self._args, "rollout_top_p", 1.0) != 1.0:
+        if self._keeps_top_p:
             sample.rollout_top_p_token_ids = []
             sample.rollout_top_p_token_offsets = [0] * (sample.response_length + 1)
 
@@ -168,7 +186,8 @@ def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: 
 
 def restart(sample: Sample, prompt: Prompt) -> None:
     """Set the sample's tokens to the prompt's, with an empty response."""
-    sample.tokens, sample.response, sample.response_length = list(prompt.token_ids), "", 0
+    cast(Any, sample).tokens = token_prefix(prompt.token_ids)
+    sample.response, sample.response_length = "", 0
     sample.loss_mask, sample.rollout_log_probs, sample.weight_versions = [], [], []
     sample.remove_sample = False
 

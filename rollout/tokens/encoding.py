@@ -17,7 +17,7 @@ from rollout.tokens.composition import Composer
 from rollout.tokens.images import LARGEST_PIXELS, EncodedImage, ImageEncoder, Part, expanded, unexpanded
 from rollout.tokens.one_shot import OneShot
 from rollout.tokens.sanity import SanityCheck, compare
-from rollout.tokens.token_prefix import TokenPrefix
+from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import Generation, ImageChain, Prompt
 
 
@@ -81,7 +81,7 @@ class DeltaEncoder:
         parts = rendered() if self.use_inference_chat_template else self._composer.compose(START, messages, rendered)
         images = [part for part in parts if isinstance(part, EncodedImage)]
         return Prompt(
-            token_ids=self.text.join(expanded(parts)),
+            token_ids=TokenPrefix(self.text.join(expanded(parts))),
             image_data=[image.data for image in images],
             train_inputs=ImageChain([image.inputs for image in images]) if images else None,
             engine_ids=self.text.join(unexpanded(parts)) if images else None,
@@ -110,7 +110,7 @@ class DeltaEncoder:
         parts = self._continuation(messages, prompt.seen_tool)
         ended = bool(response_ids) and response_ids[-1] == self.end_of_turn_ids[0]
         between = self._joined(expanded(parts), ended)
-        ids = _prefix(prompt.token_ids).extended(response_ids, between)
+        ids = token_prefix(prompt.token_ids).extended(response_ids, between)
         seen_tool = prompt.seen_tool or any(m["role"] == "tool" for m in messages)
         images = [part for part in parts if isinstance(part, EncodedImage)]
         if not images and not prompt.image_data:
@@ -122,7 +122,7 @@ class DeltaEncoder:
             token_ids=ids,
             image_data=[*prompt.image_data, *(image.data for image in images)],
             train_inputs=known + ImageChain([image.inputs for image in images]),
-            engine_ids=_prefix(before).extended(response_ids, for_engine),
+            engine_ids=token_prefix(before).extended(response_ids, for_engine),
             seen_tool=seen_tool,
         )
         return extended, between
@@ -197,7 +197,9 @@ class DeltaEncoder:
         harmless = self.text.encode("?")[-1]
         token_ids = [harmless if token in self.placeholder_ids else token for token in generation.token_ids]
         kept = {key: value for key, value in generation.meta_info.items() if "top_p" not in key}
-        return replace(generation, token_ids=token_ids, text=self.decode(token_ids), meta_info=kept, trained=False)
+        return replace(
+            generation, token_ids=TokenPrefix(token_ids), text=self.decode(token_ids), meta_info=kept, trained=False
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, including control tokens."""
@@ -227,10 +229,6 @@ class DeltaEncoder:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if len(self.decode(ids[:middle])) <= chars else (low, middle - 1)
         return low
-
-
-def _prefix(ids: Sequence[int]) -> TokenPrefix:
-    return ids if isinstance(ids, TokenPrefix) else TokenPrefix(ids)
 
 
 def _image_encoder(

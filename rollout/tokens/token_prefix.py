@@ -1,4 +1,4 @@
-"""Token ids that grow with every turn: all prompts of an episode are prefixes of one shared buffer.
+"""Token ids in 4 bytes each, which may grow: all prompts of an episode are prefixes of one shared buffer.
 
 A turn costs its new tokens instead of a copy of all earlier ones, and the prompts of an episode take linear memory.
 """
@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
+import numpy as np
+
 
 class TokenPrefix(Sequence[int]):
     """The first tokens of a shared buffer; reads like a list, equals a list of the same ids and pickles as a list."""
@@ -17,7 +19,7 @@ class TokenPrefix(Sequence[int]):
     __slots__ = ("_buffer", "_length", "_lock")
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
-        self._buffer = array("i", ids)
+        self._buffer = _array(ids)
         self._length = len(self._buffer)
         self._lock = threading.Lock()
 
@@ -28,7 +30,7 @@ class TokenPrefix(Sequence[int]):
             shared = len(self._buffer) == self._length
             buffer = self._buffer if shared else self._buffer[: self._length]
             for ids in more:
-                buffer.extend(array("i", ids))
+                buffer.extend(_array(ids))
             grown._buffer, grown._length = buffer, len(buffer)
             grown._lock = self._lock if shared else threading.Lock()
         return grown
@@ -55,6 +57,12 @@ class TokenPrefix(Sequence[int]):
         """The ids as a new list."""
         return self._buffer[: self._length].tolist()
 
+    def to_numpy(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """The ids as a new int32 array."""
+        # The buffer cannot grow while an array shares its memory, so the array is copied under the lock.
+        with self._lock:
+            return np.frombuffer(self._buffer, np.int32)[: self._length].copy() if self._length else _NOTHING.copy()
+
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, list | tuple | TokenPrefix):
             return NotImplemented
@@ -71,3 +79,18 @@ class TokenPrefix(Sequence[int]):
 
     def __reduce__(self) -> Any:
         return list, (self.tolist(),)
+
+
+_NOTHING = np.empty(0, np.int32)
+
+
+def _array(ids: Iterable[int]) -> array[int]:
+    """A new array of the ids."""
+    if isinstance(ids, TokenPrefix):
+        return ids._buffer[: ids._length]
+    return array("i", ids)
+
+
+def token_prefix(ids: Sequence[int]) -> TokenPrefix:
+    """The ids as a `TokenPrefix`; unchanged if they are one."""
+    return ids if isinstance(ids, TokenPrefix) else TokenPrefix(ids)

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import textwrap
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,8 @@ def with_pictures(folder: Path) -> Path:
 
 def pictured(folder: Path) -> EpisodeSource:
     """A source that keeps an episode with pictures, as a VLM's warm-up does: every prompt shows one more."""
-    generation = Generation([5, 6], [-0.1, -0.2], "ab", FinishReason.STOP, ("3",), {"id": "x"}, trained=False)
+    log_probs = array("f", [-0.1, -0.2])
+    generation = Generation([5, 6], log_probs, "ab", FinishReason.STOP, ("3",), {"id": "x"}, trained=False)
     pixels = [torch.arange(40, dtype=torch.bfloat16).reshape(4, 10) + number for number in range(3)]
     parts = [{"pixels": each, "grid": torch.tensor([[1, 2, 2]])} for each in pixels]
     images = ["first", "second", "first"]

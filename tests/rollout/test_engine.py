@@ -41,7 +41,7 @@ def bad(**meta: Any) -> dict[str, Any]:
 
 def test_a_good_answer_keeps_tokens_log_probs_and_weight_version() -> None:
     generation = parse_generation(GOOD)
-    assert (generation.token_ids, generation.log_probs) == ([7, 8], [-0.5, -0.25])
+    assert (generation.token_ids, list(generation.log_probs)) == ([7, 8], [-0.5, -0.25])
     assert (generation.finish_reason, generation.weight_versions) == ("stop", ("4",))
 
 

@@ -53,3 +53,11 @@ def test_a_position_out_of_range_is_an_index_error() -> None:
     for index in (2, -3):
         with pytest.raises(IndexError, match="of 2"):
             TokenPrefix([1, 2])[index]
+
+
+def test_a_prefix_still_grows_after_its_ids_were_copied_to_an_array() -> None:
+    prefix = TokenPrefix([1, 2])
+    ids = prefix.to_numpy()
+    assert prefix.extended([3], TokenPrefix([4])) == [1, 2, 3, 4]
+    ids[0] = 9
+    assert prefix == [1, 2] and TokenPrefix().to_numpy().tolist() == []
