@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch as mock_patch
 
+import numpy as np
 import torch
 
 from tests.advantage.in_framework import NAME, framework_args, installed, loss_module, module, start
@@ -193,7 +194,7 @@ def saved_samples_are_converted_alike(played: Played) -> None:
     for key in fresh:
         assert len(fresh[key]) == len(loaded[key])
         pairs = zip(fresh[key], loaded[key], strict=True)
-        same = [torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs]
+        same = [torch.equal(a, b) if isinstance(a, torch.Tensor) else np.array_equal(a, b) for a, b in pairs]
         assert all(same), key
 
 
