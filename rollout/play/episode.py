@@ -260,7 +260,9 @@ def _takes_long(observation: Observation) -> bool:
     return bool(observation.get("multi_modal_data")) or max(map(len, texts)) > LONG_CHARS
 
 
-def _action_tokens(encoder: DeltaEncoder, token_ids: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
+def _action_tokens(
+    encoder: DeltaEncoder, token_ids: Sequence[int], span: tuple[int, int] | None
+) -> tuple[int, int] | None:
     """[start, end) of the tokens that spell the action; None if the environment found no action."""
     tokens = encoder.token_span(token_ids, span) if span is not None and span[0] < span[1] else None
     return tokens if tokens is not None and tokens[0] < tokens[1] else None
