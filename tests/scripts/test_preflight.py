@@ -8,7 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.fixtures.broken_envs import BROKEN
 from tests.scripts.conftest import REPO, Command, by_flag, train_flags
 from tests.slime.cpu.harness import IMPORTS, Slime, find_slime
 
@@ -124,6 +126,34 @@ def test_a_mistake_ends_with_one_sentence_before_anything_starts(
     done = preflight(slime, train_flags(command("run_babyai.sh", "--", *mistake, slime=slime.path)), tmp_path)
     assert done.returncode == 1 and done.stderr.startswith("error: ") and words in done.stderr
     assert len((done.stdout + done.stderr).splitlines()) == 1
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_environment_ends_with_one_sentence_before_anything_starts(
+    command: Command, slime: Slime, tmp_path: Path, broken: str
+) -> None:
+    config, sentence = BROKEN[broken].write(tmp_path)
+    flags = train_flags(command("run_babyai.sh", slime=slime.path))
+    own = yaml.safe_load(Path(by_flag(flags)["--custom-config-path"][0]).read_text(encoding="utf-8"))
+    keys = {key: value for key, value in own.items() if key not in ("env", "eval")}
+    config.write_text(yaml.safe_dump({**keys, **yaml.safe_load(config.read_text(encoding="utf-8"))}))
+    flags[flags.index("--custom-config-path") + 1] = str(config)
+    done = preflight(slime, flags, tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and sentence in done.stderr
+    assert len((done.stdout + done.stderr).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--rollout-function-path", "rollout.continuous.generate_rollout"),
+        ("--rollout-function-path", "rollout.continuous.generate_rollout", "--use-tis"),
+    ],
+    ids=" ".join,
+)
+def test_continuous_batches_pass(command: Command, slime: Slime, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    done = preflight(slime, train_flags(command("run_babyai.sh", "--", *flags, slime=slime.path)), tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
