@@ -1,163 +1,152 @@
-"""CPU cost of the rollout per turn, and how busy it keeps an engine.
+"""How busy each rollout loop keeps simulated SGLang engines, and what a turn costs the rollout process.
 
-Two tables:
-1. CPU time of this process per turn. Environment and engine respond at once; the engine runs in this process, or in
-   another one over HTTP.
-2. Useful engine time. A simulated engine (fixed time per turn, fixed number of places) serves fixed-turn batches, and
-   a loop that waits for whole episodes of the same lengths. With as many slots as places, a place is idle while the
-   host works on its answer; a third more slots avoid that.
+    python -m benchmarks.rollout [--loops NAME ...] [--turns 512 2048] [--engines 1] [--json FILE]
 
-    python benchmarks/rollout.py [--turns 2048] [--places 96]
+The loops are Verlog's order (lock-step), our fixed-turn and continuous batches, and slime's own `generate_rollout` with
+our `generate`. slime's run if SLIME_PATH names a checkout and SLIME_CPU_PYTHON an interpreter that can import it.
+
+Real: the loops, their HTTP requests, tokenizer, prompts and samples; their CPU time. Simulated: the engines' time
+(`benchmarks/simulated_sglang.py`), training (half as long as the first batch), and an environment that answers at
+once. The clock is simulated, too (`benchmarks/engine_server.py`), so the shares hardly depend on the machine's load.
+
+Columns, rollouts alone unless something else is said; continuous loops play on while training runs.
+
+- turns/s: turns per simulated second
+- of saturated: tokens for training per second, as a share of the same engines with a queue that is never empty
+- of updated: the same share of saturated engines that get new weights after as many turns as a batch has, which aborts
+  the running answers and empties the prefix cache
+- with training: as `of saturated`, over rollouts and training together
+- generated: all tokens that the engines generated, also those of aborted answers, as a share of saturated engines
+- places: busy places
+- stale: share of turns that are 0, 1, or more updates old when they are trained on
+- host ms: CPU milliseconds of the rollout process per turn
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import multiprocessing
-import random
-import resource
-import statistics
+import json
+import os
+import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks import loops, slime_loop
+from benchmarks.results import table, write
+from benchmarks.simulated import REPOSITORY
+from benchmarks.workload import save_tokenizer, save_vocabulary
 
-from rollout.data_source import EpisodeSource
-from rollout.engine import EngineClient
-from rollout.fixed_turn import collect
-from rollout.play.runtime import close_runtimes, get_runtime
-from rollout.turn import FinishReason, Generation
-from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.rollout_args import rollout_args
-from tests.fixtures.scripted_engine import ScriptedEngine
-
-ANSWER = "THINK: the tree is near.\nACTION: left"
-
-
-def crafter_like_length(seed: int) -> int:
-    """An episode length, distributed as Verlog reports for Crafter: 70 to 400 turns, about 190 on average."""
-    return min(400, max(70, round(random.Random(seed).lognormvariate(5.15, 0.42))))
-
-
-class InstantEngine(EngineClient):
-    """An engine in this process; `turn_s` seconds per turn and `places` requests at once simulate a real one."""
-
-    def __init__(self, source: EngineClient, answer: list[int], turn_s: float, places: int) -> None:
-        super().__init__(source.url, source.settings)
-        self.answer, self.turn_s, self.places = answer, turn_s, asyncio.Semaphore(places)
-
-    async def generate(self, prompt: Any, sampling_params: Any, **kwargs: Any) -> Generation:
-        with self.utilization.request():
-            async with self.places:
-                if self.turn_s:
-                    await asyncio.sleep(self.turn_s)
-        meta = {"finish_reason": {"type": "stop"}}
-        return Generation(self.answer, [-0.5] * len(self.answer), "", FinishReason.STOP, ("1",), meta)
+FAMILY = "qwen2_5"
+COLUMNS = (
+    ("loop", "{label}"),
+    ("engines", "{engines}"),
+    ("turns", "{turns}"),
+    ("turns/s", "{turns_per_s:.1f}"),
+    ("of saturated", "{share_of_saturated:.1%}"),
+    ("of updated", "{share_of_updated:.1%}"),
+    ("with training", "{share_with_training:.1%}"),
+    ("generated", "{generated_share:.1%}"),
+    ("places", "{busy_places:.1%}"),
+    ("stale 0/1/2+", "{ages}"),
+    ("host ms", "{host_cpu_ms_per_turn:.2f}"),
+)
+LABELS = {**{name: label for name, (label, *_) in loops.LOOPS.items()}, **slime_loop.LABELS}
 
 
-def serve(port: Any) -> None:
-    """Serve an engine in another process, so that its CPU time is not counted."""
+def find_tokenizer(folder: Path) -> Path:
+    """Qwen2.5's tokenizer, downloaded once; the project's own in `folder` if it cannot be had."""
+    try:
+        from tests.fixtures.tokenizers import CACHE, real_tokenizer
 
-    async def forever() -> None:
-        async with ScriptedEngine(chatml_tokenizer(), lambda body, number: ANSWER) as engine:
-            port.send(engine.port)
-            await asyncio.Event().wait()
-
-    asyncio.run(forever())
-
-
-async def prepare(folder: Path, slots: int, turns: int, port: int = 1) -> tuple[Any, EpisodeSource, Any]:
-    """Arguments, data source and runtime of a game with episodes as long as Crafter's."""
-    args = rollout_args(
-        folder,
-        port,
-        rollout_batch_size=turns,
-        global_batch_size=turns,
-        n_env=slots,
-        env_backend="inline",
-        env_workers=1,
-        rollout_max_context_len=None,
-        env={"length_of": "benchmarks.rollout.crafter_like_length", "preset": "verlog"},
-    )
-    return args, EpisodeSource(args), await get_runtime(args)
+        real_tokenizer(FAMILY)
+        return CACHE / FAMILY
+    except BaseException as problem:  # pytest's skip, which is no Exception
+        if type(problem).__name__ not in ("Skipped", "ImportError", "ModuleNotFoundError"):
+            raise
+        print(f"the project's own small tokenizer instead of Qwen's: {problem}", file=sys.stderr)
+        save_tokenizer(folder)
+        return folder
 
 
-def simulated(runtime: Any, turn_s: float, places: int) -> InstantEngine:
-    """The engine in this process."""
-    answer = runtime.encoder.tokenizer.encode(f"{ANSWER}<|im_end|>")
-    return InstantEngine(runtime.engine, answer, turn_s, places)
+def fitting(case: loops.Case) -> loops.Case:
+    """The case with a whole number of turns per slot, for loops that need that."""
+    slots = case.engines * case.places
+    rounds = max(1, round(case.turns / slots))
+    return loops.Case(**{**asdict(case), "turns": rounds * slots}) if case.loop in ("per-env", "lock-step") else case
 
 
-async def host_time(folder: Path, turns: int, port: int | None) -> tuple[float, float]:
-    """CPU milliseconds of this process per turn, and the environment's part of them; over HTTP if `port` is given."""
-    args, source, runtime = await prepare(folder, 32, turns, port or 1)
-    if port is None:
-        runtime.engine = simulated(runtime, 0.0, 32)
-    await collect(args, 0, source)
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    segments = (await collect(args, 1, source)).segments
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    env = sum(turn.env_s for segment in segments for turn in segment.turns)
-    await close_runtimes()
-    return 1e3 * cpu / turns, 1e3 * env / turns
+def run_slime(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -> Iterator[dict[str, Any]]:
+    """Rows of slime's loop, from slime's interpreter; none, and a sentence on stderr, if it is not there."""
+    path, python = os.environ.get("SLIME_PATH"), os.environ.get("SLIME_CPU_PYTHON")
+    if not path or not python:
+        print(
+            "slime's loop is left out: set SLIME_PATH to a checkout and SLIME_CPU_PYTHON to the interpreter that "
+            "tests/slime/cpu/install.sh makes",
+            file=sys.stderr,
+        )
+        return
+    paths = {"checkpoint": str(checkpoint), "vocabulary": str(vocabulary)}
+    lines = "".join(json.dumps({**asdict(case), **paths}) + "\n" for case in cases)
+    environment = {**os.environ, "PYTHONPATH": f"{path.split(os.pathsep)[0]}:{REPOSITORY}"}
+    command = [python, "-m", "benchmarks.slime_loop"]
+    with tempfile.TemporaryFile("w+") as said:
+        done = subprocess.run(
+            command, input=lines, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, cwd=REPOSITORY
+        )
+        if done.returncode:
+            said.seek(0)
+            raise SystemExit(f"slime's loop failed:\n{said.read()[-4000:]}")
+    yield from map(json.loads, done.stdout.splitlines())
 
 
-async def fixed_turn_busy(folder: Path, slots: int, places: int, turns: int, turn_s: float) -> float:
-    """Share of the engine's place-seconds spent on turns of the batches."""
-    args, source, runtime = await prepare(folder, slots, turns)
-    runtime.engine = simulated(runtime, turn_s, places)
-    await collect(args, 0, source)
-    began = time.perf_counter()
-    batches = 2
-    for k in range(1, 1 + batches):
-        await collect(args, k, source)
-    ideal = batches * turns * turn_s / places
-    busy = ideal / (time.perf_counter() - began)
-    await close_runtimes()
-    return busy
+def run_all(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -> Iterator[dict[str, Any]]:
+    """A row per case; slime's come last."""
+    for case in cases:
+        if case.loop in loops.LOOPS:
+            yield loops.run_case(fitting(case), checkpoint, vocabulary).row()
+    if slimes := [case for case in cases if case.loop in slime_loop.LOOPS]:
+        yield from run_slime(slimes, checkpoint, vocabulary)
 
 
-def episode_loop_busy(slots: int, turns: int) -> float:
-    """The same share for batches of whole episodes: `slots` episodes start together, and the longest ends the batch.
-
-    This is computed, not measured: the loop starts one episode per slot, waits for all of them, and trains.
-    """
-    lengths = [crafter_like_length(seed) for seed in range(20 * slots)]
-    shares = []
-    for k in range(20):
-        batch = lengths[k * slots : (k + 1) * slots]
-        shares.append(sum(batch) / (slots * max(batch)))
-    return statistics.mean(shares)
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its label and its ages as the table shows them."""
+    young = [row["staleness"].get(age, 0.0) for age in ("0", "1")]
+    ages = " / ".join(f"{share:.0%}" for share in (*young, max(0.0, 1 - sum(young))))
+    return {**row, "label": LABELS[row["loop"]], "ages": ages}
 
 
-async def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=2048)
-    parser.add_argument("--places", type=int, default=96, help="requests that the simulated engine runs at once")
-    parser.add_argument("--turn-s", type=float, default=0.5, help="simulated engine time of one turn")
-    options = parser.parse_args()
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    engine = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
-    engine.start()
-    places, more = options.places, options.places * 4 // 3
+    parser.add_argument("--loops", nargs="+", choices=sorted(LABELS), default=list(LABELS), metavar="NAME")
+    parser.add_argument("--turns", nargs="+", type=int, default=[512, 2048], help="turns per batch")
+    parser.add_argument("--engines", nargs="+", type=int, default=[1])
+    parser.add_argument("--places", type=int, default=96, help="requests that one engine runs at once")
+    parser.add_argument("--batches", type=int, default=2, help="measured batches, after one that is not measured")
+    parser.add_argument("--json", type=Path, default=Path("outputs/benchmarks/rollout.json"))
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sizes = [(engines, turns) for engines in options.engines for turns in options.turns]
+    cases = [
+        loops.Case(loop, turns, engines, options.places, options.batches)
+        for engines, turns in sizes
+        for loop in options.loops
+    ]
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for label, port in (("in process", None), ("over HTTP", ours.recv())):
-            cpu, env = await host_time(folder, options.turns, port)
-            print(f"{f'host ms per turn (CPU), engine {label}':<60}{cpu:8.3f}   of which environment {env:.3f}")
-        for slots in (places, more):
-            busy = await fixed_turn_busy(folder, slots, places, options.turns, options.turn_s)
-            print(f"{f'useful engine time, {slots} slots for {places} places':<60}{busy:8.1%}")
-    loop = episode_loop_busy(places, options.turns)
-    print(f"{'useful engine time, waiting for whole episodes':<60}{loop:8.1%}")
-    print(f"{'ratio':<60}{busy / loop:8.2f}")
-    engine.terminate()
+        checkpoint, vocabulary = find_tokenizer(folder / "model"), folder / "vocabulary.json"
+        save_vocabulary(checkpoint, vocabulary)
+        for row in run_all(cases, checkpoint, vocabulary):
+            rows.append(shown(row))
+            write(options.json, "rollout", rows)
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(table(COLUMNS, rows))
+    print(f"load average {load}; {options.json}")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

@@ -209,7 +209,10 @@ class Episode:
         return generation
 
     async def after_abort(self, retries: int) -> None:
-        """Count an aborted generation and pause; `retries` is the number of aborts of this turn so far.
+        """Count an aborted generation; `retries` is the number of aborts of this turn so far.
+
+        The first abort is usually a weight update, during which engines hold new requests back, so the turn is asked
+        for again at once. Later aborts are followed by a pause.
 
         Raises:
             EngineError: the turn was aborted more often than `max_turn_retries` allows.
@@ -221,7 +224,8 @@ class Episode:
                 f"turn {self.index} of episode {self.spec.episode_id} was aborted {retries} times (max_turn_retries "
                 "bounds this)"
             )
-        await asyncio.sleep(ABORT_PAUSE_S)
+        if retries > 1:
+            await asyncio.sleep(ABORT_PAUSE_S)
 
     def _routing(self) -> dict[str, str] | None:
         """Headers that keep an episode on the engine with its cached prefix, if the router hashes by key."""

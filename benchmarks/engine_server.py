@@ -1,0 +1,245 @@
+"""SGLang's HTTP interface over simulated engines, in its own process: `python -m benchmarks.engine_server --host PID`.
+
+Time is simulated. Its clock goes to the engines' next event whenever the host, the process that sends the requests,
+sleeps; while the host computes, the clock advances by the CPU time that the host uses. So the host's cost is its real
+cost, HTTP and JSON on its side included, and a loaded machine slows the run down without changing what it shows. The
+cost of this process and the network's latency do not count.
+
+An answer has the form `THINK: <words> ACTION: <action>`. Its length is drawn from the prompt alone, so every loop gets
+answers of the same distribution. As in SGLang, an update aborts the answers in flight and raises the weights' version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import itertools
+import json
+import math
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from benchmarks.host_clock import Host
+from benchmarks.simulated_sglang import Engine, Request, Timing, saturated
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Token ids and texts of which answers are made; the engine has no tokenizer."""
+
+    begin: tuple[list[int], str]
+    words: list[tuple[int, str]]
+    ends: list[tuple[list[int], str]]
+
+    @classmethod
+    def read(cls, path: Path) -> Vocabulary:
+        return cls(**json.loads(path.read_text()))
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens per answer: log-normal, cut at both ends. An assumption; the spread is about that of short reasoning."""
+
+    mean: float = 150.0
+    sigma: float = 0.6
+    shortest: int = 16
+    longest: int = 1024
+
+    def draw(self, seed: int) -> int:
+        drawn = random.Random(seed).lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
+        return min(self.longest, max(self.shortest, round(drawn)))
+
+
+class Server:
+    """The engines behind one address, and their clock."""
+
+    def __init__(self, host: Host, engines: int, timing: Timing, lengths: Lengths, vocabulary: Vocabulary) -> None:
+        self.host, self.timing, self.lengths, self.vocabulary = host, timing, lengths, vocabulary
+        self.engines = [Engine(timing) for _ in range(engines)]
+        self.now, self.version, self.arrived = 0.0, 1, 0
+        self.recorded: dict[int, tuple[np.ndarray, int]] = {}
+        self._answers: dict[Request, asyncio.Future[str]] = {}
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=2**28, middlewares=[self._count])
+        app.add_routes(
+            [
+                web.post("/generate", self.generate),
+                web.get("/workers", self.workers),
+                web.post("/abort_request", self.abort),
+                web.post("/pause_generation", self.pause),
+                web.post("/continue_generation", self.resume),
+                web.get("/v1/loads", self.loads),
+                web.post("/simulated/update", self.update),
+                web.post("/simulated/sleep", self.sleep),
+                web.get("/simulated/usage", self.usage),
+                web.get("/simulated/saturated", self.saturated),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self.arrived += 1
+        return await handler(request)
+
+    async def generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        prompt = np.asarray(body["input_ids"], dtype=np.int32)
+        seed = zlib.crc32(prompt.tobytes())
+        length = min(self.lengths.draw(seed), body["sampling_params"]["max_new_tokens"])
+        work, version = Request(prompt, length), self.version
+        self.recorded.setdefault(seed, (prompt, length))  # an aborted request comes again
+        self._answers[work] = asyncio.get_running_loop().create_future()
+        min(self.engines, key=lambda engine: engine.load).submit(work, self.now)
+        finish = await self._answers[work]
+        return web.json_response(self._answer(work, seed, finish, version))
+
+    def _answer(self, work: Request, seed: int, finish: str, version: int) -> dict[str, Any]:
+        rng, vocabulary = random.Random(seed), self.vocabulary
+        begin, end = vocabulary.begin, rng.choice(vocabulary.ends)
+        words = rng.choices(vocabulary.words, k=max(1, work.length - len(begin[0]) - len(end[0])))
+        ids = [*begin[0], *(token for token, _ in words), *end[0]]
+        text = begin[1] + "".join(word for _, word in words) + end[1]
+        if finish == "abort":
+            ids, text = ids[: work.done], ""
+        return {
+            "text": text,
+            "meta_info": {
+                "finish_reason": {"type": finish},
+                "output_token_logprobs": [[-rng.random(), token, None] for token in ids],
+                "prompt_tokens": len(work.prompt),
+                "completion_tokens": len(ids),
+                "cached_tokens": 0,
+                "weight_version": str(version),
+            },
+        }
+
+    async def workers(self, request: web.Request) -> web.Response:
+        return web.json_response({"workers": [{"url": f"http://{request.host}"}]})
+
+    async def loads(self, request: web.Request) -> web.Response:
+        return web.json_response({"num_reqs": len(self._answers)})
+
+    async def abort(self, request: web.Request) -> web.Response:
+        self._abort()
+        return web.json_response({})
+
+    async def pause(self, request: web.Request) -> web.Response:
+        for engine in self.engines:
+            engine.paused = True
+        self._abort()
+        return web.json_response({})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        for engine in self.engines:
+            engine.resume(self.now)
+        return web.json_response({})
+
+    async def update(self, request: web.Request) -> web.Response:
+        """New weights: pause, abort, flush the cache, load, continue."""
+        await self.pause(request)
+        for engine in self.engines:
+            engine.cache.clear()
+        self.version += 1
+        return await self.resume(request)
+
+    async def sleep(self, request: web.Request) -> web.Response:
+        """Answer after some simulated seconds."""
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        seconds = (await request.json())["seconds"]
+        heapq.heappush(self._sleepers, (self.now + seconds, next(self._numbers), woken))
+        await woken
+        return web.json_response({})
+
+    async def usage(self, request: web.Request) -> web.Response:
+        for engine in self.engines:
+            engine.count(self.now)
+        found = {"now": self.now, "place_s": sum(engine.place_s for engine in self.engines)}
+        return web.json_response({**found, "tokens": sum(engine.tokens for engine in self.engines)})
+
+    async def saturated(self, request: web.Request) -> web.Response:
+        """What these engines do with the recorded requests if their queue is never empty; takes no simulated time."""
+        engines, work = len(self.engines), list(self.recorded.values())
+        tokens, answers = saturated(self.timing, work)
+        updated, _ = saturated(self.timing, work, int(request.query["every"]) // engines)
+        found = {"tokens_per_s": tokens, "turns_per_s": answers, "updated_tokens_per_s": updated}
+        return web.json_response({name: rate * engines for name, rate in found.items()})
+
+    def _abort(self) -> None:
+        for engine in self.engines:
+            for work in engine.abort(self.now):
+                self._answers.pop(work).set_result("abort")
+
+    async def keep_time(self) -> None:
+        """Advance the clock until the host ends."""
+        cpu = self.host.cpu_s()
+        while True:
+            before, cpu = cpu, self.host.cpu_s()
+            self.now += cpu - before
+            if self._next_event() < math.inf and await self._host_waits(cpu):
+                self.now = max(self.now, self._next_event())
+            else:
+                await asyncio.sleep(2e-4)
+            self._happen()
+
+    def _next_event(self) -> float:
+        asleep = self._sleepers[0][0] if self._sleepers else math.inf
+        return min(asleep, *(engine.next_event for engine in self.engines))
+
+    async def _host_waits(self, cpu: float) -> bool:
+        """Whether the host waits for an event, and all that it sent has been read."""
+        if not self.host.asleep():
+            return False
+        arrived = self.arrived
+        for _ in range(12):  # a request on a new connection takes up to ten turns of the loop to be queued
+            await asyncio.sleep(0)
+        return arrived == self.arrived and self.host.asleep() and self.host.cpu_s() == cpu
+
+    def _happen(self) -> None:
+        """Whatever is due by now."""
+        for engine in self.engines:
+            while engine.next_event <= self.now:
+                for work in engine.advance():
+                    self._answers.pop(work).set_result("stop")
+        while self._sleepers and self._sleepers[0][0] <= self.now:
+            heapq.heappop(self._sleepers)[2].set_result(None)
+
+
+async def serve(server: Server) -> None:
+    """Print the port, then serve until the host ends."""
+    runner = web.AppRunner(server.app(), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+    print(runner.addresses[0][1], flush=True)
+    try:
+        await server.keep_time()
+    except OSError:
+        return  # the host has ended
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--host", type=int, required=True, help="process whose CPU time counts")
+    parser.add_argument("--vocabulary", type=Path, required=True, help="JSON file with the tokens of answers")
+    parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--places", type=int, default=Timing.places, help="requests that one engine runs at once")
+    options = parser.parse_args(arguments)
+    timing, vocabulary = Timing(places=options.places), Vocabulary.read(options.vocabulary)
+    server = Server(Host(options.host), options.engines, timing, Lengths(), vocabulary)
+    asyncio.run(serve(server))
+
+
+if __name__ == "__main__":
+    main()

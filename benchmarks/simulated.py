@@ -1,0 +1,85 @@
+"""Starts the simulated engines beside this process, and asks them for time, weights and usage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from unittest import mock
+
+import aiohttp
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+class SimulatedEngines:
+    """A context with `benchmarks.engine_server` running for this process.
+
+    Its calls block; inside an event loop, run them in a thread.
+    """
+
+    def __init__(self, vocabulary: Path, engines: int, places: int) -> None:
+        sizes = ("--engines", str(engines), "--places", str(places))
+        host = ("--host", str(os.getpid()), "--vocabulary", str(vocabulary))
+        self._command = [sys.executable, "-m", "benchmarks.engine_server", *host, *sizes]
+        self.port = 0
+
+    def __enter__(self) -> SimulatedEngines:
+        self._process = subprocess.Popen(self._command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+    def usage(self) -> dict[str, float]:
+        """Simulated seconds `now`, busy place-seconds `place_s` and generated `tokens` so far."""
+        return self._call("/simulated/usage")
+
+    def saturated(self, every: int) -> dict[str, float]:
+        """`tokens_per_s` and `turns_per_s` of the same engines and requests with a queue that is never empty.
+
+        `updated_tokens_per_s` is the same with new weights after `every` answers.
+        """
+        return self._call(f"/simulated/saturated?every={every}")
+
+    def update(self) -> None:
+        """Load new weights, which aborts the requests in flight."""
+        self._call("/simulated/update", {})
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for simulated seconds, as a trainer that works on other machines."""
+        self._call("/simulated/sleep", {"seconds": seconds})
+
+    def _call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, float]:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
+            return json.load(answer)
+
+    @contextmanager
+    def sleeping(self) -> Iterator[None]:
+        """Let `asyncio.sleep` wait in simulated time, for example in the pause after an aborted answer."""
+        url, real = f"http://127.0.0.1:{self.port}/simulated/sleep", asyncio.sleep
+
+        async def sleep(seconds: float, result: Any = None) -> Any:
+            if seconds <= 0:
+                return await real(seconds, result)
+            async with aiohttp.ClientSession() as session, session.post(url, json={"seconds": seconds}):
+                return result
+
+        with mock.patch.object(asyncio, "sleep", sleep):
+            yield

@@ -1,0 +1,121 @@
+"""slime's own rollout loop against the simulated engines: `python -m benchmarks.slime_loop`, in slime's interpreter.
+
+slime's `slime.rollout.sglang_rollout.generate_rollout` runs unchanged, with `rollout.generate.generate` playing the
+episodes. Reads cases as JSON lines from stdin, and prints one JSON line per case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.loops import TRAINING, Case, Meter, Result, make_args
+from benchmarks.simulated import SimulatedEngines
+from benchmarks.workload import MEAN_EPISODE
+from rollout.bridge.framework import Sample, run
+from rollout.data_source import EpisodeSource
+from rollout.play.runtime import close_runtimes
+from tests.fixtures.stand_ins import allow_absent_packages
+
+LOOPS = ("slime", "slime-partial", "slime-double")
+LABELS = {
+    "slime": "slime, default",
+    "slime-partial": "slime, partial rollout, over-sampling by the places",
+    "slime-double": "slime, partial rollout, over-sampling by 2",
+}
+
+
+def over_sampling(case: Case, episodes: int) -> int:
+    """Episodes that slime begins at once."""
+    return {
+        "slime": episodes,
+        "slime-partial": episodes + case.engines * case.places,
+        "slime-double": 2 * episodes,
+    }[case.loop]
+
+
+def slime_args(case: Case, port: int, checkpoint: Path) -> Namespace:
+    """The flags that slime's loop reads beside ours; batches are counted in episodes."""
+    episodes = max(1, round(case.turns / MEAN_EPISODE))
+    nothing = (
+        "custom_rm_path",
+        "rm_type",
+        "rm_url",
+        "rollout_stop",
+        "rollout_stop_token_ids",
+        "rollout_sample_hook_path",
+    )
+    nothing += ("dynamic_sampling_filter_path", "rollout_sample_filter_path", "rollout_all_samples_process_path")
+    return make_args(
+        case,
+        port,
+        checkpoint,
+        rollout_batch_size=episodes,
+        global_batch_size=episodes,
+        over_sampling_batch_size=over_sampling(case, episodes),
+        partial_rollout=case.loop != "slime",
+        mask_offpolicy_in_partial_rollout=False,
+        custom_generate_function_path="rollout.generate.generate",
+        sglang_server_concurrency=512,
+        rollout_num_engines=case.engines,
+        sglang_dp_size=1,
+        rollout_skip_special_tokens=False,
+        rollout_global_dataset=True,
+        use_distributed_post=False,
+        group_rm=False,
+        ci_test=False,
+        **dict.fromkeys(nothing),
+    )
+
+
+def flat(found: Any) -> Iterator[Sample]:
+    """The samples of nested lists."""
+    if isinstance(found, Sample):
+        yield found
+    else:
+        for part in found:
+            yield from flat(part)
+
+
+def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> Result:
+    """Play one case."""
+    from slime.rollout.sglang_rollout import GenerateState, generate_rollout
+    from slime.utils import http_utils
+
+    GenerateState.clear_instances()
+    http_utils._http_client = None
+    with SimulatedEngines(vocabulary, case.engines, case.places) as engines, engines.sleeping():
+        args, meter = slime_args(case, engines.port, checkpoint), Meter(case, engines)
+        http_utils.init_http_client(args)
+        source, train_s = EpisodeSource(args), 0.0
+        for k in range(case.batches + 1):
+            meter.start()
+            output = generate_rollout(args, k, source)
+            if k:
+                meter.stop()
+                meter.add(flat(output.samples), k)
+                meter.train(train_s)
+            else:
+                train_s = TRAINING * engines.usage()["now"]
+            engines.update()
+        run(close_runtimes())
+        return meter.finish()
+
+
+def main() -> None:
+    allow_absent_packages()
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        checkpoint, vocabulary = Path(wanted.pop("checkpoint")), Path(wanted.pop("vocabulary"))
+        with contextlib.redirect_stdout(sys.stderr):
+            row = run_case(Case(**wanted), checkpoint, vocabulary).row()
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The rollout benchmark: the simulated engine is like SGLang, every loop runs against it, results are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.simulated_sglang import Engine, PrefixCache, Request, Timing, saturated
+
+REPOSITORY = Path(__file__).parents[2]
+TIMING = Timing(places=2, step_s=1.0, cached_token_s=0.0, prefill_s=0.5, prefill_token_s=0.0)
+
+
+def prompt(seed: int, tokens: int = 64) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 1000, tokens, dtype=np.int32)
+
+
+def finish(engine: Engine) -> list[tuple[float, Request]]:
+    """Run the engine until it is empty; when each request finished."""
+    found = []
+    while engine.load:
+        now = engine.next_event
+        found += [(now, request) for request in engine.advance()]
+    return found
+
+
+def test_places_limit_what_runs_at_once_and_waiting_requests_are_prefilled_first() -> None:
+    engine, requests = Engine(TIMING), [Request(prompt(k), length) for k, length in enumerate((3, 5, 2))]
+    for request in requests:
+        engine.submit(request, 0.0)
+    done = finish(engine)
+    # A prefill of 0.5 s gives the first token. The second prefill delays the request that is still running.
+    order = [(requests.index(request), when) for when, request in done]
+    assert order == [(0, 3.0), (2, 3.0 + 0.5 + 1.0), (1, 5.5)]
+    assert engine.tokens == 10
+    assert engine.place_s == 0.5 + 2 * 2.5 + 2 * 1.5 + 1.0
+
+
+def test_an_abort_stops_everything_at_the_last_finished_step() -> None:
+    engine = Engine(TIMING)
+    engine.submit(Request(prompt(1), 10), 0.0)
+    engine.advance()
+    engine.paused = True
+    (stopped,) = engine.abort(0.5 + 3.2)
+    assert stopped.done == 1 + 3 and engine.load == 0
+    engine.submit(Request(prompt(2), 1), 4.0)
+    assert engine.next_event == float("inf"), "nothing starts while the weights are loaded"
+    engine.resume(9.0)
+    assert [when for when, _ in finish(engine)] == [9.5]
+
+
+def test_the_prefix_cache_counts_whole_blocks_from_the_beginning_and_forgets_the_oldest() -> None:
+    cache, first = PrefixCache(tokens=64), prompt(1)
+    assert cache.take(first) == 0
+    assert cache.take(np.concatenate([first[:40], prompt(2, 24)])) == 32
+    cache.take(prompt(3))
+    assert cache.take(first) == 0
+
+
+def test_a_saturated_engine_is_the_fastest_way_through_the_same_requests() -> None:
+    work = [(prompt(k), 5 + k % 7) for k in range(40)]
+    tokens, answers = saturated(TIMING, work)
+    updated, _ = saturated(TIMING, work, every=5)
+    assert 0 < answers < updated < tokens < TIMING.places / TIMING.prefill_s
+
+
+def run(folder: Path, *loops: str) -> list[dict[str, Any]]:
+    out = folder / "rollout.json"
+    sizes = ("--turns", "16", "--places", "4", "--batches", "1", "--json", str(out))
+    command = [sys.executable, "-m", "benchmarks.rollout", "--loops", *loops, *sizes]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "of saturated" in done.stdout
+    return json.loads(out.read_text())["rows"]
+
+
+OURS = ("lock-step", "fixed", "per-env", "continuous", "continuous-async")
+
+
+def test_every_loop_of_ours_plays_its_batches(tmp_path: Path) -> None:
+    rows = run(tmp_path, *OURS)
+    assert [row["loop"] for row in rows] == list(OURS)
+    for row in rows:
+        assert row["played_turns"] == 16
+        assert 0 < row["share_of_saturated"] <= row["generated_share"] + 0.5
+        assert sum(row["staleness"].values()) == pytest.approx(1.0)
+    assert rows[1]["staleness"] == {"0": 1.0}
+
+
+def test_slimes_own_loop_plays_whole_episodes(tmp_path: Path) -> None:
+    if not os.environ.get("SLIME_PATH") or not os.environ.get("SLIME_CPU_PYTHON"):
+        pytest.skip("set SLIME_PATH and SLIME_CPU_PYTHON as tests/slime/cpu/install.sh says")
+    (row,) = run(tmp_path, "slime-partial")
+    assert row["played_turns"] >= 2
+
+
+def test_without_slime_a_sentence_says_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import rollout
+
+    monkeypatch.delenv("SLIME_PATH", raising=False)
+    said: list[str] = []
+    monkeypatch.setattr("sys.stderr.write", said.append)
+    assert list(rollout.run_slime([], tmp_path, tmp_path)) == []
+    assert "slime's loop is left out: set SLIME_PATH" in "".join(said)
+
+
+def compare(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.compare", *map(str, arguments)]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+
+
+def test_compare_names_what_got_worse_by_ratio(tmp_path: Path) -> None:
+    row = {"loop": "fixed", "turns": 512, "engines": 1, "places": 96}
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    before.write_text(json.dumps({"rows": [{**row, "turns_per_s": 20.0, "host_cpu_ms_per_turn": 1.0}], "ms": {"x": 1}}))
+    after.write_text(json.dumps({"rows": [{**row, "turns_per_s": 10.0, "host_cpu_ms_per_turn": 1.01}], "ms": {"x": 3}}))
+    done = compare(before, after)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "3.00 x worse: ms.x: 1, now 3",
+        "2.00 x worse: rows[loop fixed turns 512 engines 1 places 96].turns_per_s: 20, now 10",
+        "2 of 3 measurements are worse by more than 1.05 x",
+    ]
+    assert compare(before, before).returncode == 0
+    assert compare(after, before, "--threshold", "1.0").stdout.startswith("0 of 3")
+
+
+def test_compare_refuses_files_without_common_measurements(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    first.write_text('{"ms": {"a": 1}}')
+    second.write_text('{"ms": {"b": 1}}')
+    done = compare(first, second)
+    assert done.returncode == 1 and "have no measurement in common" in done.stderr
+    assert "not a result file" in compare(first, tmp_path / "none.json").stderr
