@@ -37,7 +37,9 @@ class Case:
     places: int = 96
     """Requests that one engine runs at once; the loops have as many slots."""
     batches: int = 2
-    """Measured batches, after one that is not measured."""
+    """Measured batches."""
+    warm: int = 1
+    """Batches before them. Loops that never stop need one more, with an update of the weights before the measuring."""
 
 
 @dataclass
@@ -165,20 +167,20 @@ class Trainer:
 
     async def one_after_the_other(self) -> None:
         """The order of train.py with a rollout that stops while training runs."""
-        for k in range(self.case.batches + 1):
+        for k in range(self.case.warm + self.case.batches):
             await asyncio.to_thread(self.meter.start)
             samples = await self.rollout(k)
-            if k:
+            if k >= self.case.warm:
                 await asyncio.to_thread(self.meter.stop)
                 self.meter.add(samples, k)
                 await asyncio.to_thread(self.meter.train, self.train_s)
-            else:
+            elif k == 0:
                 self.train_s = TRAINING * (await asyncio.to_thread(self.engines.usage))["now"]
             await asyncio.to_thread(self.engines.update)
 
     async def overlapping(self) -> None:
         """The order of train.py with a rollout that plays on while training runs."""
-        for k in range(self.case.batches + 1):
+        for k in range(self.case.warm + self.case.batches + 1):
             samples = await self.rollout(k)
             await self._count(k, samples)
             await asyncio.to_thread(self.engines.sleep, self.train_s)
@@ -187,10 +189,10 @@ class Trainer:
     async def ahead(self) -> None:
         """The order of train_async.py: batch k + 1 is asked for before batch k is trained on."""
         following = asyncio.create_task(self.rollout(0))
-        for k in range(self.case.batches + 1):
+        for k in range(self.case.warm + self.case.batches + 1):
             samples = await following
             await self._count(k, samples)
-            if k == self.case.batches:
+            if k == self.case.warm + self.case.batches:
                 return
             following = asyncio.create_task(self.rollout(k + 1))
             await asyncio.to_thread(self.engines.sleep, self.train_s)
@@ -198,13 +200,14 @@ class Trainer:
             await asyncio.to_thread(self.engines.update)
 
     async def _count(self, rollout_id: int, samples: list[Sample]) -> None:
-        """Measuring begins when the first batch is complete."""
-        if rollout_id:
-            self.meter.add(samples, rollout_id)
-        else:
+        """Measure from the end of one batch to the end of another, with one update of the weights per batch."""
+        if rollout_id == 0:
             self.train_s = TRAINING * (await asyncio.to_thread(self.engines.usage))["now"]
+        if rollout_id > self.case.warm:
+            self.meter.add(samples, rollout_id)
+        if rollout_id == self.case.warm:
             await asyncio.to_thread(self.meter.start)
-        if rollout_id == self.case.batches:
+        if rollout_id == self.case.warm + self.case.batches:
             await asyncio.to_thread(self.meter.stop)
 
 

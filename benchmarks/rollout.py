@@ -125,13 +125,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", nargs="+", type=int, default=[512, 2048], help="turns per batch")
     parser.add_argument("--engines", nargs="+", type=int, default=[1])
     parser.add_argument("--places", type=int, default=96, help="requests that one engine runs at once")
-    parser.add_argument("--batches", type=int, default=2, help="measured batches, after one that is not measured")
+    parser.add_argument("--batches", type=int, default=2, help="measured batches")
+    parser.add_argument("--warm", type=int, default=1, help="batches before them")
     parser.add_argument("--json", type=Path, default=Path("outputs/benchmarks/rollout.json"))
     options = parser.parse_args(arguments)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sizes = [(engines, turns) for engines in options.engines for turns in options.turns]
     cases = [
-        loops.Case(loop, turns, engines, options.places, options.batches)
+        loops.Case(loop, turns, engines, options.places, options.batches, options.warm)
         for engines, turns in sizes
         for loop in options.loops
     ]

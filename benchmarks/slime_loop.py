@@ -93,14 +93,14 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> Result:
         args, meter = slime_args(case, engines.port, checkpoint), Meter(case, engines)
         http_utils.init_http_client(args)
         source, train_s = EpisodeSource(args), 0.0
-        for k in range(case.batches + 1):
+        for k in range(case.warm + case.batches):
             meter.start()
             output = generate_rollout(args, k, source)
-            if k:
+            if k >= case.warm:
                 meter.stop()
                 meter.add(flat(output.samples), k)
                 meter.train(train_s)
-            else:
+            elif k == 0:
                 train_s = TRAINING * engines.usage()["now"]
             engines.update()
         run(close_runtimes())
