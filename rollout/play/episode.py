@@ -27,7 +27,7 @@ from rollout.workers.reply import EnvReply
 logger = logging.getLogger(__name__)
 
 ABORT_PAUSE_S = 0.2
-"""Pause before an aborted turn is sent again; an engine that is still loading weights would abort it again."""
+"""Pause before a turn that was aborted more than once is sent again."""
 
 
 class Episode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import random
@@ -285,6 +286,21 @@ async def test_an_aborted_turn_is_issued_again_without_touching_the_environment(
     assert len(set(played)) == len(played) == 48
     aborted = sum(output.metrics["rollout/faults/turns_aborted"] for output in outputs)
     assert aborted == engine_answers["aborted"] > 0
+
+
+async def test_a_turn_that_a_weight_update_aborts_is_issued_again_at_once(
+    collect: Collect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout.play.episode.ABORT_PAUSE_S", 3600.0)
+
+    def script(body: dict[str, Any], number: int) -> Any:
+        if number < 3:
+            return {"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}
+        return plays(body, number)
+
+    async with asyncio.timeout(120.0):
+        _, _, (output,) = await collect(script=script)
+    assert output.metrics["rollout/faults/turns_aborted"] == 3
 
 
 async def test_an_engine_that_never_answers_sensibly_stops_the_batch_with_its_last_answer(collect: Collect) -> None:

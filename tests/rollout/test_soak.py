@@ -65,15 +65,18 @@ class FaultyEngine(EngineClient):
 def ideal_batch_s(share: float, generator: random.Random) -> float:
     """Seconds that a batch takes in a loop that costs nothing itself: only the engine, its faults and the pauses.
 
-    Slots take the next turn of the budget as they become free; a failed answer takes as long as a good one, then the
-    pause before the next attempt; the batch ends with its last answer.
+    Slots take the next turn of the budget as they become free; a failed answer takes as long as a good one; then comes
+    the pause before the next attempt, except after a first abort. The batch ends with its last answer.
     """
     free = [0.0] * SLOTS
     for _ in range(TURNS):
-        now = heapq.heappop(free) + LATENCY_S
+        now, aborts = heapq.heappop(free) + LATENCY_S, 0
         while (draw := generator.random()) < share:
-            pause = generator.uniform(BACKOFF_S / 2, BACKOFF_S) if draw < share / 2 else ABORT_PAUSE_S
-            now += pause + LATENCY_S
+            if draw < share / 2:
+                now += generator.uniform(BACKOFF_S / 2, BACKOFF_S) + LATENCY_S
+            else:
+                now += ABORT_PAUSE_S * (aborts > 0) + LATENCY_S
+                aborts += 1
         heapq.heappush(free, now)
     return max(free)
 
