@@ -22,8 +22,8 @@ from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes, get_runtime
 
 ANSWER_LIMIT = 1024
-TRAINING = 0.5
-"""Seconds of training per batch, as a share of the seconds in which the first batch was played."""
+TRAINING_S = 1 / 45
+"""Seconds of training per turn of a batch and engine: half of what one saturated engine needs to play a turn."""
 
 
 @dataclass(frozen=True)
@@ -153,13 +153,18 @@ def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namesp
     return Namespace(**{**values, **env_settings(), **changes})
 
 
+def training_s(case: Case) -> float:
+    """Seconds of training per batch, the same for all loops."""
+    return TRAINING_S * case.turns / case.engines
+
+
 class Trainer:
     """Calls a rollout as slime's scripts do; training takes simulated time."""
 
     def __init__(self, case: Case, engines: SimulatedEngines, args: Namespace, collect: fixed_turn.Collect) -> None:
         self.case, self.engines, self.args, self.collect = case, engines, args, collect
         self.source, self.meter = EpisodeSource(args), Meter(case, engines)
-        self.train_s = 0.0
+        self.train_s = training_s(case)
 
     async def rollout(self, rollout_id: int) -> list[Sample]:
         output = await fixed_turn.collect_or_draw(self.args, rollout_id, self.source, self.collect)
@@ -174,8 +179,6 @@ class Trainer:
                 await asyncio.to_thread(self.meter.stop)
                 self.meter.add(samples, k)
                 await asyncio.to_thread(self.meter.train, self.train_s)
-            elif k == 0:
-                self.train_s = TRAINING * (await asyncio.to_thread(self.engines.usage))["now"]
             await asyncio.to_thread(self.engines.update)
 
     async def overlapping(self) -> None:
@@ -201,8 +204,6 @@ class Trainer:
 
     async def _count(self, rollout_id: int, samples: list[Sample]) -> None:
         """Measure from the end of one batch to the end of another, with one update of the weights per batch."""
-        if rollout_id == 0:
-            self.train_s = TRAINING * (await asyncio.to_thread(self.engines.usage))["now"]
         if rollout_id > self.case.warm:
             self.meter.add(samples, rollout_id)
         if rollout_id == self.case.warm:

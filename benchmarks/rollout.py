@@ -6,7 +6,7 @@ The loops are Verlog's order (lock-step), our fixed-turn and continuous batches,
 our `generate`. slime's run if SLIME_PATH names a checkout and SLIME_CPU_PYTHON an interpreter that can import it.
 
 Real: the loops, their HTTP requests, tokenizer, prompts and samples; their CPU time. Simulated: the engines' time
-(`benchmarks/simulated_sglang.py`), training (half as long as the first batch), and an environment that answers at
+(`benchmarks/simulated_sglang.py`), training (22 ms per turn and engine), and an environment that answers at
 once. The clock is simulated, too (`benchmarks/engine_server.py`), so the shares hardly depend on the machine's load.
 
 Columns, rollouts alone unless something else is said; continuous loops play on while training runs.

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loops import TRAINING, Case, Meter, Result, make_args
+from benchmarks.loops import Case, Meter, Result, make_args, training_s
 from benchmarks.simulated import SimulatedEngines
 from benchmarks.workload import MEAN_EPISODE
 from rollout.bridge.framework import Sample, run
@@ -92,16 +92,14 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> Result:
     with SimulatedEngines(vocabulary, case.engines, case.places) as engines, engines.sleeping():
         args, meter = slime_args(case, engines.port, checkpoint), Meter(case, engines)
         http_utils.init_http_client(args)
-        source, train_s = EpisodeSource(args), 0.0
+        source = EpisodeSource(args)
         for k in range(case.warm + case.batches):
             meter.start()
             output = generate_rollout(args, k, source)
             if k >= case.warm:
                 meter.stop()
                 meter.add(flat(output.samples), k)
-                meter.train(train_s)
-            elif k == 0:
-                train_s = TRAINING * engines.usage()["now"]
+                meter.train(training_s(case))
             engines.update()
         run(close_runtimes())
         return meter.finish()

@@ -45,7 +45,7 @@ def prompt_with(*seeds: int, text: str = "a red key") -> Prompt:
 
 def body_of(prompt: Prompt, **sampling: Any) -> dict[str, Any]:
     sampling = {"max_new_tokens": 12, "ignore_eos": True, **sampling}
-    ids = prompt.engine_ids or prompt.token_ids
+    ids = list(prompt.engine_ids or prompt.token_ids)
     return {"input_ids": ids, "image_data": prompt.image_data, "sampling_params": sampling}
 
 
