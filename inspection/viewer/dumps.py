@@ -6,11 +6,13 @@ its samples. Samples of this project's rollouts are turns, which are put togethe
 
 from __future__ import annotations
 
+import array
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row
@@ -18,7 +20,8 @@ from inspection.viewer.decoding import Decoder
 from rollout.turn import FinishReason, SampleKind, StopReason
 from slime_verlog import ConfigError
 
-_SAFE = [FinishReason, SampleKind, StopReason, TurnKind, TurnRow, TurnSpan]
+_ARRAYS = [np.ndarray, np.dtype, *(type(np.dtype(name)) for name in ("uint8", "int32", "int64", "float32", "float64"))]
+_SAFE = [FinishReason, SampleKind, StopReason, TurnKind, TurnRow, TurnSpan, *_ARRAYS, array.array, list]
 _TRAINED_VALUES = (
     "log_probs",
     "ref_log_probs",
@@ -146,7 +149,7 @@ def _samples(payloads: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, 
 def _from_training(values: Mapping[str, Any], number: int) -> tuple[dict[str, Any], TurnRow | None]:
     """A sample of a training dump alone, which has no text, in the form of a rollout's sample."""
     table = values.get(TABLE_KEY)
-    is_table = isinstance(table, torch.Tensor) and table.dtype == torch.float64
+    is_table = isinstance(table, torch.Tensor | np.ndarray) and torch.as_tensor(table).dtype == torch.float64
     row = decode_row(table) if is_table else None
     metadata: dict[str, Any] = {"task_name": values.get("source_names")}
     if row is not None:

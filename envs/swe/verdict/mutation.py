@@ -94,6 +94,9 @@ class Change:
             self.slot.put(_disguised(chosen, other, rng))
 
 
+_LITERALS = ast.Constant | ast.List | ast.Tuple | ast.Set
+
+
 def draw_change(function: Function, kind: str, seed: int) -> Change | None:
     """The change of this kind that the seed picks; None where the function offers none. The function stays as it is,
     except that `planted` adds the statement that it changes."""
@@ -103,7 +106,9 @@ def draw_change(function: Function, kind: str, seed: int) -> Change | None:
     slots = [s for s in _slots(function) if (_wrong_value if kind == "value" else _wrong_operator)(s, [], rng)]
     if not slots:
         return None
-    slot = rng.choice(slots)
+    # A solution that reads what is expected and returns it fails `[expected]` as asked, and would stay unnoticed; it
+    # passes with another constant. So constants come first.
+    slot = rng.choice([s for s in slots if isinstance(s.get(), _LITERALS)] or slots)
     constants = [n.value for n in ast.walk(function) if isinstance(n, ast.Constant)]
     wrong = (_wrong_value if kind == "value" else _wrong_operator)(slot, constants, rng)
     return None if wrong is None else Change(slot, slot.get(), wrong)
