@@ -107,17 +107,17 @@ def test_the_keyboard_moves_between_episodes_and_turns(browser: Browser, page: P
     browser.wait("document.querySelector('.episode-head')?.innerText.includes('#2')")
     browser.press("ArrowRight")
     browser.press("ArrowRight")
-    assert browser.text(f"{CURRENT} h3") == "Turn 3"
+    browser.wait(f"document.querySelector('{CURRENT} h3')?.innerText === 'Turn 3'")
     browser.press("ArrowLeft")
-    assert "turn=2" in browser.evaluate("location.hash")
+    browser.wait("location.hash.includes('turn=2')")
     browser.press("w")
-    assert len(browser.texts(f"{CURRENT} .bubble")) == 3, "system, observation, answer"
+    browser.wait(f"document.querySelectorAll('{CURRENT} .bubble').length === 3")  # system, observation, answer
     browser.press("?")
-    assert browser.evaluate("document.querySelector('#help').open")
+    browser.wait("document.querySelector('#help').open")
     browser.press("Escape")
     browser.wait("!document.querySelector('#help').open")
     browser.press("o")
-    assert "Overview" in browser.text("#main")
+    browser.wait("document.querySelector('#main').innerText.includes('Overview')")
 
 
 def test_a_link_opens_the_turn_and_a_reload_keeps_everything(browser: Browser, page: Path) -> None:
