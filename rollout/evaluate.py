@@ -100,7 +100,8 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
             messages, pictures = list(episode.conversation.messages), episode.prompt.image_data if detailed else ()
             turn = await episode.play_turn(params)
             turns.append(turn)
-            story.add(messages, pictures, turn.generation.text, _outcome(turn), _tokens(episode, turn, detailed))
+            answer = episode.encoder.answer_text(turn.generation.token_ids)  # as the environment read it
+            story.add(messages, pictures, answer, _outcome(turn), _tokens(episode, turn, detailed))
     except EnvironmentFault as error:
         runtime.counters["eval_episodes_failed"] += 1
         fault = str(error)

@@ -111,7 +111,7 @@ def test_an_engines_episodes_have_the_text_and_log_prob_of_every_token(engine: S
     for episode in read_episodes(tmp_path / "out"):
         assert episode["player"] == f"127.0.0.1:{engine.port}"
         for turn in episode["story"]:
-            assert "".join(turn["tokens"]["text"]) == turn["response"]
+            assert "".join(turn["tokens"]["text"]) == turn["response"] + "<|im_end|>"
             assert len(turn["tokens"]["log_probs"]) == len(turn["tokens"]["text"])
 
 

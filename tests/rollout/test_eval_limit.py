@@ -47,6 +47,8 @@ async def test_an_evaluation_ends_every_episode_at_its_own_limit(
         assert source.episode(0).env.max_turns == keys.get("max_turns")
     (result,) = output.data.values()
     assert [sample.metadata["turns"] for sample in result["samples"]] == [most] * 4
+    answers = {turn["response"] for sample in result["samples"] for turn in sample.metadata["story"]}
+    assert answers == {"ACTION: left"}, "as the environment read them, without the end-of-turn token"
 
 
 def test_a_limit_below_one_turn_is_refused(tmp_path: Path) -> None:
