@@ -294,13 +294,13 @@ async def test_a_turn_that_a_weight_update_aborts_is_issued_again_at_once(
     monkeypatch.setattr("rollout.play.episode.ABORT_PAUSE_S", 3600.0)
 
     def script(body: dict[str, Any], number: int) -> Any:
-        if number < 3:
+        if number == 0:  # a second abort of the same turn would pause
             return {"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}
         return plays(body, number)
 
     async with asyncio.timeout(120.0):
         _, _, (output,) = await collect(script=script)
-    assert output.metrics["rollout/faults/turns_aborted"] == 3
+    assert output.metrics["rollout/faults/turns_aborted"] == 1
 
 
 async def test_an_engine_that_never_answers_sensibly_stops_the_batch_with_its_last_answer(collect: Collect) -> None:
