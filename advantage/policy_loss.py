@@ -7,8 +7,9 @@ With r = exp(log pi(a) - log pi_rollout(a)), the ratio to the weights that sampl
 and f(r) carries no gradient. A token outside the interval is masked whatever the sign of its advantage; it stays in the
 mean's denominator. Source: Single-rollout Asynchronous Optimization (arXiv 2607.07508), equations 1 to 3.
 
-There is no policy in between, so the loss is exact for any number of optimizer steps per rollout. PPO's clipping is
-another loss: it lets the gradient of r < 1 - eps_clip pass where A > 0, and of r > 1 + eps_clip_high where A < 0.
+The ratio is always to the weights that played, so the loss is exact for any number of optimizer steps per rollout.
+PPO's clipping is another loss: it lets the gradient of r < 1 - eps_clip pass where A > 0, and that of
+r > 1 + eps_clip_high where A < 0.
 """
 
 from __future__ import annotations

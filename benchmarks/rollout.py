@@ -64,7 +64,7 @@ def find_tokenizer(folder: Path) -> Path:
 
         real_tokenizer(FAMILY)
         return CACHE / FAMILY
-    except BaseException as problem:  # pytest's skip, which is no Exception
+    except BaseException as problem:  # pytest's skip derives from BaseException
         if type(problem).__name__ not in ("Skipped", "ImportError", "ModuleNotFoundError"):
             raise
         print(f"the project's own small tokenizer instead of Qwen's: {problem}", file=sys.stderr)

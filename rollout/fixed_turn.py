@@ -8,7 +8,6 @@ becomes a bootstrap sample, and it continues in the next batch.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,8 +17,9 @@ from tqdm import tqdm
 from rollout.bridge.checks import check_fixed_turn
 from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.data_source import EpisodeSource
-from rollout.errors import ConfigError, EnvironmentFault, FailureBudgetError
+from rollout.errors import ConfigError, EnvironmentFault
 from rollout.evaluate import evaluate
+from rollout.play.failures import FailureBudget
 from rollout.play.metrics import batch_metrics, measure
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
 from rollout.play.slots import Slot
@@ -27,7 +27,6 @@ from rollout.play.warmup import Phase, draw, phase_of
 from rollout.samples import build_samples, fill_steps
 from rollout.turn import Segment, StopReason, Turn
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -124,7 +123,7 @@ class TurnBudget:
     def __init__(self, runtime: Runtime, turns: int, slots: int, progress: Any) -> None:
         self.runtime = runtime
         self.progress = progress
-        self.episodes_failed = 0
+        self.failures = FailureBudget(runtime)
         per_env = runtime.settings.turn_quota == "per_env"
         self._left = [turns // slots] * slots if per_env else [turns]
         """Turns left to issue: one number per slot, or one for all slots."""
@@ -140,22 +139,6 @@ class TurnBudget:
     def give_back(self, slot: int) -> None:
         """Return a turn that was issued and not played."""
         self._left[slot % len(self._left)] += 1
-
-    def count_failure(self, fault: EnvironmentFault) -> None:
-        """Count an episode whose environment was lost.
-
-        Raises:
-            FailureBudgetError: more than `max_episode_failures_per_batch` episodes of this batch failed.
-        """
-        self.episodes_failed += 1
-        self.runtime.counters["episodes_failed"] += 1
-        budget = self.runtime.settings.max_episode_failures_per_batch
-        if self.episodes_failed > budget:
-            raise FailureBudgetError(
-                f"{self.episodes_failed} episodes of one batch failed; max_episode_failures_per_batch is {budget}. "
-                f"Last failure:\n{fault}"
-            ) from fault
-        logger.warning("episode abandoned (%d of %d allowed): %s", self.episodes_failed, budget, fault)
 
 
 async def _play(slot: Slot, budget: TurnBudget) -> list[Segment]:
@@ -176,7 +159,7 @@ async def _play(slot: Slot, budget: TurnBudget) -> list[Segment]:
             turns.append(await episode.play_turn(params))
         except EnvironmentFault as fault:
             budget.give_back(slot.number)
-            budget.count_failure(fault)
+            budget.failures.count(fault)
             close(StopReason.FAILED)
             await slot.leave()
             continue

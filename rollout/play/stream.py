@@ -7,22 +7,20 @@ A turn is issued only if the weights that play it may still be trained on under 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rollout.errors import ConfigError, EngineError, EnvironmentFault, FailureBudgetError
+from rollout.errors import ConfigError, EngineError, EnvironmentFault
 from rollout.play.episode import Episode
+from rollout.play.failures import FailureBudget
 from rollout.play.metrics import BatchLoad, measure
 from rollout.play.runtime import Runtime
 from rollout.play.slots import Slot, slot_state
 from rollout.play.staleness import WeightClock, version_of
 from rollout.turn import Prompt, Segment, StopReason, Turn
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Stream:
         """By slot number: that batch's segments whose episodes ended."""
         self._recorded = {slot.number: len(slot.episode.answers) for slot in slots if slot.episode is not None}
         """By slot number: finished turns of its episode; the episode may already have taken the next answer."""
-        self._filled, self._episodes_failed = 0, 0
+        self._filled, self._failures = 0, FailureBudget(runtime)
         self._ready: deque[Cut] = deque()
         self._rollout_id, self._pushes, self._limit = 0, 0, 0
         self._playing, self._paused, self._stopped = 0, True, False
@@ -154,7 +152,7 @@ class Stream:
             self._recorded.pop(slot.number, None)
             if (part := self._open.pop(slot.number, None)) is not None:
                 self._close_segment(slot, part.ended(StopReason.FAILED))
-            self._count_failure(fault)
+            self._failures.count(fault)
             await slot.leave()
             return
         self._record(slot, episode, turn)
@@ -222,22 +220,11 @@ class Stream:
             if (part := self._open.get(slot.number)) is not None:
                 segments.append(part.ended(StopReason.CUT))
         assert sum(len(segment.turns) for segment in segments) == self._size
-        self._open, self._closed, self._filled, self._episodes_failed = {}, {}, 0, 0
+        self._open, self._closed, self._filled, self._failures = {}, {}, 0, FailureBudget(self._runtime)
         return Cut(segments, [slot_state(slot, self._recorded.get(slot.number, 0)) for slot in self._slots])
 
     def _close_segment(self, slot: Slot, segment: Segment) -> None:
         self._closed.setdefault(slot.number, []).append(segment)
-
-    def _count_failure(self, fault: EnvironmentFault) -> None:
-        self._episodes_failed += 1
-        self._runtime.counters["episodes_failed"] += 1
-        budget = self._runtime.settings.max_episode_failures_per_batch
-        if self._episodes_failed > budget:
-            raise FailureBudgetError(
-                f"{self._episodes_failed} episodes of one batch failed; max_episode_failures_per_batch is {budget}. "
-                f"Last failure:\n{fault}"
-            ) from fault
-        logger.warning("episode abandoned (%d of %d allowed): %s", self._episodes_failed, budget, fault)
 
 
 @dataclass
