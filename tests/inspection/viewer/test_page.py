@@ -218,7 +218,7 @@ def test_two_runs_stand_side_by_side_by_seed(browser: Browser, tmp_path: Path) -
     assert browser.texts(".row .line-2 span:last-child") == ["seed 1", "seed 2", "seed 3"]
     browser.click("#entry-1")
     browser.wait("document.querySelectorAll('.turn-row').length === 6")
-    assert "The episode is over." in browser.texts(".turn-row")[4]
+    assert "The episode is over." in browser.evaluate("document.querySelectorAll('.turn-row')[4].textContent")
     browser.evaluate("document.querySelector('#select-outcome').value = 'A lost, B won'")
     browser.evaluate("document.querySelector('#select-outcome').dispatchEvent(new Event('change'))")
     assert counts(browser) == "2 of 3 pairs"
