@@ -20,7 +20,8 @@ from inspection.viewer.decoding import Decoder
 from rollout.turn import FinishReason, SampleKind, StopReason
 from slime_verlog import ConfigError
 
-_ARRAYS = [np.ndarray, np.dtype, *(type(np.dtype(name)) for name in ("uint8", "int32", "int64", "float32", "float64"))]
+_ARRAYS = [np.ndarray, np.zeros(0).__reduce__()[0], np.dtype]
+_ARRAYS += [type(np.dtype(name)) for name in ("uint8", "int32", "int64", "float32", "float64")]
 _SAFE = [FinishReason, SampleKind, StopReason, TurnKind, TurnRow, TurnSpan, *_ARRAYS, array.array, list]
 _TRAINED_VALUES = (
     "log_probs",
