@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from hypothesis import settings
 # A busy machine is no failure: examples are bounded in number, not in wall time.
 settings.register_profile("default-without-deadline", deadline=None)
 settings.load_profile("default-without-deadline")
+
+# A shell starts background jobs with Ctrl-C ignored, and the commands that the tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = Path(os.environ.get("SLIME_VERLOG_GOLDEN", Path(__file__).parents[2] / "shared" / "golden"))
 

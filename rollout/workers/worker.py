@@ -142,8 +142,8 @@ def _within(reply: EnvReply, limits: ObservationLimits | None) -> EnvReply:
 
 
 def serve(connection: socket.socket, host: EnvHost) -> None:
-    """Run commands until the parent closes the socket."""
-    with connection.makefile("rb") as commands:
+    """Run commands until the parent closes the socket, which it may do while a command runs."""
+    with connection.makefile("rb") as commands, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         while commands.peek(1):
             ticket, method, arguments = pickle.load(commands)
             connection.sendall(pack_answer(ticket, host.handle(method, *arguments)))

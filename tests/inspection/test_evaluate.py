@@ -261,8 +261,8 @@ def start(given: list[str], episodes: Path, lines: int) -> subprocess.Popen[str]
     return process
 
 
-def slow_run(folder: Path) -> list[str]:
-    keys = {"env": {"slow_s": 0.05}, "env_backend": "process", "env_workers": 2, "eval": {"episodes": 12}}
+def slow_run(folder: Path, episodes: int = 12) -> list[str]:
+    keys = {"env": {"slow_s": 0.05}, "env_backend": "process", "env_workers": 2, "eval": {"episodes": episodes}}
     return [*write_config(folder, tasks=["count"], **keys), "--player", "random"]
 
 
@@ -280,7 +280,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_table_of_an_uninterrupted_one(tm
 
 
 def test_ctrl_c_ends_in_a_sentence_and_keeps_what_was_played(tmp_path: Path) -> None:
-    given, out = slow_run(tmp_path), tmp_path / "out"
+    given, out = slow_run(tmp_path, 2000), tmp_path / "out"
     process = start(given, out / "episodes.jsonl", 2)
     with pytest.raises(SystemExit, match="error: another evaluation is writing to"):
         evaluate(*given)
@@ -288,8 +288,8 @@ def test_ctrl_c_ends_in_a_sentence_and_keeps_what_was_played(tmp_path: Path) -> 
     shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors
     kept = len(list(read_episodes(out)))
-    assert f"interrupted: {kept} of 12 episodes are in {out}, and the same command plays the others" in errors
-    assert kept >= 2 and f"Incomplete: {kept} of 12 episodes were played" in shown
+    assert f"interrupted: {kept} of 2000 episodes are in {out}, and the same command plays the others" in errors
+    assert kept >= 2 and f"Incomplete: {kept} of 2000 episodes were played" in shown
 
 
 @pytest.mark.parametrize(

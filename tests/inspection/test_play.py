@@ -136,10 +136,11 @@ def test_in_a_terminal_ctrl_c_ends_in_a_sentence(tmp_path: Path) -> None:
         os.write(ours, b"up\r")
         shown += _read_until(ours, r"1 turn, return 0.*> ")
         stopped = ""
-        while not stopped:  # a signal between the prompt and the wait for a key is seen only with the next one
+        for _ in range(24):  # a signal between the prompt and the wait for a key is seen only with the next one
             process.send_signal(signal.SIGINT)
             if select.select([ours], [], [], 5.0)[0]:
                 stopped = _read_until(ours, r"stopped after 1 turn, return 0")
+                break
         assert process.wait(60) == 130
     finally:
         process.kill()

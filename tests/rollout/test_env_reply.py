@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import socket
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from envs.base import make_observation
 from rollout.errors import EnvironmentFault
 from rollout.workers.reply import EnvReply, check_info, check_reply, digest
+from rollout.workers.worker import EnvHost, serve
 
 INFO = MappingProxyType(
     {
@@ -87,3 +90,15 @@ def test_the_digest_depends_on_what_the_agent_sees_and_is_paid() -> None:
     ]
     assert len({digest(reply) for reply in replies}) == len(replies)
     assert digest(replace(REPLY, seconds=1.0)) == digest(REPLY)
+
+
+def test_a_worker_whose_rollout_has_ended_ends_silently() -> None:
+    ours, theirs = socket.socketpair()
+
+    class Leaving(EnvHost):
+        def handle(self, method: str, *arguments: Any) -> tuple[bool, Any]:
+            ours.close()
+            return True, None
+
+    ours.sendall(pickle.dumps((1, "reset", (0,))))
+    serve(theirs, Leaving())
