@@ -60,7 +60,7 @@ def test_help_names_every_option_of_the_program_that_the_script_starts(script: s
 PYTHON = """#!/bin/sh
 case "$*" in
   "-c import sglang") exit 0 ;;
-  "-m sglang.launch_server"*) sleep 60 ;;
+  "-m sglang.launch_server"*) exec sleep 60 ;;
   *) echo "$*"; exit 7 ;;
 esac
 """
