@@ -15,24 +15,36 @@ Row = dict[str, float]
 
 
 class MetricsLog:
-    """A `Tracker` of `embedded.train` that appends rows to a file; a resumed run continues its count of turns."""
+    """A `Tracker` of `embedded.train` that appends rows to a file.
+
+    Each row begins with `update`, `turns` and `seconds`: updates and trained turns so far, and the wall time that
+    they took, without evaluations and checkpoints. A resumed run continues these counts.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.turns = sum(row.get("rollout/turns", 0.0) for row in read_rows(path))
+        self.path, rows = path, read_rows(path)
+        self.turns = sum(row.get("rollout/turns", 0.0) for row in rows)
+        self.seconds = sum(map(update_seconds, rows))
 
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of one update."""
         self.turns += metrics.get("rollout/turns", 0.0)
-        self._write({"update": rollout_id + 1, "turns": self.turns, **metrics})
+        self.seconds += update_seconds(metrics)
+        self._write(rollout_id + 1, metrics)
 
     def evaluation(self, rollout_id: int, result: Any, weights: Any = None) -> None:
         """Append the means over the held-out episodes, played after `rollout_id` updates."""
-        self._write({"update": rollout_id, "turns": self.turns, **evaluation_means(held_out(result))})
+        self._write(rollout_id, evaluation_means(held_out(result)))
 
-    def _write(self, row: Mapping[str, float]) -> None:
+    def _write(self, update: int, metrics: Mapping[str, float]) -> None:
+        row = {"update": update, "turns": self.turns, "seconds": self.seconds, **metrics}
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def update_seconds(metrics: Mapping[str, float]) -> float:
+    """Wall time of one update: waiting for its batch, training, and loading the weights into the engine."""
+    return metrics.get("perf/rollout_s", 0.0) + metrics.get("perf/train_s", 0.0)
 
 
 def held_out(result: Any) -> list[dict[str, Any]]:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from embedded.metrics_log import MetricsLog, actor_fault, actor_updates, evaluation_means, held_out, reward_note
+from embedded.metrics_log import (
+    MetricsLog,
+    actor_fault,
+    actor_updates,
+    evaluation_means,
+    held_out,
+    reward_note,
+    update_seconds,
+)
 from embedded.policies import PolicyFolders
 from rollout.play.metrics import mean
 from rollout.story import RECORD_KEYS
@@ -68,8 +76,7 @@ class RunReport:
         for key, value in metrics.items():
             self._board.add_scalar(key, value, rollout_id + 1)
         parts = [f"{name} {metrics[key]:{form}}" for name, key, form in LINE if key in metrics]
-        seconds = metrics["perf/rollout_s"] + metrics["perf/train_s"]
-        tqdm.write(f"update {rollout_id + 1:3d}  {'  '.join(parts)}  {seconds:.1f} s")
+        tqdm.write(f"update {rollout_id + 1:3d}  {'  '.join(parts)}  {update_seconds(metrics):.1f} s")
 
     def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Record held-out episodes, played after `rollout_id` updates, and keep the policy that played them."""

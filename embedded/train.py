@@ -1,4 +1,7 @@
-"""The training loop: slime's order of calls, through the same hooks, with engine and trainer in this process."""
+"""The training loop: slime's order of calls, through the same hooks, with the engine in a process beside this one.
+
+The rollout's event loop runs in a thread here, so continuous batches are played while the trainer works.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +17,7 @@ from tqdm import tqdm
 
 from embedded.arguments import EmbeddedFlags, embedded_flags
 from embedded.engine.engine import EngineOptions
-from embedded.engine.server import EngineServer
+from embedded.engine.process import EngineProcess
 from embedded.trainer.ppo import PpoTrainer
 from envs.loading import load_attribute
 from rollout.bridge.framework import run
@@ -51,23 +55,23 @@ def train(args: Namespace, tracker: Tracker) -> None:
         flags.custom_convert_samples_to_train_data_path, "custom_convert_samples_to_train_data_path"
     )
     source_class = load_attribute(flags.data_source_path, "data_source_path")
-    with EngineServer(_engine_options(flags)) as server, _open_connections():
-        args.sglang_router_ip, args.sglang_router_port = server.host, server.port
-        source, trainer = source_class(args), PpoTrainer(args)
+    with EngineProcess(_engine_options(flags)) as engine, _open_connections():
+        source, trainer = source_class(args), PpoTrainer(args)  # the engine loads its model meanwhile
+        args.sglang_router_ip, args.sglang_router_port = engine.host, engine.port
         if flags.load:
             args.start_rollout_id = trainer.load(flags.load) + 1
             source.load(args.start_rollout_id - 1)
-        server.update_weights(trainer.policy_state(), str(args.start_rollout_id))
+        engine.update_weights(trainer.policy_state(), str(args.start_rollout_id))
         if args.start_rollout_id == 0:
             tracker.evaluation(0, evaluate(args, 0, source, evaluation=True), trainer.policy_state())
         updates = range(args.start_rollout_id, flags.num_rollout)
         for rollout_id in tqdm(updates, desc="training", unit="update", dynamic_ncols=True):
-            began = time.perf_counter()
+            began = _Clocks.read(engine)
             output = generate(args, rollout_id, source)
             rolled = time.perf_counter()
             metrics = trainer.train(rollout_id, convert(args, output.samples))
-            server.update_weights(trainer.policy_state(), str(rollout_id + 1))
-            times = {"perf/rollout_s": rolled - began, "perf/train_s": time.perf_counter() - rolled}
+            engine.update_weights(trainer.policy_state(), str(rollout_id + 1))
+            times = _Clocks.read(engine).since(began, rolled)
             tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **times})
             last = rollout_id + 1 == flags.num_rollout
             if flags.save and (last or _due(flags.save_interval, rollout_id)):
@@ -76,6 +80,28 @@ def train(args: Namespace, tracker: Tracker) -> None:
             if last or _due(flags.eval_interval, rollout_id):
                 result = evaluate(args, rollout_id, source, evaluation=True)
                 tracker.evaluation(rollout_id + 1, result, trainer.policy_state())
+
+
+@dataclass(frozen=True)
+class _Clocks:
+    """Wall time and the CPU time of both processes, in seconds."""
+
+    wall: float
+    trainer: float
+    engine: float
+
+    @classmethod
+    def read(cls, engine: EngineProcess) -> _Clocks:
+        return cls(time.perf_counter(), time.process_time(), engine.cpu_s())
+
+    def since(self, began: _Clocks, rolled: float) -> dict[str, float]:
+        """The metrics of one update; `rolled` is the wall time at which its batch was there."""
+        return {
+            "perf/rollout_s": rolled - began.wall,
+            "perf/train_s": self.wall - rolled,
+            "perf/trainer_cpu_s": self.trainer - began.trainer,
+            "perf/engine_cpu_s": self.engine - began.engine,
+        }
 
 
 def _engine_options(flags: EmbeddedFlags) -> EngineOptions:

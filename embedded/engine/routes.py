@@ -135,6 +135,7 @@ async def _server_info(engine: Engine, _: web.Request) -> web.Response:
             "max_running_requests": options.max_running_requests,
             "device": options.device,
             "weight_version": engine.scheduler.weight_version,
+            "process_cpu_s": time.process_time(),
         }
     )
 

@@ -49,6 +49,8 @@ class Study(Variant):
     """Held-out seeds per task."""
     eval_interval: int = Field(default=20, ge=1)
     """Updates between two evaluations."""
+    compares_time: bool = False
+    """Table and plot also show wall and CPU time. Runs then go one after the other."""
     variants: Mapping[str, Variant]
     """The compared settings by name."""
 

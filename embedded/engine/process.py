@@ -1,0 +1,161 @@
+"""The engine in a process beside the trainer's, so that both compute at the same time.
+
+Weights go to the engine as slime's disk transport sends them: pause, which aborts the answers in flight, flush, load,
+continue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from embedded.engine.engine import EngineOptions
+from embedded.policies import write_policy
+from rollout.errors import ConfigError, EngineError
+
+START_S = 600.0
+"""Seconds for one control request; loading a large model takes long on a busy machine."""
+FLUSH_PAUSE_S = 0.002
+"""Seconds between two requests to flush the cache, which is refused until the last answer is aborted."""
+IN_MEMORY = Path("/dev/shm")
+"""Where Linux keeps files in memory; other systems write weights to their temporary folder."""
+
+
+class EngineProcess:
+    """A context manager around a child process that serves one model; it ends with this process, however that ends."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Start the child and return at once; it loads its model meanwhile, and `port` waits for that."""
+        self._model, self.host, self._port = options.model_path, options.host, 0
+        memory = str(IN_MEMORY) if os.access(IN_MEMORY, os.W_OK) else None
+        self._weights = Path(tempfile.mkdtemp(prefix="slime-verlog-engine-", dir=memory))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, options.model_dump_json(), str(self._weights)],
+            stdin=subprocess.PIPE,  # closed when this process ends, which ends the child
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the child
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that the engine listens on.
+
+        Raises:
+            ConfigError: the model cannot be served.
+            EngineError: the process ended before it served.
+        """
+        if not self._port:
+            assert self._process.stdout is not None
+            said = json.loads(self._process.stdout.readline() or "{}")
+            if "error" in said:
+                raise ConfigError(said["error"])
+            if "port" not in said:
+                raise EngineError(self._obituary(), "refused")
+            self._port = said["port"]
+        return self._port
+
+    def update_weights(self, state: Mapping[str, torch.Tensor], version: str) -> None:
+        """Serve these weights, given under Hugging Face names, as this version. Answers in flight are aborted.
+
+        Raises:
+            EngineError: the engine refused, or its process ended.
+        """
+        folder = self._weights / "policy"
+        write_policy(self._model, state, folder)
+        self._post("/pause_generation")
+        while self._post("/flush_cache", refused=400) == 400:
+            time.sleep(FLUSH_PAUSE_S)
+        self._post("/update_weights_from_disk", {"model_path": str(folder), "weight_version": version})
+        self._post("/continue_generation")
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the engine's process so far."""
+        return self._call("GET", "/get_server_info")[1]["process_cpu_s"]
+
+    def _post(self, path: str, body: Mapping[str, Any] | None = None, refused: int = 200) -> int:
+        """The status of a control request: 200, or `refused`."""
+        status, answer = self._call("POST", path, body)
+        if status not in (200, refused):
+            raise EngineError(f"the engine refused {path} (HTTP {status}): {answer}", f"http_{status}")
+        return status
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=START_S)
+        try:
+            connection.request(method, path, json.dumps(body or {}), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            said = response.read()
+        except OSError as error:
+            raise EngineError(f"the engine did not answer {path}: {error}", "connection_lost") from error
+        finally:
+            connection.close()
+        return response.status, json.loads(said) if response.headers.get_content_type().endswith("json") else said
+
+    def _has_ended(self) -> bool:
+        """Whether the child ended by itself; a connection may break a moment earlier."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
+        return self._process.returncode is not None
+
+    def _obituary(self) -> str:
+        """Why the child ended, as a sentence."""
+        code = self._process.wait()
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return f"the engine's process ended {how}; if it printed no reason above, the system may have run out of memory"
+
+    def close(self) -> None:
+        """End the child and delete its weights. Safe to call twice."""
+        self._process.kill()
+        self._process.communicate()
+        shutil.rmtree(self._weights, ignore_errors=True)
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lost = isinstance(error, EngineError) and self._has_ended()
+        said = self._obituary() if lost else ""
+        self.close()
+        if lost:
+            raise EngineError(said, "refused") from error
+
+
+CHILD = "from embedded.engine.process import serve_until_stdin_closes; serve_until_stdin_closes()"
+
+
+def serve_until_stdin_closes() -> None:
+    """The child: serve the options in `argv[1]`, say so on stdout, and delete the folder `argv[2]` at the end."""
+    from transformers.utils import logging
+
+    from embedded.engine.server import EngineServer
+
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    try:
+        server = EngineServer(EngineOptions.model_validate_json(sys.argv[1]))
+    except ConfigError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        raise SystemExit(1) from None
+    print(json.dumps({"port": server.port}), flush=True)
+    os.dup2(2, 1)  # nobody reads stdout any more
+    sys.stdin.buffer.read()
+    shutil.rmtree(sys.argv[2], ignore_errors=True)
+    server.close()
