@@ -49,7 +49,7 @@ class EngineProcess:
             stdin=subprocess.PIPE,  # closed when this process ends, which ends the child
             stdout=subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the child
+            process_group=0,  # Ctrl-C reaches this process alone, which then ends the child
         )
 
     @property
