@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import embedded.studies.run as ablation
 from embedded.metrics_log import MetricsLog, read_rows
-from embedded.studies.report import Run, read_runs, table
+from embedded.studies.report import Run, plot, read_runs, table
 from embedded.studies.run import Plan, main, make_plan, run_one, run_study
 from embedded.studies.study import Study, Variant, check_study, load_study, run_keys, study_names
 from embedded.warmstart.imitation import WarmStart
@@ -106,6 +106,8 @@ def test_a_study_in_a_file_runs_reports_and_is_not_run_again(
         mine = [row for row in rows if (row["variant"], row["seed"]) == (variant, "0")]
         assert [row["update"] for row in mine if row["eval/success"]] == ["0", "1", "2"]
         assert [row["turns"] for row in mine if row["critic/value_loss"]] == ["8.0", "16.0"]
+        seconds = [float(row["seconds"]) for row in mine if row["eval/success"]]
+        assert seconds[0] == 0 < seconds[1] < seconds[2]
         before, after = (load_file(folder / variant / "seed_0" / f"policy_{n}" / WEIGHTS) for n in ("before", "after"))
         assert before.keys() == after.keys() and any((before[key] != after[key]).any() for key in before)
     # Both variants started from the same policy, and a second start trains nothing.
@@ -289,3 +291,28 @@ def test_the_table_counts_finished_runs_alone_and_gives_standard_errors_over_see
     assert "| a | 2 | 0.500 ± 0.000 | 0.700 ± 0.100 | 5.0 ± 0.0 | 2.0000 ± 0.0000 | - |" in text
     assert "| b | 0 | - |" in text and "Not finished, and not counted: b seed 0." in text
     assert read_runs(tmp_path, study) == []
+
+
+def test_a_study_that_compares_time_runs_one_by_one_and_reports_both_curves(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    """Win rates are averaged over 100 turns and 10 s, where the shortest run ends: linearly between evaluations."""
+    path = tmp_path / "timed.yaml"
+    path.write_text(yaml.safe_dump({**small, "compares_time": True}))
+    with pytest.raises(SystemExit, match="compares wall times, which runs side by side would change; use --jobs 1"):
+        main([str(path), "--jobs", "2", "--out", str(tmp_path)])
+    study = read_settings(Study, {**small, "compares_time": True, "variants": {"slow": {}, "fast": {}}})
+
+    def run(variant: str, seconds: float) -> Run:
+        cpu = {"perf/trainer_cpu_s": seconds, "perf/engine_cpu_s": 2.0}
+        update = {"update": 1, "turns": 100.0, "seconds": seconds, "turn/staleness": 0.5, "train/actor_trains": 1.0}
+        evals = [{"update": k, "turns": 100.0 * k, "seconds": seconds * k, "eval/success": 0.6 * k} for k in (0, 1)]
+        lengths = {"eval/turns": 5.0}
+        return Run(variant, 0, [{**evals[0], **lengths}, {**update, **cpu}, {**evals[1], **lengths}], True)
+
+    runs = [run("slow", 20.0), run("fast", 10.0)]
+    text = table(study, runs)
+    assert "| slow | 1 | 0.000 | 0.600 | 0.300 | 0.150 | 0.50 | - | 20 | 20 | 2 |" in text
+    assert "| fast | 1 | 0.000 | 0.600 | 0.300 | 0.300 | 0.50 | - | 10 | 10 | 2 |" in text
+    plot(tmp_path / "plot.png", study, runs)
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
