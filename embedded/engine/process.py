@@ -22,17 +22,20 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from embedded.engine.engine import EngineOptions
 from embedded.policies import write_policy
 from rollout.errors import ConfigError, EngineError
 
-START_S = 600.0
+CONTROL_S = 600.0
 """Seconds for one control request; loading a large model takes long on a busy machine."""
 FLUSH_PAUSE_S = 0.002
 """Seconds between two requests to flush the cache, which is refused until the last answer is aborted."""
 IN_MEMORY = Path("/dev/shm")
-"""Where Linux keeps files in memory; other systems write weights to their temporary folder."""
+"""Where Linux keeps files in memory. Without it, or if it is small, weights go to the temporary folder."""
+ROOM = 8
+"""Free space that is needed there, in sizes of the model's folder: two float32 copies of 16-bit weights, twice."""
 
 
 class EngineProcess:
@@ -41,8 +44,7 @@ class EngineProcess:
     def __init__(self, options: EngineOptions) -> None:
         """Start the child and return at once; it loads its model meanwhile, and `port` waits for that."""
         self._model, self.host, self._port = options.model_path, options.host, 0
-        memory = str(IN_MEMORY) if os.access(IN_MEMORY, os.W_OK) else None
-        self._weights = Path(tempfile.mkdtemp(prefix="slime-verlog-engine-", dir=memory))
+        self._weights = Path(tempfile.mkdtemp(prefix="slime-verlog-engine-", dir=_place_for(options.model_path)))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", CHILD, options.model_dump_json(), str(self._weights)],
@@ -74,10 +76,13 @@ class EngineProcess:
         """Serve these weights, given under Hugging Face names, as this version. Answers in flight are aborted.
 
         Raises:
-            EngineError: the engine refused, or its process ended.
+            EngineError: the engine refused, or its process ended, or the weights cannot be written.
         """
         folder = self._weights / "policy"
-        write_policy(self._model, state, folder)
+        try:
+            write_policy(self._model, state, folder)
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"the weights for the engine cannot be written to {folder}: {error}") from error
         self._post("/pause_generation")
         while self._post("/flush_cache", refused=400) == 400:
             time.sleep(FLUSH_PAUSE_S)
@@ -96,7 +101,7 @@ class EngineProcess:
         return status
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=START_S)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=CONTROL_S)
         try:
             connection.request(method, path, json.dumps(body or {}), {"Content-Type": "application/json"})
             response = connection.getresponse()
@@ -138,24 +143,32 @@ class EngineProcess:
             raise EngineError(said, "refused") from error
 
 
+def _place_for(model: str) -> str | None:
+    """The parent of the folder with new weights; None stands for the system's temporary folder."""
+    size = sum(file.stat().st_size for file in Path(model).glob("*") if file.is_file())
+    roomy = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM * size
+    return str(IN_MEMORY) if roomy else None
+
+
 CHILD = "from embedded.engine.process import serve_until_stdin_closes; serve_until_stdin_closes()"
 
 
 def serve_until_stdin_closes() -> None:
-    """The child: serve the options in `argv[1]`, say so on stdout, and delete the folder `argv[2]` at the end."""
+    """The child: serve the options in `argv[1]`, reply with the port or the error, and delete the folder `argv[2]`."""
     from transformers.utils import logging
 
     from embedded.engine.server import EngineServer
 
+    reply = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not mix with the reply
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     try:
         server = EngineServer(EngineOptions.model_validate_json(sys.argv[1]))
     except ConfigError as error:
-        print(json.dumps({"error": str(error)}), flush=True)
+        print(json.dumps({"error": str(error)}), file=reply, flush=True)
         raise SystemExit(1) from None
-    print(json.dumps({"port": server.port}), flush=True)
-    os.dup2(2, 1)  # nobody reads stdout any more
+    print(json.dumps({"port": server.port}), file=reply, flush=True)
     sys.stdin.buffer.read()
     shutil.rmtree(sys.argv[2], ignore_errors=True)
     server.close()
