@@ -1,10 +1,7 @@
 """Megatron-core models on one device, CPU included: GPTModel actor and critic from a Hugging Face folder.
 
-Three parts of Megatron-core cannot run on a CPU. All of them are replaced here:
-1. core attention: stock code masks with fused CUDA kernels; here torch's causal SDPA, which needs no mask, because
-   batches are padded on the right;
-2. clipping of gradient norms: stock code allocates on "cuda"; here torch's own clipping;
-3. rotary embeddings: stock code moves them to the current CUDA device; here they stay where they are.
+Parts that need a GPU, or are slow without one, are replaced: attention, rotary embeddings and RMS norms by
+`embedded.trainer.layers`, and clipping of gradient norms, which stock code does in memory on "cuda", by torch's own.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import torch.nn.functional as F
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from embedded.arguments import OptimizerFlags
+from embedded.trainer.layers import CausalAttention, RmsNorm
 from embedded.trainer.weights import head_dim, hf_to_megatron, megatron_shapes
 from rollout.errors import ConfigError, MissingDependencyError
 
@@ -29,7 +28,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:
         from megatron.core import parallel_state
-        from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
         from megatron.core.models.gpt import GPTModel
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
         from megatron.core.optimizer import OptimizerConfig
@@ -67,13 +65,6 @@ def build_model(folder: str | Path, device: torch.device, *, critic: bool = Fals
 
     hf = load_hf_model(folder)
     model = _empty_model(hf.config, tied=hf.config.tie_word_embeddings and not critic)
-    if device.type == "cpu":
-        model.rotary_pos_emb = CpuRotaryEmbedding(
-            kv_channels=head_dim(hf.config),
-            rotary_percent=1.0,
-            rotary_base=hf.config.rope_parameters["rope_theta"],
-            use_cpu_initialization=True,
-        )
     if critic:
         model.output_layer = ValueHead(hf.config.hidden_size)  # type: ignore[assignment]
     model.load_state_dict(hf_to_megatron(hf.state_dict(), megatron_shapes(hf.config), head=not critic), strict=False)
@@ -111,42 +102,17 @@ def _empty_model(config: Any, *, tied: bool) -> GPTModel:
     )
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=is_qwen3)
     block: Any = spec.submodules
-    block.self_attention.submodules.core_attention = SdpaAttention
+    block.input_layernorm = block.pre_mlp_layernorm = RmsNorm
+    block.self_attention.submodules.core_attention = partial(CausalAttention, rotary_base=rope["rope_theta"])
     return GPTModel(
         config=transformer,
         transformer_layer_spec=spec,
         vocab_size=config.vocab_size,
         max_sequence_length=config.max_position_embeddings,
         share_embeddings_and_output_weights=tied,
-        position_embedding_type="rope",
-        rotary_base=rope["rope_theta"],
+        # The core attention rotates queries and keys.
+        position_embedding_type="none",
     )
-
-
-class CpuRotaryEmbedding(RotaryEmbedding):
-    """Rotary embeddings on the CPU; the stock `get_emb` moves them to the current CUDA device."""
-
-    def get_emb(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
-        """Angles [max_seq_len, 1, 1, head_dim]."""
-        freqs = self.get_freqs_non_repeated(max_seq_len, offset)
-        return torch.cat((freqs, freqs), dim=-1)[:, None, None, :]
-
-
-class SdpaAttention(torch.nn.Module):
-    """Causal core attention without a mask: padding must be on the right, where no real token attends to it."""
-
-    def __init__(self, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
-        super().__init__()
-        self.scale = softmax_scale
-
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """Attend over [sequence, batch, heads, head_dim]; returns [sequence, batch, heads x head_dim]."""
-        groups = query.shape[2] // key.shape[2]
-        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        if groups > 1:
-            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
-        return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
 
 class ValueHead(torch.nn.Linear):
@@ -173,12 +139,15 @@ def only_positions(model: GPTModel, row: torch.Tensor, column: torch.Tensor) -> 
     def select(_: Any, __: Any, hidden: torch.Tensor) -> torch.Tensor:
         return hidden[column, row][:, None]
 
-    between = model.decoder.layers[-1].get_submodule("pre_cross_attn_layernorm")
-    handle = between.register_forward_hook(select)
+    last = model.decoder.layers[-1]
+    attention: Any = last.get_submodule("self_attention.core_attention")
+    handle = last.get_submodule("pre_cross_attn_layernorm").register_forward_hook(select)
+    attention.first = int(column.min())
     try:
         yield
     finally:
         handle.remove()
+        attention.first = 0
 
 
 def predict(model: GPTModel, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
