@@ -10,7 +10,8 @@ They replace three parts through Megatron's layer spec; each computes what the s
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -34,31 +35,65 @@ class RmsNorm(torch.nn.Module):
         return _RmsNorm.apply(x, self.weight, self.eps)
 
 
-class CausalAttention(torch.nn.Module):
-    """Core attention with rotary embeddings.
+@dataclass(frozen=True)
+class Places:
+    """Where packed tokens stand in a padded batch."""
 
-    `first` is the first position whose output is needed; the outputs before it are zeros.
-    """
+    row: Tensor
+    """[tokens] row of each token."""
+    column: Tensor
+    """[tokens] position of each token in its row."""
+    shape: tuple[int, int]
+    """Rows and columns of the padded batch."""
+
+    @cached_property
+    def hidden(self) -> Tensor:
+        """[columns, columns] what a score of query and key is increased by: minus infinity if the key is later."""
+        columns = self.shape[1]
+        return torch.full((columns, columns), -torch.inf, device=self.row.device).triu(1)
+
+    def indices(self, heads: int) -> tuple[Tensor, Tensor]:
+        """Token and head of each padded [row, head, column], and the reverse; padding gets any token."""
+        if heads not in self._indices:
+            rows, columns = self.shape
+            head = torch.arange(heads, device=self.row.device)
+            place = ((self.row * heads)[:, None] + head) * columns + self.column[:, None]
+            token = torch.zeros(rows * heads * columns, dtype=torch.long, device=self.row.device)
+            token[place.view(-1)] = torch.arange(place.numel(), device=self.row.device)
+            self._indices[heads] = token, place.view(-1)
+        return self._indices[heads]
+
+    @cached_property
+    def _indices(self) -> dict[int, tuple[Tensor, Tensor]]:
+        return {}
+
+
+class CausalAttention(torch.nn.Module):
+    """Core attention with rotary embeddings; `places` are set if the tokens of a batch are packed into one row."""
 
     def __init__(self, *_: Any, rotary_base: float, softmax_scale: float | None = None, **__: Any) -> None:
         super().__init__()
-        self.rotary_base, self.scale, self.first = rotary_base, softmax_scale, 0
+        self.rotary_base, self.scale = rotary_base, softmax_scale
+        self.places: Places | None = None
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attend over [sequence, batch, heads, head_dim]; returns [sequence, batch, heads x head_dim]."""
-        length, batch, _, width = query.shape
-        cos, sin = rotary_table(length, width, self.rotary_base, query.device)
-        k, v = _Rotate.apply(key, cos, sin), value.permute(1, 2, 0, 3)
-        scale = self.scale or width**-0.5
-        if length <= SHORT and query.device.type == "cpu":
-            q = _Rotate.apply(query[self.first :], cos[self.first :], sin[self.first :])
-            out = _ShortAttention.apply(q, k, v, scale)
+        length, batch, heads, width = query.shape
+        places = self.places or _dense(length, batch, query.device)
+        cos, sin = (x[places.column, None] for x in rotary_table(places.shape[1], width, self.rotary_base, query.device))
+        q, k = _Padded.apply(query, places, cos, sin), _Padded.apply(key, places, cos, sin)
+        v, scale = _Padded.apply(value, places, None, None), self.scale or width**-0.5
+        if places.shape[1] <= SHORT and query.device.type == "cpu":
+            out = _ShortAttention.apply(q, k, v, places.hidden, scale)
         else:
-            q = _Rotate.apply(query, cos, sin)
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-            out = out[:, :, self.first :]
-        out = out.permute(2, 0, 1, 3).reshape(length - self.first, batch, -1)
-        return F.pad(out, (0, 0, 0, 0, self.first, 0)) if self.first else out
+        return _Packed.apply(out, places).view(length, batch, heads * width)
+
+
+def _dense(length: int, batch: int, device: torch.device) -> Places:
+    """The places of a batch without padding, whose tokens are in the order [length, batch]."""
+    column, row = torch.meshgrid(torch.arange(length, device=device), torch.arange(batch, device=device), indexing="ij")
+    return Places(row.reshape(-1), column.reshape(-1), (batch, length))
 
 
 @lru_cache(maxsize=64)
@@ -87,22 +122,47 @@ class _RmsNorm(torch.autograd.Function):
         return (grad * weight).addcmul_(normed, along, value=-1).mul_(scale), products.sum(0), None
 
 
-class _Rotate(torch.autograd.Function):
-    """Rotary embedding of [sequence, batch, heads, width]; returns [batch, heads, sequence, width]."""
+class _Padded(torch.autograd.Function):
+    """Tokens [..., heads, width] as a padded batch [rows, heads, columns, width], rotated if there are angles."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _rotated(x.permute(1, 2, 0, 3), cos, sin)
+    def forward(ctx: Any, x: Tensor, places: Places, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+        ctx.shape, ctx.places, ctx.cos, ctx.sin = x.shape, places, cos, sin
+        heads, width = x.shape[-2:]
+        tokens = x.view(-1, heads, width)
+        if cos is not None and sin is not None:
+            tokens = _rotated(tokens, cos, sin)
+        rows, columns = places.shape
+        return tokens.reshape(-1, width).index_select(0, places.indices(heads)[0]).view(rows, heads, columns, width)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _rotated(grads[0], cos, -sin).permute(2, 0, 1, 3), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        heads, width = ctx.shape[-2:]
+        grad = grads[0].reshape(-1, width).index_select(0, ctx.places.indices(heads)[1]).view(-1, heads, width)
+        if ctx.cos is not None:
+            grad = _rotated(grad, ctx.cos, -ctx.sin)
+        return grad.view(ctx.shape), None, None, None
+
+
+class _Packed(torch.autograd.Function):
+    """The inverse of `_Padded`: [rows, heads, columns, width] as tokens [tokens, heads, width]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Places) -> Tensor:
+        ctx.shape, ctx.places = x.shape, places
+        heads, width = x.shape[1], x.shape[3]
+        return x.reshape(-1, width).index_select(0, places.indices(heads)[1]).view(-1, heads, width)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        width = ctx.shape[3]
+        grad = grads[0].new_zeros(ctx.shape).view(-1, width)
+        place = ctx.places.indices(ctx.shape[1])[1]
+        return grad.index_copy_(0, place, grads[0].reshape(-1, width)).view(ctx.shape), None
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [..., sequence, width] by angles [sequence, width / 2]; the result is contiguous."""
+    """Rotate [tokens, heads, width] by angles [tokens, 1, width / 2]; the result is contiguous."""
     half = cos.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     torch.mul(x, torch.cat([cos, cos], -1), out=out)
@@ -114,25 +174,23 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class _ShortAttention(torch.autograd.Function):
     """Causal attention with plain matrix products, faster than PyTorch's kernel for short sequences on a CPU.
 
-    Queries are the last positions of the keys: [batch, heads, n, width] against [batch, groups, length, width].
+    Queries [batch, heads, length, width], keys and values [batch, groups, length, width], `hidden` [length, length].
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        batch, heads, n, width = q.shape
-        groups, length = k.shape[1:3]
-        keys, values = (x.reshape(batch * groups, length, width) for x in (k, v))
-        queries = q.reshape(batch * groups, -1, width)
-        scores = torch.bmm(queries, keys.transpose(1, 2))
-        hidden = torch.full((n, length), -torch.inf, device=q.device).triu(length - n + 1)
-        scores.mul_(scale).view(-1, n, length).add_(hidden)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> Tensor:
+        length, width = q.shape[2:]
+        keys, values = (x.reshape(-1, length, width) for x in (k, v))
+        queries = q.reshape(len(keys), -1, width)
+        scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale)
+        scores.view(-1, length, length).add_(hidden)
         probs = torch.softmax(scores, -1)
         ctx.save_for_backward(queries, keys, values, probs)
         ctx.scale, ctx.shapes = scale, (q.shape, k.shape)
-        return torch.bmm(probs, values).view(batch, heads, n, width)
+        return torch.bmm(probs, values).view(q.shape)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         queries, keys, values, probs = ctx.saved_tensors
         grad = grads[0].reshape(queries.shape)
         of_probs = torch.bmm(grad, values.transpose(1, 2))
@@ -140,4 +198,4 @@ class _ShortAttention(torch.autograd.Function):
         of_values = torch.bmm(probs.transpose(1, 2), grad)
         of_keys = torch.bmm(of_scores.transpose(1, 2), queries)
         shape, shared = ctx.shapes
-        return torch.bmm(of_scores, keys).view(shape), of_keys.view(shared), of_values.view(shared), None
+        return torch.bmm(of_scores, keys).view(shape), of_keys.view(shared), of_values.view(shared), None, None

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from embedded.arguments import OptimizerFlags
-from embedded.trainer.layers import CausalAttention, RmsNorm
+from embedded.trainer.layers import CausalAttention, Places, RmsNorm
 from embedded.trainer.weights import head_dim, hf_to_megatron, megatron_shapes
 from rollout.errors import ConfigError, MissingDependencyError
 
@@ -129,31 +129,39 @@ class ValueHead(torch.nn.Linear):
 
 
 @contextmanager
-def only_positions(model: GPTModel, row: torch.Tensor, column: torch.Tensor) -> Iterator[None]:
-    """Inside this context everything after the last attention computes positions (row, column) only.
+def _packed(model: GPTModel, places: Places, wanted: torch.Tensor) -> Iterator[None]:
+    """Inside this context the model reads packed tokens, and everything after the last attention computes `wanted` only.
 
-    Logits are [1, n, outputs]. No attention follows, so the last MLP can skip all other positions. The hook is on the
-    module between the last layer's attention and its MLP, which does nothing in a model without cross-attention.
+    Logits are [1, n, outputs] for n wanted tokens. No attention follows, so the last MLP can skip all other tokens. The
+    hook is on the module between the last layer's attention and its MLP, which does nothing in a model without
+    cross-attention.
     """
-
-    def select(_: Any, __: Any, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden[column, row][:, None]
-
-    last = model.decoder.layers[-1]
-    attention: Any = last.get_submodule("self_attention.core_attention")
-    handle = last.get_submodule("pre_cross_attn_layernorm").register_forward_hook(select)
-    attention.first = int(column.min())
+    layers = model.decoder.layers
+    between = layers[-1].get_submodule("pre_cross_attn_layernorm")
+    handle = between.register_forward_hook(lambda _, __, hidden: hidden[wanted])
+    attentions: list[Any] = [layer.get_submodule("self_attention.core_attention") for layer in layers]
+    for attention in attentions:
+        attention.places = places
     try:
         yield
     finally:
         handle.remove()
-        attention.first = 0
+        for attention in attentions:
+            attention.places = None
 
 
 def predict(model: GPTModel, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    """Outputs [n, vocabulary or 1] in float32 at positions (row, column) of right-padded `ids` [batch, length]."""
-    with only_positions(model, row, column):
-        return model(ids, None, None)[0].float()
+    """Outputs [n, vocabulary or 1] in float32 at positions (row, column) of right-padded `ids` [batch, length].
+
+    Only the tokens up to each row's last wanted position are computed, so padding costs nothing.
+    """
+    lengths = torch.zeros(len(ids), dtype=torch.long, device=ids.device).scatter_reduce_(0, row, column + 1, "amax")
+    real = torch.arange(int(lengths.max()), device=ids.device) < lengths[:, None]
+    token_row, token_column = real.nonzero(as_tuple=True)
+    places = Places(token_row, token_column, (real.shape[0], real.shape[1]))
+    wanted = (lengths.cumsum(0) - lengths)[row] + column
+    with _packed(model, places, wanted):
+        return model(ids[token_row, token_column][None], None, None)[0].float()
 
 
 class Adam(FP32Optimizer):
@@ -172,6 +180,7 @@ class Adam(FP32Optimizer):
             lr=lr,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_eps,
+            fused=True,
         )
         # FP32Optimizer.__init__ also allocates a loss scale on "cuda", which a float32 run never uses.
         MegatronOptimizer.__init__(self, inner, config)
