@@ -69,22 +69,29 @@ class Places:
 
 
 class CausalAttention(torch.nn.Module):
-    """Core attention with rotary embeddings; `places` are set if the tokens of a batch are packed into one row."""
+    """Core attention with rotary embeddings.
+
+    `places` are set if the tokens of a batch are packed into one row. `first` is the first column whose output is
+    needed; outputs before it may be zeros.
+    """
 
     def __init__(self, *_: Any, rotary_base: float, softmax_scale: float | None = None, **__: Any) -> None:
         super().__init__()
         self.rotary_base, self.scale = rotary_base, softmax_scale
         self.places: Places | None = None
+        self.first = 0
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attend over [sequence, batch, heads, head_dim]; returns [sequence, batch, heads x head_dim]."""
         length, batch, heads, width = query.shape
         places = self.places or _dense(length, batch, query.device)
-        cos, sin = (x[places.column, None] for x in rotary_table(places.shape[1], width, self.rotary_base, query.device))
+        table = rotary_table(places.shape[1], width, self.rotary_base, query.device)
+        cos, sin = (x[places.column, None] for x in table)
         q, k = _Padded.apply(query, places, cos, sin), _Padded.apply(key, places, cos, sin)
         v, scale = _Padded.apply(value, places, None, None), self.scale or width**-0.5
         if places.shape[1] <= SHORT and query.device.type == "cpu":
-            out = _ShortAttention.apply(q, k, v, places.hidden, scale)
+            out = _ShortAttention.apply(q[:, :, self.first :], k, v, places.hidden[self.first :], scale)
+            out = F.pad(out, (0, 0, self.first, 0))
         else:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
         return _Packed.apply(out, places).view(length, batch, heads * width)
@@ -174,16 +181,16 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class _ShortAttention(torch.autograd.Function):
     """Causal attention with plain matrix products, faster than PyTorch's kernel for short sequences on a CPU.
 
-    Queries [batch, heads, length, width], keys and values [batch, groups, length, width], `hidden` [length, length].
+    Queries [batch, heads, n, width], keys and values [batch, groups, length, width], `hidden` [n, length].
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> Tensor:
-        length, width = q.shape[2:]
+        length, width = k.shape[2:]
         keys, values = (x.reshape(-1, length, width) for x in (k, v))
         queries = q.reshape(len(keys), -1, width)
         scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale)
-        scores.view(-1, length, length).add_(hidden)
+        scores.view(-1, *hidden.shape).add_(hidden)
         probs = torch.softmax(scores, -1)
         ctx.save_for_backward(queries, keys, values, probs)
         ctx.scale, ctx.shapes = scale, (q.shape, k.shape)

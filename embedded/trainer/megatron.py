@@ -130,7 +130,7 @@ class ValueHead(torch.nn.Linear):
 
 @contextmanager
 def _packed(model: GPTModel, places: Places, wanted: torch.Tensor) -> Iterator[None]:
-    """Inside this context the model reads packed tokens, and everything after the last attention computes `wanted` only.
+    """Inside this context the model reads packed tokens, and after the last attention it computes `wanted` only.
 
     Logits are [1, n, outputs] for n wanted tokens. No attention follows, so the last MLP can skip all other tokens. The
     hook is on the module between the last layer's attention and its MLP, which does nothing in a model without
@@ -142,12 +142,13 @@ def _packed(model: GPTModel, places: Places, wanted: torch.Tensor) -> Iterator[N
     attentions: list[Any] = [layer.get_submodule("self_attention.core_attention") for layer in layers]
     for attention in attentions:
         attention.places = places
+    attentions[-1].first = int(places.column[wanted].min())
     try:
         yield
     finally:
         handle.remove()
         for attention in attentions:
-            attention.places = None
+            attention.places, attention.first = None, 0
 
 
 def predict(model: GPTModel, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
