@@ -32,9 +32,11 @@ class MetricsLog:
         self.seconds += update_seconds(metrics)
         self._write(rollout_id + 1, metrics)
 
-    def evaluation(self, rollout_id: int, result: Any, weights: Any = None) -> None:
-        """Append the means over the held-out episodes, played after `rollout_id` updates."""
-        self._write(rollout_id, evaluation_means(held_out(result)))
+    def evaluation(self, rollout_id: int, result: Any, weights: Any = None) -> Row:
+        """Append and return the means over the held-out episodes, played after `rollout_id` updates."""
+        means = evaluation_means(held_out(result))
+        self._write(rollout_id, means)
+        return means
 
     def _write(self, update: int, metrics: Mapping[str, float]) -> None:
         row = {"update": update, "turns": self.turns, "seconds": self.seconds, **metrics}

@@ -1,7 +1,8 @@
 """Run a study: every variant over several seeds, then a table, a plot and CSV files.
 
     python -m embedded.studies.run dual_discount                 outputs/ablations/dual_discount/, seeds 0 1 2
-    python -m embedded.studies.run my_study.yaml --jobs 2        a study of your own, two runs at a time
+    python -m embedded.studies.run my_study.yaml --jobs 2        a study of your own, two runs at a time (default:
+                                                                 one per core)
     python -m embedded.studies.run memory --seeds 0 1 2 3 4 --updates 90
     python -m embedded.studies.run --list
 
@@ -15,19 +16,19 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from tqdm import tqdm
 
+from embedded.studies.processes import cores, run_processes
 from embedded.studies.study import Study, Variant, check_study, load_study, run_keys, study_names
-from slime_verlog import ConfigError, command, read_settings
+from slime_verlog import ConfigError, SlimeVerlogError, command, read_settings
 
 if TYPE_CHECKING:
     import torch
@@ -101,20 +102,21 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
     lengths = read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint=""))
     paths = {"hf_checkpoint": str(policy), "save": str(checkpoints), "load": str(checkpoints) if resume else None}
     args = make_args(path, **{**lengths, **settings["flags"], **paths})
-    tracker = _Tracker(folder, policy if plan.keep_policies else None)
+    tracker = _Tracker(folder, _name(plan, variant, seed), policy if plan.keep_policies else None)
     train(args, tracker)
     write_text(folder / "done.json", json.dumps({"updates": args.num_rollout, "turns": tracker.log.turns}))
     shutil.rmtree(checkpoints, ignore_errors=True)
 
 
 class _Tracker:
-    """A `Tracker` of `embedded.train` that writes rows and, if there is a `source`, policies."""
+    """A `Tracker` of `embedded.train`: writes rows, prints progress, and writes policies if there is a `source`."""
 
-    def __init__(self, folder: Path, source: Path | None) -> None:
+    def __init__(self, folder: Path, name: str, source: Path | None) -> None:
         from embedded.metrics_log import MetricsLog
         from embedded.policies import write_policy
 
         self.log, self._folder, self._source = MetricsLog(folder / "rows.jsonl"), folder, source
+        self._name = name
         if source is not None and not (folder / "policy_before").is_dir():
             shutil.copytree(source, folder / "policy_before")
         self._write = write_policy
@@ -122,10 +124,13 @@ class _Tracker:
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of one update."""
         self.log.update(rollout_id, metrics)
+        if (rollout_id + 1) % SAVE_INTERVAL == 0:
+            tqdm.write(f"{self._name}: {rollout_id + 1} updates, reward per turn {metrics.get('turn/reward', 0.0):.3f}")
 
     def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Append the means of an evaluation, and keep the evaluated policy as `policy_after/`."""
-        self.log.evaluation(rollout_id, result)
+        means = self.log.evaluation(rollout_id, result)
+        tqdm.write(f"{self._name}: win rate {means['eval/success']:.3f} after {rollout_id} updates")
         if self._source is not None and rollout_id:
             self._write(self._source, weights, self._folder / "policy_after")
 
@@ -199,41 +204,53 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
     return folder
 
 
-def run_study(plan: Plan, jobs: int = 1) -> str:
+def run_study(plan: Plan, jobs: int | None = None) -> str:
     """Run what is left of a study, `jobs` runs at a time, then write its report; returns the table.
+
+    Args:
+        jobs: default: one per core.
 
     Raises:
         ConfigError: a run's settings are rejected.
+        SlimeVerlogError: runs in other processes failed or were killed. The report has the others.
     """
     from embedded.studies.report import write_report
 
-    if jobs == 1:
-        for variant, seed in plan.runs():
-            print(f"{plan.study.name}: {variant}, seed {seed}", flush=True)
-            run_one(plan, variant, seed)
+    left = [run for run in plan.runs() if not _is_finished(plan, *run)]
+    at_once = min(jobs or cores(), len(left))
+    failures: list[str] = []
+    if at_once > 1:
+        named = {_name(plan, *run): (plan, *run) for run in left}
+        failures = run_processes(named, _run_in_process, at_once)
     else:
-        _run_in_processes(plan, jobs)
-    return write_report(plan.folder, plan.study)
+        for run in left:
+            print(_name(plan, *run), flush=True)
+            run_one(plan, *run)
+    text = write_report(plan.folder, plan.study)
+    if failures:
+        raise SlimeVerlogError(f"{'; '.join(failures)}. The same command continues these runs.\n\n{text}")
+    return text
 
 
-def _run_in_processes(plan: Plan, jobs: int) -> None:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker) as pool:
-        pending = {pool.submit(run_one, plan, *run): run for run in plan.runs()}
-        try:
-            for done in as_completed(pending):
-                done.result()
-                print("{}: {}, seed {} is done".format(plan.study.name, *pending[done]), flush=True)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+def _is_finished(plan: Plan, variant: str, seed: int) -> bool:
+    """Whether this run is finished; raises ConfigError if its folder holds a run with other settings."""
+    folder = plan.run_folder(variant, seed)
+    if not folder.exists():
+        return False
+    _claim(folder, _settings(plan.study, plan.study.variant(variant), seed))
+    return (folder / "done.json").exists()
 
 
-def _start_worker() -> None:
+def _name(plan: Plan, variant: str, seed: int) -> str:
+    return f"{plan.study.name}: {variant}, seed {seed}"
+
+
+def _run_in_process(plan: Plan, variant: str, seed: int) -> None:
     from embedded.launch import set_up_process
 
     os.environ["TQDM_DISABLE"] = "1"  # the bars of several runs would overwrite each other
     set_up_process()
+    run_one(plan, variant, seed)
 
 
 def overview(plan: Plan) -> str:
@@ -255,7 +272,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="print the studies and their questions")
     parser.add_argument("--dry-run", action="store_true", help="check the variants and print the runs")
     parser.add_argument("--variants", nargs="+", help="run only these variants")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, one core each (default: 1)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: one per core)")
     parser.add_argument(
         "--keep-policies", action="store_true", help="keep policy_before/ and policy_after/ of each run"
     )
@@ -280,7 +297,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     if given.study is None:
         raise ConfigError("name a study, or give its YAML file; --list prints the studies")
-    if given.jobs < 1:
+    if given.jobs is not None and given.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {given.jobs}")
     names = ("seeds", "config", "updates", "eval_episodes", "eval_interval")
     study = load_study(given.study, {key: value for key in names if (value := getattr(given, key)) is not None})

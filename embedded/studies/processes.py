@@ -1,0 +1,85 @@
+"""Runs independent jobs side by side, each in its own process, and reports those that fail or are killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import wait
+from typing import Any
+
+from slime_verlog import SlimeVerlogError
+
+INTERRUPTED = 130
+"""Exit code of a job that was interrupted."""
+PATIENCE_S = 15.0
+"""Seconds that interrupted jobs get to end."""
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_processes(jobs: Mapping[str, tuple[Any, ...]], target: Callable[..., None], at_once: int) -> list[str]:
+    """Call `target` with each job's arguments, `at_once` jobs at a time; returns a sentence per job that failed.
+
+    A failure does not stop the other jobs. If this process is interrupted, the jobs are too, and none is left behind.
+    """
+    context = multiprocessing.get_context("spawn")
+    waiting, failures = deque(jobs.items()), []
+    running: dict[str, multiprocessing.process.BaseProcess] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                name, arguments = waiting.popleft()
+                running[name] = context.Process(target=_job, args=(name, target, arguments))
+                running[name].start()
+            wait([process.sentinel for process in running.values()])
+            for name in [name for name, process in running.items() if not process.is_alive()]:
+                code = running.pop(name).exitcode
+                print(f"{name}: {'done' if code == 0 else how_it_ended(code)}", flush=True)
+                failures += [f"{name} {how_it_ended(code)}"] if code else []
+    finally:
+        _stop(list(running.values()))
+    return failures
+
+
+def how_it_ended(code: int | None) -> str:
+    """A process's exit code other than 0 in words."""
+    if code is None or code >= 0:
+        return f"failed with exit code {code}"
+    number = signal.Signals(-code)
+    hint = " (often for lack of memory; fewer --jobs need less)" if number is signal.SIGKILL else ""
+    return f"was killed by {number.name}{hint}"
+
+
+def _job(name: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        target(*arguments)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except SlimeVerlogError as error:
+        sys.exit(f"error: {name}: {error}")
+
+
+def _interrupt(*_: object) -> None:
+    # A terminal interrupts all processes, and the parent may repeat it; the second must not disturb the ending.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _stop(processes: list[multiprocessing.process.BaseProcess]) -> None:
+    """Interrupt the processes, and kill those that do not end."""
+    for process in processes:
+        if process.pid is not None and process.is_alive():
+            os.kill(process.pid, signal.SIGINT)
+    deadline = time.monotonic() + PATIENCE_S
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
