@@ -32,10 +32,11 @@ install() {
   [ -e "$stamp" ] && return
   python=$(find_python) || return 1
   [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV"
+  # --no-compile: Python compiles the modules that are imported, a small part of all, on first use.
   # torch first and by exact version, so that no other package chooses the build. An ordinary index gives the CUDA
   # build (gigabytes); where you have an index of CPU builds, name it in PIP_EXTRA_INDEX_URL.
-  "$VENV/bin/python" -m pip install -q --disable-pip-version-check "torch==2.13.0"
-  "$VENV/bin/python" -m pip install -q --disable-pip-version-check -e ".[$extras]"
+  "$VENV/bin/python" -m pip install -q --disable-pip-version-check --no-compile "torch==2.13.0"
+  "$VENV/bin/python" -m pip install -q --disable-pip-version-check --no-compile -e ".[$extras]"
   touch "$stamp"
 }
 
@@ -44,7 +45,7 @@ try_install() {
   local extra=$1 stamp
   stamp=$(stamp_of "$extra")
   [ -e "$stamp" ] && return
-  if "$VENV/bin/python" -m pip install -q --disable-pip-version-check -e ".[$extra]"; then
+  if "$VENV/bin/python" -m pip install -q --disable-pip-version-check --no-compile -e ".[$extra]"; then
     touch "$stamp"
   else
     echo "The extra '$extra' could not be installed here (it needs make and a C compiler); going on without it." >&2

@@ -1,7 +1,7 @@
 """Run a study: every variant over several seeds, then a table, a plot and CSV files.
 
     python -m embedded.studies.run dual_discount                 outputs/ablations/dual_discount/, seeds 0 1 2
-    python -m embedded.studies.run my_study.yaml --jobs 2        a study of your own, two runs at a time (default:
+    python -m embedded.studies.run my_study.yaml --jobs 1        a study of your own, one run at a time (default:
                                                                  one per core)
     python -m embedded.studies.run memory --seeds 0 1 2 3 4 --updates 90
     python -m embedded.studies.run --list
@@ -228,7 +228,8 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
             run_one(plan, *run)
     text = write_report(plan.folder, plan.study)
     if failures:
-        raise SlimeVerlogError(f"{'; '.join(failures)}. The same command continues these runs.\n\n{text}")
+        print(text)
+        raise SlimeVerlogError(f"{'; '.join(failures)}; the same command continues what is left")
     return text
 
 
