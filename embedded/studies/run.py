@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from tqdm import tqdm
 
 from embedded.studies.processes import cores, run_processes
 from embedded.studies.study import Study, Variant, check_study, load_study, run_keys, study_names
@@ -112,11 +111,13 @@ class _Tracker:
     """A `Tracker` of `embedded.train`: writes rows, prints progress, and writes policies if there is a `source`."""
 
     def __init__(self, folder: Path, name: str, source: Path | None) -> None:
+        from tqdm import tqdm
+
         from embedded.metrics_log import MetricsLog
         from embedded.policies import write_policy
 
         self.log, self._folder, self._source = MetricsLog(folder / "rows.jsonl"), folder, source
-        self._name = name
+        self._name, self._print = name, tqdm.write
         if source is not None and not (folder / "policy_before").is_dir():
             shutil.copytree(source, folder / "policy_before")
         self._write = write_policy
@@ -125,12 +126,13 @@ class _Tracker:
         """Append the metrics of one update."""
         self.log.update(rollout_id, metrics)
         if (rollout_id + 1) % SAVE_INTERVAL == 0:
-            tqdm.write(f"{self._name}: {rollout_id + 1} updates, reward per turn {metrics.get('turn/reward', 0.0):.3f}")
+            reward = metrics.get("turn/reward", 0.0)
+            self._print(f"{self._name}: {rollout_id + 1} updates, reward per turn {reward:.3f}")
 
     def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Append the means of an evaluation, and keep the evaluated policy as `policy_after/`."""
         means = self.log.evaluation(rollout_id, result)
-        tqdm.write(f"{self._name}: win rate {means['eval/success']:.3f} after {rollout_id} updates")
+        self._print(f"{self._name}: win rate {means['eval/success']:.3f} after {rollout_id} updates")
         if self._source is not None and rollout_id:
             self._write(self._source, weights, self._folder / "policy_after")
 
