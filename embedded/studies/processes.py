@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from slime_verlog import SlimeVerlogError
@@ -32,7 +33,7 @@ def run_processes(jobs: Mapping[str, tuple[Any, ...]], target: Callable[..., Non
     """
     context = multiprocessing.get_context("spawn")
     waiting, failures = deque(jobs.items()), []
-    running: dict[str, multiprocessing.process.BaseProcess] = {}
+    running: dict[str, BaseProcess] = {}
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
@@ -74,7 +75,7 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _stop(processes: list[multiprocessing.process.BaseProcess]) -> None:
+def _stop(processes: list[BaseProcess]) -> None:
     """Interrupt the processes, and kill those that do not end."""
     for process in processes:
         if process.pid is not None and process.is_alive():

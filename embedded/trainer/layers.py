@@ -201,7 +201,7 @@ class _ShortAttention(torch.autograd.Function):
         queries, keys, values, probs = ctx.saved_tensors
         grad = grads[0].reshape(queries.shape)
         of_probs = torch.bmm(grad, values.transpose(1, 2))
-        of_scores = torch._softmax_backward_data(of_probs, probs, -1, probs.dtype).mul_(ctx.scale)
+        of_scores = torch.ops.aten._softmax_backward_data(of_probs, probs, -1, probs.dtype).mul_(ctx.scale)
         of_values = torch.bmm(probs.transpose(1, 2), grad)
         of_keys = torch.bmm(of_scores.transpose(1, 2), queries)
         shape, shared = ctx.shapes
