@@ -304,7 +304,7 @@ def main(argv: list[str] | None = None) -> None:
         raise ConfigError(f"--jobs must be at least 1, got {given.jobs}")
     names = ("seeds", "config", "updates", "eval_episodes", "eval_interval")
     study = load_study(given.study, {key: value for key in names if (value := getattr(given, key)) is not None})
-    if study.compares_time and given.jobs > 1:
+    if study.compares_time and (given.jobs or 1) > 1:
         raise ConfigError(f"{study.name} compares wall times, which runs side by side would change; use --jobs 1")
     plan = make_plan(study, given.out, given.variants, keep_policies=given.keep_policies)
     if given.dry_run:
@@ -314,7 +314,7 @@ def main(argv: list[str] | None = None) -> None:
 
     set_up_process()
     try:
-        print(run_study(plan, given.jobs))
+        print(run_study(plan, 1 if study.compares_time else given.jobs))
     except KeyboardInterrupt:
         raise SystemExit("interrupted; the same command resumes") from None
     if faults_of(read_runs(plan.folder, study)):
