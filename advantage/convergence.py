@@ -74,7 +74,8 @@ def watch_warmup(
     """
     flags = advantage_flags(args)
     updates, start = flags.num_critic_only_steps or 0, flags.start_rollout_id
-    is_actors = "log_probs" in rollout_data or flags.use_rollout_logprobs
+    role = flags.slime_verlog_role
+    is_actors = role == "actor" if role else "log_probs" in rollout_data or flags.use_rollout_logprobs
     if not updates or start is None or is_actors:
         return None
     losses = warmup_losses.of(args)

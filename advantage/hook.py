@@ -24,6 +24,7 @@ from torch import Tensor
 
 from advantage.convergence import watch_warmup
 from advantage.errors import TurnTableError
+from advantage.maths.adaptive import scan_turns_by_decay
 from advantage.maths.checks import check_tokens
 from advantage.maths.dual_gae import Discounts
 from advantage.maths.forms import FORMS
@@ -104,13 +105,13 @@ def _exchange(
     try:
         with relayed(layout.context):
             settings, flags = advantage_settings(args), advantage_flags(args)
-            discounts = settings.discounts
+            discounts = settings.discounts_of(flags.slime_verlog_role)
             columns = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
             turns = _pack(settings, flags, rollout_data, columns, layout)
         layout.context.all_reduce(turns.values)
         if turns.kl is not None:
             layout.context.all_reduce(turns.kl)
-        scan = _scan(settings, flags, turns)
+        scan = _scan(settings, flags, turns, discounts)
         facts = _turn_facts(turns, scan, columns, discounts)
     except Exception:
         report_failure(layout.data)
@@ -139,7 +140,7 @@ def _pack(
     return LocalTurns(local, packed, values, kl)
 
 
-def _scan(settings: AdvantageSettings, flags: AdvantageFlags, turns: LocalTurns) -> TurnScan:
+def _scan(settings: AdvantageSettings, flags: AdvantageFlags, turns: LocalTurns, d: Discounts) -> TurnScan:
     """Run the configured GAE inside every turn."""
     packed = turns.packed
     values = packed.take(turns.values)
@@ -148,7 +149,10 @@ def _scan(settings: AdvantageSettings, flags: AdvantageFlags, turns: LocalTurns)
         kl = packed.take(turns.kl).index_fill_(0, packed.untrained, 0)
         rewards = TokenRewards(kl, -flags.kl_coef)
     check_tokens(values, values if rewards is None else rewards.raw)
-    return FORMS[settings.gae_form](values, rewards, packed.lengths, packed.rewards, settings.discounts)
+    lambdas = settings.token_lambdas(flags.slime_verlog_role, packed.lengths)
+    if lambdas is not None:
+        return scan_turns_by_decay(values, rewards, packed.lengths, packed.rewards, d.gamma_token, lambdas)
+    return FORMS[settings.gae_form](values, rewards, packed.lengths, packed.rewards, d)
 
 
 def _turn_facts(turns: LocalTurns, scan: TurnScan, columns: TurnColumns, d: Discounts) -> TurnFacts:

@@ -3,7 +3,8 @@
 slime calls it once in every process of the actor and of the critic. It changes these things:
 
 - `value_loss_function` is wrapped, because slime has no flag for it. So are `compute_policy_loss` with
-  `policy_loss: dis`, and the critic's `train` with `critic_updates` above 1.
+  `policy_loss: dis`, and the critic's `train` with `critic_updates` above 1 or `actor_values: after`.
+- `initialize_model_and_optimizer` is wrapped, to note the role and to check frozen parameters.
 - `get_batch` is wrapped, to expand the pictures that the rollout ships small.
 - `--custom-advantage-function-path` is set, if the framework has it. slime drops this flag for the critic when
   `--megatron-config-path` is used, which is how the critic gets its own learning rate.
@@ -21,9 +22,10 @@ from typing import Any
 import yaml
 
 from advantage.errors import FlagError, UnsupportedFrameworkError
-from advantage.megatron.critic import repeat_critic_updates
+from advantage.megatron.critic import install_critic
 from advantage.megatron.pictures import install_pictures
 from advantage.megatron.ppo import make_compute_advantages
+from advantage.megatron.roles import check_frozen_flags, install_roles
 from advantage.megatron.versions import Framework, find_framework, original
 from advantage.policy_loss import check_dis, install_dis
 from advantage.settings import AdvantageSettings, advantage_settings
@@ -52,8 +54,8 @@ def install(args: Any) -> None:
         install_pictures(framework.model, _replace)
     if settings.policy_loss == "dis":
         install_dis(framework.loss, _replace)
-    if settings.critic_updates > 1:
-        repeat_critic_updates(framework, settings.critic_updates, _replace)
+    install_roles(framework, _replace)
+    install_critic(framework, settings, _replace)
     replaces = not framework.has_flag or (_whitens_slices(args) and not framework.whitens_all_ranks)
     if replaces:
         ours = make_compute_advantages(framework.loss)
@@ -107,15 +109,16 @@ def check_flags(args: Any) -> AdvantageSettings:
     foreign = getattr(args, "custom_advantage_function_path", None)
     if foreign not in (None, HOOK):
         raise FlagError(f"--custom-advantage-function-path is {foreign}; {INSTALL} would replace it, drop one of them")
-    _check_roles(args)
     settings = advantage_settings(args)
+    _check_roles(args, settings)
+    check_frozen_flags(args, settings)
     if settings.policy_loss == "dis":
         check_dis(args)
     return settings
 
 
-def _check_roles(args: Any) -> None:
-    """Refuse a `--megatron-config-path` that disables the patch for one role."""
+def _check_roles(args: Any, settings: AdvantageSettings) -> None:
+    """Refuse a `--megatron-config-path` that disables the patch for one role, or has other lambdas for the critic."""
     path = getattr(args, "megatron_config_path", None)
     if not path or not Path(path).is_file():
         return
@@ -129,6 +132,12 @@ def _check_roles(args: Any) -> None:
                     f"{path} overrides {key} for role {entry.get('role')}, so actor and critic would compute different "
                     "advantages; give it once, on the command line"
                 )
+        lambdas = [key for key in ("lambda_step", "lambda_token") if key in overrides]
+        if settings.lambda_critic is not None and entry.get("role") == "critic" and lambdas:
+            raise FlagError(
+                f"{path} overrides {' and '.join(lambdas)} for the critic, and the YAML has lambda_critic: "
+                f"{settings.lambda_critic:g}, which sets both; leave one of them out"
+            )
 
 
 def _whitens_slices(args: Any) -> bool:

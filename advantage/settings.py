@@ -11,12 +11,33 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import model_validator
+from torch import Tensor
 
+from advantage.errors import FlagError
 from advantage.maths.dual_gae import Discounts
 from slime_verlog import ConfigError, Field, Settings, read_settings
 
 KL_SPLIT = "advantage.kl_split.log_kl_split"
 """The `--rollout-data-postprocess-path` hook, which reads the turn table after the advantages."""
+
+ROLE = "slime_verlog_role"
+"""Attribute of `args` in which the patch and the embedded trainer note whose process this is: actor or critic."""
+
+ATTENTION = r"self_attention\.(?!.*layer_?norm)"
+"""Megatron's attention weights without norms. Transformer Engine keeps the layer's input norm inside the attention."""
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "sao": {
+        "policy_loss": "dis",
+        "critic_updates": 2,
+        "lambda_critic": 1.0,
+        "lambda_policy": "length_adaptive",
+        "lambda_policy_alpha": 1.5,
+        "lambda_step": 1.0,
+        "critic_frozen": (ATTENTION,),
+    }
+}
+"""Values of the `preset` key: what each sets, unless the YAML has the key. `docs/asynchronous.md` has the sources."""
 
 T = TypeVar("T")
 
@@ -58,6 +79,9 @@ class WarmupSettings(Settings):
 class AdvantageSettings(Settings):
     """Keys for the computation of advantages and for the value loss."""
 
+    preset: Literal["sao"] | None = None
+    """`sao`: policy_loss: dis, critic_updates: 2, lambda_critic: 1.0, lambda_policy: length_adaptive with
+    lambda_policy_alpha: 1.5, lambda_step: 1.0, and frozen attention in the critic. Keys in the YAML take precedence."""
     gamma_step: float = Field(default=0.99, ge=0, le=1)
     """Discount from one turn to the next."""
     lambda_step: float = Field(default=0.95, ge=0, le=1)
@@ -66,6 +90,13 @@ class AdvantageSettings(Settings):
     """Discount from one token to the next inside a turn."""
     lambda_token: float = Field(default=1.0, ge=0, le=1)
     """GAE's lambda from one token to the next inside a turn."""
+    lambda_critic: float | None = Field(default=None, ge=0, le=1)
+    """Both lambdas of the critic's value targets; leave it out for the actor's. 1 makes them the discounted returns."""
+    lambda_policy: Literal["fixed", "length_adaptive"] = "fixed"
+    """The actor's lambda inside turns. `fixed`: `lambda_token`. `length_adaptive`: 1 - 1 / (`lambda_policy_alpha` x n)
+    for a turn with n trained tokens, at least 0. `lambda_step` applies between turns in both cases."""
+    lambda_policy_alpha: float = Field(default=1.5, gt=0)
+    """The factor in `lambda_policy: length_adaptive`; a larger value brings lambda closer to 1."""
     gae_form: Literal["dual", "token", "turn", "bi_level"] = "dual"
     """The form of GAE that `advantage.hook.compute_advantages` computes; `advantage/maths/forms.py` defines each."""
     group_estimator: Literal["grpo", "rloo", "gigpo"] = "grpo"
@@ -80,7 +111,12 @@ class AdvantageSettings(Settings):
     masks tokens whose probability ratio to the weights that played them lies outside (1 - eps_clip, 1 + eps_clip_high).
     """
     critic_updates: int = Field(default=1, ge=1, le=16)
-    """How often the critic trains on each batch. The actor's advantages use the values from before."""
+    """How often the critic trains on each batch. `actor_values` says which values the actor's advantages use."""
+    actor_values: Literal["before", "after"] = "before"
+    """The critic's values in the actor's advantages: those from before it trained on the batch, or from after. `after`
+    costs one more forward pass and shrinks the advantages of turns that the critic has just memorised."""
+    critic_frozen: tuple[str, ...] = ()
+    """Regular expressions; the critic's parameters whose Megatron name matches one are not trained."""
     value_first_token_weight: float = Field(default=3.0, gt=0)
     """Weight of each turn's first token in the value loss. The previous turn bootstraps from this token's value."""
     action_hacking_patience: int = Field(default=3, ge=1)
@@ -88,9 +124,46 @@ class AdvantageSettings(Settings):
     critic_warmup: WarmupSettings = WarmupSettings()
     """Critic warm-up. The key is not `warmup`, because Megatron has an argument of that name."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, data: Any) -> Any:
+        preset = PRESETS.get(str(data.get("preset"))) if isinstance(data, Mapping) else None
+        return {**preset, **data} if preset else data
+
+    @model_validator(mode="after")
+    def _lambdas_that_apply(self) -> Self:
+        if self.lambda_policy == "length_adaptive" and self.gae_form != "dual":
+            raise ConfigError(
+                f"gae_form: {self.gae_form} does not use a lambda inside turns, so lambda_policy: length_adaptive "
+                "would change nothing; use gae_form: dual, or lambda_policy: fixed"
+            )
+        return self
+
     @property
     def discounts(self) -> Discounts:
+        """The discounts of the actor, and of the critic without `lambda_critic`."""
         return Discounts(self.gamma_step, self.lambda_step, self.gamma_token, self.lambda_token)
+
+    def discounts_of(self, role: str | None) -> Discounts:
+        """The discounts of the actor or the critic; `role` may be None if they do not differ.
+
+        Raises:
+            FlagError: they differ and the role is unknown.
+        """
+        if role is None and (self.lambda_critic is not None or self.lambda_policy != "fixed"):
+            raise FlagError(
+                "lambda_critic and lambda_policy differ between actor and critic, and only advantage.patch.install "
+                "notes which of them a process trains: give --custom-megatron-init-path advantage.patch.install"
+            )
+        if role != "critic" or self.lambda_critic is None:
+            return self.discounts
+        return Discounts(self.gamma_step, self.lambda_critic, self.gamma_token, self.lambda_critic)
+
+    def token_lambdas(self, role: str | None, lengths: Tensor) -> Tensor | None:
+        """Lambda inside each turn [T] float64, if it depends on the turns' trained tokens [T]; otherwise None."""
+        if role == "critic" or self.lambda_policy == "fixed":
+            return None
+        return (1 - 1 / (self.lambda_policy_alpha * lengths.double())).clamp(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +180,8 @@ class AdvantageFlags:
     num_critic_only_steps: int | None = None
     start_rollout_id: int | None = None
     rollout_data_postprocess_path: str | None = None
+    slime_verlog_role: Literal["actor", "critic"] | None = None
+    """Whose process this is (`ROLE`); None if nothing noted it."""
 
     @property
     def turn_table_is_read_again(self) -> bool:

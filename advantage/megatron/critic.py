@@ -1,9 +1,10 @@
-"""Several passes of the critic over each batch (`critic_updates`).
+"""The critic's training on each batch: how often (`critic_updates`), and which values the actor gets (`actor_values`).
 
-slime's critic computes its values and the returns once, then calls `train` on the batch. Here `train` is called
-several times with the same returns and the same old values, so `--value-clip` bounds how far all passes together move a
-value. The actor gets the values from before the first pass: after it, the critic has seen the returns of these very
-turns, and their advantages would shrink. Source: SAO (arXiv 2607.07508) trains its critic twice per batch.
+slime's critic computes its values and the returns once, calls `train` on the batch, and sends the values to the actor.
+Here `train` is called several times with the same returns and the same old values, so `--value-clip` bounds how far all
+passes together move a value. By default the actor gets the values from before the first pass: after it, the critic has
+seen the returns of these very turns, and their advantages shrink. With `actor_values: after`, they are computed again.
+Source: SAO (arXiv 2607.07508) trains its critic twice per batch; implementations disagree about the values.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from advantage.errors import UnsupportedFrameworkError
 from advantage.megatron.versions import Framework
+from advantage.settings import AdvantageSettings
 
 
 class _Still:
@@ -29,23 +31,32 @@ class _Still:
         """Do nothing: the last pass advances the schedule, once per batch."""
 
 
-def repeat_critic_updates(
-    framework: Framework, passes: int, replace: Callable[[Any, str, Callable[[Any], Any]], None]
+def install_critic(
+    framework: Framework, settings: AdvantageSettings, replace: Callable[[Any, str, Callable[[Any], Any]], None]
 ) -> None:
-    """Let the critic's process train `passes` times on each batch.
+    """Let the critic's process train as the settings say; nothing changes with their defaults.
 
     Args:
         replace: replaces a module's function by what it is given, once (`advantage.patch`).
 
     Raises:
-        UnsupportedFrameworkError: the training process's module has no `train`.
+        UnsupportedFrameworkError: the framework cannot do it.
     """
-    if framework.actor is None:
-        return  # a preflight, without a training process
+    passes, after = settings.critic_updates, settings.actor_values == "after"
+    if after and framework.name != "slime":
+        raise UnsupportedFrameworkError(
+            f"{framework.name} sends the critic's values to the actor before the critic trains, so actor_values must be "
+            "before"
+        )
+    if framework.actor is None or (passes == 1 and not after):
+        return  # there is no training process in a preflight
     if not callable(getattr(framework.actor, "train", None)):
-        raise UnsupportedFrameworkError(f"{framework.actor.__name__} has no train, so critic_updates cannot be above 1")
+        raise UnsupportedFrameworkError(
+            f"{framework.actor.__name__} has no train, so critic_updates and actor_values cannot be changed"
+        )
+    actor: Any = framework.actor
 
-    def repeated(train: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(train: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(train)
         def train_critic(
             rollout_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any, *rest: Any, **named: Any
@@ -59,8 +70,19 @@ def repeat_critic_updates(
                     train(rollout_id, model, optimizer, _Still(opt_param_scheduler), *rest, **named)
             finally:
                 model[0].role = role
-            return train(rollout_id, model, optimizer, opt_param_scheduler, *rest, **named)
+            result = train(rollout_id, model, optimizer, opt_param_scheduler, *rest, **named)
+            if after:
+                _compute_values(actor, model, *rest[:2])
+            return result
 
         return train_critic
 
-    replace(framework.actor, "train", repeated)
+    replace(actor, "train", wrapped)
+
+
+def _compute_values(actor: Any, model: Any, data_iterator: Any, num_microbatches: Any) -> None:
+    """Replace the batch's values by those of the trained critic; slime sends them to the actor next."""
+    from megatron.training.global_vars import get_args
+
+    new = actor.forward_only(actor.get_values, get_args(), model, data_iterator, num_microbatches)
+    data_iterator[0].rollout_data.update(new)

@@ -47,6 +47,7 @@ def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers
             flat = {f"{i}.{key}": value for i, entry in state["state"].items() for key, value in entry.items()}
             save_file(_tensors(flat), temporary / f"{name}_optimizer.safetensors")
         info = {"format": FORMAT, "rollout_id": rollout_id, "param_groups": groups, "samples": samples}
+        info["frozen"] = {name: _frozen(model) for name, model in models.items()}
         (temporary / "state.json").write_text(json.dumps(info), encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
@@ -78,6 +79,11 @@ def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> 
         raise CheckpointError(f"no usable trainer checkpoint in {folder}: {error}") from error
     for name, model in models.items():
         _check_shapes(source / f"{name}.safetensors", _tensors(model.state_dict()), weights[name])
+        if (saved := info.get("frozen", {}).get(name, [])) != _frozen(model):
+            raise CheckpointError(
+                f"{source}: the {name} was trained with {len(saved)} frozen parameters, this run freezes "
+                f"{len(_frozen(model))}, and the optimizer's state fits only the former: give the same critic_frozen"
+            )
     for name, model in models.items():
         model.load_state_dict(weights[name], strict=False)
     for name, optimizer in optimizers.items():
@@ -94,6 +100,11 @@ def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> 
 def _tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Contiguous copies of a state's tensors, without Megatron's empty extra states."""
     return {k: v.detach().clone().contiguous() for k, v in state.items() if isinstance(v, torch.Tensor)}
+
+
+def _frozen(model: torch.nn.Module) -> list[str]:
+    """Names of the parameters that are not trained."""
+    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
 def _check_shapes(path: Path, wanted: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:

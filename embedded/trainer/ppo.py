@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from advantage.megatron.layout import current_layout
+from advantage.megatron.roles import report_frozen
 from advantage.megatron.whitening import whiten
 from advantage.policy_loss import check_dis, dis_loss, dis_metrics
-from advantage.settings import advantage_settings
+from advantage.settings import ROLE, advantage_settings
 from advantage.value_weight import first_token_weights, weigh_reducer
 from embedded.arguments import embedded_flags
 from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data
@@ -47,12 +48,14 @@ class PpoTrainer:
 
         self.args, self.flags = args, (flags := embedded_flags(args))
         self._settings = advantage_settings(args)
+        self._role_args = {role: Namespace(**{**vars(args), ROLE: role}) for role in ("actor", "critic")}
         if self._settings.policy_loss == "dis":
             check_dis(flags)
         self.device = initialize()
         self.shapes = megatron_shapes(AutoConfig.from_pretrained(flags.hf_checkpoint))
         self.actor = build_model(flags.hf_checkpoint, self.device)
         self.critic = build_model(flags.critic_load or flags.hf_checkpoint, self.device, critic=True)
+        freeze(self.critic, self._settings.critic_frozen)
         self.reference = build_model(flags.ref_load or flags.hf_checkpoint, self.device)
         samples = flags.num_rollout * flags.rollout_batch_size * flags.n_samples_per_prompt
         self.actor_optimizer = build_optimizer(self.actor, flags, flags.lr, samples)
@@ -79,8 +82,11 @@ class PpoTrainer:
         actor_data = {**critic_data, **log_probs.result()} if log_probs else None
         critic = None
         if has_critic:
-            add_advantages(self.args, critic_data)
+            add_advantages(self._role_args["critic"], critic_data)
             critic = self._pool.submit(self._train_critic, critic_data)
+            if actor_data is not None and self._settings.actor_values == "after":
+                critic.result()
+                actor_data["values"] = self._values(data, everything)
         metrics = self._train_actor(rollout_id, actor_data) if actor_data is not None else {}
         return {**metrics, **(critic.result() if critic else {}), "train/actor_trains": float(actor_trains)}
 
@@ -136,7 +142,7 @@ class PpoTrainer:
     def _train_actor(self, rollout_id: int, data: RolloutData) -> dict[str, float]:
         if self.flags.use_rollout_logprobs:
             data["log_probs"] = data["rollout_log_probs"]
-        add_advantages(self.args, data)
+        add_advantages(self._role_args["actor"], data)
         if path := self.flags.rollout_data_postprocess_path:
             load_attribute(path, "rollout_data_postprocess_path")(self.args, rollout_id, data)
         kl = _masked_mean(data, data["kl"])
@@ -211,6 +217,13 @@ class PpoTrainer:
                 optimizer.schedule.step(groups)
             totals["grad_norm"] += norm or 0.0
         return {key: value / len(steps) for key, value in totals.items()}
+
+
+def freeze(model: GPTModel, patterns: Sequence[str]) -> None:
+    """Do not train the critic's parameters that match a pattern; raises FlagError if one matches none."""
+    parameters = dict(model.named_parameters())
+    for name in report_frozen("critic", parameters, patterns):
+        parameters[name].requires_grad_(False)
 
 
 def add_advantages(args: Namespace, data: RolloutData) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from advantage.errors import FlagError
 from advantage.patch import check_flags as check_patch
-from advantage.settings import advantage_settings
+from advantage.settings import AdvantageSettings, advantage_settings
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.roles import check_roles, role_args
 from rollout.bridge.settings import RolloutSettings
@@ -26,6 +26,9 @@ GENERATE = "rollout.generate.generate"
 SOURCE = "rollout.data_source.EpisodeSource"
 CONVERTER = "rollout.samples.convert_samples_to_train_data"
 INSTALL = "advantage.patch.install"
+
+NEEDS_INSTALL = ("policy_loss", "critic_updates", "lambda_critic", "lambda_policy", "actor_values", "critic_frozen")
+"""Keys of the YAML that only `advantage.patch.install` puts into effect."""
 
 OUTER_LOOP_FLAGS = ("partial_rollout", "dynamic_sampling_filter_path", "rollout_sample_filter_path", "group_rm")
 """Flags that only slime's own outer loop reads; so is `over_sampling_batch_size`, which slime fills in by itself."""
@@ -216,9 +219,10 @@ def _check_advantage(args: Any) -> None:
         _check_patch(args)
         return
     if hasattr(args, "custom_megatron_init_path"):
-        settings = advantage_settings(args)
-        if settings.policy_loss != "ppo" or settings.critic_updates != 1:
-            raise ConfigError(f"policy_loss and critic_updates need --custom-megatron-init-path {INSTALL}")
+        settings, default = advantage_settings(args), AdvantageSettings()
+        changed = [key for key in NEEDS_INSTALL if getattr(settings, key) != getattr(default, key)]
+        if changed:
+            raise ConfigError(f"{' and '.join(changed)} in the YAML need --custom-megatron-init-path {INSTALL}")
     _require(args, "custom_convert_samples_to_train_data_path", CONVERTER, "the advantages are computed from its table")
     estimator = getattr(args, "advantage_estimator", "ppo")
     hook = "custom_megatron_init_path" if estimator == "ppo" else "custom_advantage_function_path"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def brute_force(
@@ -16,9 +16,12 @@ def brute_force(
     gamma_step: float,
     lambda_step: float,
     gamma_token: float,
-    lambda_token: float,
+    lambda_token: float | Callable[[int], float],
 ) -> list[float]:
-    """Advantages of all tokens; an empty turn is worth its reward and what follows it."""
+    """Advantages of all tokens; an empty turn is worth its reward and what follows it.
+
+    `lambda_token` may be a function of the number of the turn's tokens.
+    """
     starts = [sum(turn_lengths[:t]) for t in range(len(turn_lengths))]
     advantages = [0.0] * len(values)
     first: dict[int, tuple[float, float]] = {}
@@ -31,6 +34,7 @@ def brute_force(
             if next_turn[t] < 0:
                 v_after, a_after = bootstrap_values[t], 0.0
             n = turn_lengths[t]
+            inside = lambda_token(n) if callable(lambda_token) else lambda_token
             a = gamma_step * lambda_step * a_after
             v = turn_rewards[t] + gamma_step * v_after
             for j in reversed(range(n)):
@@ -40,7 +44,7 @@ def brute_force(
                     a = delta + gamma_step * lambda_step * a_after
                 else:
                     delta = token_rewards[i] + gamma_token * values[i + 1] - values[i]
-                    a = delta + gamma_token * lambda_token * a
+                    a = delta + gamma_token * inside * a
                 v = values[i]
                 advantages[i] = a
             first[t] = (v, a)

@@ -108,12 +108,18 @@ def test_the_yaml_sets_the_tolerated_change(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize(
     ("args", "data"),
-    [(make(), {"log_probs": []}), (make(use_rollout_logprobs=True), {})],
-    ids=["log_probs", "rollout_log_probs"],
+    [(make(), {"log_probs": []}), (make(use_rollout_logprobs=True), {}), (make(slime_verlog_role="actor"), {})],
+    ids=["log_probs", "rollout_log_probs", "role"],
 )
 def test_the_actors_batches_are_ignored(args: Namespace, data: dict[str, Any]) -> None:
     assert run([8, 7, 6, 5, 4, 3, 2, 1], args, data) == [None] * 8
     assert not warmup_losses.of(args)
+
+
+def test_the_critics_batches_are_watched_with_rollout_log_probs_too() -> None:
+    args = make(use_rollout_logprobs=True, slime_verlog_role="critic")
+    run([8, 7, 6, 5, 4, 3, 2, 1], args, {})
+    assert len(warmup_losses.of(args)) == 8
 
 
 def test_a_run_resumed_in_its_warm_up_tests_the_remaining_updates() -> None:

@@ -130,6 +130,8 @@ def compute_advantages_and_returns(args, rollout_data):
         ({"value_first_token_weight": 0.0}, "value_first_token_weight must be greater than 0, got 0.0"),
         ({"value_first_token_weight": "3"}, "value_first_token_weight must be a number"),
         ({"gamma_step": 1.5}, "gamma_step must be at most 1, got 1.5"),
+        ({"critic_frozen": ["mlp"], "freeze_params_name_list": ["attention"]}, "leave one of them out"),
+        ({"critic_frozen": ["mlp("]}, "is not a regular expression"),
     ],
 )
 def test_flags_that_would_train_on_other_advantages_are_refused(slime: Any, changes: dict, message: str) -> None:
@@ -147,6 +149,15 @@ def test_a_role_configured_out_of_the_patch_is_refused(slime: Any, tmp_path: Pat
     path.write_text(json.dumps({"megatron": [{"role": "critic", "overrides": {key: "other", "lr": "1e-5"}}]}))
     with pytest.raises(FlagError, match=f"overrides {key} for role critic"):
         patch.install(flags(megatron_config_path=str(path)))
+
+
+def test_two_lambdas_for_the_critic_are_refused(slime: Any, tmp_path: Path) -> None:
+    slime()
+    path = tmp_path / "roles.yaml"
+    path.write_text("megatron:\n- {role: critic, overrides: {lambda_step: 1.0}}\n")
+    patch.install(flags(megatron_config_path=str(path)))
+    with pytest.raises(FlagError, match="overrides lambda_step for the critic, and the YAML has lambda_critic: 1,"):
+        patch.install(flags(megatron_config_path=str(path), lambda_critic=1.0))
 
 
 def test_a_critic_with_only_its_own_learning_rate_is_accepted(slime: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 
 from transformers import AutoModelForCausalLM
 
-from advantage.settings import AdvantageSettings
+from advantage.settings import ATTENTION, AdvantageSettings
 from embedded.trainer.batches import micro_batches, to_rollout_data
 from embedded.trainer.ppo import PpoTrainer, add_advantages
 from rollout.errors import CheckpointError, ConfigError
@@ -143,6 +143,49 @@ def by_hand_critic_data(trainer: PpoTrainer, batch: dict[str, Any]) -> Any:
     return data
 
 
+def test_the_actor_can_use_the_values_from_after_the_critics_update(make: Any) -> None:
+    """Oracle: a trained copy of the critic. Only the actor's update differs; the critic's does not."""
+    batch, lambdas = made_up_batch(), {"normalize_advantages": False}
+    before, after = make(**lambdas), make(actor_values="after", **lambdas)
+    seen: list[Any] = []
+    kept = after._train_actor
+    after._train_actor = lambda rollout_id, data: (seen.append(data["values"]), kept(rollout_id, data))[1]
+    before.train(0, batch)
+    after.train(0, batch)
+    assert same(weights(before, "critic"), weights(after, "critic"))
+    assert not same(weights(before), weights(after))
+    data = to_rollout_data(batch, before.device)
+    own = before._values(data, micro_batches(data, range(len(data["tokens"])), 8192))
+    torch.testing.assert_close(torch.cat(seen[0]), torch.cat(own), atol=1e-5, rtol=0)
+
+
+FROZEN = {"critic_frozen": [ATTENTION]}
+
+
+def test_frozen_attention_of_the_critic_stays_bit_identical_and_the_rest_moves(make: Any) -> None:
+    trainer = make(**FROZEN, weight_decay=0.1)
+    old = {role: weights(trainer, role) for role in ("actor", "critic")}
+    for step in range(3):
+        trainer.train(step, made_up_batch(seed=step))
+    new = {role: weights(trainer, role) for role in old}
+    attention = {name for name in old["critic"] if "self_attention.linear" in name}
+    assert attention
+    still = {name for name, x in old["critic"].items() if torch.equal(x, new["critic"][name])}
+    assert still == attention
+    assert not any(torch.equal(x, new["actor"][name]) for name, x in old["actor"].items())
+
+
+def test_a_pattern_that_freezes_nothing_is_refused_and_so_is_a_resume_with_another_list(
+    make: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="'atention' matches none of the critic's parameters"):
+        make(critic_frozen=["atention"])
+    make(**FROZEN).save(str(tmp_path), 0)
+    make(**FROZEN).load(str(tmp_path))
+    with pytest.raises(CheckpointError, match="frozen parameters.*give the same critic_frozen"):
+        make().load(str(tmp_path))
+
+
 def test_dis_of_one_step_on_its_own_turns_is_plain_policy_gradient(make: Any) -> None:
     """With weights that have not moved, every ratio is 1: nothing is masked, and PPO makes the same first step."""
     batch, flags = made_up_batch(turns=4), {"use_rollout_logprobs": True, "global_batch_size": 4}
@@ -175,6 +218,8 @@ def test_tokens_that_dis_masks_train_as_if_their_advantage_were_zero(make: Any) 
 def test_dis_with_flags_of_another_loss_is_refused(make: Any) -> None:
     with pytest.raises(ConfigError, match="--use-rollout-logprobs"):
         make(policy_loss="dis")
+
+
 DIS = {"policy_loss": "dis", "use_rollout_logprobs": True, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
 
 

@@ -1,0 +1,129 @@
+"""Notes which role a training process has, and checks the parameters that its model freezes.
+
+slime freezes parameters whose name matches `freeze_params_name_list`, which `critic_frozen` sets for the critic. It
+does not say what it froze. A pattern that matches nothing is a mistake, and the optimizer's state of a checkpoint fits
+only the list with which it was saved; both are refused here.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from advantage.errors import FlagError
+from advantage.megatron.layout import MEGATRON_STATE, Group, current_layout
+from advantage.megatron.versions import Framework
+from advantage.settings import ROLE, AdvantageSettings, advantage_settings
+
+logger = logging.getLogger(__name__)
+
+Replace = Callable[[Any, str, Callable[[Any], Any]], None]
+"""Replaces a module's function by what it is given, once (`advantage.patch`)."""
+
+FROZEN = "freeze_params_name_list"
+CHECKPOINTING = "megatron.training.checkpointing"
+
+
+def install_roles(framework: Framework, replace: Replace) -> None:
+    """Note the role in `args` before the framework builds the role's model, and check the model's frozen parameters.
+
+    Nothing happens in a preflight, which has no training process.
+    """
+    if not hasattr(framework.actor, "initialize_model_and_optimizer"):
+        return
+
+    def noting(initialize: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(initialize)
+        def initialized(args: Any, role: str = "actor", *rest: Any, **named: Any) -> Any:
+            setattr(args, ROLE, role)
+            frozen = advantage_settings(args).critic_frozen
+            if role == "critic" and frozen:
+                setattr(args, FROZEN, list(frozen))
+            result = initialize(args, role, *rest, **named)
+            patterns: Sequence[str] = getattr(args, FROZEN, None) or ()
+            names = [name for chunk in result[0] for name, _ in chunk.named_parameters()]
+            report_frozen(role, names, patterns)
+            return result
+
+        return initialized
+
+    replace(framework.actor, "initialize_model_and_optimizer", noting)
+    if CHECKPOINTING in sys.modules:
+        replace(sys.modules[CHECKPOINTING], "check_checkpoint_args", _checking_frozen)
+
+
+def report_frozen(role: str, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Log and return the parameters that match a pattern; `names` are those of this pipeline stage.
+
+    Raises:
+        FlagError: a pattern matches no parameter on any pipeline stage.
+    """
+    if not patterns:
+        return []
+    plain = [re.sub(r"^(module\.)+", "", name) for name in names]
+    frozen = [name for name in plain if any(re.search(pattern, name) for pattern in patterns)]
+    counts = torch.tensor([sum(bool(re.search(pattern, name)) for name in plain) for pattern in patterns])
+    for pattern, count in zip(patterns, _over_stages(counts).tolist(), strict=True):
+        if not count:
+            raise FlagError(
+                f"{pattern!r} matches none of the {role}'s parameters, such as {', '.join(plain[:3])}; correct "
+                f"critic_frozen, or {FROZEN} if that is where it was given"
+            )
+    if current_layout().stage.rank == 0:
+        logger.info("the %s does not train %d of %d parameters: %s", role, len(frozen), len(plain), ", ".join(frozen))
+    return frozen
+
+
+def check_frozen_flags(args: Any, settings: AdvantageSettings) -> None:
+    """Refuse two lists of frozen parameters, and patterns that are not regular expressions.
+
+    Raises:
+        FlagError: names the key or flag to leave out.
+    """
+    given = list(getattr(args, FROZEN, None) or ())
+    if settings.critic_frozen and given and given != list(settings.critic_frozen):
+        raise FlagError(
+            f"critic_frozen is {list(settings.critic_frozen)} and slime's {FROZEN} is {given}; leave one of them out"
+        )
+    if settings.critic_frozen and getattr(args, "only_train_params_name_list", None):
+        raise FlagError(
+            "slime refuses --only-train-params-name-list beside frozen parameters; leave it or critic_frozen out"
+        )
+    for pattern in settings.critic_frozen:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise FlagError(f"critic_frozen: {pattern!r} is not a regular expression: {error}") from error
+
+
+def _over_stages(counts: torch.Tensor) -> torch.Tensor:
+    mpu = sys.modules.get(MEGATRON_STATE)
+    if mpu is None or not mpu.model_parallel_is_initialized():
+        return counts
+    return Group.of(mpu.get_pipeline_model_parallel_group()).total(counts, like=counts.new_empty(0))
+
+
+def _checking_frozen(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Megatron calls this function with a checkpoint's arguments if it resumes from it."""
+
+    @functools.wraps(check)
+    def checked(checkpoint_args: Any) -> None:
+        check(checkpoint_args)
+        from megatron.training.global_vars import get_args
+
+        args = get_args()
+        saved, given = (list(getattr(x, FROZEN, None) or ()) for x in (checkpoint_args, args))
+        if saved != given and not args.no_load_optim:
+            raise FlagError(
+                f"the {getattr(args, ROLE, 'model')}'s checkpoint was trained with frozen parameters {saved}, this run "
+                f"has {given}, and the optimizer's state fits only the former: give the same critic_frozen (or "
+                f"{FROZEN}), or start the optimizer afresh with no_load_optim: true in the role's overrides"
+            )
+
+    return checked
