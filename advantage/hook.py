@@ -28,7 +28,7 @@ from advantage.maths.adaptive import scan_turns_by_decay
 from advantage.maths.checks import check_tokens
 from advantage.maths.dual_gae import Discounts
 from advantage.maths.forms import FORMS
-from advantage.maths.packing import PackedTurns, pack_turns
+from advantage.maths.packing import PackedTurns, pack_turns, per_token
 from advantage.maths.scan import TokenRewards, TurnScan
 from advantage.megatron.context_parallel import LocalTokens, local_tokens
 from advantage.megatron.exchange import (
@@ -40,6 +40,7 @@ from advantage.megatron.exchange import (
     turn_flags,
 )
 from advantage.megatron.layout import Layout, current_layout
+from advantage.policy_loss import STALENESS
 from advantage.settings import AdvantageFlags, AdvantageSettings, advantage_flags, advantage_settings
 from advantage.turn_table import TABLE_KEY, TurnColumns, read_turn_table
 from advantage.value_weight import check_first_tokens
@@ -57,6 +58,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
         args: slime's arguments; `advantage/settings.py` lists the ones that are read.
         rollout_data: `values` and `kl` (this context-parallel rank's slices, one row per sample), full `loss_masks`,
             `response_lengths`, `total_lengths`, and the turn table.
+
+    With `policy_loss: dis`, the actor's data also gets the staleness of each token, for the loss's metrics.
 
     Returns:
         The size of the exchange between data-parallel ranks; None on a pipeline stage without values.
@@ -108,6 +111,9 @@ def _exchange(
             discounts = settings.discounts_of(flags.slime_verlog_role)
             columns = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
             turns = _pack(settings, flags, rollout_data, columns, layout)
+            if settings.policy_loss == "dis" and flags.slime_verlog_role == "actor":
+                stale = per_token(columns.staleness, columns, turns.local.lengths, otherwise=-1.0)
+                rollout_data[STALENESS] = turns.local.split(stale.to(turns.values.device))
         layout.context.all_reduce(turns.values)
         if turns.kl is not None:
             layout.context.all_reduce(turns.kl)

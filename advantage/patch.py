@@ -5,7 +5,7 @@ slime calls it once in every process of the actor and of the critic. It changes 
 - `value_loss_function` is wrapped, because slime has no flag for it. So are `compute_policy_loss` with
   `policy_loss: dis`, and the critic's `train` with `critic_updates` above 1 or `actor_values: after`.
 - `initialize_model_and_optimizer` is wrapped, to note the role and to check frozen parameters.
-- `get_batch` is wrapped, to expand the pictures that the rollout ships small.
+- `get_batch` is wrapped, to expand the pictures that the rollout ships small, and `train_one_step`, to check metrics.
 - `--custom-advantage-function-path` is set, if the framework has it. slime drops this flag for the critic when
   `--megatron-config-path` is used, which is how the critic gets its own learning rate.
 - `compute_advantages_and_returns` is replaced only if the framework lacks that flag, or if it would whiten without
@@ -23,9 +23,9 @@ import yaml
 
 from advantage.errors import FlagError, UnsupportedFrameworkError
 from advantage.megatron.critic import install_critic
-from advantage.megatron.pictures import install_pictures
 from advantage.megatron.ppo import make_compute_advantages
 from advantage.megatron.roles import check_frozen_flags, install_roles
+from advantage.megatron.training_steps import install_training_steps
 from advantage.megatron.versions import Framework, find_framework, original
 from advantage.policy_loss import check_dis, install_dis
 from advantage.settings import AdvantageSettings, advantage_settings
@@ -51,7 +51,7 @@ def install(args: Any) -> None:
     settings = check_flags(args)
     _replace(framework.loss, "value_loss_function", weigh_first_tokens)
     if framework.model is not None:
-        install_pictures(framework.model, _replace)
+        install_training_steps(framework.model, settings, _replace)
     if settings.policy_loss == "dis":
         install_dis(framework.loss, _replace)
     install_roles(framework, _replace)

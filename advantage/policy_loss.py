@@ -26,6 +26,12 @@ from advantage.errors import FlagError
 LARGEST_LOG_RATIO = 20.0
 """Log-ratios are clamped here, far outside of every interval, so that none overflows."""
 
+OLDEST = 2
+"""The last bucket of the metrics by staleness holds turns of this many actor updates or more."""
+
+STALENESS = "token_staleness"
+"""Key of slime's rollout data: per sample, the staleness of each response token in actor updates; -1 if unknown."""
+
 Reducer = Callable[[Tensor], Tensor]
 
 
@@ -53,11 +59,17 @@ def ratio_of(ppo_kl: Tensor) -> Tensor:
 
 
 def dis_metrics(
-    ppo_kl: Tensor, advantages: Tensor, eps_clip: float, eps_clip_high: float, reduce: Reducer
+    ppo_kl: Tensor,
+    advantages: Tensor,
+    eps_clip: float,
+    eps_clip_high: float,
+    reduce: Reducer,
+    staleness: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """What was masked, and how far the policy has moved; each is a masked mean over tokens.
 
-    `dis_ess` is the effective sample size (sum r)^2 / (n sum r^2): 1 if all ratios are equal.
+    `dis_ess` is the effective sample size (sum r)^2 / (n sum r^2): 1 if all ratios are equal. With the `staleness` of
+    each token in actor updates (-1: unknown), further sums by staleness are added, which `finish_dis` turns into means.
     """
     ratio = ratio_of(ppo_kl.detach())
     low, high = ratio <= 1 - eps_clip, ratio >= 1 + eps_clip_high
@@ -71,7 +83,34 @@ def dis_metrics(
         "dis_ratio": mean,
         # `reduce` sums means of samples, so with m samples this is m times the effective sample size, as it should be.
         "dis_ess": mean**2 / square.clamp_min(1e-12),
+        **({} if staleness is None else _sums_by_staleness(ratio, (low | high).float(), staleness, reduce)),
     }
+
+
+def _sums_by_staleness(ratio: Tensor, masked: Tensor, staleness: Tensor, reduce: Reducer) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for age in range(OLDEST + 1):
+        here = ((staleness == age) if age < OLDEST else (staleness >= age)).float()
+        for name, x in {"share": here, "masked": here * masked, "ratio": here * ratio, "ess": here * ratio**2}.items():
+            found[f"dis_stale{age}_{name}"] = reduce(x)
+    return found
+
+
+def finish_dis(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics of a whole training step, with the sums by staleness turned into means over the tokens of each staleness.
+
+    Names without tokens in this step are left out, except for their share, which is 0.
+    """
+    found = dict(metrics)
+    for age in range(OLDEST + 1):
+        names = [f"dis_stale{age}_{name}" for name in ("share", "masked", "ratio", "ess")]
+        if names[0] not in found:
+            continue
+        share, masked, ratio, square = (float(found.pop(name)) for name in names)
+        found[names[0]] = share
+        if share > 0 and square > 0:
+            found |= dict(zip(names[1:], (masked / share, ratio / share, ratio**2 / (share * square)), strict=True))
+    return found
 
 
 def check_dis(args: Any) -> None:
@@ -84,6 +123,8 @@ def check_dis(args: Any) -> None:
         raise FlagError(
             "policy_loss: dis compares with the weights that played each token: give --use-rollout-logprobs"
         )
+    if getattr(args, "use_opsm", False):
+        raise FlagError("policy_loss: dis and --use-opsm would both mask by the same ratio; leave one of them out")
     if getattr(args, "use_tis", False):
         raise FlagError("policy_loss: dis and --use-tis would weigh the same ratio twice; leave one of them out")
     high = getattr(args, "eps_clip_high", None)
@@ -117,8 +158,10 @@ def install_dis(loss: Any, replace: Callable[[Any, str, Callable[[Any], Any]], N
         ) -> tuple[Tensor, dict[str, Tensor]]:
             loss, metrics = policy_loss(args, batch, logits, sum_of_sample_mean)
             ppo_kl, advantages = seen.pop()
+            rows = batch.get(STALENESS)
+            stale = torch.cat(list(rows)) if rows else None
             return loss, metrics | dis_metrics(
-                ppo_kl, advantages, args.eps_clip, args.eps_clip_high, sum_of_sample_mean
+                ppo_kl, advantages, args.eps_clip, args.eps_clip_high, sum_of_sample_mean, stale
             )
 
         return reported

@@ -110,6 +110,12 @@ class AdvantageSettings(Settings):
     """The actor's loss. `ppo`: the framework's. `dis`: double-sided importance sampling for turns of older weights; it
     masks tokens whose probability ratio to the weights that played them lies outside (1 - eps_clip, 1 + eps_clip_high).
     """
+    alarm_logprob_abs_diff: float = Field(default=0.1, gt=0)
+    """There is a warning if `train_rollout_logprob_abs_diff` exceeds this many nats per token. slime's own tests have
+    the same bound (`--ci-train-rollout-logprob-abs-diff-threshold`)."""
+    alarm_masked_share: float = Field(default=0.2, gt=0, le=1)
+    """There is a warning if DIS, TIS or IcePop masks or clips more than this share of the tokens. The default is this
+    project's choice; no source gives a bound."""
     critic_updates: int = Field(default=1, ge=1, le=16)
     """How often the critic trains on each batch. `actor_values` says which values the actor's advantages use."""
     actor_values: Literal["before", "after"] = "before"

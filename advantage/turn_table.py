@@ -2,10 +2,10 @@
 
 slime passes only a fixed list of keys to the training ranks (`_split_train_data_by_dp`). Of these, `prompt` is unused,
 so the table travels there. slime's logger later sums every list that it does not know, so the last reader removes the
-table from `rollout_data`. Layout, version 2 (integers are exact up to 2**53):
+table from `rollout_data`. Layout, version 3 (integers are exact up to 2**53):
 
     magic, version, segment, first_turn, kind, terminated, truncated, group, n,
-    then n times: start, end, reward, action_start, anchor
+    then n times: start, end, reward, action_start, anchor, staleness
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ TABLE_KEY = "prompt"
 CONVERTER = "--custom-convert-samples-to-train-data-path rollout.samples.convert_samples_to_train_data"
 
 _MAGIC = 7_206_381_955.0
-_VERSION = 2.0
+_VERSION = 3.0
 _HEAD = 9
-_SPAN = 5
+_SPAN = 6
 _EXACT = 2**53
+_NO_TURN = (0.0, 0.0, 0.0, -1.0, -1.0, -1.0)
 
 
 class TurnKind(enum.IntEnum):
@@ -59,6 +60,8 @@ class TurnSpan:
     """Offset of the action's first token; -1 if no action was recognised."""
     anchor: int = -1
     """Hash of the environment state, for estimators that compare turns in the same state; -1: none."""
+    staleness: int = -1
+    """Actor updates between playing the turn and training on it; -1: unknown."""
 
     def __post_init__(self) -> None:
         if not 0 <= _int("start", self.start) <= _int("end", self.end):
@@ -71,6 +74,8 @@ class TurnSpan:
             )
         if _int("anchor", self.anchor) < -1:
             raise TurnTableError(f"anchor must be a number from 0 up, or -1 for none, got {self.anchor}")
+        if _int("staleness", self.staleness) < -1:
+            raise TurnTableError(f"staleness must be a number from 0 up, or -1 if unknown, got {self.staleness}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +113,10 @@ class TurnRow:
 
 
 def encode_row(row: TurnRow) -> Tensor:
-    """The row as a float64 vector of 9 + 5 x turns entries; `decode_row` is the inverse."""
+    """The row as a float64 vector of 9 + 6 x turns entries; `decode_row` is the inverse."""
     flags = (row.kind, row.terminated, row.truncated)
     head = [_MAGIC, _VERSION, row.segment, row.first_turn, *flags, row.group, len(row.turns)]
-    body = [x for t in row.turns for x in (t.start, t.end, t.reward, t.action_start, t.anchor)]
+    body = [x for t in row.turns for x in (t.start, t.end, t.reward, t.action_start, t.anchor, t.staleness)]
     return _as_tensor(np.array([*head, *body], np.float64))
 
 
@@ -138,8 +143,10 @@ def decode_row(vector: object) -> TurnRow:
     if not {terminated, truncated, kind} <= {0, 1}:
         raise TurnTableError(f"kind {kind}, terminated {terminated} and truncated {truncated} must be 0 or 1")
     turns = tuple(
-        TurnSpan(_whole(start), _whole(end), reward, _whole(action), _whole(anchor))
-        for start, end, reward, action, anchor in zip(*(data[_HEAD + k :: _SPAN] for k in range(_SPAN)), strict=True)
+        TurnSpan(_whole(start), _whole(end), reward, _whole(action), _whole(anchor), _whole(staleness))
+        for start, end, reward, action, anchor, staleness in zip(
+            *(data[_HEAD + k :: _SPAN] for k in range(_SPAN)), strict=True
+        )
     )
     return TurnRow(segment, first_turn, TurnKind(kind), bool(terminated), bool(truncated), turns, group)
 
@@ -207,6 +214,8 @@ class TurnColumns:
     reward: Tensor
     group: Tensor
     anchor: Tensor
+    staleness: Tensor
+    """float64; -1 for a bootstrap entry."""
 
 
 def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
@@ -247,13 +256,13 @@ def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnCol
     # A bootstrap row has no body; its entry reads from the row's head, and its columns are then overwritten.
     body_at = torch.where(bootstrap, starts[sample], starts[sample] + _HEAD + _SPAN * k)
     body = flat[body_at[:, None] + torch.arange(_SPAN)]
-    body = torch.where(bootstrap[:, None], torch.tensor([0.0, 0.0, 0.0, -1.0, -1.0], dtype=torch.float64), body)
+    body = torch.where(bootstrap[:, None], torch.tensor(_NO_TURN, dtype=torch.float64), body)
     lengths = torch.tensor(response_lengths, dtype=torch.float64)
     if not _valid_bodies(body, sample, lengths[sample]):
         return None
     last = torch.zeros(len(sample), dtype=torch.bool)
     last[ends - 1] = True
-    start, end, reward, action_start, anchor = body.unbind(1)
+    start, end, reward, action_start, anchor, staleness = body.unbind(1)
     return TurnColumns(
         sample=sample,
         segment=segment[sample],
@@ -267,6 +276,7 @@ def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnCol
         reward=reward,
         group=group[sample],
         anchor=anchor,
+        staleness=staleness,
     )
 
 
@@ -282,10 +292,11 @@ def _valid_heads(head: Sequence[Tensor], sizes: Tensor) -> bool:
 
 
 def _valid_bodies(body: Tensor, sample: Tensor, lengths: Tensor) -> bool:
-    """What `TurnSpan` and `decode_rows` check of turns [T, 5]; `lengths` [T] are those of their responses."""
-    start, end, reward, action_start, anchor = body.unbind(1)
+    """What `TurnSpan` and `decode_rows` check of turns [T, 6]; `lengths` [T] are those of their responses."""
+    start, end, reward, action_start, anchor, staleness = body.unbind(1)
     valid = _whole_from(0, start) & _whole_from(0, end) & (start <= end) & (end <= lengths)
     valid &= torch.isfinite(reward) & _whole_from(-1, anchor) & _whole_from(-1, action_start)
+    valid &= _whole_from(-1, staleness)
     valid &= (action_start == -1) | ((start <= action_start) & (action_start < end))
     apart = (start[1:] >= end[:-1]) | (sample[1:] != sample[:-1])
     return bool(valid.all()) and bool(apart.all())

@@ -48,7 +48,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     stale = source.staleness(cut.segments, rollout_id)
     metrics = await asyncio.to_thread(batch_metrics, cut.segments, faults, load, stale)
     metrics["rollout/turns_pending"] = float(stream.pending)
-    return Batch(cut.segments, metrics, cut.slots)
+    return Batch(cut.segments, metrics, cut.slots, stale)
 
 
 async def _stream(runtime: Runtime, source: EpisodeSource) -> Stream:

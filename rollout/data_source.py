@@ -69,11 +69,11 @@ class EpisodeSource:
     def staleness(self, segments: Sequence[Segment], rollout_id: int) -> list[int]:
         """For each turn of the rollout's batch: the actor updates between playing and training it.
 
-        Turns are left out if the engine does not number its weights.
+        -1 if the engine does not number its weights.
         """
         versions = [version_of(turn.generation) for segment in segments for turn in segment.turns]
         self.clock.start(rollout_id, versions)
-        return [self.clock.staleness(version, rollout_id) for version in versions if version is not None]
+        return [-1 if version is None else self.clock.staleness(version, rollout_id) for version in versions]
 
     def episode(self, episode_id: int) -> EpisodeSpec:
         """The training episode with this id."""

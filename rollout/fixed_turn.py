@@ -51,6 +51,8 @@ class Batch:
     metrics: dict[str, float]
     slots: list[Mapping[str, Any]] | None = None
     """None if the slots have not played on since."""
+    staleness: Sequence[int] | None = None
+    """Actor updates between playing and training each turn, -1 where unknown; None while the actor is frozen."""
 
 
 Collect = Callable[[Any, int, EpisodeSource], Awaitable[Batch]]
@@ -90,7 +92,7 @@ async def collect_or_draw(
             batch.metrics["warmup/kept_turns"] = float(_turn_count(source.kept))
         else:
             source.kept.clear()
-    samples = await _samples(runtime, source, batch.segments)
+    samples = await _samples(runtime, source, batch)
     await asyncio.to_thread(source.end_batch, rollout_id, batch.slots)
     return RolloutFnTrainOutput(samples=samples, metrics=batch.metrics)
 
@@ -114,7 +116,8 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     assert _turn_count(segments) == turns, f"the batch has {_turn_count(segments)} turns instead of {turns}"
     faults = runtime.fault_counts() - faults
     stale = source.staleness(segments, rollout_id)
-    return Batch(segments, await asyncio.to_thread(batch_metrics, segments, faults, measured(), stale))
+    metrics = await asyncio.to_thread(batch_metrics, segments, faults, measured(), stale)
+    return Batch(segments, metrics, staleness=stale)
 
 
 class TurnBudget:
@@ -183,11 +186,11 @@ async def _gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
-async def _samples(runtime: Runtime, source: EpisodeSource, segments: Sequence[Segment]) -> list[list[Sample]]:
-    """slime's samples for these segments, in training groups that were never used before."""
-    ids = source.take_group_ids(_turn_count(segments))
+async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> list[list[Sample]]:
+    """slime's samples for the batch's segments, in training groups that were never used before."""
+    ids = source.take_group_ids(_turn_count(batch.segments))
     # In a thread, because thousands of samples take long enough to stall the event loop.
-    groups = await asyncio.to_thread(build_samples, segments, ids, runtime.samples)
+    groups = await asyncio.to_thread(build_samples, batch.segments, ids, runtime.samples, batch.staleness)
     if GROUP_FIELD is None:
         groups = fill_steps(groups, runtime.flags.global_batch_size, runtime.samples)
     return groups

@@ -22,15 +22,20 @@ from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import Prompt, SampleKind, Segment, Turn
 
 
-def build_samples(segments: Sequence[Segment], group_ids: Sequence[int], writer: SampleWriter) -> list[list[Sample]]:
+def build_samples(
+    segments: Sequence[Segment], group_ids: Sequence[int], writer: SampleWriter, staleness: Sequence[int] | None = None
+) -> list[list[Sample]]:
     """One list of samples per segment: its turns in order, then its bootstrap sample, if any.
 
-    `group_ids` has one id per turn, in the order of the segments.
+    `group_ids` and `staleness` have one entry per turn, in the order of the segments.
     """
     ids = iter(group_ids)
+    stale = iter(staleness if staleness is not None else [-1] * len(group_ids))
     groups = []
     for number, segment in enumerate(segments):
-        samples = [turn_sample(writer, turn, number, next(ids), segment.task_name) for turn in segment.turns]
+        samples = [
+            turn_sample(writer, turn, number, next(ids), segment.task_name, next(stale)) for turn in segment.turns
+        ]
         if segment.bootstrap is not None:
             samples.append(bootstrap_sample(writer, segment, number, samples[-1]))
         groups.append(samples)

@@ -97,6 +97,14 @@ def span_positions(starts: Tensor, sizes: Tensor) -> Tensor:
     return torch.arange(len(span), device=sizes.device) + (starts - (sizes.cumsum(0) - sizes))[span]
 
 
+def per_token(entries: Tensor, columns: TurnColumns, lengths: Sequence[int], otherwise: float) -> Tensor:
+    """Each turn's entry at all of its tokens, [R] float32 of [T]; `otherwise` at tokens outside all turns."""
+    starts, sizes = _spans(columns, lengths)
+    found = torch.full((sum(lengths),), otherwise)
+    found[span_positions(starts, sizes)] = torch.repeat_interleave(entries.float(), sizes)
+    return found
+
+
 def _flat_mask(masks: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
     sizes = [mask.numel() for mask in masks]
     if sizes != list(lengths):

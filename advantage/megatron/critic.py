@@ -45,7 +45,7 @@ def install_critic(
     passes, after = settings.critic_updates, settings.actor_values == "after"
     if after and framework.name != "slime":
         raise UnsupportedFrameworkError(
-            f"{framework.name} sends the critic's values to the actor before the critic trains, so actor_values must be "
+            f"{framework.name} sends the critic's values to the actor before the critic trains: use actor_values: "
             "before"
         )
     if framework.actor is None or (passes == 1 and not after):

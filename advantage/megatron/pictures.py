@@ -13,17 +13,14 @@ Keys of one sample's `multimodal_train_inputs` in this form, for k pictures; all
 
 from __future__ import annotations
 
-import functools
 import io
-from collections.abc import Callable, Mapping
-from types import ModuleType
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from advantage.errors import UnsupportedFrameworkError
 from slime_verlog import MissingDependencyError
 
 PIXELS, CODE, TABLE = "pixel_values", "pixel_values_code", "pixel_values_table"
@@ -65,29 +62,3 @@ def read_png(data: bytes) -> np.ndarray:
         raise MissingDependencyError("training on pictures needs Pillow: pip install pillow") from error
     with Image.open(io.BytesIO(data)) as image:
         return np.array(image)
-
-
-def install_pictures(model: ModuleType, replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
-    """Expand pictures where the framework's forward passes take their micro-batch.
-
-    Args:
-        model: the framework's module with the forward passes, which imports `get_batch` by name.
-        replace: replaces a module's function by what it is given, once (`advantage.patch`).
-
-    Raises:
-        UnsupportedFrameworkError: the module has no `get_batch`.
-    """
-    if not callable(getattr(model, "get_batch", None)):
-        raise UnsupportedFrameworkError(f"{model.__name__} has no get_batch, so pictures cannot be expanded")
-
-    def expanding(get_batch: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        @functools.wraps(get_batch)
-        def expanded(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            batch = get_batch(*args, **kwargs)
-            if batch.get("multimodal_train_inputs"):
-                batch["multimodal_train_inputs"] = expand(batch["multimodal_train_inputs"])
-            return batch
-
-        return expanded
-
-    replace(model, "get_batch", expanding)

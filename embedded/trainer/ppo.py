@@ -17,7 +17,8 @@ import torch
 from advantage.megatron.layout import current_layout
 from advantage.megatron.roles import report_frozen
 from advantage.megatron.whitening import whiten
-from advantage.policy_loss import check_dis, dis_loss, dis_metrics
+from advantage.off_policy_alarm import OffPolicyAlarm
+from advantage.policy_loss import STALENESS, check_dis, dis_loss, dis_metrics, finish_dis
 from advantage.settings import ROLE, advantage_settings
 from advantage.value_weight import first_token_weights, weigh_reducer
 from embedded.arguments import embedded_flags
@@ -49,6 +50,7 @@ class PpoTrainer:
         self.args, self.flags = args, (flags := embedded_flags(args))
         self._settings = advantage_settings(args)
         self._role_args = {role: Namespace(**{**vars(args), ROLE: role}) for role in ("actor", "critic")}
+        self._alarm = OffPolicyAlarm(self._settings)
         if self._settings.policy_loss == "dis":
             check_dis(flags)
         self.device = initialize()
@@ -146,7 +148,8 @@ class PpoTrainer:
         if path := self.flags.rollout_data_postprocess_path:
             load_attribute(path, "rollout_data_postprocess_path")(self.args, rollout_id, data)
         kl = _masked_mean(data, data["kl"])
-        metrics = self._optimize(self.actor, self.actor_optimizer, data, self._policy_loss)
+        metrics = finish_dis(self._optimize(self.actor, self.actor_optimizer, data, self._policy_loss))
+        metrics |= self._alarm.watch(metrics, rollout_id)
         return {f"actor/{key}": value for key, value in {**metrics, "ref_kl": kl}.items()}
 
     def _policy_loss(
@@ -159,7 +162,8 @@ class PpoTrainer:
         off_policy: dict[str, torch.Tensor] = {}
         if self._settings.policy_loss == "dis":
             loss, clipped = dis_loss(old - log_probs, advantages, flags.eps_clip, high)
-            off_policy = dis_metrics(old - log_probs, advantages, flags.eps_clip, high, reduce)
+            stale = batch.gather(data[STALENESS]) if STALENESS in data else None
+            off_policy = dis_metrics(old - log_probs, advantages, flags.eps_clip, high, reduce, stale)
         else:
             loss, clipped = policy_loss(
                 log_probs,
@@ -178,6 +182,10 @@ class PpoTrainer:
             "ppo_kl": reduce(old - log_probs),
             **off_policy,
         }
+        if "rollout_log_probs" in data:
+            known = log_probs.detach() if flags.use_rollout_logprobs else old
+            off_policy_gap = (known - batch.gather(data["rollout_log_probs"])).abs()
+            metrics["train_rollout_logprob_abs_diff"] = reduce(off_policy_gap)
         if flags.use_kl_loss:
             kl = reduce(approx_kl(log_probs, batch.gather(data["ref_log_probs"]), flags.kl_loss_type))
             total, metrics["kl_loss"] = total + flags.kl_loss_coef * kl, kl

@@ -136,14 +136,17 @@ class SampleWriter:
         sample.rollout_routed_experts = flat.reshape(shape).numpy()
 
 
-def turn_sample(writer: SampleWriter, turn: Turn, segment: int, group: int, task_name: str) -> Sample:
+def turn_sample(
+    writer: SampleWriter, turn: Turn, segment: int, group: int, task_name: str, staleness: int = -1
+) -> Sample:
     """One turn as one sample: the prompt's tokens, then the model's, which are trained on unless they were altered."""
     sample = writer.new(group, segment, turn.prompt)
     writer.append_generation(sample, turn.generation)
     sample.reward, sample.session_id = turn.reward, session_of(turn.episode_id)
     sample.metadata = {"task_name": task_name, "episode_id": turn.episode_id, **turn_facts(turn)}
     action = turn.action_span[0] if turn.action_span else -1
-    span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor_of(turn.prompt.token_ids))
+    anchor = anchor_of(turn.prompt.token_ids)
+    span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor, staleness)
     set_row(sample, TurnRow(segment, turn.index, TurnKind.TURN, turn.terminated, turn.truncated, (span,)))
     return sample
 

@@ -97,6 +97,7 @@ def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
 
 def _turn_metrics(turns: Sequence[Turn], stale: Sequence[int]) -> dict[str, float]:
     lengths = [len(turn.generation.token_ids) for turn in turns]
+    stale = [updates for updates in stale if updates >= 0]
     return {
         "turn/reward": mean(turn.reward for turn in turns),
         "turn/valid_action_ratio": mean(turn.valid for turn in turns),

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from advantage.errors import TurnTableError
 from advantage.hook import compute_advantages
+from advantage.policy_loss import STALENESS
 from advantage.settings import KL_SPLIT
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, encode_row
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
@@ -71,6 +72,15 @@ def test_many_turns_per_sample_give_the_same_as_one_turn_per_sample() -> None:
     parts = run(apart)["advantages"]
     whole = run([together])["advantages"][0]
     torch.testing.assert_close(whole[torch.tensor(mask).bool()], torch.cat(parts))
+
+
+def test_the_actors_loss_gets_the_staleness_of_each_token_and_the_critics_does_not() -> None:
+    spans = (TurnSpan(0, 2, 1.0, staleness=3), TurnSpan(4, 5, 2.0, staleness=0))
+    samples = [one(TurnRow(0, 0, terminated=True, turns=spans), [1, 1, 0, 0, 1]), turn(1, 0), state(1, 1)]
+    data = run(samples, policy_loss="dis", slime_verlog_role="actor")
+    assert [row.tolist() for row in data[STALENESS]] == [[3, 3, -1, -1, 0], [-1, -1], [-1]]
+    for changes in ({"slime_verlog_role": "critic", "policy_loss": "dis"}, {"slime_verlog_role": "actor"}):
+        assert STALENESS not in run(samples, **changes)
 
 
 @pytest.mark.parametrize("gap", [0, 1, 50])

@@ -251,7 +251,8 @@ def test_dis_takes_the_place_of_the_frameworks_policy_loss(slime: Any) -> None:
 def compute_policy_loss(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None):
     return "ppo"
 def policy_loss_function(args, batch, logits, sum_of_sample_mean):
-    loss, clipped = compute_policy_loss(*batch, args.eps_clip, args.eps_clip_high, eps_clip_c=args.eps_clip_c)
+    given = batch["kl"], batch["advantages"], args.eps_clip, args.eps_clip_high
+    loss, clipped = compute_policy_loss(*given, eps_clip_c=args.eps_clip_c)
     return sum_of_sample_mean(loss), {"pg_clipfrac": sum_of_sample_mean(clipped)}
 """
     loss = slime(source)
@@ -260,7 +261,7 @@ def policy_loss_function(args, batch, logits, sum_of_sample_mean):
         patch.install(flags(**dis))
     args = flags(**dis, use_rollout_logprobs=True)
     patch.install(args)
-    batch = -torch.tensor([0.1, 1.0, 2.0, 9.0]).log(), torch.ones(4)
+    batch = {"kl": -torch.tensor([0.1, 1.0, 2.0, 9.0]).log(), "advantages": torch.ones(4)}
     value, metrics = loss.policy_loss_function(args, batch, None, torch.mean)
     assert value.item() == pytest.approx(-(1 + 2) / 4)
     assert set(metrics) > {"pg_clipfrac", "dis_ess", "dis_masked_low_positive"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from advantage.errors import FlagError
-from advantage.policy_loss import check_dis, dis_loss, dis_metrics, install_dis
+from advantage.policy_loss import check_dis, dis_loss, dis_metrics, finish_dis, install_dis
 
 LOW, HIGH = 0.3, 5.0
 
@@ -74,6 +74,27 @@ def test_metrics_split_what_was_masked_by_side_and_sign() -> None:
     assert dis_metrics(torch.zeros(5), torch.ones(5), LOW, HIGH, torch.mean)["dis_ess"] == 1.0
 
 
+def test_metrics_by_staleness_are_those_of_each_staleness_alone() -> None:
+    """Sums of three micro-batches, added up as slime does; turns two or more updates old share one bucket."""
+    torch.manual_seed(0)
+    kl, stale = torch.randn(300) * 0.5, torch.randint(-1, 4, (300,)).float()
+    stale[stale == 1] = 0
+    parts = [
+        dis_metrics(k, torch.ones(100), LOW, HIGH, torch.sum, s)
+        for k, s in zip(kl.split(100), stale.split(100), strict=True)
+    ]
+    found = finish_dis({name: sum(float(part[name]) for part in parts) / 300 for name in parts[0]})
+    r = (-kl).exp()
+    for age, here in ((0, stale == 0), (2, stale >= 2)):
+        alone = r[here]
+        masked = ((alone <= 1 - LOW) | (alone >= 1 + HIGH)).float().mean()
+        wanted = {"share": here.float().mean(), "masked": masked, "ratio": alone.mean()}
+        wanted["ess"] = alone.sum() ** 2 / (len(alone) * (alone**2).sum())
+        for name, value in wanted.items():
+            assert found[f"dis_stale{age}_{name}"] == pytest.approx(value.item(), rel=1e-5)
+    assert found["dis_stale1_share"] == 0 and "dis_stale1_ratio" not in found
+
+
 def given(**changes: Any) -> SimpleNamespace:
     flags = {"use_rollout_logprobs": True, "use_tis": False, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
     return SimpleNamespace(**{**flags, **changes})
@@ -83,6 +104,7 @@ def given(**changes: Any) -> SimpleNamespace:
     ("changes", "said"),
     [
         ({"use_rollout_logprobs": False}, "--use-rollout-logprobs"),
+        ({"use_opsm": True}, "--use-opsm would both mask"),
         ({"use_tis": True}, "--use-tis would weigh the same ratio twice"),
         ({"eps_clip_high": None}, "--eps-clip-high, which is not given"),
         ({"eps_clip_high": 0.3}, "--eps-clip-high, which is not given"),

@@ -37,7 +37,8 @@ def rows(draw: st.DrawFn) -> TurnRow:
         at = start + draw(st.integers(0, 40))
         action = draw(st.integers(start, at - 1)) if at > start and draw(st.booleans()) else -1
         anchor = draw(st.one_of(st.just(-1), IDS))
-        turns.append(TurnSpan(start, at, draw(st.floats(allow_nan=False, allow_infinity=False)), action, anchor))
+        reward, staleness = draw(st.floats(allow_nan=False, allow_infinity=False)), draw(st.integers(-1, 9))
+        turns.append(TurnSpan(start, at, reward, action, anchor, staleness))
     return TurnRow(
         draw(IDS), draw(IDS), TurnKind.TURN, *draw(st.tuples(st.booleans(), st.booleans())), tuple(turns), draw(IDS)
     )
@@ -52,7 +53,10 @@ def rows_of(columns: TurnColumns) -> list[TurnRow]:
         first, last = turns[0], turns[-1]
         kind = TurnKind(first["bootstrap"])
         spans = tuple(
-            TurnSpan(int(t["start"]), int(t["end"]), t["reward"], int(t["action_start"]), int(t["anchor"]))
+            TurnSpan(
+                *(int(t["start"]), int(t["end"]), t["reward"]),
+                *(int(t["action_start"]), int(t["anchor"]), int(t["staleness"])),
+            )
             for t in turns
             if kind is TurnKind.TURN
         )
@@ -159,6 +163,7 @@ def test_a_turn_past_the_response_is_refused_with_its_sample() -> None:
         (lambda: TurnRow(-1, 0, turns=(TurnSpan(0, 1, 0.0),)), "negative"),
         (lambda: TurnRow(2**53, 0, turns=(TurnSpan(0, 1, 0.0),)), "2\\*\\*53"),
         (lambda: TurnSpan(0, 2, 0.0, anchor=-2), "anchor"),
+        (lambda: TurnSpan(0, 2, 0.0, staleness=-2), "staleness"),
         (lambda: TurnRow(1, 0, TurnKind.BOOTSTRAP, group=-2), "group"),
         (lambda: TurnRow(1, 0), "at least one turn"),
         (lambda: TurnRow(1, 0, TurnKind.BOOTSTRAP, terminated=True), "bootstrap"),

@@ -1,0 +1,42 @@
+"""The alarm names the number, its healthy range and what to do, once each time a metric leaves its range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from advantage.off_policy_alarm import OffPolicyAlarm
+from advantage.settings import AdvantageSettings
+from slime_verlog import read_settings
+
+GAP, MASKED = "train_rollout_logprob_abs_diff", "pg_clipfrac"
+
+
+def alarm(**keys: Any) -> OffPolicyAlarm:
+    return OffPolicyAlarm(read_settings(AdvantageSettings, {"policy_loss": "dis", **keys}))
+
+
+def test_it_warns_when_a_metric_leaves_its_range_and_counts_every_step_outside(caplog: Any) -> None:
+    watched = alarm(alarm_logprob_abs_diff=0.05)
+    gaps = [0.01, 0.05, 0.2, 0.3, 0.01, float("nan")]
+    counts = [watched.watch({GAP: gap, MASKED: 0.0}, step)["off_policy_alarms"] for step, gap in enumerate(gaps)]
+    assert counts == [0, 0, 1, 2, 2, 3]
+    assert [record.getMessage().split(" in rollout ")[0] for record in caplog.records] == [
+        f"the mean difference between the log-probs of trainer and engine ({GAP}) is 0.2",
+        f"the mean difference between the log-probs of trainer and engine ({GAP}) is nan",
+    ]
+    assert "healthy is 0 to 0.05 (alarm_logprob_abs_diff): lower max_staleness or --lr" in caplog.text
+
+
+@pytest.mark.parametrize(("loss", "metric"), [("dis", "pg_clipfrac"), ("ppo", "tis_clipfrac")])
+def test_the_masked_share_is_that_of_the_correction_and_not_ppos_clipping(loss: str, metric: str, caplog: Any) -> None:
+    watched = alarm(policy_loss=loss)
+    assert watched.watch({metric: 0.3, GAP: 0.0}, 7) == {"off_policy_alarms": 1.0}
+    assert "is 0.3 in rollout 7, and healthy is 0 to 0.2 (alarm_masked_share)" in caplog.text
+    other = {"pg_clipfrac", "tis_clipfrac"} - {metric}
+    assert watched.watch({other.pop(): 0.9, GAP: 0.0}, 8) == {"off_policy_alarms": 1.0}
+
+
+def test_the_critics_steps_are_not_counted() -> None:
+    assert alarm().watch({"value_loss": 1e9}, 0) == {}
