@@ -160,22 +160,23 @@ def _add_optional(data: dict[str, Any], samples: list[Sample], args: Any) -> Non
 
 
 def _check_replay(data: Mapping[str, Any], flags: RolloutFlags) -> None:
-    """Check that every sample has the data that training replays.
+    """Check that every sample has what training needs from the engine.
 
     Raises:
         ConfigError: the engine did not return it; names the flag.
     """
     wanted = {
-        "rollout_routed_experts": flags.use_rollout_routing_replay,
-        "rollout_top_p_token_ids": flags.rollout_top_p != 1.0,
+        "rollout_routed_experts": (flags.use_rollout_routing_replay, "leave --use-rollout-routing-replay out"),
+        "rollout_top_p_token_ids": (flags.rollout_top_p != 1.0, "keep --rollout-top-p at 1"),
+        "rollout_log_probs": (flags.use_rollout_logprobs, "leave --use-rollout-logprobs out, without policy_loss: dis"),
     }
-    for key, is_wanted in wanted.items():
+    for key, (is_wanted, advice) in wanted.items():
         values = data.get(key, [None])
         if is_wanted and any(value is None for value in values):
             missing = sum(value is None for value in values)
             raise ConfigError(
-                f"training replays {key}, but {missing} of {len(values)} samples have none, because the engine did not "
-                "return it; leave --use-rollout-routing-replay out, or keep --rollout-top-p at 1"
+                f"training needs {key}, but {missing} of {len(values)} samples have none, because the engine did not "
+                f"return it; use an engine that does, or {advice}"
             )
 
 

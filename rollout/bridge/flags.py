@@ -32,6 +32,7 @@ class RolloutFlags:
     sglang_enable_deterministic_inference: bool = False
     router_policy: str | None = None
     use_rollout_routing_replay: bool = False
+    use_rollout_logprobs: bool = False
     over_sampling_batch_size: int | None = None
     rollout_num_engines: int | None = None
     rollout_num_gpus: int | None = None

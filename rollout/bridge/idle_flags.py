@@ -57,6 +57,7 @@ def _discounts(args: Any) -> list[str]:
     found += [
         f"{args.megatron_config_path} sets {name} {critic[name]} for the critic alone: it changes the critic's targets "
         "and not the actor's advantages, which each role computes for itself; set it in the YAML for both"
+        + (", or lambda_critic for the critic" if name.startswith("lambda") else "")
         for name in DISCOUNTS
         if name in critic and name not in actor
     ]

@@ -91,8 +91,8 @@ class RolloutSettings(AdvantageSettings):
     turn_quota: Literal["global", "per_env"] = "global"
     """`global`: all slots draw from one common budget of turns. `per_env`: every slot plays the same number of
     turns."""
-    max_staleness: int = Field(default=1, ge=1, le=4)
-    """With `rollout.continuous`: the largest number of actor updates between playing and training a turn."""
+    max_staleness: int = Field(default=1, ge=0, le=4)
+    """With `rollout.continuous`: the largest number of actor updates between playing and training a turn, 1 to 4."""
     bootstrap_on_time_limit: bool = False
     """After a time limit, use the critic's value for the rest of the episode. False uses 0, as Verlog does."""
 

@@ -74,7 +74,7 @@ END
   [ "$NUM_NODES" -gt 1 ] || printf '# A Ray head on this machine; delete this line if one is running.\n%s\n' \
     "ray start --head --num-gpus=$NUM_GPUS --dashboard-port=8265 --disable-usage-stats"
   printf 'ray job submit --address=%s \\\n  --runtime-env-json="$RUNTIME_ENV_JSON" \\\n' "$RAY_ADDRESS"
-  printf '  -- python3 "$SLIME_PATH/train.py"'
+  printf '  -- python3 "$SLIME_PATH/%s"' "$TRAIN_SCRIPT"
   for group in "${GROUPS_OF_FLAGS[@]}"; do
     local -n words=${group%% *}_ARGS
     [ ${#words[@]} -eq 0 ] && [ "${group%% *}" != MODEL ] || printf ' \\\n  "${%s_ARGS[@]}"' "${group%% *}"

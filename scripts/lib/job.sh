@@ -36,20 +36,20 @@ submit() {
     check_job_if_possible >&2
     return
   fi
-  [ -f "$SLIME_PATH/train.py" ] || die "no $SLIME_PATH/train.py; set SLIME_PATH to a slime checkout"
+  [ -f "$SLIME_PATH/$TRAIN_SCRIPT" ] || die "no $SLIME_PATH/$TRAIN_SCRIPT; set SLIME_PATH to a slime checkout"
   [ "$REFERENCE" = "$HF_CHECKPOINT" ] || [ -f "$REFERENCE/latest_checkpointed_iteration.txt" ] ||
     die "$REFERENCE holds no finished checkpoint; run: bash scripts/prepare_model.sh $MODEL"
-  PYTHONPATH=$PATHS python3 -m rollout.preflight "${TRAIN_ARGS[@]}"
+  PYTHONPATH=$PATHS python3 -m rollout.preflight "$TRAIN_SCRIPT" "${TRAIN_ARGS[@]}"
   find_ray
   [[ " ${TRAIN_ARGS[*]} " != *" --use-tensorboard "* ]] ||
     echo "metrics: tensorboard --logdir $RUN_DIR/tensorboard --reload_multifile=true"
-  "${JOB[@]}" -- python3 "$SLIME_PATH/train.py" "${TRAIN_ARGS[@]}"
+  "${JOB[@]}" -- python3 "$SLIME_PATH/$TRAIN_SCRIPT" "${TRAIN_ARGS[@]}"
 }
 
 # A dry run needs no slime; where there is one, and the model, it ends with preflight's verdict.
 check_job_if_possible() {
   if [ -f "$HF_CHECKPOINT/config.json" ] && PYTHONPATH=$PATHS python3 -c 'import slime, megatron' 2> /dev/null; then
-    PYTHONPATH=$PATHS python3 -m rollout.preflight "${TRAIN_ARGS[@]}"
+    PYTHONPATH=$PATHS python3 -m rollout.preflight "$TRAIN_SCRIPT" "${TRAIN_ARGS[@]}"
   else
     echo "note: the flags were not checked, which needs slime, Megatron and $HF_CHECKPOINT"
   fi
@@ -71,7 +71,7 @@ print_job() {
   printf '\n'
   printf 'ray job submit \\\n'
   printf '  %s \\\n' "$(quoted "${JOB[3]}")" "$(quoted "${JOB[4]}")"
-  printf '  -- python3 %s' "$(quoted "$SLIME_PATH/train.py")"
+  printf '  -- python3 %s' "$(quoted "$SLIME_PATH/$TRAIN_SCRIPT")"
   for group in "${GROUPS_OF_FLAGS[@]}"; do
     printf ' \\\n  "${%s_ARGS[@]}"' "${group%% *}"
   done

@@ -16,6 +16,7 @@ RAY_ADDRESS=${RAY_ADDRESS:-http://127.0.0.1:8265}
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 LAYOUT=colocated
+TRAIN_SCRIPT=${TRAIN_SCRIPT:-train.py}            # or train_async.py (docs/asynchronous.md)
 DRY_RUN= FLAT=
 NUM_NODES=${NUM_NODES:-1}
 CHECKPOINTS_KEPT=${CHECKPOINTS_KEPT:-2}
@@ -37,6 +38,7 @@ usage: bash scripts/$(basename "$0") [--dry-run | --flat] [--model NAME] [--disa
 environment variables, with their current values:
   NUM_GPUS=$NUM_GPUS, NUM_NODES=$NUM_NODES, TENSOR_PARALLEL=$TENSOR_PARALLEL    GPUs per node, nodes, GPUs that share a layer
   ROLLOUT_GPUS=${ROLLOUT_GPUS:-half of them}    GPUs per node that serve, with --disaggregated
+  TRAIN_SCRIPT=$TRAIN_SCRIPT    or train_async.py, which needs --disaggregated (docs/asynchronous.md)
   SLIME_PATH=$SLIME_PATH, MEGATRON_PATH=$MEGATRON_PATH, MODELS=$MODELS, OUTPUT=$OUTPUT
   RAY_ADDRESS=$RAY_ADDRESS    the job server of the Ray cluster, as an HTTP address
   CHECKPOINTS_KEPT=$CHECKPOINTS_KEPT    steps kept on disk; all: keep every step

@@ -18,7 +18,7 @@ MODEL_ARGS=(--swiglu --num-layers 36 --hidden-size 2048 --ffn-hidden-size 11008 
   --rotary-base 1000000 --group-query-attention --num-query-groups 2 --vocab-size 151936)
 """
 
-SPEC = 'MODEL_ARGS=(--spec slime_plugins.models.qwen3_5 get_qwen3_5_spec --num-layers 32)'
+SPEC = "MODEL_ARGS=(--spec slime_plugins.models.qwen3_5 get_qwen3_5_spec --num-layers 32)"
 MODELS = ("qwen2.5-3B", "qwen2.5-7B", "qwen3-4B", "qwen3-8B", "qwen3-30B-A3B", "qwen3.5-4B", "qwen3.5-35B-A3B-vl")
 
 Command = Callable[..., list[str]]

@@ -156,6 +156,41 @@ def test_continuous_batches_pass(command: Command, slime: Slime, tmp_path: Path,
     assert done.returncode == 0, done.stderr
 
 
+SAO_MISTAKES = [
+    (("--use-tis",), "policy_loss: dis and --use-tis would weigh the same ratio twice"),
+    (("--eps-clip-c", "3.0"), "leave --eps-clip-c out"),
+    (("--eps-clip-high", "0.3"), "--eps-clip-high, which is not given"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "words"), SAO_MISTAKES, ids=[mistake[0][0] for mistake in SAO_MISTAKES])
+def test_another_loss_on_the_ratio_of_dis_is_refused(
+    command: Command, slime: Slime, tmp_path: Path, mistake: tuple[str, ...], words: str
+) -> None:
+    done = preflight(slime, train_flags(command("run_sao.sh", "--", *mistake, slime=slime.path)), tmp_path)
+    assert done.returncode == 1 and words in done.stderr
+
+
+def test_dis_without_the_rollouts_log_probs_is_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
+    flags = without(train_flags(command("run_sao.sh", slime=slime.path)), "--use-rollout-logprobs")
+    done = preflight(slime, flags, tmp_path)
+    assert done.returncode == 1 and "give --use-rollout-logprobs" in done.stderr
+
+
+def test_train_async_with_shared_gpus_is_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
+    flags = train_flags(command("run_babyai.sh", slime=slime.path))
+    done = preflight(slime, ["train_async.py", *flags], tmp_path)
+    assert done.returncode == 1 and "--colocate cannot share their GPUs: leave it out" in done.stderr
+
+
+def test_continuous_batches_without_staleness_are_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
+    flags = train_flags(command("run_sao.sh", slime=slime.path))
+    path = Path(by_flag(flags)["--custom-config-path"][0])
+    path.write_text(path.read_text().replace("max_staleness: 1", "max_staleness: 0"))
+    done = preflight(slime, flags, tmp_path)
+    assert done.returncode == 1 and "max_staleness: 0 would stop all slots" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("missing", "words"),
     [

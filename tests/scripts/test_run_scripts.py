@@ -13,7 +13,7 @@ import yaml
 
 from envs.loading import load_attribute
 from rollout.bridge.checks import check_flags
-from rollout.bridge.settings import YAML_KEYS, RolloutSettings, load_settings
+from rollout.bridge.settings import YAML_KEYS, RolloutSettings, check_keys, load_settings
 from slime_verlog import read_settings
 from tests.scripts.conftest import REPO, Command, by_flag, recorded_flags, train_flags
 
@@ -88,6 +88,27 @@ def test_batches_and_lengths_are_verlogs(command: Command, script: str) -> None:
     assert {flag: float(flags[flag][0]) for flag in wanted} == wanted
     roles = yaml.safe_load(Path(flags["--megatron-config-path"][0]).read_text())["megatron"]
     assert [(r["role"], r["overrides"]["lr"]) for r in roles] == [("critic", 1e-5)]
+
+
+def test_sao_has_the_papers_numbers_on_separate_gpus(command: Command) -> None:
+    """Single-rollout Asynchronous Optimization (arXiv 2607.07508): losses, learning rates, critic-only steps."""
+    flags = by_flag(train_flags(command("run_sao.sh")))
+    wanted = {"--eps-clip": 0.3, "--eps-clip-high": 5.0, "--lr": 1e-6, "--num-critic-only-steps": 10}
+    wanted |= {"--kl-coef": 0, "--entropy-coef": 0, "--n-samples-per-prompt": 1}
+    assert {flag: float(flags[flag][0]) for flag in wanted} == wanted
+    assert flags["--rollout-function-path"] == ["rollout.continuous.generate_rollout"]
+    assert not {"--colocate", "--eps-clip-c", "--use-tis"} & set(flags) and "--use-rollout-logprobs" in flags
+    roles = yaml.safe_load(Path(flags["--megatron-config-path"][0]).read_text())["megatron"]
+    assert [r["overrides"]["lr"] for r in roles] == [5e-6]
+    config = yaml.safe_load(Path(flags["--custom-config-path"][0]).read_text())
+    settings = check_keys(config)
+    assert (settings.policy_loss, settings.critic_updates, settings.lambda_critic) == ("dis", 2, 1.0)
+    assert (settings.lambda_policy, settings.lambda_policy_alpha) == ("length_adaptive", 1.5)
+
+
+def test_train_async_is_submitted_if_asked_for(command: Command) -> None:
+    words = command("run_sao.sh", TRAIN_SCRIPT="train_async.py")
+    assert any(word.endswith("/train_async.py") for word in words)
 
 
 def test_later_flags_and_options_win(command: Command) -> None:

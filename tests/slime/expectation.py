@@ -78,9 +78,12 @@ def _payment(item: Trained, ledger: Mapping[Any, Mapping[str, Any]], tokenizer: 
 
 
 def expected_advantages(
-    trained: Sequence[Trained], paid: Sequence[Any], kl_coef: float = 0.0
+    trained: Sequence[Trained], paid: Sequence[Any], kl_coef: float = 0.0, **changes: Any
 ) -> list[torch.Tensor | None]:
-    """Float64 advantages of every turn's trained tokens, before whitening; None for bootstrap samples."""
+    """Float64 advantages of every turn's trained tokens, before whitening; None for bootstrap samples.
+
+    `changes` are discounts of `brute_force` that differ from the defaults.
+    """
     turns = [i for i, item in enumerate(trained) if not item.is_bootstrap]
     number = {(trained[i].segment, trained[i].turn): k for k, i in enumerate(turns)}
     lent = {(item.segment, item.turn): float(item.row["values"][0]) for item in trained if item.is_bootstrap}
@@ -95,8 +98,9 @@ def expected_advantages(
         over = paid[i]["terminated"]
         next_turn.append(-1 if over else number.get(after, -1))
         bootstrap.append(0.0 if over else lent.get(after, 0.0))
+    payments = [paid[i]["reward"] for i in turns]
     flat = torch.tensor(
-        brute_force(values, rewards, lengths, [paid[i]["reward"] for i in turns], next_turn, bootstrap, **DISCOUNTS),
+        brute_force(values, rewards, lengths, payments, next_turn, bootstrap, **{**DISCOUNTS, **changes}),
         dtype=torch.float64,
     )
     result: list[torch.Tensor | None] = [None] * len(trained)
