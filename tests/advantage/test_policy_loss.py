@@ -57,6 +57,34 @@ def test_it_is_finite_however_far_the_weights_have_moved(gap: float) -> None:
     assert all(torch.isfinite(value) for value in metrics.values())
 
 
+def test_a_micro_batch_that_is_masked_whole_has_gradient_zero_and_finite_metrics() -> None:
+    ratios = torch.tensor([0.01, 50.0, 0.2]).log()
+    assert gradient(ratios, torch.zeros(3), torch.tensor([1.0, -1.0, 2.0])).tolist() == [0.0, 0.0, 0.0]
+    metrics = dis_metrics(-ratios, torch.ones(3), LOW, HIGH, torch.mean, torch.tensor([0.0, 1.0, -1.0]))
+    assert all(torch.isfinite(value) for value in metrics.values())
+
+
+def test_masked_tokens_stay_in_the_denominator() -> None:
+    """So masking a token is the same as giving it advantage 0, and the other tokens do not weigh more."""
+    kl, advantages = -torch.tensor([1.0, 2.0, 0.1]).log(), torch.tensor([1.0, -1.0, 3.0])
+    without = torch.where(torch.tensor([True, True, False]), advantages, 0.0)
+    losses = [dis_loss(kl, a, LOW, HIGH)[0].mean() for a in (advantages, without)]
+    assert losses[0] == losses[1] == pytest.approx((-1.0 + 2.0) / 3)
+
+
+def test_one_step_of_it_has_the_gradient_of_icepop_which_masks_ppos_loss_at_ratio_one() -> None:
+    """IcePop: PPO's loss against recomputed log-probs, whose ratio is 1 in the first step, times f of old / rollout."""
+    torch.manual_seed(1)
+    rollout, advantages = -torch.rand(500, dtype=torch.float64) * 5, torch.randn(500, dtype=torch.float64)
+    now = rollout + torch.randn(500, dtype=torch.float64)
+    moving = now.clone().requires_grad_()
+    ratio = (now - rollout).exp()
+    weight = torch.where((ratio > 1 - LOW) & (ratio < 1 + HIGH), ratio, 0.0)
+    (-(moving - now).exp() * advantages * weight).sum().backward()
+    assert moving.grad is not None
+    torch.testing.assert_close(gradient(now, rollout, advantages), moving.grad, rtol=1e-12, atol=1e-12)
+
+
 def test_ppo_clipping_is_another_loss() -> None:
     """PPO lets the gradient of a low ratio pass where the advantage is positive; DIS masks it."""
     found = gradient(torch.tensor([0.1]).log(), torch.zeros(1), torch.ones(1))
