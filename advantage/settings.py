@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar, cast
 
 from pydantic import model_validator
 from torch import Tensor
@@ -133,8 +133,10 @@ class AdvantageSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_preset(cls, data: Any) -> Any:
-        preset = PRESETS.get(str(data.get("preset"))) if isinstance(data, Mapping) else None
-        return {**preset, **data} if preset else data
+        if not isinstance(data, Mapping):
+            return data
+        given = cast(Mapping[str, Any], data)
+        return {**PRESETS.get(str(given.get("preset")), {}), **given}
 
     @model_validator(mode="after")
     def _lambdas_that_apply(self) -> Self:

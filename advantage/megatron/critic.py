@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from advantage.errors import UnsupportedFrameworkError
+from advantage.megatron.roles import training_args
 from advantage.megatron.versions import Framework
 from advantage.settings import AdvantageSettings
 
@@ -82,7 +83,5 @@ def install_critic(
 
 def _compute_values(actor: Any, model: Any, data_iterator: Any, num_microbatches: Any) -> None:
     """Replace the batch's values by those of the trained critic; slime sends them to the actor next."""
-    from megatron.training.global_vars import get_args
-
-    new = actor.forward_only(actor.get_values, get_args(), model, data_iterator, num_microbatches)
+    new = actor.forward_only(actor.get_values, training_args(), model, data_iterator, num_microbatches)
     data_iterator[0].rollout_data.update(new)

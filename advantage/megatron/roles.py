@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from advantage.errors import FlagError
+from advantage.errors import FlagError, UnsupportedFrameworkError
 from advantage.megatron.layout import MEGATRON_STATE, Group, current_layout
 from advantage.megatron.versions import Framework
 from advantage.settings import ROLE, AdvantageSettings, advantage_settings
@@ -47,8 +47,12 @@ def install_roles(framework: Framework, replace: Replace) -> None:
                 setattr(args, FROZEN, list(frozen))
             result = initialize(args, role, *rest, **named)
             patterns: Sequence[str] = getattr(args, FROZEN, None) or ()
-            names = [name for chunk in result[0] for name, _ in chunk.named_parameters()]
-            report_frozen(role, names, patterns)
+            parameters = {_plain(name): p for chunk in result[0] for name, p in chunk.named_parameters()}
+            for name in report_frozen(role, parameters, patterns):
+                if parameters[name].requires_grad:
+                    raise UnsupportedFrameworkError(
+                        f"{framework.name} trains {name} although it is to be frozen; leave critic_frozen out"
+                    )
             return result
 
         return initialized
@@ -58,25 +62,31 @@ def install_roles(framework: Framework, replace: Replace) -> None:
         replace(sys.modules[CHECKPOINTING], "check_checkpoint_args", _checking_frozen)
 
 
+def training_args() -> Any:
+    """Megatron's `args` of this process, which are those of its role."""
+    return sys.modules["megatron.training.global_vars"].get_args()
+
+
 def report_frozen(role: str, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """Log and return the parameters that match a pattern; `names` are those of this pipeline stage.
+    """Log and return the parameters that match a pattern; `names` are all of this pipeline stage.
 
     Raises:
         FlagError: a pattern matches no parameter on any pipeline stage.
     """
     if not patterns:
         return []
-    plain = [re.sub(r"^(module\.)+", "", name) for name in names]
-    frozen = [name for name in plain if any(re.search(pattern, name) for pattern in patterns)]
-    counts = torch.tensor([sum(bool(re.search(pattern, name)) for name in plain) for pattern in patterns])
-    for pattern, count in zip(patterns, _over_stages(counts).tolist(), strict=True):
-        if not count:
+    names = list(names)
+    frozen = [name for name in names if any(re.search(pattern, name) for pattern in patterns)]
+    counts = torch.tensor([sum(bool(re.search(pattern, name)) for name in names) for pattern in patterns])
+    totals = _over_stages(counts)
+    for k, pattern in enumerate(patterns):
+        if not totals[k]:
             raise FlagError(
-                f"{pattern!r} matches none of the {role}'s parameters, such as {', '.join(plain[:3])}; correct "
+                f"{pattern!r} matches none of the {role}'s parameters, such as {', '.join(names[:3])}; correct "
                 f"critic_frozen, or {FROZEN} if that is where it was given"
             )
     if current_layout().stage.rank == 0:
-        logger.info("the %s does not train %d of %d parameters: %s", role, len(frozen), len(plain), ", ".join(frozen))
+        logger.info("the %s does not train %d of %d parameters: %s", role, len(frozen), len(names), ", ".join(frozen))
     return frozen
 
 
@@ -102,6 +112,11 @@ def check_frozen_flags(args: Any, settings: AdvantageSettings) -> None:
             raise FlagError(f"critic_frozen: {pattern!r} is not a regular expression: {error}") from error
 
 
+def _plain(name: str) -> str:
+    """A parameter's name without the wrappers of data parallelism."""
+    return re.sub(r"^(module\.)+", "", name)
+
+
 def _over_stages(counts: torch.Tensor) -> torch.Tensor:
     mpu = sys.modules.get(MEGATRON_STATE)
     if mpu is None or not mpu.model_parallel_is_initialized():
@@ -115,9 +130,7 @@ def _checking_frozen(check: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(check)
     def checked(checkpoint_args: Any) -> None:
         check(checkpoint_args)
-        from megatron.training.global_vars import get_args
-
-        args = get_args()
+        args = training_args()
         saved, given = (list(getattr(x, FROZEN, None) or ()) for x in (checkpoint_args, args))
         if saved != given and not args.no_load_optim:
             raise FlagError(

@@ -246,6 +246,42 @@ def test_the_critic_trains_several_times_per_batch_and_its_schedule_advances_onc
     assert schedule.steps == [8] and model[0].role == role
 
 
+def model_building_slime(slime: Any, frozen: bool) -> ModuleType:
+    """A training process whose models are one linear layer; it freezes parameters as slime does, or not at all."""
+
+    def initialize(args: Namespace, role: str = "actor") -> tuple[Any, ...]:
+        layer = torch.nn.Linear(2, 2)
+        for name, parameter in layer.named_parameters():
+            patterns = args.freeze_params_name_list or () if frozen else ()
+            parameter.requires_grad_(name not in patterns)
+        return [torch.nn.Sequential(), layer], None, None, 0
+
+    actor = ModuleType("slime.backends.megatron_utils.actor")
+    loss = slime(actor=actor)
+    actor.compute_advantages_and_returns = loss.compute_advantages_and_returns
+    actor.initialize_model_and_optimizer = initialize
+    return actor
+
+
+def test_only_the_critic_is_frozen_and_each_role_is_noted(slime: Any) -> None:
+    actor = model_building_slime(slime, frozen=True)
+    for role in ("actor", "critic"):
+        args = flags(critic_frozen=["weight"], freeze_params_name_list=None)
+        patch.install(args)
+        _, layer = actor.initialize_model_and_optimizer(args, role)[0]
+        assert args.slime_verlog_role == role
+        assert layer.weight.requires_grad == (role == "actor") and layer.bias.requires_grad
+
+
+def test_a_framework_that_does_not_freeze_is_refused_and_so_is_a_pattern_without_a_match(slime: Any) -> None:
+    actor = model_building_slime(slime, frozen=False)
+    for pattern, message in (("weight", "trains weight although"), ("wieght", "'wieght' matches none of the critic's")):
+        args = flags(critic_frozen=[pattern], freeze_params_name_list=None)
+        patch.install(args)
+        with pytest.raises((FlagError, UnsupportedFrameworkError), match=message):
+            actor.initialize_model_and_optimizer(args, "critic")
+
+
 def test_dis_takes_the_place_of_the_frameworks_policy_loss(slime: Any) -> None:
     source = """
 def compute_policy_loss(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None):

@@ -49,6 +49,15 @@ def test_replay_data_that_the_engine_did_not_return_is_an_error() -> None:
         convert_samples_to_train_data(MOE, samples)
 
 
+def test_log_probs_that_the_loss_needs_and_the_engine_did_not_return_are_an_error() -> None:
+    args = Namespace(use_rollout_logprobs=True)
+    (samples,) = build_samples([cut("t")], [0], SampleWriter(args, 9))
+    convert_samples_to_train_data(args, samples)
+    samples[0].rollout_log_probs = None
+    with pytest.raises(ConfigError, match="rollout_log_probs, but 1 of 2.*leave --use-rollout-logprobs out"):
+        convert_samples_to_train_data(args, samples)
+
+
 def test_the_converter_names_rounds_and_tasks_for_slimes_metrics() -> None:
     (samples,) = build_samples([cut("goto")], [0], SampleWriter(Namespace(), 9))
     data = convert_samples_to_train_data(Namespace(), samples)
