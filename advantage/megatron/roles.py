@@ -12,6 +12,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ Replace = Callable[[Any, str, Callable[[Any], Any]], None]
 """Replaces a module's function by what it is given, once (`advantage.patch`)."""
 
 FROZEN = "freeze_params_name_list"
-CHECKPOINTING = "megatron.training.checkpointing"
 
 
 def install_roles(framework: Framework, replace: Replace) -> None:
@@ -45,6 +45,7 @@ def install_roles(framework: Framework, replace: Replace) -> None:
             frozen = advantage_settings(args).critic_frozen
             if role == "critic" and frozen:
                 setattr(args, FROZEN, list(frozen))
+            check_saved_frozen(args)
             result = initialize(args, role, *rest, **named)
             patterns: Sequence[str] = getattr(args, FROZEN, None) or ()
             parameters = {_plain(name): p for chunk in result[0] for name, p in chunk.named_parameters()}
@@ -58,8 +59,6 @@ def install_roles(framework: Framework, replace: Replace) -> None:
         return initialized
 
     replace(framework.actor, "initialize_model_and_optimizer", noting)
-    if CHECKPOINTING in sys.modules:
-        replace(sys.modules[CHECKPOINTING], "check_checkpoint_args", _checking_frozen)
 
 
 def training_args() -> Any:
@@ -124,19 +123,30 @@ def _over_stages(counts: torch.Tensor) -> torch.Tensor:
     return Group.of(mpu.get_pipeline_model_parallel_group()).total(counts, like=counts.new_empty(0))
 
 
-def _checking_frozen(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Megatron calls this function with a checkpoint's arguments if it resumes from it."""
+def check_saved_frozen(args: Any) -> None:
+    """Refuse to resume an optimizer with another list of frozen parameters; Megatron would fail without naming it.
 
-    @functools.wraps(check)
-    def checked(checkpoint_args: Any) -> None:
-        check(checkpoint_args)
-        args = training_args()
-        saved, given = (list(getattr(x, FROZEN, None) or ()) for x in (checkpoint_args, args))
-        if saved != given and not args.no_load_optim:
-            raise FlagError(
-                f"the {getattr(args, ROLE, 'model')}'s checkpoint was trained with frozen parameters {saved}, this run "
-                f"has {given}, and the optimizer's state fits only the former: give the same critic_frozen (or "
-                f"{FROZEN}), or start the optimizer afresh with no_load_optim: true in the role's overrides"
-            )
+    Raises:
+        FlagError: names both lists, and the key to change.
+    """
+    saved_args = _saved_args(args)
+    if saved_args is None or getattr(args, "finetune", False) or getattr(args, "no_load_optim", False):
+        return
+    saved, given = (list(getattr(x, FROZEN, None) or ()) for x in (saved_args, args))
+    if saved != given:
+        raise FlagError(
+            f"{args.load} was trained with frozen parameters {saved}, this run has {given}, and the optimizer's state "
+            f"fits only the former: give the same critic_frozen (or {FROZEN}), or start the optimizer afresh with "
+            "no_load_optim: true in the role's overrides"
+        )
 
-    return checked
+
+def _saved_args(args: Any) -> Any:
+    """The `args` in the checkpoint that Megatron resumes from; None without such a checkpoint."""
+    folder = Path(args.load or "") if hasattr(args, "load") else Path()
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    if not tracker.is_file():
+        return None
+    step = getattr(args, "ckpt_step", None) or tracker.read_text(encoding="utf-8").strip()
+    common = folder / f"iter_{step:0>7}" / "common.pt"
+    return torch.load(common, weights_only=False).get("args") if common.is_file() else None
