@@ -15,7 +15,7 @@ from typing import Any
 
 from advantage.errors import UnsupportedFrameworkError
 from advantage.megatron.roles import training_args
-from advantage.megatron.versions import Framework
+from advantage.megatron.versions import Framework, Replace
 from advantage.settings import AdvantageSettings
 
 
@@ -32,13 +32,8 @@ class _Still:
         """Do nothing: the last pass advances the schedule, once per batch."""
 
 
-def install_critic(
-    framework: Framework, settings: AdvantageSettings, replace: Callable[[Any, str, Callable[[Any], Any]], None]
-) -> None:
+def install_critic(framework: Framework, settings: AdvantageSettings, replace: Replace) -> None:
     """Let the critic's process train as the settings say; nothing changes with their defaults.
-
-    Args:
-        replace: replaces a module's function by what it is given, once (`advantage.patch`).
 
     Raises:
         UnsupportedFrameworkError: the framework cannot do it.

@@ -19,13 +19,10 @@ import torch
 
 from advantage.errors import FlagError, UnsupportedFrameworkError
 from advantage.megatron.layout import MEGATRON_STATE, Group, current_layout
-from advantage.megatron.versions import Framework
+from advantage.megatron.versions import Framework, Replace
 from advantage.settings import ROLE, AdvantageSettings, advantage_settings
 
 logger = logging.getLogger(__name__)
-
-Replace = Callable[[Any, str, Callable[[Any], Any]], None]
-"""Replaces a module's function by what it is given, once (`advantage.patch`)."""
 
 FROZEN = "freeze_params_name_list"
 

@@ -9,12 +9,10 @@ from typing import Any
 
 from advantage.errors import UnsupportedFrameworkError
 from advantage.megatron.pictures import expand
+from advantage.megatron.versions import Replace
 from advantage.off_policy_alarm import OffPolicyAlarm
 from advantage.policy_loss import STALENESS, finish_dis
 from advantage.settings import AdvantageSettings
-
-Replace = Callable[[Any, str, Callable[[Any], Any]], None]
-"""Replaces a module's function by what it is given, once (`advantage.patch`)."""
 
 
 def install_training_steps(model: ModuleType, settings: AdvantageSettings, replace: Replace) -> None:

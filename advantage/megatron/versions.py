@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,9 @@ _PARAMETERS = {
     "compute_advantages_and_returns": ("args", "rollout_data"),
     "value_loss_function": ("args", "batch", "logits", "sum_of_sample_mean"),
 }
+
+Replace = Callable[[Any, str, Callable[[Any], Any]], None]
+"""Replaces a module's function by what it is given, once (`advantage.patch`)."""
 
 
 @dataclass(frozen=True)
