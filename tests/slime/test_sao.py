@@ -104,7 +104,7 @@ def test_the_actor_gets_the_critics_values_from_before_or_after_its_update(
 def test_a_resume_with_another_list_of_frozen_parameters_is_refused(
     run: Run, make_run: Callable[..., Run], engine: EngineServer
 ) -> None:
-    changed = make_run("sao", *engine_flags(engine), *FLAGS, "--num-rollout", "4", preset="sao", critic_frozen=[])
+    changed = make_run("sao", *engine_flags(engine), *FLAGS, preset="sao", critic_frozen=[])
     process = changed.start(script_arguments(changed))
     try:
         assert process.wait(600) != 0
