@@ -119,14 +119,14 @@ def check_dis(args: Any) -> None:
     Raises:
         FlagError: names the flag to change.
     """
-    if not getattr(args, "use_rollout_logprobs", False):
-        raise FlagError(
-            "policy_loss: dis compares with the weights that played each token: give --use-rollout-logprobs"
-        )
     if getattr(args, "use_opsm", False):
         raise FlagError("policy_loss: dis and --use-opsm would both mask by the same ratio; leave one of them out")
     if getattr(args, "use_tis", False):
         raise FlagError("policy_loss: dis and --use-tis would weigh the same ratio twice; leave one of them out")
+    if not getattr(args, "use_rollout_logprobs", False):
+        raise FlagError(
+            "policy_loss: dis compares with the weights that played each token: give --use-rollout-logprobs"
+        )
     high = getattr(args, "eps_clip_high", None)
     if high is None or high == args.eps_clip:
         raise FlagError(

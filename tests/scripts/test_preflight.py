@@ -63,7 +63,7 @@ def without(words: list[str], flag: str) -> list[str]:
     return words[:at] + words[end:]
 
 
-def preflight(slime: Slime, words: list[str], work: Path) -> subprocess.CompletedProcess[str]:
+def preflight(slime: Slime, words: list[str], work: Path, *script: str) -> subprocess.CompletedProcess[str]:
     flags = by_flag(words)
     (work / "out").mkdir(exist_ok=True)
     for name in ("--hf-checkpoint", "--ref-load"):
@@ -77,7 +77,7 @@ def preflight(slime: Slime, words: list[str], work: Path) -> subprocess.Complete
         "TORCHDYNAMO_DISABLE": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     }
-    command = [str(slime.python), "-m", "rollout.preflight", *words]
+    command = [str(slime.python), "-m", "rollout.preflight", *script, *words]
     return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -157,7 +157,7 @@ def test_continuous_batches_pass(command: Command, slime: Slime, tmp_path: Path,
 
 
 SAO_MISTAKES = [
-    (("--use-tis",), "policy_loss: dis and --use-tis would weigh the same ratio twice"),
+    (("--use-tis",), "use_rollout_logprobs and use_tis cannot be set at the same time"),
     (("--eps-clip-c", "3.0"), "leave --eps-clip-c out"),
     (("--eps-clip-high", "0.3"), "--eps-clip-high, which is not given"),
 ]
@@ -171,15 +171,21 @@ def test_another_loss_on_the_ratio_of_dis_is_refused(
     assert done.returncode == 1 and words in done.stderr
 
 
-def test_dis_without_the_rollouts_log_probs_is_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("instead", "words"),
+    [((), "give --use-rollout-logprobs"), (("--use-tis",), "--use-tis would weigh the same ratio twice")],
+)
+def test_dis_without_the_rollouts_log_probs_is_refused(
+    command: Command, slime: Slime, tmp_path: Path, instead: tuple[str, ...], words: str
+) -> None:
     flags = without(train_flags(command("run_sao.sh", slime=slime.path)), "--use-rollout-logprobs")
-    done = preflight(slime, flags, tmp_path)
-    assert done.returncode == 1 and "give --use-rollout-logprobs" in done.stderr
+    done = preflight(slime, [*flags, *instead], tmp_path)
+    assert done.returncode == 1 and words in done.stderr
 
 
 def test_train_async_with_shared_gpus_is_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
     flags = train_flags(command("run_babyai.sh", slime=slime.path))
-    done = preflight(slime, ["train_async.py", *flags], tmp_path)
+    done = preflight(slime, flags, tmp_path, "train_async.py")
     assert done.returncode == 1 and "--colocate cannot share their GPUs: leave it out" in done.stderr
 
 
