@@ -7,12 +7,15 @@ The string of a control token inside a message (`<|im_end|>` in an observation) 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+
+from envs.word_cache import WordCache
 
 TAG = re.compile(r"</?[a-z_]+>")
 """Tokens such as `<think>` and `</tool_call>`, which the model may write in its answers; they do not change roles."""
@@ -53,7 +56,11 @@ class PlainText:
         self.bos_id: int | None = getattr(tokenizer, "bos_token_id", None)
         self._tokenizer = tokenizer
         self._backend, self._renamed = _without_control(tokenizer, self.control)
+        self._words = None if self._backend is None else WordCache.build(self._backend)
         self._cached = lru_cache(cache_pieces)(self._encode)
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        self._decodes_bytes = isinstance(decoder, decoders.ByteLevel)
+        self._chars = lru_cache(1 << 18)(self._chars_of_token)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of ordinary text; strings of control tokens in it are text too."""
@@ -64,7 +71,10 @@ class PlainText:
             return ()
         if self._backend is None:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
-        if len(text) > LONG_CHARS:
+        found = self._words.encode(text) if self._words is not None and len(text) <= LONGEST_KEPT else None
+        if found is not None:
+            ids = found
+        elif len(text) > LONG_CHARS:
             # Unlike `encode`, this releases the GIL.
             ids = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
         else:
@@ -77,6 +87,19 @@ class PlainText:
         if backend is not None:
             return backend.decode(list(ids), skip_special_tokens=False)
         return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def chars_within(self, ids: Sequence[int]) -> Callable[[int], int]:
+        """A function from n to the number of characters that the first n tokens decode to."""
+        if self._decodes_bytes:  # then texts of tokens can be joined, if no character is spread over several tokens
+            counts = list(map(self._chars, ids))
+            if 0 not in counts:
+                return [0, *accumulate(counts)].__getitem__
+        return lambda n: len(self.decode(ids[:n]))
+
+    def _chars_of_token(self, token: int) -> int:
+        """Characters of a token's text; 0 if it is not a whole number of them."""
+        text = self.decode([token])
+        return 0 if "\ufffd" in text else len(text)
 
     def stand_ins(self, text: str, marks: dict[str, str]) -> str:
         """The text with each control string, and each private-use character, replaced by one private-use character.

@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import aiohttp
+import orjson
 
 from rollout.bridge.settings import EngineSettings
 from rollout.errors import EngineError
-from rollout.tokens.token_prefix import TokenPrefix
+from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import FinishReason, Generation, Prompt
 from rollout.utilization import Utilization
 
@@ -36,6 +37,7 @@ TOO_LONG = re.compile(
 LONGEST_WAIT_S = 60.0
 """Upper limit of the pause that a server asks for with `Retry-After`."""
 
+JSON = {"Content-Type": "application/json"}
 PER_TOKEN_KEYS = frozenset({"output_token_logprobs", "input_token_logprobs", "output_top_logprobs"})
 
 
@@ -68,8 +70,7 @@ class EngineClient:
         Raises:
             EngineError: as `request`.
         """
-        payload = request_payload(prompt, sampling_params, extra)
-        return await self.request("/generate", payload, parse_generation, headers)
+        return await self._send("/generate", request_body(prompt, sampling_params, extra), parse_generation, headers)
 
     async def request(
         self,
@@ -84,10 +85,13 @@ class EngineClient:
             EngineError: all of `engine.max_retries` + 1 attempts failed, or the engine refused the request (4xx); the
                 text holds the last reason.
         """
+        return await self._send(path, write_json(payload), parse, headers)
+
+    async def _send(self, path: str, body: bytes, parse: Callable[[Any], T], headers: Mapping[str, str] | None) -> T:
         attempt = 0
         while True:
             try:
-                return parse(await self._post(path, payload, headers))
+                return parse(await self._post(path, body, {**JSON, **(headers or {})}))
             except EngineError as error:
                 self.faults[error.kind] += 1
                 if error.is_final:
@@ -107,12 +111,12 @@ class EngineClient:
         ceiling = min(self.settings.backoff_max_s, self.settings.backoff_s * 2**attempt)
         return self._jitter.uniform(ceiling / 2, ceiling)
 
-    async def _post(self, path: str, payload: Mapping[str, Any], headers: Mapping[str, str] | None) -> Any:
+    async def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
         session = self._connect()
         try:
             with self.utilization.request():
-                async with session.post(self.url + path, json=payload, headers=headers) as response:
-                    body = await response.read()
+                async with session.post(self.url + path, data=body, headers=headers) as response:
+                    answer = await response.read()
         except TimeoutError as error:
             raise EngineError(f"no answer within engine.timeout_s: {self.settings.timeout_s:g}", "timeout") from error
         except aiohttp.ClientConnectorError as error:
@@ -120,8 +124,8 @@ class EngineClient:
         except (aiohttp.ClientError, OSError) as error:
             raise EngineError(f"{type(error).__name__}: {error}", "connection_lost") from error
         if response.status != 200:
-            raise _refusal(response.status, body, response.headers.get("Retry-After", ""))
-        return read_json(body)
+            raise _refusal(response.status, answer, response.headers.get("Retry-After", ""))
+        return read_json(answer)
 
     def _connect(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
@@ -159,19 +163,21 @@ def _message(body: bytes) -> str:
     return (found if isinstance(found, str) else text)[:300]
 
 
-def request_payload(
-    prompt: Prompt, sampling_params: Mapping[str, Any], extra: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The `/generate` request; with images, each is one unexpanded placeholder in `input_ids`."""
-    payload: dict[str, Any] = {
-        "input_ids": list(prompt.engine_ids if prompt.engine_ids is not None else prompt.token_ids),
-        "sampling_params": dict(sampling_params),
-        "return_logprob": True,
-        **(extra or {}),
-    }
+def request_body(prompt: Prompt, sampling_params: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> bytes:
+    """The JSON of a `/generate` request; with images, each is one unexpanded placeholder in `input_ids`."""
+    others: dict[str, Any] = {"sampling_params": dict(sampling_params), "return_logprob": True, **(extra or {})}
     if prompt.image_data:
-        payload["image_data"] = prompt.image_data
-    return payload
+        others["image_data"] = prompt.image_data
+    ids = prompt.token_ids if prompt.engine_ids is None else prompt.engine_ids
+    return token_prefix(ids).json(b'{"input_ids":[', b"]," + write_json(others)[1:])
+
+
+def write_json(value: Any) -> bytes:
+    """JSON as UTF-8. What orjson does not write, such as a lone surrogate in a text, the standard library does."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value).encode()
 
 
 def read_json(body: bytes) -> Any:
@@ -181,7 +187,11 @@ def read_json(body: bytes) -> Any:
         EngineError: it is truncated, not JSON, or nested too deeply.
     """
     try:
-        return json.loads(body)
+        return orjson.loads(body)
+    except ValueError:
+        pass
+    try:
+        return json.loads(body)  # reads more, such as NaN
     except (ValueError, RecursionError) as error:
         raise EngineError(f"answer is not JSON ({error}): {body[:200]!r}") from error
 

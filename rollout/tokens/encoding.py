@@ -6,6 +6,7 @@ all earlier tokens unchanged. Only the template writes control tokens.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -216,19 +217,10 @@ class DeltaEncoder:
         """The tokens [start, end) that hold the characters [start, end) of the answer's text."""
         if span is None:
             return None
-        first, last = span
-        start = self._tokens_within(response_ids, first)
-        end = self._tokens_within(response_ids, last)
-        covers = len(self.decode(response_ids[:end])) < last and end < len(response_ids)
+        chars, counts = self.text.chars_within(response_ids), range(len(response_ids) + 1)
+        start, end = (bisect_right(counts, limit, key=chars) - 1 for limit in span)
+        covers = chars(end) < span[1] and end < len(response_ids)
         return start, max(start, end + covers)
-
-    def _tokens_within(self, ids: Sequence[int], chars: int) -> int:
-        """The largest number of leading tokens whose text has at most `chars` characters."""
-        low, high = 0, len(ids)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if len(self.decode(ids[:middle])) <= chars else (low, middle - 1)
-        return low
 
 
 def _image_encoder(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rollout.errors import EncodingError
 from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import CHAT_TEMPLATE, CORPUS, SPECIAL_TOKENS, chatml_tokenizer
+from tests.fixtures.tokenizers import real_tokenizer
 
 USER, ANSWER = {"role": "user", "content": "Observation: a red key"}, {"role": "assistant", "content": "ACTION: left"}
 
@@ -18,6 +22,11 @@ USER, ANSWER = {"role": "user", "content": "Observation: a red key"}, {"role": "
 @pytest.fixture(scope="module")
 def encoder() -> DeltaEncoder:
     return DeltaEncoder(chatml_tokenizer())
+
+
+@cache
+def encoder_of(family: str) -> DeltaEncoder:
+    return DeltaEncoder(chatml_tokenizer() if family == "chatml" else real_tokenizer(family))
 
 
 def ids_of(encoder: DeltaEncoder, messages: list[dict[str, Any]]) -> list[int]:
@@ -132,6 +141,19 @@ def test_an_action_is_found_among_the_answers_tokens(encoder: DeltaEncoder) -> N
     start, end = encoder.token_span(ids, (first, len(text)))
     assert encoder.decode(ids[start:end]).strip() == "go forward"
     assert encoder.token_span(ids, None) is None
+
+
+@pytest.mark.parametrize("family", ["chatml", "qwen2_5", "gemma3"])
+@settings(max_examples=60, deadline=None)
+@given(words=st.lists(st.sampled_from(["go", " left", "\n", " é", "Tür", " ", "<tool_call>", "汉"])), data=st.data())
+def test_every_span_of_an_answer_is_found_among_its_tokens(family: str, words: list[str], data: Any) -> None:
+    encoder, text = encoder_of(family), "".join(words)
+    ids = [*encoder.text.encode(text), encoder.end_of_turn_ids[0]]
+    last = data.draw(st.integers(0, len(text)))
+    first = data.draw(st.integers(0, last))
+    chars = [len(encoder.decode(ids[:n])) for n in range(len(ids) + 1)]
+    start, end = (max(n for n, length in enumerate(chars) if length <= limit) for limit in (first, last))
+    assert encoder.token_span(ids, (first, last)) == (start, max(start, end + (chars[end] < last)))
 
 
 def test_no_messages_or_a_picture_without_a_processor_are_named(encoder: DeltaEncoder) -> None:

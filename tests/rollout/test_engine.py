@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
+import math
 import socket
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.bridge.settings import EngineSettings
-from rollout.engine import EngineClient, parse_generation, read_json, request_payload
+from rollout.engine import EngineClient, parse_generation, read_json, request_body, write_json
 from rollout.errors import EngineError
 from rollout.turn import Prompt
 from rollout.utilization import Utilization
@@ -91,8 +93,20 @@ def test_any_answer_is_either_accepted_or_raises_an_engine_error(answer: Any) ->
 
 
 def test_images_go_with_unexpanded_placeholders() -> None:
-    payload = request_payload(Prompt([1, 9, 9, 9, 2], ["base64"], {}, [1, 9, 2]), {"top_p": 1.0})
-    assert payload["input_ids"] == [1, 9, 2] and payload["image_data"] == ["base64"]
+    body = json.loads(request_body(Prompt([1, 9, 9, 9, 2], ["base64"], {}, [1, 9, 2]), {"top_p": 1.0}))
+    assert body == {
+        **{"input_ids": [1, 9, 2], "image_data": ["base64"]},
+        **{"sampling_params": {"top_p": 1.0}, "return_logprob": True},
+    }
+
+
+@pytest.mark.parametrize("value", [{"text": "\ud800"}, {"seed": 1 << 70}, {"logit_bias": {3: -1.0}}, {"text": "é🙂"}])
+def test_requests_hold_everything_that_python_writes_as_json(value: Any) -> None:
+    assert read_json(write_json(value)) == json.loads(json.dumps(value))
+
+
+def test_an_answer_with_a_number_that_json_lacks_is_read() -> None:
+    assert read_json(b'{"x": -Infinity}') == {"x": -math.inf}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout.tokens import token_prefix
 from rollout.tokens.token_prefix import TokenPrefix
 
 IDS = st.lists(st.integers(0, 200_000), max_size=6)
@@ -25,6 +27,7 @@ def test_any_tree_of_continuations_reads_like_plain_lists(steps: list[tuple[int,
     for prefix, expected in zip(prefixes, lists, strict=True):
         assert prefix == expected and expected == prefix and list(prefix) == expected and len(prefix) == len(expected)
         assert prefix[-1] == expected[-1] and prefix[1:-1] == expected[1:-1] and prefix[::-1] == expected[::-1]
+        assert json.loads(prefix.json()) == expected
         assert prefix + expected == expected + expected and prefix != [*expected, 3]
 
 
@@ -34,6 +37,36 @@ def test_an_episodes_prompts_share_one_buffer() -> None:
         prefixes.append(prefixes[-1].extended([k] * 10))
     assert len({id(prefix._buffer) for prefix in prefixes}) == 1
     assert prefixes[3] == [k for k in range(3) for _ in range(10)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), IDS, st.booleans()), max_size=12))
+def test_the_json_of_a_prompt_does_not_depend_on_which_others_were_sent(
+    steps: list[tuple[int, list[int], bool]],
+) -> None:
+    prefixes = [TokenPrefix()]
+    for parent, ids, sent in steps:
+        prefixes.append(prefixes[parent % len(prefixes)].extended(ids))
+        if sent:
+            prefixes[parent % len(prefixes)].json()
+    for prefix in [*prefixes, *reversed(prefixes)]:
+        assert prefix.json(b"<", b">") == b"<" + ",".join(map(str, prefix)).encode() + b">"
+
+
+def test_an_episodes_request_writes_only_the_new_ids_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    real = token_prefix._json
+    monkeypatch.setattr(token_prefix, "_json", lambda ids: written.append(len(ids)) or real(ids))
+    prefix = TokenPrefix(range(1000))
+    for _ in range(10):
+        prefix.json()
+        prefix = prefix.extended(range(20))
+    assert written[:2] == [1000, 1020] and written[2:] == [20] * 8
+
+
+def test_a_prompt_that_is_not_continued_keeps_no_json() -> None:
+    prefix = TokenPrefix(range(1000))
+    prefix.json()
+    assert prefix._buffer.json is None
 
 
 def test_two_threads_may_continue_the_same_prompt() -> None:
