@@ -59,8 +59,8 @@ class PlainText:
         self._words = None if self._backend is None else WordCache.build(self._backend)
         self._cached = lru_cache(cache_pieces)(self._encode)
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-        self._decodes_bytes = isinstance(decoder, decoders.ByteLevel)
-        self._chars = lru_cache(1 << 18)(self._chars_of_token)
+        self._joins_bytes = isinstance(decoder, decoders.ByteLevel)
+        self._text_of = lru_cache(1 << 16)(lambda token: self._decode((token,)))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of ordinary text; strings of control tokens in it are text too."""
@@ -73,8 +73,8 @@ class PlainText:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
         found = self._words.encode(text) if self._words is not None and len(text) <= LONGEST_KEPT else None
         if found is not None:
-            ids = found
-        elif len(text) > LONG_CHARS:
+            return tuple(found)
+        if len(text) > LONG_CHARS:
             # Unlike `encode`, this releases the GIL.
             ids = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
         else:
@@ -83,23 +83,31 @@ class PlainText:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, including control tokens."""
+        texts = self._texts(ids)
+        return self._decode(ids) if texts is None else "".join(texts)
+
+    def chars_within(self, ids: Sequence[int]) -> Callable[[int], int]:
+        """A function from n to the number of characters that the first n tokens decode to."""
+        texts = self._texts(ids)
+        if texts is None:
+            return lambda n: len(self.decode(ids[:n]))
+        return [0, *accumulate(map(len, texts))].__getitem__
+
+    def _texts(self, ids: Sequence[int]) -> list[str] | None:
+        """Each token's text; None if the text of several tokens may be something else than their texts in a row.
+
+        A byte-level tokenizer joins bytes. That joins texts, too, unless a character is spread over several tokens.
+        """
+        if not self._joins_bytes:
+            return None
+        texts = list(map(self._text_of, ids))
+        return None if "\ufffd" in "".join(texts) else texts
+
+    def _decode(self, ids: Sequence[int]) -> str:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is not None:
             return backend.decode(list(ids), skip_special_tokens=False)
         return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-    def chars_within(self, ids: Sequence[int]) -> Callable[[int], int]:
-        """A function from n to the number of characters that the first n tokens decode to."""
-        if self._decodes_bytes:  # then texts of tokens can be joined, if no character is spread over several tokens
-            counts = list(map(self._chars, ids))
-            if 0 not in counts:
-                return [0, *accumulate(counts)].__getitem__
-        return lambda n: len(self.decode(ids[:n]))
-
-    def _chars_of_token(self, token: int) -> int:
-        """Characters of a token's text; 0 if it is not a whole number of them."""
-        text = self.decode([token])
-        return 0 if "\ufffd" in text else len(text)
 
     def stand_ins(self, text: str, marks: dict[str, str]) -> str:
         """The text with each control string, and each private-use character, replaced by one private-use character.

@@ -104,3 +104,15 @@ def test_the_cache_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("a b ab", "ba aa bb", "ab " * 3, "a" * 1000):
         assert words.encode(text) == bpe().encode(text).ids
         assert len(words._ids) <= 3 and max(map(len, words._ids)) <= word_cache.LONGEST_WORD
+
+
+@pytest.mark.parametrize("family", ("chatml", *FAMILIES))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(text=st.one_of(TEXT, st.text("é🙂 a\n汉", max_size=8)), cut=st.integers(0, 20))
+def test_text_of_tokens_is_what_the_tokenizer_decodes(family: str, text: str, cut: int) -> None:
+    encoder = plain_text(family)
+    ids = [*encoder.encode(text), *encoder.control.values()][cut:]
+    backend = encoder._tokenizer.backend_tokenizer
+    assert encoder.decode(ids) == backend.decode(ids, skip_special_tokens=False)
+    chars = encoder.chars_within(ids)
+    assert chars(len(ids) // 2) == len(backend.decode(ids[: len(ids) // 2], skip_special_tokens=False))
