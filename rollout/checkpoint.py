@@ -22,10 +22,13 @@ from safetensors.torch import save_file
 
 from rollout.errors import CheckpointError
 from rollout.play.slots import check_slot, read_ids, read_whole
+from rollout.tokens.images import png_of, png_uri
 from rollout.tokens.token_prefix import TokenPrefix
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
 
-FORMAT, VERSION = "slime-verlog-rollout", "3"
+FORMAT, VERSION = "slime-verlog-rollout", "4"
+READABLE = ("3", VERSION)
+"""Versions that can be read; version 3 holds the engine's pictures as texts."""
 
 
 def checkpoint_path(folder: str, rollout_id: int) -> Path:
@@ -46,23 +49,47 @@ class SourceState:
 
 @dataclass
 class Pictures:
-    """The pictures that prompts refer to; each is stored once, however many prompts show it."""
+    """The pictures that prompts refer to; each is stored once, however many prompts show it.
+
+    Engine and training mostly get the same PNG file, which is then stored once for both.
+    """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    images: dict[str, int] = field(default_factory=dict)
-    """The picture as the engine gets it, and its number."""
-    _names: dict[int, str] = field(default_factory=dict)
+    images: list[str | list[str]] = field(default_factory=list)
+    """The pictures as the engine gets them: each a text, or the name of the tensor with its PNG file, in a list."""
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _names: dict[int | bytes, str] = field(default_factory=dict)
+    """By the identity of a tensor, or by the hash of a file."""
 
     def number(self, image: str) -> int:
-        return self.images.setdefault(image, len(self.images))
+        """The picture's position in `images`."""
+        if image not in self._numbers:
+            self._numbers[image] = len(self.images)
+            png = png_of(image)
+            self.images.append(image if png is None else [self._store(_hash(png), _as_tensor(png))])
+        return self._numbers[image]
 
     def name(self, tensor: torch.Tensor) -> str:
         """The tensor's name in the file. The key is its identity, so prompts must live until the file is written."""
-        name = self._names.setdefault(id(tensor), f"train_input_{len(self._names)}")
-        if name not in self.tensors:
+        if id(tensor) not in self._names:
+            is_file = tensor.dtype == torch.uint8 and tensor.dim() == 1
+            key = _hash(tensor.numpy().tobytes()) if is_file else id(tensor)
             # A copy, because safetensors refuses tensors that share memory.
-            self.tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
+            self._names[id(tensor)] = self._store(key, tensor.clone(memory_format=torch.contiguous_format))
+        return self._names[id(tensor)]
+
+    def _store(self, key: int | bytes, tensor: torch.Tensor) -> str:
+        name = self._names.setdefault(key, f"picture_{len(self.tensors)}")
+        self.tensors.setdefault(name, tensor)
         return name
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _as_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
@@ -78,7 +105,7 @@ def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
         "buffer": source.buffer,
         "slots": source.slots,
         "kept": [_segment_state(segment, pictures) for segment in source.kept],
-        "images": list(pictures.images),
+        "images": pictures.images,
     }
     tensors = pictures.tensors
     path = checkpoint_path(folder, rollout_id)
@@ -86,7 +113,7 @@ def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
     temporary = writing / path.name
     try:
         body = json.dumps(state).encode()
-        tensors["state"] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        tensors["state"] = _as_tensor(body)
         metadata = {"format": FORMAT, "version": VERSION, "sha256": checksum(tensors)}
         shutil.rmtree(writing, ignore_errors=True)  # from a run that was killed while writing
         writing.mkdir(parents=True)
@@ -126,7 +153,7 @@ def load_state(load: str | None, save: str | None, rollout_id: int | None) -> So
     try:
         for slot in (slots := list(state["slots"])):
             check_slot(slot)
-        images = _read_images(state["images"])
+        images = _read_images(state["images"], tensors)
         return SourceState(
             next_episode=read_whole(state["next_episode"]),
             next_group=read_whole(state["next_group"]),
@@ -153,7 +180,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]
         raise CheckpointError(f"{path} is damaged or not a rollout checkpoint: {error}") from error
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a rollout checkpoint: format {metadata.get('format')!r}")
-    if metadata.get("version") != VERSION:
+    if metadata.get("version") not in READABLE:
         raise CheckpointError(f"{path} has version {metadata.get('version')!r}, this code reads {VERSION}")
     if checksum(tensors) != metadata.get("sha256"):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum")
@@ -223,10 +250,10 @@ def _prompt_state(prompt: Prompt, pictures: Pictures) -> Mapping[str, Any]:
     }
 
 
-def _read_images(value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(image, str) for image in value):
-        raise ValueError("images must be a list of texts")
-    return value
+def _read_images(value: Any, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(image, str | list) for image in value):
+        raise ValueError("images must be a list of texts and of lists with a name")
+    return [image if isinstance(image, str) else png_uri(tensors[image[0]].numpy().tobytes()) for image in value]
 
 
 def _read_prompt(item: Mapping[str, Any], images: list[str], tensors: Mapping[str, torch.Tensor]) -> Prompt:

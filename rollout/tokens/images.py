@@ -19,13 +19,15 @@ import torch
 
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError, MissingDependencyError
-from rollout.tokens.small_pictures import make_small
+from rollout.tokens.small_pictures import GRID, PIXELS, make_small
 
 if TYPE_CHECKING:
     from PIL import Image
 
 LARGEST_PIXELS = 1 << 26
 """Limit of a picture before it is scaled down; decoding one of this size takes 192 MiB."""
+
+PNG_URI = "data:image/png;base64,"
 
 TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Keys of a processor's output that describe tokens rather than pictures."""
@@ -38,7 +40,7 @@ class EncodedImage:
     placeholder: TemplateText
     expanded: TemplateText
     data: str
-    """`data:image/png;base64,...`"""
+    """A PNG as data URI: the picture, or the processor's scaled picture if that is shorter."""
     inputs: Mapping[str, torch.Tensor]
 
 
@@ -69,6 +71,7 @@ class ImageEncoder:
         self._side = getattr(settings, "patch_size", 1) * getattr(settings, "merge_size", 1)
         self.placeholder_text = placeholder
         self.placeholder = text.template_text(placeholder)
+        self._stable_sizes: dict[tuple[int, int], bool] = {}
         self._kept: dict[int, tuple[weakref.ref[Any], EncodedImage]] = {}
         self.token_id = _image_token_id(processor, text)
         video = getattr(processor, "video_token_id", None)
@@ -97,19 +100,38 @@ class ImageEncoder:
         ids = out["input_ids"][0].tolist()
         inputs = {k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)}
         self._check(ids, inputs, picture)
-        if self._small:
-            inputs = make_small(inputs, self._processor.image_processor)
-        return EncodedImage(self.placeholder, self._expanded(ids), data_uri(picture), inputs)
+        smaller = self._scales_down(inputs, picture)
+        small = make_small(inputs, self._processor.image_processor) if self._small or smaller else inputs
+        png = write_png(picture)
+        if smaller and small is not inputs:
+            scaled = small[PIXELS].numpy().tobytes()
+            png = scaled if len(scaled) < len(png) and self._leaves_unchanged(scaled, inputs) else png
+        return EncodedImage(self.placeholder, self._expanded(ids), png_uri(png), small if self._small else inputs)
+
+    def _scales_down(self, inputs: Mapping[str, torch.Tensor], picture: Image.Image) -> bool:
+        """Whether the processor made a picture with fewer pixels, as far as its grid of patches tells."""
+        patch = getattr(self._processor.image_processor, "patch_size", None)
+        if GRID not in inputs or not isinstance(patch, int):
+            return False
+        return int(inputs[GRID].prod()) * patch**2 < picture.width * picture.height
+
+    def _leaves_unchanged(self, scaled: bytes, inputs: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the processor makes the same inputs of a picture that it has scaled; tested once per size."""
+        picture = read_image(scaled)
+        if picture.size not in self._stable_sizes:
+            again = self._processor.image_processor(images=[picture], return_tensors="pt")
+            self._stable_sizes[picture.size] = all(torch.equal(again[key], value) for key, value in inputs.items())
+        return self._stable_sizes[picture.size]
 
     def _check(self, ids: list[int], inputs: Mapping[str, torch.Tensor], picture: Image.Image) -> None:
         found = ids.count(self.token_id)
-        if "image_grid_thw" in inputs:
+        if GRID in inputs:
             merge = getattr(self._processor.image_processor, "merge_size", 1)
-            expected = int(inputs["image_grid_thw"].prod(-1).sum()) // merge**2
+            expected = int(inputs[GRID].prod(-1).sum()) // merge**2
             if found != expected:
                 raise EncodingError(
                     f"a picture of {_size(picture)} has {found} placeholder tokens in the text but its grid "
-                    f"{inputs['image_grid_thw'].tolist()} requires {expected}; processor and chat template do not match"
+                    f"{inputs[GRID].tolist()} requires {expected}; processor and chat template do not match"
                 )
         if not found:
             raise EncodingError(f"the processor put no image token into {self.placeholder_text!r}")
@@ -181,11 +203,29 @@ def _open(image: Any) -> Image.Image:
     raise TypeError("expected a PIL image, a uint8 array, the bytes of an image file or a data URI")
 
 
-def data_uri(picture: Image.Image) -> str:
-    """The picture as a PNG data URI, a form that SGLang accepts in `image_data`."""
+def write_png(picture: Image.Image) -> bytes:
+    """The picture as a PNG file."""
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG", compress_level=1)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return buffer.getvalue()
+
+
+def data_uri(picture: Image.Image) -> str:
+    """The picture as a PNG data URI, a form that SGLang accepts in `image_data`."""
+    return png_uri(write_png(picture))
+
+
+def png_uri(png: bytes) -> str:
+    """A PNG file as data URI."""
+    return PNG_URI + base64.b64encode(png).decode("ascii")
+
+
+def png_of(uri: str) -> bytes | None:
+    """The PNG file in a data URI; None for another text."""
+    if not uri.startswith(PNG_URI):
+        return None
+    png = base64.b64decode(uri.removeprefix(PNG_URI))
+    return png if png_uri(png) == uri else None
 
 
 def _image_token_id(processor: Any, text: PlainText) -> int:

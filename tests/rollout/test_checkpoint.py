@@ -10,6 +10,7 @@ import sys
 import textwrap
 from array import array
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
 from rollout.fixed_turn import collect_or_draw
 from rollout.play.runtime import close_runtimes
+from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
 from tests.fixtures import counting_env
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
+from tests.fixtures.vision import picture, processor
 
 
 def plays(body: dict[str, Any], number: int) -> str:
@@ -267,6 +270,35 @@ def test_a_picture_is_stored_once_however_many_prompts_show_it(tmp_path: Path) -
     source.load(0)
     first, second = (turn.prompt.train_inputs.parts[0]["pixels"] for turn in source.kept[0].turns)
     assert first is second
+
+
+def test_a_warm_ups_pictures_are_stored_once_as_files_for_engine_and_training(tmp_path: Path) -> None:
+    encoder = DeltaEncoder(chatml_tokenizer(), processor(), small_pictures=True)
+    pictures = [picture(seed, 256, 256) for seed in range(4)]
+    asked = lambda *shown: [{"role": "user", "content": [{"type": "image", "image": image} for image in shown]}]
+    prompts = [encoder.prompt(asked(*pair)) for pair in pairwise(pictures)]
+    generation = Generation([5], array("f", [-0.1]), "a", FinishReason.STOP)
+    turns = [
+        Turn(0, i, prompt, generation, "a", True, "a", 1.0, False, False, None) for i, prompt in enumerate(prompts)
+    ]
+    source = EpisodeSource(rollout_args(tmp_path))
+    source.kept = [Segment("t", tuple(turns), None, StopReason.TIME_LIMIT)]
+    source.save(0)
+    files = sum(len(encoder.images.encode(image).inputs["pixel_values"]) for image in pictures)
+    assert checkpoint_path(str(tmp_path / "save"), 0).stat().st_size < 1.1 * files
+    again = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
+    again.load(0)
+    for found, truth in zip((turn.prompt for turn in again.kept[0].turns), prompts, strict=True):
+        assert found.image_data == truth.image_data
+        assert all(torch.equal(found.train_inputs[key], value) for key, value in truth.train_inputs.items())
+
+
+def test_a_checkpoint_of_the_version_before_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout.checkpoint.VERSION", "3")
+    with_pictures(tmp_path)
+    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
+    source.load(0)
+    assert source.kept[0].turns[1].prompt.image_data == ["first", "second"]
 
 
 async def test_a_checkpoint_with_any_flipped_bit_is_refused_or_reads_the_same(saved: Path) -> None:
