@@ -3,7 +3,8 @@
 - re-encode: the whole conversation goes through template and tokenizer (or processor) in every turn;
 - two templates: the conversation is rendered with and without the new messages, and the difference is encoded (a
   processor has to see both conversations whole);
-- ours: `DeltaEncoder.append` (full history) and `DeltaEncoder.prompt` (window of one past turn).
+- ours: `DeltaEncoder.append` (full history) and `DeltaEncoder.prompt` (window of one past turn); "request" is the JSON
+  of the request that follows `append`.
 
 Times are CPU time of one thread. Compare ratios: milliseconds depend on the machine.
 
@@ -24,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from rollout.engine import request_body
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Prompt
 from tests.fixtures.chatml import chatml_tokenizer
@@ -82,15 +84,19 @@ def forget(encoder: DeltaEncoder, user: dict[str, Any]) -> None:
         encoder.images._kept.pop(id(user["content"][0]["image"]), None)
 
 
-def appended_ms(conversation: Conversation, turn: int) -> float:
-    """Median CPU milliseconds to append one turn, over this turn and the next 24 of the same conversation."""
+def appended_ms(conversation: Conversation, turn: int) -> tuple[float, float]:
+    """Median CPU milliseconds to append a turn, and to write its request, over this turn and the next 24."""
     encoder, prompt, times = conversation.encoder, conversation.prompt_before(turn), []
+    request_body(prompt, {})
     for user in conversation.users[turn : turn + NEXT]:
         forget(encoder, user)
         began = time.process_time()
         prompt, _ = encoder.append(prompt, conversation.response, [user])
-        times.append(1e3 * (time.process_time() - began))
-    return statistics.median(times)
+        appended = time.process_time()
+        request_body(prompt, {})
+        times.append((1e3 * (appended - began), 1e3 * (time.process_time() - appended)))
+    append, request = zip(*times, strict=True)
+    return statistics.median(append), statistics.median(request)
 
 
 def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float]:
@@ -124,10 +130,12 @@ def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float
         encoder.prompt(window[:-2])  # the past turn was encoded when it was the current one
 
     repeats = 5 if turn > 100 else 15
+    append, request = appended_ms(conversation, turn)
     return {
         "re-encode": cpu_ms(re_encode, repeats=repeats),
         "two templates": cpu_ms(two_templates, repeats=repeats),
-        "ours, full": appended_ms(conversation, turn),
+        "ours, full": append,
+        "ours, request": request,
         "ours, window": cpu_ms(lambda _: encoder.prompt(window), past_known, 41),
     }
 
