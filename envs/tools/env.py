@@ -84,7 +84,9 @@ class ToolEnv(BaseInteractionEnv):
         self._score = 0.0
         self.instruction_prompt = self._render_prompt()
         question = self.question
-        episode = ToolEpisode(self.task, self.seed, question.text, question.answer, question.images, question.metadata)
+        episode = ToolEpisode(
+            self.task, self.seed, question.text, question.answer, question.images, question.metadata
+        )
         self._session = ToolSession(self._specs, self.settings)
         self._totals: Counter[str] = Counter()
         greetings = self._session.create(episode)
