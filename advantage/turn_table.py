@@ -117,7 +117,7 @@ def encode_row(row: TurnRow) -> Tensor:
     flags = (row.kind, row.terminated, row.truncated)
     head = [_MAGIC, _VERSION, row.segment, row.first_turn, *flags, row.group, len(row.turns)]
     body = [x for t in row.turns for x in (t.start, t.end, t.reward, t.action_start, t.anchor, t.staleness)]
-    return _as_tensor(np.array([*head, *body], np.float64))
+    return as_tensor(np.array([*head, *body], np.float64))
 
 
 def decode_row(vector: object) -> TurnRow:
@@ -127,7 +127,7 @@ def decode_row(vector: object) -> TurnRow:
         TurnTableError: the vector was not written by `encode_row`, or is damaged.
     """
     if isinstance(vector, np.ndarray):
-        vector = _as_tensor(cast(Any, vector))
+        vector = as_tensor(cast(Any, vector))
     if not isinstance(vector, Tensor):
         raise TurnTableError(f"expected a float64 vector, got {type(vector).__name__}")
     if vector.dtype != torch.float64 or vector.dim() != 1:
@@ -236,8 +236,8 @@ def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> Tur
 def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns | None:
     """The rows as columns; None if any row is not valid."""
     try:
-        flat = _as_tensor(np.concatenate([*vectors, np.zeros(0)]))
-        sizes = torch.tensor([len(vector) for vector in vectors], dtype=torch.long)
+        flat = as_tensor(np.concatenate([*vectors, np.zeros(0)]))
+        sizes = whole_numbers(list(map(len, vectors)))
     except (TypeError, ValueError, RuntimeError):  # something is not a vector
         return None
     if flat.dtype != torch.float64 or flat.dim() != 1 or bool((sizes < _HEAD).any()):
@@ -257,8 +257,7 @@ def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnCol
     body_at = torch.where(bootstrap, starts[sample], starts[sample] + _HEAD + _SPAN * k)
     body = flat[body_at[:, None] + torch.arange(_SPAN)]
     body = torch.where(bootstrap[:, None], torch.tensor(_NO_TURN, dtype=torch.float64), body)
-    lengths = torch.tensor(response_lengths, dtype=torch.float64)
-    if not _valid_bodies(body, sample, lengths[sample]):
+    if not _valid_bodies(body, sample, whole_numbers(response_lengths)[sample]):
         return None
     last = torch.zeros(len(sample), dtype=torch.bool)
     last[ends - 1] = True
@@ -321,7 +320,13 @@ def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> Tu
     return columns
 
 
-def _as_tensor(x: np.ndarray[Any, Any]) -> Tensor:
+def whole_numbers(values: Sequence[int]) -> Tensor:
+    """The numbers as int64; NumPy reads a list several times as fast as `torch.tensor`."""
+    return as_tensor(np.fromiter(values, np.int64, len(values)))
+
+
+def as_tensor(x: np.ndarray[Any, Any]) -> Tensor:
+    """`torch.from_numpy`, typed."""
     return cast(Any, torch).from_numpy(x)  # torch does not declare its types
 
 

@@ -20,6 +20,7 @@ from advantage.maths.packing import PackedTurns
 from advantage.megatron.context_parallel import local_tokens
 from advantage.megatron.layout import current_layout
 from advantage.settings import advantage_settings
+from advantage.turn_table import whole_numbers
 
 Reducer = Callable[[Tensor], Tensor]
 ValueLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
@@ -46,7 +47,7 @@ def check_first_tokens(packed: PackedTurns, lengths: Sequence[int]) -> None:
     Raises:
         TurnTableError: turns are adjacent, or a turn has untrained tokens inside; names the sample.
     """
-    sizes = torch.tensor(lengths, dtype=torch.long)
+    sizes = whole_numbers(lengths)
     ends = sizes.cumsum(0)
     starts = (ends - sizes)[sizes > 0].to(packed.trained.device)
     runs = packed.runs

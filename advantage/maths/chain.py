@@ -1,8 +1,9 @@
-"""Recursions along chains of turns or rows, by pointer doubling: log2(length of the longest chain) rounds."""
+"""Recursions along chains of turns or rows, by doubling: log2(length of the longest chain) rounds."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -16,6 +17,16 @@ def solve_chain(a: Tensor, b: Tensor, following: Tensor) -> Tensor:
         a = torch.addcmul(a, b, a.index_select(0, jump))
         b, jump = b * b.index_select(0, jump), jump.index_select(0, jump)
     return a[:n]
+
+
+def solve_runs(a: Tensor, b: Tensor, longest: int) -> Tensor:
+    """Solve x[i] = a[i] + b[i] x[i + 1] in place of `a`; of every `longest` adjacent b, at least one is 0. All [n]."""
+    step = 1
+    while step < min(longest, len(a)):
+        a[:-step] += b[:-step] * a[step:]
+        b = F.pad(b[:-step] * b[step:], (0, step))
+        step *= 2
+    return a
 
 
 def _with_sentinel(following: Tensor) -> Tensor:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from advantage.errors import TurnTableError
-from advantage.turn_table import TurnColumns, to_list
+from advantage.turn_table import TurnColumns, as_tensor, to_list, whole_numbers
 
 
 class TrainedRuns:
@@ -18,7 +19,7 @@ class TrainedRuns:
 
     def __init__(self, mask: Tensor) -> None:
         self.mask = mask
-        changes = torch.cat([mask[:1], mask[1:] ^ mask[:-1], mask[-1:]]).nonzero()[:, 0]
+        changes = _indices(torch.cat([mask[:1], mask[1:] ^ mask[:-1], mask[-1:]]))
         self.starts, self._ends = changes[0::2].contiguous(), changes[1::2]
         self._before = F.pad((self._ends - self.starts).cumsum(0), (1, 0))
 
@@ -105,6 +106,11 @@ def per_token(entries: Tensor, columns: TurnColumns, lengths: Sequence[int], oth
     return found
 
 
+def _indices(mask: Tensor) -> Tensor:
+    """Where the mask is set; on the CPU by NumPy, which is several times as fast."""
+    return as_tensor(np.flatnonzero(mask)) if mask.device.type == "cpu" else mask.nonzero()[:, 0]
+
+
 def _flat_mask(masks: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
     sizes = [mask.numel() for mask in masks]
     if sizes != list(lengths):
@@ -115,7 +121,7 @@ def _flat_mask(masks: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
 
 def _spans(columns: TurnColumns, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Start position and size of each turn; a bootstrap state is the first token of its response."""
-    responses = torch.tensor(lengths, dtype=torch.long)
+    responses = whole_numbers(lengths)
     starts = (responses.cumsum(0) - responses)[columns.sample] + columns.start
     sizes = torch.where(columns.bootstrap, 1, columns.end - columns.start)
     empty = columns.bootstrap & (responses[columns.sample] == 0)

@@ -2,7 +2,7 @@
 
 The tokens of all turns, end to end, are cut into rows of 32, whatever the turns. A matrix product solves every row in
 which no turn ends. The other rows, at most one per turn, are solved column by column. What follows a row reaches its
-first token with the factor c^32, so the rows of one turn form a chain, which pointer doubling solves.
+first token with the factor c^32, so the rows of one turn form a chain, which is solved by doubling.
 
 To find what follows each turn, only the first tokens of rows are needed. The other tokens are computed at the end, in
 blocks that fit a CPU's cache: float64 copies of all tokens would take longer than the arithmetic.
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from advantage.maths.chain import solve_chain
+from advantage.maths.chain import solve_runs
 
 ROW = 32
 """Tokens per row: the smallest matrix that keeps a CPU core busy."""
@@ -100,6 +100,7 @@ class _Rows:
         going_on.view(-1).index_fill_(0, self._last_in_columns, 0)
         self._going_on = going_on
         """Columns; 0 at a turn's last token, otherwise 1."""
+        self._decays = decay * going_on
         steps = torch.arange(ROW, device=values.device)
         gap = steps[:, None] - steps
         self._powers = decay ** steps.double()
@@ -109,11 +110,11 @@ class _Rows:
 
     def solve(self, turn_rewards: Tensor) -> None:
         """Solve the rows with a turn's last token, and find what follows each row, if nothing follows any turn."""
-        values = self._select(self._values).T
-        columns = self._gamma * self._going_on * F.pad(values[1:], (0, 0, 0, 1)) - values
+        self._ending_values = self._select(self._values)
+        columns = -self._ending_values
+        columns[:-1].addcmul_(self._going_on[:-1], self._ending_values[1:], value=self._gamma)
         if self._rewards is not None:
-            columns += self._rewards.scale * self._select(self._rewards.raw).T
-        columns = columns.contiguous()
+            columns.add_(self._select(self._rewards.raw), alpha=self._rewards.scale)
         columns.view(-1).index_add_(0, self._last_in_columns, turn_rewards)
         self._columns = self._solve_columns(columns)
         heads = [solved[:, 0] for _, _, solved in self._solved_blocks(1)]
@@ -136,14 +137,14 @@ class _Rows:
         columns = torch.zeros_like(self._going_on)
         columns[-1] = self._follows[self._ending]
         columns.view(-1).index_copy_(0, self._last_in_columns, carry)
-        ending = (self._columns + self._solve_columns(columns)).T
+        ending = self._solve_columns(columns).add_(self._columns)
         advantages, returns = (self._values.new_empty(len(self._heads), ROW) for _ in range(2))
         for rows, values, solved in self._solved_blocks(ROW):
             solved.addr_(self._follows[rows], self._powers.flip(0))
             advantages[rows] = solved
             returns[rows] = solved.add_(values)
-        advantages[self._ending] = ending.to(advantages.dtype)
-        returns[self._ending] = (ending + self._select(self._values)).to(returns.dtype)
+        for target, columns in ((advantages, ending), (returns, ending + self._ending_values)):
+            target.index_copy_(0, self._ending, columns.T.to(target.dtype))
         tokens = len(self._values)
         return advantages.view(-1)[:tokens], returns.view(-1)[:tokens]
 
@@ -164,9 +165,8 @@ class _Rows:
 
     def _solve_columns(self, columns: Tensor) -> Tensor:
         """The recursion inside the rows with a turn's last token, in place."""
-        decay = self._decay * self._going_on
         for j in reversed(range(ROW - 1)):
-            columns[j].addcmul_(decay[j], columns[j + 1])
+            columns[j].addcmul_(self._decays[j], columns[j + 1])
         return columns
 
     def _chain(self) -> Tensor:
@@ -179,19 +179,19 @@ class _Rows:
         a = goes_on * (self._gamma * after + self._decay * F.pad(self._heads[1:], (0, 1))[:n])
         # What follows a row with a turn's last token does not reach the row's first token.
         stops = ends[1:] | (goes_on == 0)
-        stops[-1:] = True
-        following = torch.where(stops, -1, torch.arange(1, n + 1, device=stops.device))
-        return solve_chain(a, torch.full_like(a, self._decay**ROW), following)
+        b = torch.where(stops, 0.0, torch.full_like(a, self._decay**ROW))
+        longest = (self._last // ROW - self._first // ROW).max() + 1 if n else 0
+        return solve_runs(a, b, int(longest))
 
     def _select(self, x: Tensor) -> Tensor:
-        """The rows of `x` [N] that contain a turn's last token, [B, ROW] float64."""
+        """The rows of `x` [N] that contain a turn's last token, as columns in float64."""
         # Only the last row can be incomplete, and a turn ends there.
         partial = len(x) % ROW
         whole = x[: len(x) - partial].view(-1, ROW)
         found = whole.index_select(0, self._ending[: len(self._ending) - bool(partial)])
         if partial:
             found = torch.cat([found, F.pad(x[-partial:], (0, ROW - partial))[None]])
-        return found.double()
+        return found.T.contiguous().double()
 
 
 def _rows(x: Tensor, rows: slice) -> Tensor:
