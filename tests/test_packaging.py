@@ -35,6 +35,7 @@ INDIRECT = {
     "mkdocs-material": "the site's theme",
     "mkdocstrings-python": "a plugin of mkdocs",
     "pytest-asyncio": "a pytest plugin",
+    "pytest-xdist": "a pytest plugin",
     "ruff": "a command",
 }
 """Declared, but imported by no module of ours."""

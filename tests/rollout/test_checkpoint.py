@@ -60,6 +60,7 @@ async def outputs(args: Any, first: int, last: int, load: int | None = None) -> 
             source.load(load)
         try:
             for k in range(first, last):
+                engine.version = str(k + 1)
                 batches.append(await collect_or_draw(args, k, source))
                 source.save(k)
         finally:
