@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from envs.base import describe_task, make_image, read_env_settings
+from envs.base import describe_task, read_env_settings
 from envs.crafter_world.expert import advise
 from envs.crafter_world.observation import describe
 from envs.crafter_world.rules import ACHIEVEMENTS, LENGTH
@@ -133,7 +133,7 @@ class Crafter(TextGame):
     def _draw(self) -> Any:
         from envs.crafter_world.picture import draw
 
-        return make_image(draw(self.world))
+        return draw(self.world)
 
 
 def _count(unlocked: frozenset[str]) -> dict[str, float]:

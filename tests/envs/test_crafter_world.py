@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,18 @@ import pytest
 pytest.importorskip("crafter", reason="Crafter needs crafter; pip install 'slime-verlog[envs]' enables this test")
 
 import opensimplex
+from crafter import objects
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image, ImageEnhance
 
+from envs.crafter_world.creatures import Arrow, Cow, Skeleton, Zombie
 from envs.crafter_world.expert import advise
 from envs.crafter_world.noise import Noise
 from envs.crafter_world.observation import describe
-from envs.crafter_world.picture import draw
-from envs.crafter_world.rules import ACHIEVEMENTS, ACTION_NAMES, SIZE, STRIDE
+from envs.crafter_world.picture import _fade, draw
+from envs.crafter_world.plant import Plant
+from envs.crafter_world.rules import ACHIEVEMENTS, ACTION_NAMES, MOVES, SIZE, STRIDE
 from envs.crafter_world.world import World
 from tests.envs.crafter_reference import Reference, assert_same
 
@@ -60,21 +65,51 @@ def test_noise_equals_opensimplex_on_the_grid_that_worlds_use() -> None:
     assert Noise(7)(x, y, z).tolist() == [original.noise3(*point) for point in zip(x, y, z, strict=True)]
 
 
-def test_a_step_without_pictures_equals_crafter_with_real_pictures_through_the_night() -> None:
+def test_pictures_and_random_draws_equal_crafters_by_day_at_night_and_asleep() -> None:
     world, reference = begin(3, pictures=True), Reference(3, pictures=True)
     rng = random.Random(3)
-    nights = 0
-    assert_same(world, reference)
-    for step in range(210):
+    seen: Counter[tuple[bool, bool]] = Counter()
+    for step in range(290):
         if step % 20 == 0:
             supply(world.player, reference._player)
-        action = rng.choices(ACTION_NAMES, BUSY)[0]
+        if step in (100, 200):
+            world.player.inventory["energy"] = reference._player.inventory["energy"] = 6
+        action = "Sleep" if step in (100, 200) else rng.choices(ACTION_NAMES, BUSY)[0]
         assert world.step(action) == reference.act(action)
-        if world.noise is not None or step % 20 == 0:
-            nights += world.noise is not None
-            assert_same(world, reference)
-            assert np.array_equal(draw(world), reference.draw())
-    assert nights > 50
+        assert_same(world, reference)
+        seen[world.daylight < 0.5, world.player.sleeping] += 1
+        assert np.array_equal(np.asarray(draw(world)), reference.draw()), step
+    assert len(seen) == 4 and min(seen.values()) >= 5
+
+
+def test_every_being_is_drawn_as_crafter_draws_it() -> None:
+    world, reference = begin(3), Reference(3)
+    theirs, player = reference._world, reference._player
+    cells = [(x, y) for x in range(29, 36) for y in range(29, 36) if (x, y) != (32, 32) and not theirs[x, y][1]]
+    ripe = objects.Plant(theirs, cells[0])
+    ripe.grown = 301
+    beings = [ripe, objects.Plant(theirs, cells[1]), objects.Zombie(theirs, cells[2], player)]
+    beings += [objects.Skeleton(theirs, cells[3], player), objects.Cow(theirs, cells[4])]
+    beings += [objects.Arrow(theirs, cell, facing) for cell, facing in zip(cells[5:], MOVES.values(), strict=False)]
+    for being in beings:
+        theirs.add(being)
+    plants = [Plant(world, *cells[0]), Plant(world, *cells[1])]
+    plants[0].grown = 301
+    ours = [*plants, Zombie(world, *cells[2], world.player), Skeleton(world, *cells[3], world.player)]
+    ours += [Cow(world, *cells[4]), *(Arrow(world, *arrow.pos, arrow.facing) for arrow in beings[5:])]
+    for being in ours:
+        world.add(being)
+    for facing in MOVES.values():
+        world.player.facing = player.facing = facing
+        assert np.array_equal(np.asarray(draw(world)), reference.draw())
+    assert len(ours) == len(beings) == 9
+
+
+def test_colors_fade_exactly_as_in_pillow() -> None:
+    colors = np.random.default_rng(0).integers(0, 256, (512, 512, 3), dtype=np.uint8)
+    colors[:256, :256] = np.stack(np.broadcast_arrays(*np.ogrid[:256, :256], 255), axis=-1)
+    expected = ImageEnhance.Color(Image.fromarray(colors)).enhance(0.4)
+    assert np.array_equal(np.stack(_fade(*np.moveaxis(colors.astype(np.int32), -1, 0)), axis=-1) // 5, expected)
 
 
 @pytest.mark.parametrize("seed", [4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(11, 21))])
@@ -136,8 +171,9 @@ def test_the_view_at_the_worlds_borders_is_cut_as_balrog_cuts_it() -> None:
             continue
         world.move(world.player, (x - world.player.x, y - world.player.y), x * STRIDE + y)
         theirs.move(reference._player, (x, y))
-        for facing in [(-1, 0), (1, 0), (0, -1), (0, 1)]:
+        for facing in MOVES.values():
             world.player.facing = reference._player.facing = facing
+            assert np.array_equal(np.asarray(draw(world)), reference.draw())
             assert describe(world)[0] == reference.describe_view()
         assert world.materials_around(x, y) - {0} == {theirs._mat_ids[name] for name in theirs.nearby((x, y), 1)[0]}
         assert world.step("Do") == reference.act("Do")
