@@ -24,6 +24,8 @@ def _chunk_cells(x: int, y: int) -> list[int]:
 
 _CHUNKS = [_chunk_cells(x, y) for x in range(0, SIZE, CHUNK) for y in range(0, SIZE, CHUNK)]
 _CHUNK_NUMBER = {cell: number for number, cells in enumerate(_CHUNKS) for cell in cells}
+_KINDS = len(MATERIAL_ID) + 1
+_CHUNK_OFFSETS = _KINDS * np.array([_CHUNK_NUMBER[x * STRIDE + y] for x in range(SIZE) for y in range(SIZE)])
 
 
 class Chunk:
@@ -31,12 +33,11 @@ class Chunk:
 
     __slots__ = ("beings", "cells", "counts")
 
-    def __init__(self, cells: list[int], materials: bytearray) -> None:
+    def __init__(self, cells: list[int], counts: list[int]) -> None:
         self.cells = cells
         self.beings: dict[Being, None] = {}
-        self.counts = [0] * (len(MATERIAL_ID) + 1)
-        for cell in cells:
-            self.counts[materials[cell]] += 1
+        self.counts = counts
+        """Cells of each material."""
 
 
 class Grid:
@@ -57,7 +58,8 @@ class Grid:
         self.beings: dict[Being, None] = {}
         self.beings_at: list[Being | None] = [None] * (STRIDE * STRIDE)
         self.settled: dict[Chunk, None] = {}
-        self._chunks = [Chunk(cells, self.materials) for cells in _CHUNKS]
+        counts = np.bincount(_CHUNK_OFFSETS + land, minlength=len(_CHUNKS) * _KINDS).reshape(-1, _KINDS)
+        self._chunks = [Chunk(*chunk) for chunk in zip(_CHUNKS, counts.tolist(), strict=True)]
 
     def _chunk_of(self, cell: int) -> Chunk:
         return self._chunks[_CHUNK_NUMBER[cell]]

@@ -6,6 +6,9 @@ subtractions affect the last bits, so both follow the original. One table holds 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 from opensimplex.constants import GRADIENTS3, NORM_CONSTANT3, SQUISH_CONSTANT3, STRETCH_CONSTANT3
 
@@ -19,58 +22,92 @@ _BETWEEN: list[Vertex] = [*_NEAR_ORIGIN[1:], *_NEAR_FAR_END[:3]]
 _FAR_END, _MIDDLE, _CASES = 16, 32, 96
 _PART_ENDS = {0: _FAR_END, _FAR_END: _MIDDLE, _MIDDLE: _CASES}
 _FAR_POINTS = (3, 5, 6)
-_BLOCK = 5000
-"""Points per block; their arrays fit into the processor's cache."""
 
 
 class Noise:
-    """The noise field of one seed."""
+    """The noise at fixed points, for any seed; what does not depend on the seed is computed once."""
 
-    def __init__(self, seed: int) -> None:
-        self._permutation = _permutation(seed)
-        gradients = GRADIENTS3.reshape(-1, 3)[self._permutation % (len(GRADIENTS3) // 3)]
-        self._gradients = np.ascontiguousarray(gradients.T, dtype=np.float64)
-
-    def __call__(self, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """Return the noise in about [-1, 1] at the points of three equally long float64 arrays."""
-        places = np.stack([x, y, z])
-        blocks = [self._evaluate(places[:, start : start + _BLOCK]) for start in range(0, len(x), _BLOCK)]
-        return np.concatenate(blocks) if blocks else np.zeros(0)
-
-    def _evaluate(self, place: np.ndarray) -> np.ndarray:
+    def __init__(self, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> None:
+        """Prepare the points of three equally long float64 arrays."""
+        place = np.stack([x, y, z])
         stretched = place + (place[0] + place[1] + place[2]) * STRETCH_CONSTANT3
         corner = np.floor(stretched)
         delta = place - (corner + (corner[0] + corner[1] + corner[2]) * SQUISH_CONSTANT3)
         cases = _classify(*(stretched - corner))
-        value = np.zeros(len(cases))
+        terms = []
         for first, fixed in ((0, _NEAR_ORIGIN), (_FAR_END, _NEAR_FAR_END), (_MIDDLE, _BETWEEN)):
             part = np.flatnonzero((cases >= first) & (cases < _PART_ENDS[first]))
-            value[part] = self._sum(corner[:, part], delta[:, part], fixed, cases[part])
-        return value / NORM_CONSTANT3
+            for offset, distance in _surround(delta[:, part], fixed, cases[part]):
+                terms.append(_find_near(part, corner[:, part] + offset, distance))
+        self._sort(terms, len(x))
 
-    def _sum(self, corner: np.ndarray, delta: np.ndarray, fixed: list[Vertex], cases: np.ndarray) -> np.ndarray:
-        """Sum over the lattice points shared by a part of the cell, and over the two extra ones of each case."""
-        value = np.zeros(len(cases))
-        for vertex in fixed:
-            offset = np.array(vertex, dtype=np.float64)[:, None]
-            self._contribute(value, corner, delta - offset - sum(vertex) * SQUISH_CONSTANT3, offset)
-        for early, late, squish in zip(_EARLY, _LATE, _SQUISH, strict=True):
-            offset, after = early[:, cases], late[:, cases]
-            self._contribute(value, corner, delta - offset - squish[cases] - after, offset + after)
-        return value
+    def _sort(self, terms: list[_Terms], points: int) -> None:
+        """Group the terms by their place in their points' sums; points with most terms come first in each group."""
+        counts, groups = np.zeros(points, np.intp), []
+        for term in terms:
+            groups.append(counts[term.point])
+            counts[term.point] += 1
+        group = np.concatenate(groups)
+        self._points = np.argsort(-counts, kind="stable")
+        rank = np.empty(points, np.intp)
+        rank[self._points] = np.arange(points)
+        point, vertex, delta, weight = (np.concatenate(column, axis=-1) for column in zip(*terms, strict=True))
+        order = np.lexsort((rank[point], group))
+        vertices, vertex = np.unique(vertex[order], return_inverse=True)
+        self._vertices = vertices >> 16, vertices >> 8 & 0xFF, vertices & 0xFF
+        ends = np.cumsum(np.bincount(group))[:-1]
+        columns = [np.split(column[order], ends) for column in (*delta, weight)]
+        self._groups = list(zip(np.split(vertex, ends), *columns, strict=True))
 
-    def _contribute(self, value: np.ndarray, corner: np.ndarray, delta: np.ndarray, offset: np.ndarray) -> None:
-        """Add the contribution of the lattice points at `corner + offset` to points `delta` away, if near enough."""
-        dx, dy, dz = delta
-        falloff = 2 - dx * dx - dy * dy - dz * dz
-        near = np.flatnonzero(falloff > 0)
-        i, j, k = (corner + offset).take(near, axis=1).astype(np.int64)
-        hashed = self._permutation.take((self._permutation.take(i & 0xFF) + j) & 0xFF)
-        gx, gy, gz = self._gradients.take((hashed + k) & 0xFF, axis=1)
-        dx, dy, dz = delta.take(near, axis=1)
-        falloff = falloff.take(near)
-        falloff *= falloff
-        value[near] += falloff * falloff * (gx * dx + gy * dy + gz * dz)
+    def sample(self, seed: int) -> np.ndarray:
+        """Return the noise of this seed at the points, in about [-1, 1]."""
+        permutation, (i, j, k) = _permutation(seed), self._vertices
+        hashed = permutation[(permutation[(permutation[i] + j) & 0xFF] + k) & 0xFF]
+        gradients = GRADIENTS3.reshape(-1, 3)[hashed % (len(GRADIENTS3) // 3)].T.astype(np.float64, order="C")
+        value = np.zeros(len(self._points))
+        for vertex, dx, dy, dz, weight in self._groups:
+            term = gradients[0].take(vertex) * dx
+            term += gradients[1].take(vertex) * dy
+            term += gradients[2].take(vertex) * dz
+            term *= weight
+            value[: len(term)] += term
+        result = np.empty_like(value)
+        result[self._points] = value / NORM_CONSTANT3
+        return result
+
+
+class _Terms(NamedTuple):
+    """What one lattice point contributes to each of several points."""
+
+    point: np.ndarray
+    vertex: np.ndarray
+    """The lattice points' coordinates, 8 bits each."""
+    delta: np.ndarray
+    """From the lattice points to the points, (3, points)."""
+    weight: np.ndarray
+
+
+def _surround(delta: np.ndarray, fixed: list[Vertex], cases: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the offsets and the distances of the lattice points shared by a part of the cell, then of the extra ones.
+
+    Both are (3, points); `delta` holds the points' distances from the cell's corner.
+    """
+    for vertex in fixed:
+        offset = np.array(vertex, dtype=np.float64)[:, None]
+        yield offset, delta - offset - sum(vertex) * SQUISH_CONSTANT3
+    for early, late, squish in zip(_EARLY, _LATE, _SQUISH, strict=True):
+        offset, after = early[:, cases], late[:, cases]
+        yield offset + after, delta - offset - squish[cases] - after
+
+
+def _find_near(points: np.ndarray, lattice: np.ndarray, delta: np.ndarray) -> _Terms:
+    """Return the terms of lattice points (3, points) that are near enough to count."""
+    dx, dy, dz = delta
+    falloff = 2 - dx * dx - dy * dy - dz * dz
+    near = np.flatnonzero(falloff > 0)
+    i, j, k = lattice[:, near].astype(np.int64) & 0xFF
+    falloff = falloff[near] * falloff[near]
+    return _Terms(points[near], i << 16 | j << 8 | k, delta[:, near], falloff * falloff)
 
 
 def _permutation(seed: int) -> np.ndarray:

@@ -55,14 +55,14 @@ def supply(*players: object) -> None:
 def test_noise_equals_opensimplex_bit_for_bit(seed: int, points: list[tuple[float, float, int]]) -> None:
     expected = [opensimplex.OpenSimplex(seed).noise3(*point) for point in points]
     x, y, z = (np.array(axis, dtype=np.float64) for axis in zip(*points, strict=True))
-    assert Noise(seed)(x, y, z).tolist() == expected
+    assert Noise(x, y, z).sample(seed).tolist() == expected
 
 
 def test_noise_equals_opensimplex_on_the_grid_that_worlds_use() -> None:
     grid = np.arange(SIZE, dtype=np.float64)
     x, y, z = np.repeat(grid, SIZE)[::3] / 15, np.tile(grid, SIZE)[::3] / 5, np.full(SIZE * SIZE, 3.0)[::3]
     original = opensimplex.OpenSimplex(7)
-    assert Noise(7)(x, y, z).tolist() == [original.noise3(*point) for point in zip(x, y, z, strict=True)]
+    assert Noise(x, y, z).sample(7).tolist() == [original.noise3(*point) for point in zip(x, y, z, strict=True)]
 
 
 def test_pictures_and_random_draws_equal_crafters_by_day_at_night_and_asleep() -> None:
