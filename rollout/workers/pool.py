@@ -63,7 +63,8 @@ class Worker:
             if host.lost:
                 raise HostLostError("its worker was replaced")
             try:
-                answer = await asyncio.wait_for(host.call(method, *arguments), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    answer = await host.call(method, *arguments)
                 ok, result = check_answer(method, answer)
             except TimeoutError:
                 self._faults["timeout"] += 1
