@@ -22,7 +22,7 @@ from rollout.spec import DEFAULT_MAX_TURNS, EnvSpec
 from rollout.utilization import Utilization
 from rollout.workers.hosts import BACKENDS, BadReplyError, Host, HostLostError, check_answer
 from rollout.workers.observation_limits import ObservationLimits
-from rollout.workers.reply import EnvReply, digest
+from rollout.workers.reply import EnvReply
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
 """Errors inside an environment that are counted apart from `raised`, by class name."""
@@ -200,7 +200,7 @@ class EnvSession:
                     self._host, reply = await self._worker.call(
                         self._host, settings.env_step_timeout_s, "step", self._key, response_text
                     )
-                    self.digests.append(digest(reply))
+                    self.digests.append(reply.digest)
                 self.reply = reply
                 if reply.was_cut:
                     self._pool.faults["observation_cut"] += 1

@@ -9,6 +9,7 @@ import numbers
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from envs.base import Observation, StepInfo
@@ -38,6 +39,11 @@ class EnvReply:
     """Time inside the environment."""
     was_cut: bool = False
     """Whether text or pictures were left out because the observation exceeded its limits."""
+
+    @cached_property
+    def digest(self) -> str:
+        """The reply's `digest`. Once computed, it is pickled with the reply, so a worker can compute it for others."""
+        return digest(self)
 
 
 def check_reply(reply: EnvReply) -> None:

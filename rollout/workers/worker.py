@@ -23,7 +23,7 @@ from envs.faults import describe, place_of_method, text_of
 from rollout.spec import EnvSpec
 from rollout.workers.observation_limits import ObservationLimits
 from rollout.workers.players import PLAYERS
-from rollout.workers.reply import EnvReply, check_observation, check_reply, digest, read_step
+from rollout.workers.reply import EnvReply, check_observation, check_reply, read_step
 
 HEADER = struct.Struct("!Q")
 """Precedes every reply: the number of bytes in its pickle."""
@@ -59,15 +59,17 @@ class EnvHost:
         seconds = time.perf_counter() - began
         with _placed(env, "step"):
             observation, done, info = read_step(answer)
-            return _within(_reply(env, observation, seconds, done, info), spec.limits)
+            reply = _within(_reply(env, observation, seconds, done, info), spec.limits)
+            reply.digest  # noqa: B018 - computed here and sent along: hashing pictures would delay the trainer
+            return reply
 
     def replay(self, key: int, spec: EnvSpec, responses: Sequence[str]) -> tuple[EnvReply, list[str]]:
         """Start the episode again and give it the same answers; returns the last reply and the digests of all."""
         reply = self.start(key, spec)
-        digests = [digest(reply)]
+        digests = [reply.digest]
         for text in responses:
             reply = self.step(key, text)
-            digests.append(digest(reply))
+            digests.append(reply.digest)
         return reply, digests
 
     def suggest(self, key: int, player: str, seed: int) -> str:
