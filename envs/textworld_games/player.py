@@ -13,10 +13,11 @@ import textworld
 # Jericho warns about every game that is not in its list; TextWorld reads score and state from the game's own file.
 warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
 
-_STATUS_LINE = re.compile(r"(-=[^\n]*=-)?\s*-?\d+/\d+$")
+# A number without a room's name begins at the first of the blanks before it; other starts would take quadratic time.
+_STATUS_LINE = re.compile(r"-=[^\n]*=-\s*-?\d+/\d+$|(?<!\s)\s*-?\d+/\d+$")
 _LONGEST_STATUS = 200
 _AFTER_THE_END = "Would you like to RESTART"
-_BLANK_LINES = re.compile(r"\n[ \t]*(\n[ \t]*)+\n")
+_BLANK_LINES = re.compile(r"\n{3,}")
 
 # Verbs of Inform besides TextWorld's own. All others are refused: they control the interpreter (save and script write
 # files, quit asks a question, undo takes turns back) or print hidden information.
