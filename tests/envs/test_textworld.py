@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ pytest.importorskip(
 
 from envs import textworld
 from envs.errors import ConfigError, MissingDependencyError
+from envs.textworld_games.player import _clean
 from envs.textworld_games.recipes import THEMES, make_recipe
 from envs.textworld_games.source import build_game
 
@@ -35,6 +38,16 @@ def play_expert(env: textworld.TextWorld) -> list[dict[str, Any]]:
         _, done, info = env.step(f"THINK: so\nACTION: {textworld.expert_action(env)}")
         infos.append(info)
     return infos
+
+
+def test_texts_are_cleaned_as_by_the_plain_patterns() -> None:
+    status = re.compile(r"(-=[^\n]*=-)?\s*-?\d+/\d+$")
+    rng, pieces = random.Random(0), ["-=", "=-", " ", "  ", "\t", "\n", "\u2028", "1", "/", "-", "23/4", "a", ">"]
+    for _ in range(20_000):
+        text = "".join(rng.choices(pieces, k=rng.randrange(25)))
+        plain = status.sub("", text.rstrip()).rstrip().removesuffix(">")
+        plain = re.sub(r"\n[ \t]*(\n[ \t]*)+\n", "\n\n", "\n".join(line.rstrip() for line in plain.splitlines()))
+        assert _clean(text) == plain.strip()
 
 
 @pytest.mark.parametrize("reward", ["sparse", "score", "dense"])
