@@ -19,3 +19,7 @@ class FlagError(ConfigError):
 
 class OtherRankError(SlimeVerlogError, RuntimeError):
     """Another rank failed, so this rank stops too. The cause is in the other rank's log."""
+
+
+class PretrainingError(SlimeVerlogError, RuntimeError):
+    """Value pretraining did not give a useful critic. The text says how much it explains."""

@@ -41,6 +41,7 @@ from advantage.megatron.exchange import (
 )
 from advantage.megatron.layout import Layout, current_layout
 from advantage.policy_loss import STALENESS
+from advantage.pretraining import progress_of
 from advantage.settings import AdvantageFlags, AdvantageSettings, advantage_flags, advantage_settings
 from advantage.turn_table import TABLE_KEY, TurnColumns, read_turn_table
 from advantage.value_weight import check_first_tokens
@@ -77,11 +78,15 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
         return None
     began = time.perf_counter()
     with relayed(layout.stage):
-        turns, scan, carry, report = _exchange(args, rollout_data, layout)
+        turns, columns, scan, carry, report = _exchange(args, rollout_data, layout)
         advantages, returns = _finish(turns, scan, carry)
         rollout_data["advantages"] = turns.local.split(advantages)
         rollout_data["returns"] = turns.local.split(returns)
-    watch_warmup(args, rollout_data, turns.values, returns, turns.packed.runs.mask, layout.data)
+    result = (turns.values, returns, turns.packed.runs.mask, layout.data)
+    if advantage_settings(args).value_pretraining.batches:
+        progress_of.of(args).measure(columns, turns.local.lengths, *result)
+    else:
+        watch_warmup(args, rollout_data, *result)
     logger.info(
         "advantages of %d turns over %d data-parallel ranks in %.1f ms, %d bytes sent, %d received",
         *(report.turns, report.ranks, 1e3 * (time.perf_counter() - began), report.bytes_sent, report.bytes_received),
@@ -103,13 +108,17 @@ class LocalTurns:
 
 def _exchange(
     args: Any, rollout_data: MutableMapping[str, Any], layout: Layout
-) -> tuple[LocalTurns, TurnScan, Tensor, ExchangeReport]:
-    """Pack, scan and exchange. Returns this rank's turns, their scan, and what reaches each turn's last token, [T]."""
+) -> tuple[LocalTurns, TurnColumns, TurnScan, Tensor, ExchangeReport]:
+    """Pack, scan and exchange.
+
+    Returns this rank's turns, their table, their scan, and what reaches each turn's last token, [T].
+    """
     try:
         with relayed(layout.context):
             settings, flags = advantage_settings(args), advantage_flags(args)
             discounts = settings.discounts_of(flags.slime_verlog_role)
-            columns = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
+            keep = flags.turn_table_is_read_again or settings.value_pretraining.batches > 0
+            columns = read_turn_table(rollout_data, keep=keep)
             turns = _pack(settings, flags, rollout_data, columns, layout)
             if settings.policy_loss == "dis" and flags.slime_verlog_role == "actor":
                 stale = per_token(columns.staleness, columns, turns.local.lengths, otherwise=-1.0)
@@ -124,7 +133,7 @@ def _exchange(
         raise
     next_value, next_advantage, report = exchange_turns(facts, layout.data)
     carry = discounts.gamma_step * next_value + discounts.step_decay * next_advantage
-    return turns, scan, carry.to(turns.values.device), report
+    return turns, columns, scan, carry.to(turns.values.device), report
 
 
 def _pack(

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from advantage.errors import FlagError, UnsupportedFrameworkError
-from advantage.megatron.critic import install_critic
+from advantage.megatron.critic import install_critic, pretrain_critic
 from advantage.megatron.ppo import make_compute_advantages
 from advantage.megatron.roles import check_frozen_flags, install_roles
 from advantage.megatron.training_steps import install_training_steps
@@ -55,7 +55,10 @@ def install(args: Any) -> None:
     if settings.policy_loss == "dis":
         install_dis(framework.loss, _replace)
     install_roles(framework, _replace)
-    install_critic(framework, settings, _replace)
+    if settings.value_pretraining.batches:
+        pretrain_critic(args, framework, settings.value_pretraining, _replace)
+    else:
+        install_critic(framework, settings, _replace)
     replaces = not framework.has_flag or (_whitens_slices(args) and not framework.whitens_all_ranks)
     if replaces:
         ours = make_compute_advantages(framework.loss)

@@ -76,6 +76,23 @@ class WarmupSettings(Settings):
         return self
 
 
+class ValuePretrainingSettings(Settings):
+    """Value pretraining: the critic learns offline from turns of the frozen policy, before PPO."""
+
+    batches: int = Field(default=0, ge=0)
+    """Batches that the frozen policy plays for it; 0 turns value pretraining off. It is a whole run:
+    `--num-rollout` and `--num-critic-only-steps` must have the same value."""
+    held_out: float = Field(default=0.2, gt=0, lt=1)
+    """Share of the turns that the critic is measured on and never trained on; always whole episodes."""
+    passes: int = Field(default=50, ge=1)
+    """The largest number of passes over the other turns."""
+    patience: int = Field(default=3, ge=1)
+    """Training stops after this many passes in a row without a new best explained variance on the held-out turns. The
+    critic is saved as it was at the best one."""
+    least_explained_variance: float | None = 0.0
+    """The run fails and saves no critic if the best held-out explained variance is not above this; null: never."""
+
+
 class AdvantageSettings(Settings):
     """Keys for the computation of advantages and for the value loss."""
 
@@ -129,6 +146,8 @@ class AdvantageSettings(Settings):
     """Updates that the action-hacking warning averages into one point. A larger value is less noisy and warns later."""
     critic_warmup: WarmupSettings = WarmupSettings()
     """Critic warm-up. The key is not `warmup`, because Megatron has an argument of that name."""
+    value_pretraining: ValuePretrainingSettings = ValuePretrainingSettings()
+    """Value pretraining, a separate run that `scripts/run_value_pretraining.sh` starts."""
 
     @model_validator(mode="before")
     @classmethod
@@ -149,8 +168,21 @@ class AdvantageSettings(Settings):
 
     @property
     def discounts(self) -> Discounts:
-        """The discounts of the actor, and of the critic without `lambda_critic`."""
-        return Discounts(self.gamma_step, self.lambda_step, self.gamma_token, self.lambda_token)
+        """The discounts of the actor, and of the critic without `lambda_critic`.
+
+        Value pretraining has lambda 1: its targets are discounted returns, which do not depend on the critic.
+        """
+        lambdas = (1.0, 1.0) if self.value_pretraining.batches else (self.lambda_step, self.lambda_token)
+        return Discounts(self.gamma_step, lambdas[0], self.gamma_token, lambdas[1])
+
+    @model_validator(mode="after")
+    def _one_way_to_start_the_critic(self) -> Self:
+        if self.value_pretraining.batches and self.critic_warmup.w_epoch:
+            raise ConfigError(
+                f"value_pretraining.batches is {self.value_pretraining.batches} and critic_warmup.w_epoch is "
+                f"{self.critic_warmup.w_epoch}; leave critic_warmup out, because value pretraining collects for itself"
+            )
+        return self
 
     def discounts_of(self, role: str | None) -> Discounts:
         """The discounts of the actor or the critic; `role` may be None if they do not differ.
@@ -163,7 +195,7 @@ class AdvantageSettings(Settings):
                 "lambda_critic and lambda_policy differ between actor and critic, and only advantage.patch.install "
                 "notes which of them a process trains: give --custom-megatron-init-path advantage.patch.install"
             )
-        if role != "critic" or self.lambda_critic is None:
+        if role != "critic" or self.lambda_critic is None or self.value_pretraining.batches:
             return self.discounts
         return Discounts(self.gamma_step, self.lambda_critic, self.gamma_token, self.lambda_critic)
 

@@ -45,6 +45,8 @@ class TurnKind(enum.IntEnum):
     """One or more turns that the model played."""
     BOOTSTRAP = 1
     """The state after a cut or timed-out episode. Only its value is used; it is never trained on."""
+    HELD_OUT = 2
+    """Turns that value pretraining measures the critic on, and does not train on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,8 @@ class TurnRow:
             raise TurnTableError(f"group must be a number from 0 up, or -1 for none, got {self.group}")
         if self.kind is TurnKind.BOOTSTRAP and (self.turns or self.terminated or self.truncated):
             raise TurnTableError("a bootstrap sample has no turns and neither terminates nor truncates")
-        if self.kind is TurnKind.TURN and not self.turns:
-            raise TurnTableError("a sample of kind TURN needs at least one turn")
+        if self.kind is not TurnKind.BOOTSTRAP and not self.turns:
+            raise TurnTableError(f"a sample of kind {self.kind.name} needs at least one turn")
         for k, (before, after) in enumerate(pairwise(self.turns)):
             if after.start < before.end:
                 raise TurnTableError(
@@ -140,8 +142,10 @@ def decode_row(vector: object) -> TurnRow:
     segment, first_turn, kind, terminated, truncated, group, n = (_whole(x) for x in data[2:_HEAD])
     if len(data) != _HEAD + _SPAN * n:
         raise TurnTableError(f"it declares {n} turns but has {len(data)} entries, not {_HEAD + _SPAN * n}")
-    if not {terminated, truncated, kind} <= {0, 1}:
-        raise TurnTableError(f"kind {kind}, terminated {terminated} and truncated {truncated} must be 0 or 1")
+    if not {terminated, truncated} <= {0, 1} or kind not in list(TurnKind):
+        raise TurnTableError(
+            f"kind {kind} must be 0, 1 or 2, and terminated {terminated} and truncated {truncated} must be 0 or 1"
+        )
     turns = tuple(
         TurnSpan(_whole(start), _whole(end), reward, _whole(action), _whole(anchor), _whole(staleness))
         for start, end, reward, action, anchor, staleness in zip(
@@ -204,7 +208,8 @@ class TurnColumns:
     index: Tensor
     """Index of the turn in its segment or episode."""
     bootstrap: Tensor
-    """bool, as are terminated and truncated, which are set on the last turn of a sample only."""
+    """bool, as are held_out, terminated and truncated; the last two are set on the last turn of a sample only."""
+    held_out: Tensor
     terminated: Tensor
     truncated: Tensor
     start: Tensor
@@ -267,6 +272,7 @@ def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnCol
         segment=segment[sample],
         index=first_turn[sample] + k,
         bootstrap=bootstrap,
+        held_out=kind[sample] == TurnKind.HELD_OUT,
         terminated=(terminated[sample] == 1) & last,
         truncated=(truncated[sample] == 1) & last,
         start=start.long(),
@@ -282,11 +288,11 @@ def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnCol
 def _valid_heads(head: Sequence[Tensor], sizes: Tensor) -> bool:
     """What `TurnRow` and `decode_row` check of a row before its turns; each entry of `head` is [S]."""
     magic, version, segment, first_turn, kind, terminated, truncated, group, turns = head
-    flags = torch.stack([kind, terminated, truncated])
+    flags = torch.stack([terminated, truncated])
     valid = (magic == _MAGIC) & (version == _VERSION) & (sizes == _HEAD + _SPAN * turns)
     valid &= _whole_from(0, segment) & _whole_from(0, first_turn) & _whole_from(-1, group)
-    valid &= ((flags == 0) | (flags == 1)).all(0)
-    valid &= torch.where(kind == TurnKind.BOOTSTRAP, (turns == 0) & (flags[1:] == 0).all(0), turns > 0)
+    valid &= ((flags == 0) | (flags == 1)).all(0) & _whole_from(0, kind) & (kind <= max(TurnKind))
+    valid &= torch.where(kind == TurnKind.BOOTSTRAP, (turns == 0) & (flags == 0).all(0), turns > 0)
     return bool(valid.all())
 
 

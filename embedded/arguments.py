@@ -39,7 +39,8 @@ class EmbeddedFlags(OptimizerFlags):
     ref_load: str | None = None
     """Folder of the frozen reference policy; default: `hf_checkpoint`."""
     critic_load: str | None = None
-    """Folder from which the critic starts; default: `hf_checkpoint`."""
+    """What the critic starts from: a Hugging Face folder, or the `save` folder of another run, such as one of value
+    pretraining, whose value head is then loaded too. Default: `hf_checkpoint`."""
     save: str | None = None
     """Folder for checkpoints; default: no checkpoints."""
     load: str | None = None

@@ -24,6 +24,8 @@ import yaml
 from slime_verlog import ConfigError
 
 if TYPE_CHECKING:
+    from embedded.pretraining import Stage
+    from embedded.report import RunReport
     from embedded.warmstart.imitation import Imitation, WarmStart
     from rollout.bridge.settings import RolloutSettings
 
@@ -94,8 +96,8 @@ def run_seed(
         MissingDependencyError: an optional package is not installed.
     """
     from embedded.arguments import make_args, read_keys
+    from embedded.pretraining import split_run
     from embedded.report import RunReport
-    from embedded.train import train
     from embedded.warmstart.imitation import WarmStart, make_policy
 
     policy = folder / "policy_before"
@@ -103,24 +105,39 @@ def run_seed(
     given = {"rollout_seed": seed, "num_rollout": updates, "eval_interval": 20, "hf_checkpoint": str(policy)}
     has_critic = flags.get("advantage_estimator", "ppo") == "ppo"
     given |= {"num_critic_only_steps": min(CRITIC_ONLY, updates // 2) if has_critic else 0, **flags}
-    settings = _check(keys, given, folder)
+    pretraining, ppo = split_run(keys, given, folder / "critic")
+    settings = _check([stage for stage in (pretraining, ppo) if stage], folder)
     report = RunReport(folder, {"config": config, "tasks": list(settings.tasks), "seed": seed, **_machine()}, policy)
     run_config = folder / "config.yaml"
-    run_config.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
+    run_config.write_text(yaml.safe_dump(dict(ppo.keys), sort_keys=False), encoding="utf-8")
     print(*note, f"seed {seed}: {_teacher(settings)}", sep="\n", flush=True)
     imitation = make_policy(settings, policy, warm_start or WarmStart(**IMITATION), seed)
-    args = make_args(run_config, **{**_lengths(imitation, flags), **given})
+    lengths = _lengths(imitation, flags)
+    args = make_args(run_config, **{**lengths, **ppo.flags})
     print(f"imitation done, loss {imitation.loss:.3f} nats per token; training {updates} updates", flush=True)
+    _train(pretraining, args, lengths, report, folder)
+    summary = report.write()
+    print(ending(summary, folder, args), flush=True)
+    return summary
+
+
+def _train(
+    pretraining: Stage | None, args: Namespace, lengths: Mapping[str, int], report: RunReport, folder: Path
+) -> None:
+    """Pretrain the critic, if that is a stage of the run, then train; Ctrl-C keeps what was evaluated until then."""
+    from embedded.pretraining import pretrain_critic
+    from embedded.train import train
+
     try:
+        if pretraining:
+            shutil.rmtree(folder / "critic", ignore_errors=True)  # an earlier run's, of another policy
+            pretrain_critic(pretraining, lengths)
         train(args, report)
     except KeyboardInterrupt:
         if report.evaluations:
             report.write()
         done = len(report.history)
         raise SystemExit(f"interrupted after {done} updates; what was evaluated until then is in {folder}/") from None
-    summary = report.write()
-    print(ending(summary, folder, args), flush=True)
-    return summary
 
 
 def _without_warmup(keys: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -135,8 +152,8 @@ def _without_warmup(keys: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[
     return {key: value for key, value in keys.items() if key != "critic_warmup"}, [note]
 
 
-def _check(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -> RolloutSettings:
-    """Try everything that can fail early; nothing is written.
+def _check(stages: Sequence[Stage], folder: Path) -> RolloutSettings:
+    """Try everything that can fail early; nothing is written. Returns the settings of the last stage.
 
     Raises:
         SlimeVerlogError: about the first mistake.
@@ -145,8 +162,9 @@ def _check(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -> R
     from rollout.bridge.settings import check_keys
     from rollout.data_source import EpisodeSource, try_each_task
 
-    settings = check_keys(keys)
-    EpisodeSource(build_args(keys, **flags))
+    for stage in stages:
+        EpisodeSource(build_args(stage.keys, **stage.flags))
+    settings = check_keys(stages[-1].keys)
     if (folder / "episodes.jsonl").exists() and not (folder / "metrics.jsonl").exists():
         raise ConfigError(f"{folder} holds episodes, but not of a training run; choose another --out")
     try_each_task(settings)

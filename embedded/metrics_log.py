@@ -21,9 +21,9 @@ class MetricsLog:
     they took, without evaluations and checkpoints. A resumed run continues these counts.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, turns_before: float = 0.0) -> None:
         self.path, rows = path, read_rows(path)
-        self.turns = sum(row.get("rollout/turns", 0.0) for row in rows)
+        self.turns = turns_before + sum(row.get("rollout/turns", 0.0) for row in rows)
         self.seconds = sum(map(update_seconds, rows))
 
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:

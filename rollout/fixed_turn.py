@@ -21,10 +21,11 @@ from rollout.errors import ConfigError, EnvironmentFault
 from rollout.evaluate import evaluate
 from rollout.play.failures import FailureBudget
 from rollout.play.metrics import batch_metrics, measure
+from rollout.play.pretraining import choose_held_out, join_episodes
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
 from rollout.play.slots import Slot
 from rollout.play.warmup import Phase, draw, phase_of
-from rollout.samples import build_samples, fill_steps
+from rollout.samples import build_samples, fill_steps, pretraining_samples
 from rollout.turn import Segment, StopReason, Turn
 
 T = TypeVar("T")
@@ -77,10 +78,13 @@ def rollout_with(
 async def collect_or_draw(
     args: Any, rollout_id: int, source: EpisodeSource, play: Collect | None = None
 ) -> RolloutFnTrainOutput:
-    """Play this rollout's batch, or draw it from the turns that the critic's warm-up kept."""
+    """Play this rollout's batch, or draw it from the turns that the critic's warm-up kept.
+
+    In value pretraining, the last batch holds the turns of all batches.
+    """
     runtime = await get_runtime(args)
-    warmup = source.settings.critic_warmup
-    phase = phase_of(rollout_id, warmup)
+    warmup, pretraining = source.settings.critic_warmup, source.settings.value_pretraining
+    phase = Phase.COLLECT if pretraining.batches else phase_of(rollout_id, warmup)
     if phase is Phase.DRAW:
         flags = runtime.flags
         segments = draw(source.kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
@@ -92,7 +96,10 @@ async def collect_or_draw(
             batch.metrics["warmup/kept_turns"] = float(_turn_count(source.kept))
         else:
             source.kept.clear()
-    samples = await _samples(runtime, source, batch)
+    if rollout_id + 1 == pretraining.batches:
+        samples = await asyncio.to_thread(_pretraining_samples, runtime, source)
+    else:
+        samples = await _samples(runtime, source, batch)
     await asyncio.to_thread(source.end_batch, rollout_id, batch.slots)
     return RolloutFnTrainOutput(samples=samples, metrics=batch.metrics)
 
@@ -194,6 +201,14 @@ async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> lis
     if GROUP_FIELD is None:
         groups = fill_steps(groups, runtime.flags.global_batch_size, runtime.samples)
     return groups
+
+
+def _pretraining_samples(runtime: Runtime, source: EpisodeSource) -> list[list[Sample]]:
+    """The samples of all collected turns, with whole episodes held out."""
+    segments, seed = join_episodes(source.kept), runtime.flags.rollout_seed
+    held_out = choose_held_out(segments, source.settings.value_pretraining.held_out, seed)
+    ids = source.take_group_ids(_turn_count(segments))
+    return pretraining_samples(segments, held_out, ids, seed, runtime.samples)
 
 
 def _turn_count(segments: Sequence[Segment]) -> int:

@@ -6,16 +6,18 @@ turn and has one dummy token without loss. The model's tokens are trained on unc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from advantage.turn_table import TABLE_KEY, encode_row
+from advantage.turn_table import TABLE_KEY, TurnKind, encode_row
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample, group_of, train_data_keys
-from rollout.bridge.sample import SampleWriter, bootstrap_sample, facts_of, row_of, turn_sample
+from rollout.bridge.sample import SampleWriter, bootstrap_sample, facts_of, row_of, set_row, turn_sample
 from rollout.errors import ConfigError
 from rollout.spec import EpisodeSpec
 from rollout.tokens.token_prefix import token_prefix
@@ -40,6 +42,22 @@ def build_samples(
             samples.append(bootstrap_sample(writer, segment, number, samples[-1]))
         groups.append(samples)
     return groups
+
+
+def pretraining_samples(
+    segments: Sequence[Segment], held_out: Set[int], group_ids: Sequence[int], seed: int, writer: SampleWriter
+) -> list[list[Sample]]:
+    """One list of samples per turn, in random order; the turns of `held_out` episodes are marked in the turn table."""
+    shuffled = list(group_ids)
+    random.Random(f"value pretraining/{seed}").shuffle(shuffled)
+    groups: dict[int | None, list[Sample]] = {}
+    for segment, samples in zip(segments, build_samples(segments, shuffled, writer), strict=True):
+        for sample in samples:
+            row = row_of(sample)
+            if row is not None and row.kind is TurnKind.TURN and segment.turns[0].episode_id in held_out:
+                set_row(sample, replace(row, kind=TurnKind.HELD_OUT))
+            groups.setdefault(group_of(sample), []).append(sample)
+    return [groups[group] for group in group_ids]
 
 
 def evaluation_sample(

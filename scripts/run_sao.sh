@@ -23,10 +23,12 @@ LAYOUT=disaggregated
 parse_options "$@"
 build_arguments
 HOOK_ARGS=("${HOOK_ARGS[@]/#rollout.fixed_turn.generate_rollout/rollout.continuous.generate_rollout}")
+# With a pretrained critic, the actor trains from the start.
+[ -n "$PRETRAINING$PRETRAINED_CRITIC" ] || CRITIC_ONLY_STEPS=10
 # No KL, no entropy bonus; the interval of ratios is the paper's for mathematics and tools, 0.8 and 3.0 are for coding.
 PPO_ARGS=(
   --advantage-estimator ppo
-  --num-critic-only-steps 10
+  --num-critic-only-steps "$CRITIC_ONLY_STEPS"
   --normalize-advantages
   --kl-coef 0
   --entropy-coef 0

@@ -1,6 +1,6 @@
 """GAE inside turns with another lambda per turn; `scan.py` is several times faster and has one lambda for all turns.
 
-Every token is a link of a chain, A_j = d_j + gamma lambda A_{j+1}, which pointer doubling solves.
+Every token is a link of a chain, A_j = d_j + gamma lambda A_{j+1}, which doubling solves.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from advantage.maths.chain import solve_chain
+from advantage.maths.chain import solve_runs
 from advantage.maths.scan import TokenRewards, TurnScan
 
 
@@ -25,7 +25,8 @@ def scan_turns_by_decay(
         deltas += rewards.total()
     deltas += torch.where(is_last, turn_rewards[turn], 0.0)
     decay = gamma * lambdas
-    alone = solve_chain(deltas, decay[turn], torch.where(is_last, -1, place + 1))
+    longest = int(lengths.max()) if len(lengths) else 0
+    alone = solve_runs(deltas, torch.where(is_last, 0.0, decay[turn]), longest)
     reach = decay[turn] ** (last[turn] - place).double()
 
     def finish(carry: Tensor) -> tuple[Tensor, Tensor]:

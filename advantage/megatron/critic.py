@@ -5,18 +5,26 @@ Here `train` is called several times with the same returns and the same old valu
 passes together move a value. By default the actor gets the values from before the first pass: after it, the critic has
 seen the returns of these very turns, and their advantages shrink. With `actor_values: after`, they are computed again.
 Source: SAO (arXiv 2607.07508) trains its critic twice per batch; implementations disagree about the values.
+
+With `value_pretraining`, the critic does not train while turns are collected. On the last batch, which has them all,
+`train` is repeated, and values and returns are computed again after each pass (`advantage/pretraining.py`). Values are
+not clipped: that bounds how far the critic moves while its policy learns, and would slow it down to `--value-clip` per
+pass here.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 from advantage.errors import UnsupportedFrameworkError
+from advantage.megatron.layout import current_layout
 from advantage.megatron.roles import training_args
 from advantage.megatron.versions import Framework, Replace
-from advantage.settings import AdvantageSettings
+from advantage.pretraining import Progress, progress_of
+from advantage.settings import AdvantageSettings, ValuePretrainingSettings
 
 
 class _Still:
@@ -80,3 +88,57 @@ def _compute_values(actor: Any, model: Any, data_iterator: Any, num_microbatches
     """Replace the batch's values by those of the trained critic; slime sends them to the actor next."""
     new = actor.forward_only(actor.get_values, training_args(), model, data_iterator, num_microbatches)
     data_iterator[0].rollout_data.update(new)
+
+
+def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingSettings, replace: Replace) -> None:
+    """Let the critic's process only collect until the last batch, then train on it until it has converged.
+
+    Raises:
+        UnsupportedFrameworkError: the training process's module has no `train`, `forward_only` or `get_values`.
+    """
+    actor = framework.actor
+    if actor is None:
+        return  # a preflight, without a training process
+    missing = [name for name in ("train", "forward_only", "get_values") if not callable(getattr(actor, name, None))]
+    if missing:
+        raise UnsupportedFrameworkError(f"{actor.__name__} has no {missing[0]}, which value_pretraining needs")
+
+    def pretrained(train: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(train)
+        def all_passes(
+            rollout_id: int,
+            model: Any,
+            optimizer: Any,
+            schedule: Any,
+            data_iterator: Any,
+            microbatches: Any,
+            *rest: Any,
+        ) -> None:
+            if rollout_id + 1 < settings.batches:
+                return
+            args.value_clip = math.inf
+            data, progress, stages = data_iterator[0].rollout_data, progress_of.of(args), current_layout().pipeline
+            while progress.begin_pass(settings, model, stages):
+                _log(args, framework, progress)
+                # The pass counts as a rollout, so that its metrics are logged after those of the one before.
+                number = rollout_id + len(progress.explained) - 1
+                with progress.held_out_hidden(data):
+                    train(number, model, optimizer, _Still(schedule), data_iterator, microbatches, *rest)
+                data.update(actor.forward_only(actor.get_values, args, model, data_iterator, microbatches))
+                actor.compute_advantages_and_returns(args, data)
+            _log(args, framework, progress)
+            progress.finish(settings, model)
+            optimizer.reload_model_params()
+
+        return all_passes
+
+    replace(actor, "train", pretrained)
+
+
+def _log(args: Any, framework: Framework, progress: Progress) -> None:
+    """Send the last measurement to slime's tracking, which runs on one rank."""
+    if framework.actor is None or framework.model is None or not framework.actor.is_megatron_main_rank():
+        return
+    metrics = {"train/critic-held_out_explained_variance": progress.explained[-1]}
+    step = {"critic/pass": len(progress.explained) - 1}
+    framework.model.logging_utils.log(args, {**metrics, **step}, step_key="critic/pass")

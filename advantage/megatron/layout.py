@@ -71,6 +71,8 @@ class Layout:
     """Data and context parallelism together, for statistics over all tokens."""
     stage: Group = Group()
     """All ranks of this pipeline stage: data, context and tensor parallelism."""
+    pipeline: Group = Group()
+    """Ranks with other layers of the same model and the same samples."""
     last_stage: bool = True
     """Whether this pipeline stage has values and log-probs."""
 
@@ -96,5 +98,6 @@ def current_layout() -> Layout:
         context=Group.of(mpu.get_context_parallel_group()),
         data_context=Group.of(mpu.get_data_parallel_group(with_context_parallel=True)),
         stage=Group.of(mpu.get_tensor_and_data_parallel_group(with_context_parallel=True)),
+        pipeline=Group.of(mpu.get_pipeline_model_parallel_group()),
         last_stage=mpu.get_pipeline_model_parallel_rank() == mpu.get_pipeline_model_parallel_world_size() - 1,
     )

@@ -82,6 +82,7 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
         ConfigError: the folder holds a run with other settings, or the YAML or a flag is rejected.
     """
     from embedded.arguments import EmbeddedFlags, make_args
+    from embedded.pretraining import pretrain_critic, split_run
     from embedded.report import write_text
     from embedded.train import train
     from embedded.warmstart.imitation import read_imitation
@@ -94,14 +95,17 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
     if (folder / "done.json").exists():
         return
     path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(settings["keys"], sort_keys=False), encoding="utf-8")
+    pretraining, ppo = split_run(settings["keys"], settings["flags"], folder / "critic")
+    path.write_text(yaml.safe_dump(dict(ppo.keys), sort_keys=False), encoding="utf-8")
     checkpoints = folder / "checkpoints"
     resume = _rewind(folder / "rows.jsonl", checkpoints, settings["flags"]["num_rollout"])
     policy = _policy(path, seed, plan.policies, settings)
     lengths = read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint=""))
-    paths = {"hf_checkpoint": str(policy), "save": str(checkpoints), "load": str(checkpoints) if resume else None}
-    args = make_args(path, **{**lengths, **settings["flags"], **paths})
-    tracker = _Tracker(folder, _name(plan, variant, seed), policy if plan.keep_policies else None)
+    shared = {**lengths, "hf_checkpoint": str(policy)}
+    turns = pretrain_critic(pretraining, shared) if pretraining else 0.0
+    paths = {"save": str(checkpoints), "load": str(checkpoints) if resume else None}
+    args = make_args(path, **{**shared, **ppo.flags, **paths})
+    tracker = _Tracker(folder, _name(plan, variant, seed), policy if plan.keep_policies else None, turns)
     train(args, tracker)
     write_text(folder / "done.json", json.dumps({"updates": args.num_rollout, "turns": tracker.log.turns}))
     shutil.rmtree(checkpoints, ignore_errors=True)
@@ -110,13 +114,13 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
 class _Tracker:
     """A `Tracker` of `embedded.train`: writes rows, prints progress, and writes policies if there is a `source`."""
 
-    def __init__(self, folder: Path, name: str, source: Path | None) -> None:
+    def __init__(self, folder: Path, name: str, source: Path | None, turns_before: float) -> None:
         from tqdm import tqdm
 
         from embedded.metrics_log import MetricsLog
         from embedded.policies import write_policy
 
-        self.log, self._folder, self._source = MetricsLog(folder / "rows.jsonl"), folder, source
+        self.log, self._folder, self._source = MetricsLog(folder / "rows.jsonl", turns_before), folder, source
         self._name, self._print = name, tqdm.write
         if source is not None and not (folder / "policy_before").is_dir():
             shutil.copytree(source, folder / "policy_before")

@@ -111,6 +111,7 @@ def check_study(study: Study) -> None:
         SlimeVerlogError: about the first mistake; the text names the variant.
     """
     from embedded.arguments import build_args
+    from embedded.pretraining import split_run
     from embedded.warmstart.imitation import WarmStart
     from rollout.bridge.settings import check_keys
     from rollout.data_source import EpisodeSource, try_each_task
@@ -121,7 +122,8 @@ def check_study(study: Study) -> None:
         try:
             keys = run_keys(study, variant)
             settings = check_keys(keys)
-            EpisodeSource(build_args(keys, **{"hf_checkpoint": "", **variant.flags}))
+            for stage in filter(None, split_run(keys, {"hf_checkpoint": "", **variant.flags}, Path())):
+                EpisodeSource(build_args(stage.keys, **stage.flags))
             read_settings(WarmStart, variant.warm, "warm.")
         except ConfigError as error:
             raise ConfigError(f"variant {name!r}: {error}") from error

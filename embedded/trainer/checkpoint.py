@@ -60,6 +60,27 @@ def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers
     return target
 
 
+def is_checkpoint(folder: str | Path) -> bool:
+    """Whether the folder holds a checkpoint of `save_trainer`."""
+    return (Path(folder) / _LATEST).is_file()
+
+
+def load_critic(folder: str | Path, critic: torch.nn.Module) -> None:
+    """Load only the critic's weights, value head included, from the latest checkpoint of `save_trainer`.
+
+    Raises:
+        CheckpointError: it has no critic, or it is damaged, or its critic has another shape. Nothing was loaded.
+    """
+    try:
+        rollout_id = json.loads((Path(folder) / _LATEST).read_text(encoding="utf-8"))["rollout_id"]
+        path = Path(folder) / f"trainer_{rollout_id}" / "critic.safetensors"
+        weights = load_file(path)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"critic_load: no usable critic in {folder}: {error}") from error
+    _check_shapes(path, _tensors(critic.state_dict()), weights)
+    critic.load_state_dict(weights, strict=False)
+
+
 def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> int:
     """Restore the latest checkpoint of `save_trainer`, and return its rollout id.
 

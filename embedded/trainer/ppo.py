@@ -5,6 +5,7 @@ The only input is the converter's train data. Advantages come from the hook in `
 
 from __future__ import annotations
 
+import math
 import os
 from argparse import Namespace
 from collections import defaultdict
@@ -19,11 +20,12 @@ from advantage.megatron.roles import report_frozen
 from advantage.megatron.whitening import whiten
 from advantage.off_policy_alarm import OffPolicyAlarm
 from advantage.policy_loss import STALENESS, check_dis, dis_loss, dis_metrics, finish_dis
+from advantage.pretraining import progress_of
 from advantage.settings import ROLE, advantage_settings
 from advantage.value_weight import first_token_weights, weigh_reducer
 from embedded.arguments import embedded_flags
 from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data
-from embedded.trainer.checkpoint import load_trainer, save_trainer
+from embedded.trainer.checkpoint import is_checkpoint, load_critic, load_trainer, save_trainer
 from embedded.trainer.losses import approx_kl, log_probs_and_entropy, policy_loss, value_loss
 from embedded.trainer.megatron import Adam, GPTModel, build_model, build_optimizer, initialize, predict
 from embedded.trainer.weights import megatron_shapes, megatron_to_hf
@@ -56,7 +58,11 @@ class PpoTrainer:
         self.device = initialize()
         self.shapes = megatron_shapes(AutoConfig.from_pretrained(flags.hf_checkpoint))
         self.actor = build_model(flags.hf_checkpoint, self.device)
-        self.critic = build_model(flags.critic_load or flags.hf_checkpoint, self.device, critic=True)
+        saved = flags.critic_load if flags.critic_load and is_checkpoint(flags.critic_load) else None
+        given = flags.hf_checkpoint if saved else flags.critic_load or flags.hf_checkpoint
+        self.critic = build_model(given, self.device, critic=True)
+        if saved:
+            load_critic(saved, self.critic)
         freeze(self.critic, self._settings.critic_frozen)
         self.reference = build_model(flags.ref_load or flags.hf_checkpoint, self.device)
         samples = flags.num_rollout * flags.rollout_batch_size * flags.n_samples_per_prompt
@@ -76,6 +82,8 @@ class PpoTrainer:
         """
         data = to_rollout_data(train_data, self.device)
         everything = micro_batches(data, range(len(data["tokens"])), self.flags.max_tokens_per_gpu)
+        if self._settings.value_pretraining.batches:
+            return self._pretrain_critic(rollout_id, data, everything)
         actor_trains = rollout_id >= self.flags.num_critic_only_steps
         has_critic = self.flags.advantage_estimator == "ppo"
         values = self._pool.submit(self._values, data, everything) if has_critic else None
@@ -141,6 +149,24 @@ class PpoTrainer:
         metrics = self._optimize(self.critic, self.critic_optimizer, data, self._value_loss)
         return {f"critic/{key}": value for key, value in {**metrics, **explained}.items()}
 
+    def _pretrain_critic(self, rollout_id: int, data: RolloutData, batches: Sequence[MicroBatch]) -> dict[str, float]:
+        """Train the critic on the last batch, which has all collected turns, until it has converged."""
+        pretraining, args = self._settings.value_pretraining, self._role_args["critic"]
+        progress, models = progress_of.of(args), [self.critic]
+        if rollout_id + 1 < pretraining.batches:
+            return {"train/actor_trains": 0.0}
+        metrics: dict[str, float] = {}
+        while True:
+            critic_data = {**data, "values": self._values(data, batches)}
+            add_advantages(args, critic_data)
+            if not progress.begin_pass(pretraining, models, current_layout().pipeline):
+                break
+            with progress.held_out_hidden(critic_data):
+                metrics = self._optimize(self.critic, self.critic_optimizer, critic_data, self._value_loss, last=False)
+        progress.finish(pretraining, models)
+        metrics |= {"held_out_explained_variance": progress.explained[progress.best], "passes": float(progress.best)}
+        return {**{f"critic/{key}": value for key, value in metrics.items()}, "train/actor_trains": 0.0}
+
     def _train_actor(self, rollout_id: int, data: RolloutData) -> dict[str, float]:
         if self.flags.use_rollout_logprobs:
             data["log_probs"] = data["rollout_log_probs"]
@@ -195,7 +221,8 @@ class PpoTrainer:
         self, data: RolloutData, batch: MicroBatch, outputs: torch.Tensor, reduce: Reducer
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         old, returns = batch.gather(data["values"]), batch.gather(data["returns"])
-        loss, clipped = value_loss(outputs.squeeze(-1), old, returns, self.flags.value_clip)
+        clip = math.inf if self._settings.value_pretraining.batches else self.flags.value_clip
+        loss, clipped = value_loss(outputs.squeeze(-1), old, returns, clip)
         masks = [data["loss_masks"][i] for i in batch.samples]
         weights = torch.cat(first_token_weights(masks, self._settings.value_first_token_weight))
         weighted = weigh_reducer(reduce, weights)(loss)

@@ -27,7 +27,10 @@ SOURCE = "rollout.data_source.EpisodeSource"
 CONVERTER = "rollout.samples.convert_samples_to_train_data"
 INSTALL = "advantage.patch.install"
 
-NEEDS_INSTALL = ("policy_loss", "critic_updates", "lambda_critic", "lambda_policy", "actor_values", "critic_frozen")
+NEEDS_INSTALL = (
+    *("policy_loss", "critic_updates", "lambda_critic", "lambda_policy", "actor_values", "critic_frozen"),
+    "value_pretraining",
+)
 """Keys of the YAML that only `advantage.patch.install` puts into effect."""
 
 OUTER_LOOP_FLAGS = ("partial_rollout", "dynamic_sampling_filter_path", "rollout_sample_filter_path", "group_rm")
@@ -67,6 +70,7 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
         return
     _check_training(args)
     _check_warmup(args, config)
+    _check_pretraining(args, config)
     _require(args, "data_source_path", SOURCE, "episodes and their tasks come from the YAML")
     if getattr(args, "use_dynamic_batch_size", True) is False:
         raise ConfigError(
@@ -90,6 +94,8 @@ def check_generate(args: Any, config: RolloutSettings) -> None:
             f"critic_warmup keeps fixed-turn batches: give --rollout-function-path {FIXED_TURN}, or leave "
             "critic_warmup out of the YAML"
         )
+    if config.value_pretraining.batches:
+        raise ConfigError(f"value_pretraining collects fixed-turn batches: give --rollout-function-path {FIXED_TURN}")
     if getattr(args, "debug_rollout_only", False):
         return
     _check_training(args)
@@ -168,6 +174,22 @@ def _check_warmup(args: Any, config: RolloutSettings) -> None:
             f"--num-critic-only-steps is {critic_only} but critic_warmup.w_epoch + w_iter is {warmup}; "
             "they must be equal, so that the actor is frozen exactly while batches are kept and drawn"
         )
+
+
+def _check_pretraining(args: Any, config: RolloutSettings) -> None:
+    batches = config.value_pretraining.batches
+    if not batches:
+        return
+    if getattr(args, "advantage_estimator", "ppo") != "ppo":
+        raise ConfigError(
+            f"value_pretraining trains a critic, but --advantage-estimator {args.advantage_estimator} has none"
+        )
+    for name in ("num_rollout", "num_critic_only_steps"):
+        if getattr(args, name, batches) != batches:
+            raise ConfigError(
+                f"{_flag(name)} is {getattr(args, name)} but value_pretraining.batches is {batches}; they must be "
+                "equal, because value pretraining is a separate run, in which only the critic trains"
+            )
 
 
 def _check_context(args: Any) -> None:

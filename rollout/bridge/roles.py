@@ -89,6 +89,8 @@ def check_start_weights(args: Any) -> None:
             " in it), and slime's critic cannot load Hugging Face weights; run scripts/prepare_model.sh"
         )
     reference = getattr(args, "ref_load", None)
+    if critic and critic != reference:
+        _check_pretrained_critic(critic, reference)
     if reference and not is_megatron_checkpoint(reference) and not (Path(reference) / "config.json").is_file():
         raise ConfigError(
             f"--ref-load {reference} holds neither a Megatron nor a Hugging Face checkpoint; was its conversion "
@@ -99,3 +101,39 @@ def check_start_weights(args: Any) -> None:
 def is_megatron_checkpoint(folder: str | Path) -> bool:
     """Whether the folder holds a complete checkpoint; Megatron writes this file last."""
     return (Path(folder) / "latest_checkpointed_iteration.txt").is_file()
+
+
+def _check_pretrained_critic(critic: str, reference: str | None) -> None:
+    """Check a critic that does not start from the reference: slime would only warn and use a random value head."""
+    found = _shapes(critic)
+    if found is None:
+        return
+    head = found.get("output_layer.weight")
+    if head is None or head[0] != 1:
+        raise ConfigError(
+            f"the critic starts from {critic}, which has no value head (its output layer is {head}), so slime would "
+            "start with a random one; give what run_value_pretraining.sh saved, or start the critic from --ref-load"
+        )
+    wanted = _shapes(reference) or {} if reference else {}
+    for name in sorted(found.keys() & wanted.keys()):
+        here, there = found[name], wanted[name]
+        if "word_embeddings" in name:  # its rows are padded to a number that depends on tensor parallelism
+            here, there = here[1:], there[1:]
+        if here != there and not name.startswith("output_layer"):
+            raise ConfigError(
+                f"the critic starts from {critic}, which is of another model than --ref-load {reference}: its {name} "
+                f"has shape {found[name]}, not {wanted[name]}"
+            )
+
+
+def _shapes(folder: str) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of all model tensors in the folder's newest Megatron checkpoint; None if it does not list them."""
+    newest = (Path(folder) / "latest_checkpointed_iteration.txt").read_text().strip()
+    step = Path(folder) / (f"iter_{int(newest):07d}" if newest.isdigit() else newest)
+    if not (step / ".metadata").is_file():
+        return None
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    entries = FileSystemReader(step).read_metadata().state_dict_metadata
+    sizes = {name: getattr(entry, "size", None) for name, entry in entries.items()}
+    return {name: tuple(size) for name, size in sizes.items() if size is not None and not name.startswith("optimizer.")}

@@ -23,6 +23,8 @@ CHECKPOINTS_KEPT=${CHECKPOINTS_KEPT:-2}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-1}
 ENGINE_GPUS=${ENGINE_GPUS:-1}
 EXTRA_ARGS=()
+PRETRAINING=${PRETRAINING:-}              # set by run_value_pretraining.sh
+PRETRAINED_CRITIC=${PRETRAINED_CRITIC:-}  # the critic that it saved; PPO starts from it, without a warm-up
 
 usage() {
   cat << END
@@ -42,6 +44,7 @@ environment variables, with their current values:
   SLIME_PATH=$SLIME_PATH, MEGATRON_PATH=$MEGATRON_PATH, MODELS=$MODELS, OUTPUT=$OUTPUT
   RAY_ADDRESS=$RAY_ADDRESS    the job server of the Ray cluster, as an HTTP address
   CHECKPOINTS_KEPT=$CHECKPOINTS_KEPT    steps kept on disk; all: keep every step
+  PRETRAINED_CRITIC=$PRETRAINED_CRITIC    what run_value_pretraining.sh saved: the critic starts there, without warm-up
   WANDB_PROJECT=${WANDB_PROJECT:-}    log to this Weights & Biases project instead of to TensorBoard
 END
 }
@@ -64,6 +67,7 @@ parse_options() {
     esac
     shift
   done
+  [ -z "$PRETRAINING" ] || EXPERIMENT=critic-$EXPERIMENT
   RUN_DIR=$OUTPUT/$EXPERIMENT-$MODEL
   [ -z "$FLAT" ] || name_paths_by_variables
   HF_CHECKPOINT=$MODELS/$MODEL
@@ -108,7 +112,27 @@ write_config() {
   if [[ $MODEL =~ ^Qwen3(\.[0-9]+)?-[0-9.]+B(-A[0-9.]+B)?(-FP8|-AWQ|-GPTQ-Int[48])?$ ]]; then
     add_key chat_template_kwargs '{enable_thinking: false}'
   fi
-  CRITIC_ONLY_STEPS=$(($(config_number w_epoch) + $(config_number w_iter)))
+  [ -z "$PRETRAINING$PRETRAINED_CRITIC" ] || replace_warmup
+  CRITIC_ONLY_STEPS=$(($(config_number w_epoch) + $(config_number w_iter) + $(config_number batches)))
+}
+
+# Value pretraining, and a critic that comes from it, do without the warm-up.
+replace_warmup() {
+  local batches
+  batches=$(config_number w_epoch)
+  CONFIG_TEXT=$(awk '/^critic_warmup:/ { skip = 1; next } skip && /^[ \t]/ { next } { skip = 0; print }' <<< "$CONFIG_TEXT")
+  if [ -n "$PRETRAINING" ]; then
+    [ -z "$PRETRAINED_CRITIC" ] || die "value pretraining makes a critic; unset PRETRAINED_CRITIC, or run a PPO script"
+    [ -n "${BATCHES:-}" ] || BATCHES=$((batches > 0 ? batches : 20))
+    counts BATCHES
+    UPDATES=0
+    add_key value_pretraining "
+  batches: $BATCHES
+  held_out: ${HELD_OUT:-0.2}
+  passes: ${PASSES:-50}
+  patience: ${PATIENCE:-3}"
+  fi
+  save_config
 }
 
 save_config() {
@@ -137,7 +161,7 @@ last_step() {
 
 # Where actor and critic go on. The actor is not saved while only the critic trains, the critic always is.
 resume_arguments() {
-  local actor critic actor_load=$ACTOR_DIR critic_load=$REFERENCE resumed=
+  local actor critic actor_load=$ACTOR_DIR critic_load=${PRETRAINED_CRITIC:-$REFERENCE} resumed=
   actor=$(last_step "$ACTOR_DIR") critic=$(last_step "$CRITIC_DIR")
   RESUME_ARGS=()
   if [ "$critic" -ge 0 ]; then
@@ -200,6 +224,7 @@ batch_arguments() {
     --eval-prompt-data held-out from-the-yaml
     --eval-top-k 1
   )
+  [ -z "$PRETRAINING" ] || EVAL_ARGS=()  # the policy does not change
 }
 
 ppo_arguments() {

@@ -86,3 +86,44 @@ def test_discounts_given_to_one_role_only_are_named(tmp_path: Path) -> None:
     warned = flags_without_effect(args)
     assert len(warned) == 2 and "lambd for the critic" in warned[0] and "gamma_step 0.5" in warned[1]
     assert flags_without_effect(make_args(tmp_path, {"lr": 1.0}, **install)) == []
+
+
+def write_checkpoint(folder: Path, shapes: dict[str, tuple[int, ...]]) -> str:
+    """A checkpoint in the format that Megatron writes."""
+    import torch
+    from torch.distributed.checkpoint import FileSystemWriter, save
+
+    state = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    save(state, storage_writer=FileSystemWriter(folder / "iter_0000007"), no_dist=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text("7")
+    return str(folder)
+
+
+BODY = {"embedding.word_embeddings.weight": (320, 8), "decoder.final_layernorm.weight": (8,)}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ({**BODY, "output_layer.weight": (1, 8), "output_layer.bias": (1,)}, None),
+        ({**BODY, "output_layer.weight": (1, 8), "embedding.word_embeddings.weight": (384, 8)}, None),
+        (BODY, r"has no value head \(its output layer is None\)"),
+        ({**BODY, "output_layer.weight": (320, 8)}, r"has no value head \(its output layer is \(320, 8\)\)"),
+        (
+            {**BODY, "output_layer.weight": (1, 6), "decoder.final_layernorm.weight": (6,)},
+            r"another model than --ref-load .*: its decoder.final_layernorm.weight has shape \(6,\), not \(8,\)",
+        ),
+    ],
+    ids=["a critic", "other padding of the vocabulary", "no output layer", "a policy", "another model"],
+)
+def test_a_pretrained_critic_must_have_a_value_head_and_the_references_shape(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]], words: str | None
+) -> None:
+    reference = write_checkpoint(tmp_path / "reference", {**BODY, "output_layer.weight": (320, 8)})
+    critic = write_checkpoint(tmp_path / "critic", shapes)
+    args = make_args(tmp_path, {"load": critic}, load=None, ref_load=reference)
+    if words is None:
+        check_start_weights(args)
+        return
+    with pytest.raises(ConfigError, match=words):
+        check_start_weights(args)

@@ -185,6 +185,54 @@ def test_ppo_starts_from_what_supervised_training_saved(command: Command, tmp_pa
     assert flags["--ref-load"] == [prior] and roles[0]["overrides"]["load"] == prior
 
 
+def test_value_pretraining_takes_the_settings_of_a_ppo_script_which_then_starts_from_its_critic(
+    command: Command, tmp_path: Path
+) -> None:
+    pretraining = by_flag(train_flags(command("run_value_pretraining.sh", RUN="crafter", BATCHES="7")))
+    ppo = by_flag(train_flags(command("run_crafter.sh", PRETRAINED_CRITIC="/critics/mine")))
+    own = {"--num-rollout", "--num-critic-only-steps", "--tb-experiment-name", "--custom-config-path"}
+    own |= {"--load", "--save", "--megatron-config-path", "--eval-interval", "--eval-prompt-data", "--eval-top-k"}
+    own |= {"--skip-eval-before-train"}
+    assert {k: v for k, v in ppo.items() if k not in own} == {k: v for k, v in pretraining.items() if k not in own}
+    counts = ("--num-rollout", "--num-critic-only-steps")
+    assert [pretraining[name] for name in counts] == [["7"], ["7"]]
+    assert [ppo[name] for name in counts] == [["280"], ["0"]]
+    config = yaml.safe_load(Path(pretraining["--custom-config-path"][0]).read_text())
+    assert config["value_pretraining"] == {"batches": 7, "held_out": 0.2, "passes": 50, "patience": 3}
+    plain = yaml.safe_load(Path(ppo["--custom-config-path"][0]).read_text())
+    assert "critic_warmup" not in config and "critic_warmup" not in plain and "value_pretraining" not in plain
+    roles = yaml.safe_load(Path(ppo["--megatron-config-path"][0]).read_text())["megatron"]
+    assert roles[0]["overrides"]["load"] == "/critics/mine"
+    _saved(tmp_path / "out" / "crafter-Qwen2.5-7B-Instruct" / "critic", 19)
+    again = by_flag(train_flags(command("run_crafter.sh", PRETRAINED_CRITIC="/critics/mine")))
+    roles = yaml.safe_load(Path(again["--megatron-config-path"][0]).read_text())["megatron"]
+    assert roles[0]["overrides"]["load"].endswith("crafter-Qwen2.5-7B-Instruct/critic"), "a resumed run has its own"
+
+
+def test_value_pretraining_collects_as_many_batches_as_the_warm_up_unless_told(command: Command) -> None:
+    flags = by_flag(train_flags(command("run_value_pretraining.sh")))
+    assert flags["--num-rollout"] == ["40"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RUN": "geo3k_vlm"}, "no scripts/run_geo3k_vlm.sh that trains a critic"),
+        ({"RUN": "nothing"}, "no scripts/run_nothing.sh that trains a critic"),
+        ({"BATCHES": "0"}, "BATCHES=0 must be a whole number of at least 1"),
+        ({"PRETRAINED_CRITIC": "/critics/mine"}, "unset PRETRAINED_CRITIC"),
+    ],
+)
+def test_value_pretraining_refuses_a_mistake_in_one_sentence(
+    environment: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    script = REPO / "scripts" / "run_value_pretraining.sh"
+    variables = {"PATH": os.environ["PATH"], "OUTPUT": str(tmp_path), "SLIME_PATH": str(tmp_path), **environment}
+    done = subprocess.run(["bash", str(script), "--dry-run"], capture_output=True, text=True, env=variables)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_tutorials_script_is_one_that_slime_takes(tmp_path: Path) -> None:
     """The reader saves three files as the tutorial says, and asks for a dry run."""
     for folder in ("lib", "../envs", "../custom_configs"):

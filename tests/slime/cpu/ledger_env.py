@@ -1,7 +1,8 @@
 """A game that keeps a ledger: every payment goes to a file of its own, past everything that is under test.
 
 `env: {ledger: FOLDER, longest: 9}`. Any answer is an action; what it pays follows from the seed, the turn and the
-answer. An episode of seed s ends by itself or, for every third seed, by its time limit.
+answer, or is always the same with `steady: true`. An episode of seed s ends by itself or, for every third seed, by its
+time limit.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ class LedgerGame(BaseInteractionEnv):
     actions = ()
     default_action = "wait"
 
-    def __init__(self, seed: int, ledger: Path, longest: int) -> None:
+    def __init__(self, seed: int, ledger: Path, longest: int, steady: bool = False) -> None:
         self.seed = seed
         self.ledger = ledger
+        self.steady = steady
         draw = random.Random(seed)
         self.length = draw.randint(1, longest)
         self.times_out = draw.random() < 0.34
@@ -39,6 +41,7 @@ class LedgerGame(BaseInteractionEnv):
         draw = random.Random(f"{self.seed}/{self.turn}/{response_text}")
         valid = draw.random() < 0.7
         reward = draw.randint(-16, 16) / 16 if valid else -0.125
+        reward = 0.25 if self.steady else reward
         self.turn += 1
         over = self.turn >= self.length
         info: StepInfo = {
@@ -75,4 +78,4 @@ def build_env(sample: Any, args: Any) -> LedgerGame:
     options = args.env
     ledger = Path(options["ledger"])
     ledger.mkdir(parents=True, exist_ok=True)
-    return LedgerGame(seed, ledger, int(options.get("longest", 9)))
+    return LedgerGame(seed, ledger, int(options.get("longest", 9)), bool(options.get("steady")))

@@ -1,0 +1,70 @@
+"""Value pretraining before PPO on one machine: the same policy collects turns, frozen, and PPO starts from its critic.
+
+On a cluster these are two jobs (`scripts/run_value_pretraining.sh`). Here, `value_pretraining.batches` in the YAML asks
+for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The YAML's keys and slime's flags of one of the two runs."""
+
+    keys: Mapping[str, Any]
+    flags: Mapping[str, Any]
+
+
+def split_run(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -> tuple[Stage | None, Stage]:
+    """The pretraining that the YAML asks for, which saves its critic in `folder`, and PPO; without one, PPO alone.
+
+    The pretraining plays one held-out episode, because its policy does not change.
+    """
+    settings: Mapping[str, Any] = keys.get("value_pretraining") or {}
+    batches = settings.get("batches")
+    if not batches:
+        return None, Stage(keys, flags)
+    kept = {key: value for key, value in keys.items() if key not in ("value_pretraining", "critic_warmup")}
+    once = {**kept, "value_pretraining": settings, "eval": {**(kept.get("eval") or {}), "episodes": 1}}
+    run = {"num_rollout": batches, "num_critic_only_steps": batches, "load": None, "save": str(folder)}
+    ppo = {**flags, "num_critic_only_steps": 0, "critic_load": str(folder)}
+    return Stage(once, {**flags, **run, "save_interval": None}), Stage(kept, ppo)
+
+
+def pretrain_critic(stage: Stage, flags: Mapping[str, Any]) -> float:
+    """Run the pretraining, unless its critic is there already; returns the turns that were collected for it.
+
+    Args:
+        flags: slime's flags that both runs share, among them the policy; the stage's flags win.
+
+    Raises:
+        PretrainingError: the critic explains nothing of the held-out returns.
+        SlimeVerlogError: as `embedded.train.train`.
+    """
+    from embedded.arguments import make_args
+    from embedded.metrics_log import MetricsLog, read_rows
+    from embedded.train import train
+    from embedded.trainer.checkpoint import is_checkpoint
+
+    folder = Path(stage.flags["save"])
+    rows = folder / "metrics.jsonl"
+    if not is_checkpoint(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        rows.unlink(missing_ok=True)
+        (folder / "config.yaml").write_text(yaml.safe_dump(dict(stage.keys), sort_keys=False), encoding="utf-8")
+        train(make_args(folder / "config.yaml", **{**flags, **stage.flags}), MetricsLog(rows))
+    last = [row for row in read_rows(rows) if "critic/held_out_explained_variance" in row][-1]
+    print(
+        f"value pretraining: {last['turns']:.0f} turns, held-out explained variance "
+        f"{last['critic/held_out_explained_variance']:.2f} after {last['critic/passes']:.0f} passes; the critic is in "
+        f"{folder}/",
+        flush=True,
+    )
+    return last["turns"]

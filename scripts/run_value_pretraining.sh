@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Value pretraining on a slime cluster: collects turns with the frozen policy, trains the critic on them until held-out
+# explained variance stops rising, and saves it for any number of PPO runs. Takes its settings from a PPO script.
+#   bash scripts/run_value_pretraining.sh                  for run_babyai.sh; --help lists the options
+#   RUN=crafter BATCHES=20 bash scripts/run_value_pretraining.sh
+# PPO then starts from what it saved, without the critic's warm-up:
+#   PRETRAINED_CRITIC=/root/slime-verlog/critic-babyai-Qwen2.5-3B-Instruct/critic bash scripts/run_babyai.sh
+# RUN=babyai names the PPO script. BATCHES is how many batches are played: unless set, as many as its warm-up collects.
+# HELD_OUT=0.2 is the share of held-out turns, PASSES=50 the most passes, PATIENCE=3 how many without a gain end it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+RUN=${RUN:-babyai}
+SCRIPT=scripts/run_$RUN.sh
+if [ ! -f "$SCRIPT" ] || ! grep -q build_arguments "$SCRIPT"; then
+  echo "error: RUN=$RUN, but there is no $SCRIPT that trains a critic; RUN=babyai means scripts/run_babyai.sh" >&2
+  exit 2
+fi
+PRETRAINING=yes  # scripts/lib/slime.sh reads it
+source "$SCRIPT" "$@"
+[ -n "$DRY_RUN" ] || echo "the critic is in $CRITIC_DIR; PPO from it: PRETRAINED_CRITIC=$CRITIC_DIR bash $SCRIPT"

@@ -1,0 +1,117 @@
+"""Value pretraining on one machine: a run that trains the critic alone, and PPO that starts from what it saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+
+from safetensors.torch import load_file, save_file
+
+from advantage.errors import PretrainingError
+from embedded.launch import run_seed
+from embedded.metrics_log import read_rows
+from embedded.train import train
+from embedded.trainer.ppo import PpoTrainer
+from embedded.warmstart.imitation import WarmStart
+from embedded.warmstart.policy import PolicySize
+from rollout.errors import CheckpointError, ConfigError
+from tests.embedded.test_train import Recorder
+from tests.embedded.test_train import make as make  # a fixture
+
+BATCHES = 4
+ANY = {"batches": BATCHES, "passes": 3, "patience": 1, "least_explained_variance": None}
+
+
+def pretraining_flags(folder: Path) -> dict[str, Any]:
+    return {"num_rollout": BATCHES, "num_critic_only_steps": BATCHES, "save": str(folder)}
+
+
+@pytest.fixture
+def saved(make: Any, tmp_path: Path) -> Path:
+    recorder = Recorder()
+    train(make({"value_pretraining": ANY}, **pretraining_flags(tmp_path / "critic")), recorder)
+    *collecting, (_, last) = recorder.updates
+    assert [row["warmup/kept_turns"] for _, row in recorder.updates] == [12.0 * k for k in range(1, BATCHES + 1)]
+    assert not any("critic/value_loss" in row for _, row in collecting), "nothing trains while turns are collected"
+    assert last["critic/passes"] <= 3 and "critic/held_out_explained_variance" in last
+    return tmp_path / "critic"
+
+
+def weights_of(folder: Path) -> Path:
+    return folder / f"trainer_{BATCHES - 1}" / "critic.safetensors"
+
+
+def test_ppo_starts_from_the_saved_critic_value_head_included(make: Any, saved: Path) -> None:
+    trainer = PpoTrainer(make(critic_load=str(saved)))
+    state, wanted = trainer.critic.state_dict(), load_file(weights_of(saved))
+    assert all(torch.equal(state[name], tensor) for name, tensor in wanted.items())
+    assert "output_layer.weight" in wanted
+    untrained = PpoTrainer(make()).actor.state_dict()
+    assert all(
+        torch.equal(untrained[name], tensor)
+        for name, tensor in trainer.actor.state_dict().items()
+        if tensor is not None
+    )
+
+
+@pytest.mark.parametrize("mistake", ["another shape", "no value head", "damaged"])
+def test_a_critic_that_does_not_fit_is_refused_in_one_sentence(make: Any, saved: Path, mistake: str) -> None:
+    path = weights_of(saved)
+    tensors = load_file(path)
+    if mistake == "another shape":
+        tensors["decoder.final_layernorm.weight"] = torch.ones(48)
+    elif mistake == "no value head":
+        del tensors["output_layer.weight"]
+    save_file(tensors, path)
+    if mistake == "damaged":
+        path.write_bytes(b"?")
+    sentence = {
+        "another shape": r"final_layernorm.weight has shape \(48,\), but the model has \(32,\)",
+        "no value head": "output_layer.weight has shape None",
+        "damaged": "no usable critic in",
+    }[mistake]
+    with pytest.raises(CheckpointError, match=sentence):
+        PpoTrainer(make(critic_load=str(saved)))
+
+
+def test_a_critic_that_explains_nothing_is_not_saved(make: Any, tmp_path: Path) -> None:
+    settings = {**ANY, "least_explained_variance": 1.0}
+    with pytest.raises(PretrainingError, match="collect more batches"):
+        train(make({"value_pretraining": settings}, **pretraining_flags(tmp_path / "critic")), Recorder())
+    assert not (tmp_path / "critic").exists()
+
+
+def test_too_few_turns_for_a_held_out_part_are_refused(make: Any, tmp_path: Path) -> None:
+    flags = {"num_rollout": 1, "num_critic_only_steps": 1}
+    with pytest.raises(ConfigError, match="too few to hold some out"):
+        train(make({"value_pretraining": {"batches": 1}}, **flags), Recorder())
+
+
+@pytest.mark.parametrize("flag", ["num_rollout", "num_critic_only_steps"])
+def test_it_is_a_run_in_which_only_the_critic_trains(make: Any, tmp_path: Path, flag: str) -> None:
+    flags = {**pretraining_flags(tmp_path / "critic"), flag: BATCHES + 1}
+    with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')} is 5 but value_pretraining.batches is 4"):
+        train(make({"value_pretraining": ANY}, **flags), Recorder())
+
+
+def test_one_command_pretrains_the_critic_and_then_trains_the_policy(tmp_path: Path) -> None:
+    """`slime-verlog train --set value_pretraining.batches=4`: both runs start from the policy after imitation."""
+    pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
+    keys = yaml.safe_load((Path(__file__).parents[2] / "custom_configs" / "quickstart.yaml").read_text())
+    keys |= {"n_env": 4, "eval": {"episodes": 2}, "env": {**keys["env"], "max_steps": 5}, "value_pretraining": ANY}
+    config, out = tmp_path / "small.yaml", tmp_path / "out"
+    config.write_text(yaml.safe_dump(keys))
+    warm = WarmStart(episodes=2, epochs=1, size=PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64))
+    flags: dict[str, Any] = {"rollout_batch_size": 16, "global_batch_size": 4, "rollout_max_response_len": 6}
+    summary = run_seed(3, out, str(config), 2, warm, **flags)
+    assert (summary["updates"], summary["actor_updates"]) == (2, 2), "no update of PPO is left to the critic alone"
+    assert read_rows(out / "critic" / "metrics.jsonl")[-2]["turns"] == 16 * BATCHES
+    assert "value_pretraining" not in yaml.safe_load((out / "config.yaml").read_text())
+    assert json.loads((out / "critic" / "latest.json").read_text()) == {"rollout_id": BATCHES - 1}
