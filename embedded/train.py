@@ -30,7 +30,7 @@ class Tracker(Protocol):
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Called after every update."""
 
-    def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> object:
         """Called after every evaluation; `rollout_id` updates came before it.
 
         `weights` are the evaluated policy's under Hugging Face names; the next update changes them in place.
