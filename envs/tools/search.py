@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from envs.tools.base import Tool, ToolEpisode
 from envs.tools.corpus import CorpusIndex
-from envs.tools.registry import Tool, ToolEpisode
 from slime_verlog import Field, Settings, read_settings
 
 
