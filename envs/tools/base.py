@@ -67,6 +67,12 @@ class ToolSpec:
     """A function, or a subclass of `Tool`."""
     config: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float | None = None
+    create_timeout_s: float | None = None
+    """Seconds that `create` may take; `timeout_s` by default."""
+    deterministic: bool = True
+    """Whether the same calls always give the same results."""
+    source: str = ""
+    """Where the tool comes from, for error messages; by default the module of `target`."""
 
     @property
     def stateful(self) -> bool:

@@ -67,8 +67,8 @@ class ToolEnv(BaseInteractionEnv):
         self.task, self.seed = task, seed
         self.mission = question.text
         self.max_steps = settings.max_steps
-        self.deterministic = settings.deterministic
         self._specs = select_tools(specs, question.tools)
+        self.deterministic = settings.deterministic and all(spec.deterministic for spec in self._specs)
         self.tools = tuple(spec.schema for spec in self._specs) if settings.tools_in == "template" else ()
         self._grade = load_grader(settings.grader) if settings.grader else None
         if settings.grader in GRADERS and question.answer is None:
@@ -85,9 +85,7 @@ class ToolEnv(BaseInteractionEnv):
         self._score = 0.0
         self.instruction_prompt = self._render_prompt()
         question = self.question
-        episode = ToolEpisode(
-            self.task, self.seed, question.text, question.answer, question.images, question.metadata
-        )
+        episode = ToolEpisode(self.task, self.seed, question.text, question.answer, question.images, question.metadata)
         self._session = ToolSession(self._specs, self.settings)
         self._totals: Counter[str] = Counter()
         greetings = self._session.create(episode)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from envs.errors import ConfigError, ToolError
 from envs.loading import load_attribute, load_module
 from envs.tools.base import Tool, ToolSpec
 from envs.tools.calls import decode_whole, short
+from envs.tools.mcp.settings import McpSettings
+from envs.tools.mcp.tools import mcp_tools
 from envs.tools.schema import ArgumentCheck, check_schema, infer_schema
 from slime_verlog import Field, Settings, read_settings, read_yaml
 
@@ -23,7 +27,7 @@ _MARK = "__slime_verlog_tool__"
 class ToolEntry(Settings):
     """One entry of a YAML's `tools:` list. A plain string is its `path`."""
 
-    path: str
+    path: str | None = None
     """A function or class (`package.module:name`, `file.py:name`), or a module or file: its `@tool` functions and
     `Tool` classes."""
     name: str | None = None
@@ -32,8 +36,18 @@ class ToolEntry(Settings):
     """Schema in OpenAI's form, in place of the inferred one."""
     config: Mapping[str, Any] = {}
     """Passed to a `Tool` class when an episode begins."""
+    mcp: McpSettings | None = None
+    """In place of `path`: a server that speaks the Model Context Protocol and offers tools."""
     timeout_s: float | None = Field(default=None, gt=0)
     """Seconds that one call may take; `env.timeout_s` by default."""
+
+    @model_validator(mode="after")
+    def _path_or_mcp(self) -> Self:
+        if (self.path is None) == (self.mcp is None):
+            raise ConfigError("an entry of env.tools needs either path or mcp")
+        if self.mcp is not None and (self.name is not None or self.schema_ is not None or self.config):
+            raise ConfigError("an entry of env.tools with mcp takes no name, schema or config; the server gives them")
+        return self
 
 
 def tool(
@@ -104,7 +118,7 @@ def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpe
             if spec.name in specs:
                 raise ToolError(
                     f"{key}: two tools are called {spec.name!r} ({_origin(specs[spec.name])} and {_origin(spec)}); "
-                    "give one of them another name"
+                    "give one of them another name, or an MCP server a prefix"
                 )
             specs[spec.name] = spec
     return tuple(specs.values())
@@ -142,7 +156,8 @@ def select_tools(
             raise ConfigError(f"the sample asks for the tool {name!r} twice")
         spec = known[name]
         if not isinstance(entry, str):
-            spec = make_tool(spec.target, name=name, schema=entry, config=spec.config, timeout_s=spec.timeout_s)
+            schema = check_schema(entry, f"the tool {name} of the sample")
+            spec = replace(spec, schema=schema, check=ArgumentCheck(schema))
         selected[name] = spec
     return tuple(selected.values())
 
@@ -155,20 +170,23 @@ def _name_of(entry: Any) -> str:
     return name
 
 
-def _load_entry(entry: ToolEntry, key: str) -> list[ToolSpec]:
-    if ":" in entry.path:
-        found = [load_attribute(entry.path, f"{key}.path")]
+def _load_entry(entry: ToolEntry, key: str) -> Sequence[ToolSpec]:
+    if entry.mcp is not None:
+        return mcp_tools(entry.mcp, key, entry.timeout_s)
+    path = entry.path or ""
+    if ":" in path:
+        found = [load_attribute(path, f"{key}.path")]
     else:
-        module = load_module(entry.path, f"{key}.path")
+        module = load_module(path, f"{key}.path")
         # The same tool may have several names in its module (`plus = add`).
         found = list({id(value): value for value in vars(module).values() if _is_offered(value, module)}.values())
         if not found:
             raise ConfigError(
-                f"{key}: {entry.path} offers no tools; mark functions with @tool, derive classes from envs.tools.Tool, "
-                f"or name one as {entry.path}:NAME"
+                f"{key}: {path} offers no tools; mark functions with @tool, derive classes from envs.tools.Tool, "
+                f"or name one as {path}:NAME"
             )
     if entry.name is not None and len(found) > 1:
-        raise ConfigError(f"{key}: {entry.path} offers {len(found)} tools, so a single name does not fit; name one")
+        raise ConfigError(f"{key}: {path} offers {len(found)} tools, so a single name does not fit; name one")
     return [_with_entry(target, entry) for target in found]
 
 
@@ -200,7 +218,7 @@ def _read_list(path: str) -> Sequence[Any]:
 
 
 def _origin(spec: ToolSpec) -> str:
-    return f"{spec.target.__module__}.{spec.target.__qualname__}"
+    return spec.source or f"{spec.target.__module__}.{spec.target.__qualname__}"
 
 
 def _snake_case(name: str) -> str:

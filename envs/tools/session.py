@@ -38,9 +38,10 @@ class ToolSession:
         for name, spec in self._specs.items():
             if not spec.stateful:
                 continue
+            seconds = spec.create_timeout_s or self._timeout(name)
             try:
                 self._live[name] = spec.target(dict(spec.config))
-                value = run_bounded(name, self._live[name].create, {"episode": episode}, self._timeout(name))
+                value = run_bounded(name, self._live[name].create, {"episode": episode}, seconds)
                 shown += [] if value is None else [read_result(value, self.settings)]
             except Exception as error:
                 self.release()
@@ -76,7 +77,10 @@ class ToolSession:
         try:
             if seconds <= 0:
                 raise ToolTimeout("not run: the calls of this turn took longer than they may together")
-            return read_result(run_bounded(call.name, function, call.arguments, seconds), self.settings)
+            result = read_result(run_bounded(call.name, function, call.arguments, seconds), self.settings)
+            if result.failed:
+                self.counts["tool_errors"] += 1
+            return result
         except (ToolError, PictureError) as error:
             self.counts["tool_errors"] += 1
             self.counts["tool_timeouts"] += isinstance(error, ToolTimeout)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib.util
 import random
 import string
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +43,7 @@ class Case:
     def build(self, seed: int = 3) -> BaseInteractionEnv:
         for name in self.needs:
             if importlib.util.find_spec(name) is None:
-                pytest.skip(f"{self.module} needs {name}; pip install 'slime-verlog[envs]' enables this test")
+                pytest.skip(f"{self.module} needs {name}; pip install 'slime-verlog[envs,mcp]' enables this test")
         try:
             return build_env_from(self.module, {"task": self.task, "seed": seed}, self.options)
         except MissingDependencyError as error:
@@ -55,7 +57,9 @@ class Case:
 _TEXT_WORLDS = "tests.envs.text_worlds"
 _COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "take all", "open chest")
 
+_MCP_SERVER = str(Path(__file__).parents[1] / "fixtures" / "mcp_server.py")
 _TOOLS = ["tests.envs.toolbox:add", "tests.envs.toolbox:Counter"]
+_MCP = [{"mcp": {"command": [sys.executable, _MCP_SERVER], "include": ["add"], "deterministic": True}}]
 _SUMS = [{"question": f"What is {k} + {k}?", "answer": str(2 * k)} for k in range(9)]
 _ANGLES = [{"problem": f"Find the angle beside {k}.", "answer": str(180 - k)} for k in range(9)]
 _TOOL_ANSWERS = ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "It is 4.")
@@ -88,6 +92,14 @@ CASES = [
     Case("envs.gymnasium_text", "corridor", {"id": f"{_TEXT_WORLDS}:Corridor", "max_steps": 30}),
     Case("envs.geo3k", "angles", {"data": _ANGLES}, ("math_verify",), (r"\boxed{3}", "x"), fuzzed_answers=200),
     Case("envs.tools", "sums", {"tools": _TOOLS, "data": _SUMS, "max_steps": 5}, ("jsonschema",), _TOOL_ANSWERS),
+    Case(
+        "envs.tools",
+        "mcp",
+        {"tools": _MCP, "data": _SUMS, "max_steps": 5},
+        ("jsonschema", "mcp"),
+        _TOOL_ANSWERS,
+        fuzzed_answers=300,
+    ),
     Case("envs.gymnasium_text", "echo", {"id": f"{_TEXT_WORLDS}:Echo", "max_steps": 30}, answers=("hello", "end")),
     Case(
         "tests.envs.tiny_repository",

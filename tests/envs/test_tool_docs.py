@@ -9,6 +9,9 @@ import yaml
 
 from envs.loading import build_env_from
 from envs.tools import load_tools
+from envs.tools.mcp.settings import McpSettings
+from envs.tools.registry import ToolEntry
+from slime_verlog import read_settings
 from tests.envs.test_tool_env import call
 
 PAGE = Path(__file__).parents[2] / "docs" / "tools.md"
@@ -23,7 +26,7 @@ def test_the_examples_load_and_run(tmp_path: Path) -> None:
     (tmp_path / "my_tools.py").write_text(function)
     (tmp_path / "state.py").write_text(state)
     (tmp_path / "questions.jsonl").write_text('{"question": "50 F?", "answer": "10.0"}\n')
-    (config,) = map(yaml.safe_load, blocks("yaml"))
+    config, _ = map(yaml.safe_load, blocks("yaml"))
     options = config["env"] | {"data": str(tmp_path / "questions.jsonl")}
     options["tools"] = [str(tmp_path / "my_tools.py"), str(tmp_path / "state.py")]
     env = build_env_from(config["rollout_interaction_env_path"], {"task": config["tasks"][0], "seed": 0}, options)
@@ -31,6 +34,14 @@ def test_the_examples_load_and_run(tmp_path: Path) -> None:
     observation, *_ = env.step(call("celsius", fahrenheit=50) + call("notebook", line="ten"))
     assert observation["obs_str"] == "celsius: 10.0\n\nnotebook: 1 lines"
     assert env.step("Answer: 10.0")[2]["reward"] == 1.1
+
+
+def test_every_key_of_an_mcp_entry_is_documented() -> None:
+    entries = [read_settings(ToolEntry, entry) for entry in yaml.safe_load(blocks("yaml")[1])["tools"][:2]]
+    assert [bool(entry.mcp and entry.mcp.command) for entry in entries] == [True, False]
+    config = (PAGE.parents[1] / "custom_configs" / "tools_mcp.yaml").read_text(encoding="utf-8")
+    for key in McpSettings.model_fields:
+        assert f"`{key}`" in PAGE.read_text(encoding="utf-8") and f"{key}:" in config, key
 
 
 def test_the_page_names_only_what_exists() -> None:

@@ -1,0 +1,220 @@
+"""One connection to an MCP server, through the client of the `mcp` package, versions 1.28 and later and 2.x.
+
+One task opens, holds and closes the connection, as anyio demands. All methods run on the event loop of that task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from envs.errors import EnvironmentFault
+from envs.tools.mcp.settings import McpSettings
+
+ANSWER_S = 5.0
+"""Seconds in which a living server lists its tools."""
+STDERR_CHARS = 2000
+open_connections: set[Connection] = set()
+
+Listing = dict[str, dict[str, Any]]
+"""A server's tools by name, with the keys of the protocol: `name`, `description`, `inputSchema`."""
+
+
+class Connection:
+    """A connection that is opened at once. It has ended if the server died or `close` was called."""
+
+    def __init__(self, settings: McpSettings) -> None:
+        self._settings = settings
+        self._ready: asyncio.Future[tuple[Any, Listing]] = asyncio.get_running_loop().create_future()
+        self._closing = asyncio.Event()
+        self._stderr = _Tail()
+        self._holder = asyncio.create_task(self._hold())
+        open_connections.add(self)
+        self._holder.add_done_callback(lambda _: open_connections.discard(self))
+        self.doubtful = False
+        """A request was cancelled, so the server may hang."""
+
+    @property
+    def ended(self) -> bool:
+        return self._closing.is_set() or self._holder.done()
+
+    async def opened(self) -> Listing:
+        """Wait until the connection is open; the tools that the server listed then.
+
+        Raises:
+            EnvironmentFault: the server could not be started or reached, or did not answer in time.
+        """
+        return (await asyncio.shield(self._ready))[1]
+
+    async def ask(self, send: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Send one request and return its result.
+
+        Raises:
+            ConnectionError: the connection ended. Everything that `send` raises is passed on.
+        """
+        session, _ = await asyncio.shield(self._ready)
+        request = asyncio.ensure_future(send(session))
+        try:
+            await asyncio.wait({request, self._holder}, return_when=asyncio.FIRST_COMPLETED)
+            if not request.done():
+                raise ConnectionError("the connection ended")
+            return request.result()
+        except asyncio.CancelledError:
+            self.doubtful = True
+            raise
+        finally:
+            request.cancel()
+
+    async def answers(self) -> bool:
+        """Whether the server still lists its tools."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self.ask(list_tools)
+        except Exception:  # each kind of failure means that the server is lost
+            return False
+        self.doubtful = False
+        return True
+
+    def close(self) -> None:
+        """Begin to close the connection; a command gets a few seconds to end before it is killed."""
+        self._closing.set()
+        if not self._ready.done():
+            self._give_up("was closed while it started")
+
+    async def _hold(self) -> None:
+        seconds = self._settings.start_timeout_s
+        late = f"did not start and list its tools within {seconds:g} s (start_timeout_s)"
+        limit = asyncio.get_running_loop().call_later(seconds, self._give_up, late)
+        try:
+            async with _session(self._settings, self._stderr) as session:
+                listing = await list_tools(session)
+                limit.cancel()
+                self._ready.set_result((session, listing))
+                await self._closing.wait()
+        except Exception as error:
+            self._refuse(f"{'cannot be reached' if self._settings.url else 'did not start'}: {reason(error)}")
+        finally:
+            limit.cancel()
+            self._stderr.close()
+
+    def _give_up(self, why: str) -> None:
+        self._refuse(why)
+        self._holder.cancel()
+
+    def _refuse(self, what: str) -> None:
+        if not self._ready.done():
+            said = self._stderr.last_line()
+            heard = f"; the last line of its stderr: {said}" if said else ""
+            self._ready.set_exception(EnvironmentFault(f"{self._settings.label} {what}{heard}"))
+            self._ready.exception()  # marks it as retrieved, because no call may be waiting
+
+
+async def close_all(seconds: float) -> None:
+    """Close all connections, and wait until their commands have ended."""
+    ending = []
+    for connection in list(open_connections):
+        connection.close()
+        ending.append(connection._holder)
+    if ending:
+        await asyncio.wait(ending, timeout=seconds)
+
+
+async def list_tools(session: Any) -> Listing:
+    """All tools that the server lists now."""
+    listing: Listing = {}
+    cursor = None
+    while True:
+        page = (await session.list_tools(cursor=cursor)).model_dump(by_alias=True)
+        listing |= {tool["name"]: tool for tool in page["tools"]}
+        cursor = page.get("nextCursor")
+        if not cursor:
+            return listing
+
+
+@contextlib.asynccontextmanager
+async def _session(settings: McpSettings, stderr: _Tail) -> AsyncIterator[Any]:
+    """A client that has agreed on a protocol version with the server; mcp 2 has a class for this, mcp 1 has not."""
+    import mcp
+
+    client: Any = getattr(mcp, "Client", None)
+    if client is not None:
+        async with client(_transport(settings, stderr), cache=None) as session:
+            yield session
+    else:
+        async with _transport(settings, stderr) as (read, write, *_), mcp.ClientSession(read, write) as session:
+            await session.initialize()
+            yield session
+
+
+@contextlib.asynccontextmanager
+async def _transport(settings: McpSettings, stderr: _Tail) -> AsyncIterator[Any]:
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+    from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+
+    if settings.url is not None:
+        key = settings.api_key_env
+        headers = {} if key is None else {"Authorization": f"Bearer {os.environ[key]}"}
+        async with (
+            create_mcp_http_client(headers) as client,
+            streamable_http_client(settings.url, http_client=client) as streams,
+        ):
+            yield streams
+        return
+    command, *arguments = settings.words
+    variables = {name: os.environ[name] for name in settings.pass_env}
+    parameters = StdioServerParameters(command=find_program(command) or command, args=arguments, env=variables)
+    with stderr.writer() as writer:
+        async with stdio_client(parameters, errlog=writer) as streams:
+            writer.close()
+            yield streams
+
+
+def find_program(name: str) -> str | None:
+    """The program's path, looked up beside the running Python first, then in PATH."""
+    return shutil.which(name, path=os.path.dirname(sys.executable)) or shutil.which(name)
+
+
+def reason(error: BaseException) -> str:
+    """The first error inside groups of errors, in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class _Tail:
+    """The end of what a command writes to stderr."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._text = ""
+        self._fd: int | None = None
+
+    def writer(self) -> Any:
+        """The file that the command writes to."""
+        self._fd, write = os.pipe()
+        os.set_blocking(self._fd, False)
+        self._loop.add_reader(self._fd, self._read)
+        return os.fdopen(write, "w")
+
+    def last_line(self) -> str:
+        self._read()
+        return next((line.strip() for line in reversed(self._text.splitlines()) if line.strip()), "")
+
+    def close(self) -> None:
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    def _read(self) -> None:
+        if self._fd is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._fd, 1 << 16):
+                self._text = (self._text + data.decode("utf-8", "replace"))[-STDERR_CHARS:]
+            self.close()

@@ -1,0 +1,149 @@
+"""The tools of MCP servers as `ToolSpec`s: schemas come from the server, results become text and pictures."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from envs.errors import ConfigError
+from envs.tools.base import Tool, ToolEpisode, ToolSpec
+from envs.tools.mcp.server import McpServer
+from envs.tools.mcp.settings import McpSettings
+from envs.tools.results import ToolResult
+from envs.tools.schema import ArgumentCheck, check_schema
+
+START_GRACE_S = 10.0
+_lock = threading.Lock()
+_offers: dict[tuple[str, float | None], _Offer] = {}
+"""What the servers of this process offer, by their settings."""
+
+
+def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -> tuple[ToolSpec, ...]:
+    """The tools that a server offers; they stay the same as long as this process runs.
+
+    Args:
+        key: the entry's position in the YAML, for error messages.
+        timeout_s: seconds that one call may take.
+
+    Raises:
+        ConfigError: the command, `include` or `exclude` names something that does not exist.
+        EnvironmentFault: the server cannot be started or reached, or its tools have changed.
+        ToolError: the server gives a tool a name or a schema that models cannot use.
+        MissingDependencyError: the package mcp or jsonschema is not installed.
+    """
+    with _lock:
+        offer = _offers.setdefault((settings.model_dump_json(), timeout_s), _Offer(settings, timeout_s))
+    try:
+        return offer.specs()
+    except ConfigError as error:
+        raise ConfigError(f"{key}.{error}") from error
+
+
+class _Offer:
+    """A server and its tools."""
+
+    def __init__(self, settings: McpSettings, timeout_s: float | None) -> None:
+        self._settings, self._timeout_s = settings, timeout_s
+        self._server = McpServer(settings)
+        self._specs: tuple[ToolSpec, ...] = ()
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The tools. A server that all episodes share is asked whether it still has them."""
+        shared = self._settings.scope == "worker"
+        if self._specs and not shared:
+            return self._specs
+        listing = self._server.offered()
+        if not self._specs:
+            self._specs = tuple(self._spec(tool, listing) for tool in listing.values())
+        if not shared:
+            self._server.close()
+        return self._specs
+
+    def _spec(self, tool: Mapping[str, Any], listing: Mapping[str, Any]) -> ToolSpec:
+        settings, name = self._settings, tool["name"]
+        described = {
+            "name": settings.prefix + name,
+            "description": (tool.get("description") or "").strip() or tool.get("title") or name,
+            "parameters": tool["inputSchema"],
+        }
+        schema = check_schema(described, settings.label)
+        own = settings.scope == "episode"
+        return ToolSpec(
+            described["name"],
+            schema,
+            ArgumentCheck(schema),
+            EpisodeTool if own else SharedTool(self._server, name),
+            {"settings": settings, "known": listing, "tool": name} if own else {},
+            self._timeout_s,
+            create_timeout_s=2 * settings.start_timeout_s + START_GRACE_S,
+            deterministic=settings.deterministic,
+            source=settings.label,
+        )
+
+
+class SharedTool:
+    """A tool of a server that all episodes of a worker share."""
+
+    def __init__(self, server: McpServer, name: str) -> None:
+        self._server, self._name = server, name
+
+    async def __call__(self, /, **arguments: Any) -> ToolResult:
+        return await _call(self._server, self._name, arguments)
+
+
+class EpisodeTool(Tool):
+    """A tool of a server that belongs to one episode; the episode's tools find it in `ToolEpisode.shared`."""
+
+    _server: McpServer | None = None
+
+    def create(self, episode: ToolEpisode) -> None:
+        settings: McpSettings = self.config["settings"]
+        place = f"mcp {settings.model_dump_json()}"
+        self._server = episode.shared.get(place)
+        if self._server is None:
+            self._server = episode.shared[place] = McpServer(settings, self.config["known"], fresh=True)
+            self._server.offered()
+
+    async def execute(self, /, *args: Any, **kwargs: Any) -> ToolResult:
+        assert self._server is not None
+        return await _call(self._server, self.config["tool"], kwargs)
+
+    def release(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+async def _call(server: McpServer, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+    """Call a tool; the metric `restarts` counts how often that restarted the server."""
+    before = server.restarts
+    result = await server.call(name, arguments)
+    restarts = server.restarts - before
+    texts, images = _parts(result)
+    text = "\n".join(texts)
+    failed = bool(result.get("isError"))
+    return ToolResult(
+        f"error: {text}" if failed else text, images, metrics={"restarts": restarts} if restarts else {}, failed=failed
+    )
+
+
+def _parts(result: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
+    """A result's texts, and its pictures as data URIs."""
+    texts, images = [], []
+    for part in result["content"]:
+        match part["type"]:
+            case "text":
+                texts.append(part["text"])
+            case "image":
+                images.append(f"data:{part['mimeType']};base64,{part['data']}")
+            case "resource" if "text" in part["resource"]:
+                texts.append(part["resource"]["text"])
+            case "resource_link":
+                texts.append(f"[resource {part['uri']}]")
+            case kind:
+                texts.append(f"[{kind} left out]")
+    structured = result.get("structuredContent")
+    if not result["content"] and structured is not None:
+        texts.append(json.dumps(structured, ensure_ascii=False))
+    return texts, tuple(images)
