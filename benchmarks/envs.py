@@ -4,6 +4,7 @@
 
 BALROG's figures come from its own code with its own settings, which render every step. They were measured on one
 machine, so the ratio is an order of magnitude. "with pictures" means that our environment also renders every step.
+The rows of envs.tools call the same tool as a Python function and on an MCP server, whose own CPU time is not counted.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class Row:
 
 
 _COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "open box", "take all")
+_ADD = ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',)
+_ASKED = {"data": [{"question": "?"}], "max_steps": 1000}
+_MCP_SERVER = str(Path(sys.path[0]) / "tests" / "fixtures" / "mcp_server.py")
 ROWS = [
     Row("envs.babyai", "goto", 1650, needs=("minigrid",)),
     Row("envs.babyai", "open", 1650, needs=("minigrid",)),
@@ -50,6 +54,16 @@ ROWS = [
     Row("envs.babaisai", "two_room-goto_win", 975),
     Row("envs.crafter", "default", 116, needs=("crafter",)),
     Row("envs.textworld", "treasure_hunter", 670, {"games": 2}, ("textworld",), "text-games", _COMMANDS),
+    Row("envs.tools", "python", None, {"tools": "tests.envs.toolbox:add", **_ASKED}, ("jsonschema",), "tools", _ADD),
+    Row(
+        "envs.tools",
+        "mcp",
+        None,
+        {"tools": {"mcp": {"command": [sys.executable, _MCP_SERVER], "include": ["add"]}}, **_ASKED},
+        ("mcp",),
+        "mcp",
+        _ADD,
+    ),
 ]
 
 
