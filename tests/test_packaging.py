@@ -31,6 +31,8 @@ BRINGS_ITSELF = {"slime", "miles", "balrog", "fast_downward"}
 INDIRECT = {
     "basedpyright": "a command",
     "httpx": "slime and miles import it",
+    "mcp-server-git": "a command",
+    "mcp-server-time": "a command",
     "mkdocs": "a command; scripts/docs_site.py is its hook",
     "mkdocs-material": "the site's theme",
     "mkdocstrings-python": "a plugin of mkdocs",

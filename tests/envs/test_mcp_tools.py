@@ -265,6 +265,24 @@ def test_the_time_server_converts_times() -> None:
     assert "Invalid timezone" in text and metrics["tool_errors"] == 1
 
 
+@pytest.mark.parametrize("command", ["check", "play"])
+def test_the_shipped_configuration_is_checked_and_played(command: str) -> None:
+    _need("mcp-server-time")
+    zones = {"source_timezone": "Asia/Kolkata", "target_timezone": "Asia/Singapore"}
+    typed = call("convert_time", time="09:15", **zones).replace("\n", "") + "\n11:45\n/quit\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "inspection", command, "custom_configs/tools_mcp.yaml"],
+        cwd=ROOT,
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    words = ["1 task: no errors"] if command == "check" else ["T11:45:00+08:00", "Your answer is right", "return 1"]
+    assert all(word in done.stdout for word in words), done.stdout
+
+
 def test_the_git_server_commits(tmp_path: Path) -> None:
     _need("mcp-server-git")
     if shutil.which("git") is None:
