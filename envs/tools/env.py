@@ -110,7 +110,11 @@ class ToolEnv(BaseInteractionEnv):
         if not self._running:
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
         self._steps += 1
-        outcome = self._take(response_text, time.monotonic() + self.settings.turn_timeout_s)
+        try:
+            outcome = self._take(response_text, time.monotonic() + self.settings.turn_timeout_s)
+        except EnvironmentFault:
+            self.close()  # the episode is given up or built anew, so what its tools hold is not needed any more
+            raise
         truncated = self._steps >= self.max_steps and not outcome.ended
         if self._steps == self.max_steps - 1 and not outcome.ended:
             outcome = replace(outcome, feedback=" ".join(filter(None, [outcome.feedback, _LAST_TURN])))

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from envs.errors import ConfigError, EnvironmentFault, ToolError
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.loading import build_env_from
 from envs.tools import ToolEnv, load_tools
 from envs.tools.mcp import connection as connection_module
@@ -121,6 +121,8 @@ def test_with_scope_episode_each_episode_has_its_own_server_whose_state_is_never
     assert shown(first, call("remember", word="three"))[0] == "remember: one three"
     with pytest.raises(EnvironmentFault, match="died in the middle of an episode, and its state is lost"):
         first.step(call("misbehave", how="exit"))
+    with pytest.raises(EpisodeOverError):
+        first.step("after the fault, the episode's tools are released")
     first.reset()
     assert shown(first, call("remember", word="new"))[0] == "remember: new"
     first.close()

@@ -159,7 +159,7 @@ def test_continuous_batches_pass(command: Command, slime: Slime, tmp_path: Path,
 SAO_MISTAKES = [
     (("--use-tis",), "use_rollout_logprobs and use_tis cannot be set at the same time"),
     (("--eps-clip-c", "3.0"), "leave --eps-clip-c out"),
-    (("--eps-clip-high", "0.3"), "--eps-clip-high, which is not given"),
+    (("--eps-clip-high", "0.3"), "--eps-clip-high, which must be given"),
 ]
 
 

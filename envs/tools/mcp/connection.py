@@ -154,7 +154,8 @@ async def _session(settings: McpSettings, stderr: _Tail) -> AsyncIterator[Any]:
 @contextlib.asynccontextmanager
 async def _transport(settings: McpSettings, stderr: _Tail) -> AsyncIterator[Any]:
     from mcp.client.stdio import StdioServerParameters, stdio_client
-    from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
 
     if settings.url is not None:
         key = settings.api_key_env
