@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import shutil
 import sys
@@ -139,14 +140,12 @@ async def list_tools(session: Any) -> Listing:
 @contextlib.asynccontextmanager
 async def _session(settings: McpSettings, stderr: _Tail) -> AsyncIterator[Any]:
     """A client that has agreed on a protocol version with the server; mcp 2 has a class for this, mcp 1 has not."""
-    import mcp
-
-    client: Any = getattr(mcp, "Client", None)
-    if client is not None:
-        async with client(_transport(settings, stderr), cache=None) as session:
+    library: Any = importlib.import_module("mcp")
+    if hasattr(library, "Client"):
+        async with library.Client(_transport(settings, stderr), cache=None) as session:
             yield session
     else:
-        async with _transport(settings, stderr) as (read, write, *_), mcp.ClientSession(read, write) as session:
+        async with _transport(settings, stderr) as (read, write, *_), library.ClientSession(read, write) as session:
             await session.initialize()
             yield session
 
