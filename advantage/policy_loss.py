@@ -130,8 +130,8 @@ def check_dis(args: Any) -> None:
     high = getattr(args, "eps_clip_high", None)
     if high is None or high == args.eps_clip:
         raise FlagError(
-            f"policy_loss: dis keeps ratios between 1 - {args.eps_clip:g} and 1 + --eps-clip-high, which is not given; "
-            "the paper uses --eps-clip 0.3 --eps-clip-high 5.0 (coding: 0.8 and 3.0)"
+            f"policy_loss: dis keeps ratios between 1 - {args.eps_clip:g} and 1 + --eps-clip-high, which must be given "
+            "and differ from --eps-clip; the paper uses --eps-clip 0.3 --eps-clip-high 5.0 (coding: 0.8 and 3.0)"
         )
     if args.eps_clip > 1:
         raise FlagError(f"policy_loss: dis needs --eps-clip of at most 1, got {args.eps_clip:g}")
