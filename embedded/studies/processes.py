@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ def cores() -> int:
 def run_processes(jobs: Mapping[str, tuple[Any, ...]], target: Callable[..., None], at_once: int) -> list[str]:
     """Call `target` with each job's arguments, `at_once` jobs at a time; returns a sentence per job that failed.
 
-    A failure does not stop the other jobs. If this process is interrupted, the jobs are too, and none is left behind.
+    A failure does not stop the other jobs. If this process is interrupted or killed, the jobs are interrupted, too.
     """
     context = multiprocessing.get_context("spawn")
     waiting, failures = deque(jobs.items()), []
@@ -61,12 +62,20 @@ def how_it_ended(code: int | None) -> str:
 
 def _job(name: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, _interrupt)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         target(*arguments)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except SlimeVerlogError as error:
         sys.exit(f"error: {name}: {error}")
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _interrupt(*_: object) -> None:

@@ -42,7 +42,8 @@ def test_a_killed_job_is_reported_and_the_others_finish(tmp_path: Path, capfd: p
     assert "Traceback" not in printed.err
 
 
-def test_an_interrupt_ends_all_jobs_without_a_traceback_of_theirs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_all_jobs_end_with_their_parent_and_without_a_traceback(tmp_path: Path, number: signal.Signals) -> None:
     jobs = {name: (str(tmp_path), name) for name in ("endless", "endless too")}
     script = tmp_path / "main.py"
     script.write_text(
@@ -58,11 +59,15 @@ def test_an_interrupt_ends_all_jobs_without_a_traceback_of_theirs(tmp_path: Path
         command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as parent:
         pids = [_pid(tmp_path / name) for name in jobs]
-        parent.send_signal(signal.SIGINT)
+        parent.send_signal(number)
         _, errors = parent.communicate(timeout=60)
-    assert errors == "interrupted\n" and parent.returncode == 1
-    for pid in pids:
-        assert not Path(f"/proc/{pid}").exists()
+    interrupted = number is signal.SIGINT
+    assert "Traceback" not in errors and (errors == "interrupted\n") == interrupted
+    assert parent.returncode == (1 if interrupted else -number)
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def _pid(path: Path) -> int:
