@@ -212,7 +212,7 @@ def test_the_hook_refuses_kl_in_reward() -> None:
 
 def test_group_and_anchor_cross_in_the_turn_table() -> None:
     row = TurnRow(0, 0, turns=(TurnSpan(0, 1, 1.0, anchor=2**52),), group=7)
-    assert encode_row(row)[7] == 7 and encode_row(row)[-1] == 2**52
+    assert encode_row(row)[7] == 7 and encode_row(row)[-2] == 2**52
     assert with_group(encode_row(row).tolist(), 9)[7] == 9 and with_group(encode_row(row).tolist(), None)[7] == -1
 
 

@@ -250,7 +250,7 @@ def test_unknown_names_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.chdir(ROOT)
     with pytest.raises(ConfigError, match="has no variant 'dule'; choose from dual, all_ones"):
         make_plan(load_study("dual_discount"), tmp_path, ["dule"])
-    with pytest.raises(ConfigError, match="unknown study 'dual'; choose one of density, .*, or give a YAML file"):
+    with pytest.raises(ConfigError, match="unknown study 'dual'; choose one of asynchronous, .*, or give a YAML file"):
         load_study("dual")
     with pytest.raises(ConfigError, match=r"study: .*none\.yaml cannot be read"):
         load_study(str(tmp_path / "none.yaml"))

@@ -13,7 +13,6 @@ import yaml
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
 import embedded.trainer.ppo as trainer_module
-from advantage.convergence import warmup_losses
 from embedded.arguments import make_args
 from embedded.train import train
 from embedded.trainer.ppo import PpoTrainer
@@ -92,6 +91,5 @@ def test_the_warm_ups_end_says_whether_the_critic_converged(make: Any, caplog: p
     args = make(critic_lr=0.05)
     with caplog.at_level(logging.INFO, logger="advantage.convergence"):
         train(args, Recorder())
-    assert len(warmup_losses.of(args)) == W_EPOCH + W_ITER
     (record,) = caplog.records
-    assert "warm-up" in record.getMessage()
+    assert f"the critic's warm-up had {W_EPOCH + W_ITER} updates" in record.getMessage()

@@ -130,7 +130,7 @@ def test_with_scope_episode_each_episode_has_its_own_server_whose_state_is_never
     deadline = time.monotonic() + 30
     while len(servers()) > before and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(servers()) == before
+    assert len(servers()) <= before
 
 
 def test_mcp_tools_are_replayable_only_if_declared() -> None:
