@@ -115,7 +115,7 @@ def test_the_keyboard_moves_between_episodes_and_turns(browser: Browser, page: P
     browser.press("?")
     browser.wait("document.querySelector('#help').open")
     browser.press("Escape")
-    browser.wait("!document.querySelector('#help').open")
+    browser.wait("!document.querySelector('#help').open && !document.activeElement.closest('dialog')")
     browser.press("o")
     browser.wait("document.querySelector('#main').innerText.includes('Overview')")
 
