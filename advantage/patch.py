@@ -28,7 +28,7 @@ from advantage.megatron.roles import check_frozen_flags, install_roles
 from advantage.megatron.training_steps import install_training_steps
 from advantage.megatron.versions import Framework, find_framework, original
 from advantage.policy_loss import check_dis, install_dis
-from advantage.settings import AdvantageSettings, advantage_settings
+from advantage.settings import AdvantageSettings, advantage_flags, advantage_settings
 from advantage.turn_table import CONVERTER
 from advantage.value_weight import weigh_first_tokens
 
@@ -116,7 +116,7 @@ def check_flags(args: Any) -> AdvantageSettings:
     _check_roles(args, settings)
     check_frozen_flags(args, settings)
     if settings.policy_loss == "dis":
-        check_dis(args)
+        check_dis(advantage_flags(args))
     return settings
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from advantage.errors import FlagError
+from advantage.settings import AdvantageFlags
 
 LARGEST_LOG_RATIO = 20.0
 """Log-ratios are clamped here, far outside of every interval, so that none overflows."""
@@ -113,29 +114,28 @@ def finish_dis(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def check_dis(args: Any) -> None:
+def check_dis(flags: AdvantageFlags) -> None:
     """Refuse flags under which DIS would be another loss than its definition.
 
     Raises:
         FlagError: names the flag to change.
     """
-    if getattr(args, "use_opsm", False):
+    if flags.use_opsm:
         raise FlagError("policy_loss: dis and --use-opsm would both mask by the same ratio; leave one of them out")
-    if getattr(args, "use_tis", False):
+    if flags.use_tis:
         raise FlagError("policy_loss: dis and --use-tis would weigh the same ratio twice; leave one of them out")
-    if not getattr(args, "use_rollout_logprobs", False):
+    if not flags.use_rollout_logprobs:
         raise FlagError(
             "policy_loss: dis compares with the weights that played each token: give --use-rollout-logprobs"
         )
-    high = getattr(args, "eps_clip_high", None)
-    if high is None or high == args.eps_clip:
+    if flags.eps_clip_high in (None, flags.eps_clip):
         raise FlagError(
-            f"policy_loss: dis keeps ratios between 1 - {args.eps_clip:g} and 1 + --eps-clip-high, which must be given "
-            "and differ from --eps-clip; the paper uses --eps-clip 0.3 --eps-clip-high 5.0 (coding: 0.8 and 3.0)"
+            f"policy_loss: dis keeps ratios between 1 - {flags.eps_clip:g} and 1 + --eps-clip-high, which must be "
+            "given and differ from --eps-clip; the paper uses --eps-clip 0.3 --eps-clip-high 5.0 (coding: 0.8 and 3.0)"
         )
-    if args.eps_clip > 1:
-        raise FlagError(f"policy_loss: dis needs --eps-clip of at most 1, got {args.eps_clip:g}")
-    if getattr(args, "eps_clip_c", None) is not None:
+    if flags.eps_clip > 1:
+        raise FlagError(f"policy_loss: dis needs --eps-clip of at most 1, got {flags.eps_clip:g}")
+    if flags.eps_clip_c is not None:
         raise FlagError("policy_loss: dis has no dual clip; leave --eps-clip-c out")
 
 

@@ -215,6 +215,11 @@ class AdvantageFlags:
     use_rollout_logprobs: bool = False
     normalize_advantages: bool = False
     use_opd: bool = False
+    use_opsm: bool = False
+    use_tis: bool = False
+    eps_clip: float = 0.2
+    eps_clip_high: float | None = None
+    eps_clip_c: float | None = None
     grpo_std_normalization: bool = True
     n_samples_per_prompt: int | None = None
     num_critic_only_steps: int | None = None

@@ -13,7 +13,6 @@ from __future__ import annotations
 import enum
 import hashlib
 import math
-from array import array
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -166,9 +165,9 @@ def to_list(x: Tensor) -> list[float]:
     return cast(Any, x).tolist()
 
 
-def anchor_of(token_ids: Sequence[int]) -> int:
-    """Hash of a prompt's tokens, below 2**53: the anchor of the state that the prompt shows."""
-    digest = hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=8).digest()
+def anchor_of(token_ids: np.ndarray[Any, np.dtype[np.int32]]) -> int:
+    """Hash of a prompt's tokens [n], below 2**53: the anchor of the state that the prompt shows."""
+    digest = hashlib.blake2b(token_ids.tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _EXACT
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from advantage.megatron.versions import find_framework
 from rollout.bridge.checks import SOURCE, check_flags, installs_advantages
 from rollout.bridge.command_line import captured_output, parse_command_line
+from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import FRAMEWORK
 from rollout.bridge.idle_flags import flags_without_effect
 from rollout.bridge.roles import check_start_weights
@@ -50,7 +51,7 @@ def check_script(script: str, args: Any) -> None:
     Raises:
         ConfigError: names the flag to change.
     """
-    if script == "train_async.py" and getattr(args, "colocate", False):
+    if script == "train_async.py" and RolloutFlags.read(args).colocate:
         raise ConfigError(
             "train_async.py plays and trains at the same time, so --colocate cannot share their GPUs: leave it out and "
             "give --rollout-num-gpus (our scripts: --disaggregated), or run train.py"

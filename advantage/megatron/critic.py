@@ -53,7 +53,7 @@ def install_critic(framework: Framework, settings: AdvantageSettings, replace: R
             "before"
         )
     if framework.actor is None or (passes == 1 and not after):
-        return  # there is no training process in a preflight
+        return  # only a preflight, or nothing to change
     if not callable(getattr(framework.actor, "train", None)):
         raise UnsupportedFrameworkError(
             f"{framework.actor.__name__} has no train, so critic_updates and actor_values cannot be changed"
@@ -75,8 +75,8 @@ def install_critic(framework: Framework, settings: AdvantageSettings, replace: R
             finally:
                 model[0].role = role
             result = train(rollout_id, model, optimizer, opt_param_scheduler, *rest, **named)
-            if after:
-                _compute_values(actor, model, *rest[:2])
+            if after:  # slime sends the values to the actor next
+                _compute_values(training_args(), actor, model, *rest[:2])
             return result
 
         return train_critic
@@ -84,9 +84,9 @@ def install_critic(framework: Framework, settings: AdvantageSettings, replace: R
     replace(actor, "train", wrapped)
 
 
-def _compute_values(actor: Any, model: Any, data_iterator: Any, num_microbatches: Any) -> None:
-    """Replace the batch's values by those of the trained critic; slime sends them to the actor next."""
-    new = actor.forward_only(actor.get_values, training_args(), model, data_iterator, num_microbatches)
+def _compute_values(args: Any, actor: Any, model: Any, data_iterator: Any, num_microbatches: Any) -> None:
+    """Replace the batch's values by those of the critic as it is now."""
+    new = actor.forward_only(actor.get_values, args, model, data_iterator, num_microbatches)
     data_iterator[0].rollout_data.update(new)
 
 
@@ -124,7 +124,7 @@ def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingS
                 number = rollout_id + len(progress.explained) - 1
                 with progress.held_out_hidden(data):
                     train(number, model, optimizer, _Still(schedule), data_iterator, microbatches, *rest)
-                data.update(actor.forward_only(actor.get_values, args, model, data_iterator, microbatches))
+                _compute_values(args, actor, model, data_iterator, microbatches)
                 actor.compute_advantages_and_returns(args, data)
             _log(args, framework, progress)
             progress.finish(settings, model)

@@ -35,7 +35,8 @@ FLUSH_PAUSE_S = 0.002
 IN_MEMORY = Path("/dev/shm")
 """Where Linux keeps files in memory. Without it, or if it is small, weights go to the temporary folder."""
 ROOM = 8
-"""Free space that is needed there, in sizes of the model's folder: two float32 copies of 16-bit weights, twice."""
+"""Weights go to memory if its free space is at least this many times the size of the model's folder. A float32 copy of
+16-bit weights has twice the size, and the old and the new copy exist at once; the rest is a reserve."""
 
 
 class EngineProcess:

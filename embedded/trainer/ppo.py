@@ -21,7 +21,7 @@ from advantage.megatron.whitening import whiten
 from advantage.off_policy_alarm import OffPolicyAlarm
 from advantage.policy_loss import STALENESS, check_dis, dis_loss, dis_metrics, finish_dis
 from advantage.pretraining import progress_of
-from advantage.settings import ROLE, advantage_settings
+from advantage.settings import ROLE, advantage_flags, advantage_settings
 from advantage.value_weight import first_token_weights, weigh_reducer
 from embedded.arguments import embedded_flags
 from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data
@@ -54,7 +54,7 @@ class PpoTrainer:
         self._role_args = {role: Namespace(**{**vars(args), ROLE: role}) for role in ("actor", "critic")}
         self._alarm = OffPolicyAlarm(self._settings)
         if self._settings.policy_loss == "dis":
-            check_dis(flags)
+            check_dis(advantage_flags(args))
         self.device = initialize()
         self.shapes = megatron_shapes(AutoConfig.from_pretrained(flags.hf_checkpoint))
         self.actor = build_model(flags.hf_checkpoint, self.device)

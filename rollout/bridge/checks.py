@@ -28,7 +28,12 @@ CONVERTER = "rollout.samples.convert_samples_to_train_data"
 INSTALL = "advantage.patch.install"
 
 NEEDS_INSTALL = (
-    *("policy_loss", "critic_updates", "lambda_critic", "lambda_policy", "actor_values", "critic_frozen"),
+    "policy_loss",
+    "critic_updates",
+    "lambda_critic",
+    "lambda_policy",
+    "actor_values",
+    "critic_frozen",
     "value_pretraining",
 )
 """Keys of the YAML that only `advantage.patch.install` puts into effect."""

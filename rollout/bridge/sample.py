@@ -145,7 +145,7 @@ def turn_sample(
     sample.reward, sample.session_id = turn.reward, session_of(turn.episode_id)
     sample.metadata = {"task_name": task_name, "episode_id": turn.episode_id, **turn_facts(turn)}
     action = turn.action_span[0] if turn.action_span else -1
-    anchor = anchor_of(turn.prompt.token_ids)
+    anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy())
     span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor, staleness)
     set_row(sample, TurnRow(segment, turn.index, TurnKind.TURN, turn.terminated, turn.truncated, (span,)))
     return sample

@@ -8,6 +8,7 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -217,5 +218,6 @@ def test_group_and_anchor_cross_in_the_turn_table() -> None:
 
 
 def test_equal_prompts_have_equal_anchors() -> None:
-    assert anchor_of([1, 2, 3]) == anchor_of([1, 2, 3]) != anchor_of([1, 2, 4])
-    assert 0 <= anchor_of([]) < 2**53
+    one, same, other, empty = (anchor_of(np.array(ids, np.int32)) for ids in ([1, 2, 3], [1, 2, 3], [1, 2, 4], []))
+    assert one == same != other
+    assert 0 <= empty < 2**53

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from advantage.errors import FlagError
 from advantage.policy_loss import check_dis, dis_loss, dis_metrics, finish_dis, install_dis
+from advantage.settings import AdvantageFlags
 
 LOW, HIGH = 0.3, 5.0
 
@@ -123,9 +125,7 @@ def test_metrics_by_staleness_are_those_of_each_staleness_alone() -> None:
     assert found["dis_stale1_share"] == 0 and "dis_stale1_ratio" not in found
 
 
-def given(**changes: Any) -> SimpleNamespace:
-    flags = {"use_rollout_logprobs": True, "use_tis": False, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
-    return SimpleNamespace(**{**flags, **changes})
+ALLOWED = AdvantageFlags(use_rollout_logprobs=True, eps_clip=0.3, eps_clip_high=5.0)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def given(**changes: Any) -> SimpleNamespace:
     ],
 )
 def test_flags_that_make_it_another_loss_are_refused(changes: dict[str, Any], said: str) -> None:
-    check_dis(given())
+    check_dis(ALLOWED)
     with pytest.raises(FlagError, match=said):
-        check_dis(given(**changes))
+        check_dis(replace(ALLOWED, **changes))
 
 
 def test_it_takes_the_place_of_the_frameworks_loss_and_adds_its_metrics() -> None:
@@ -154,6 +154,6 @@ def test_it_takes_the_place_of_the_frameworks_loss_and_adds_its_metrics() -> Non
     module = SimpleNamespace(compute_policy_loss=None, policy_loss_function=policy_loss_function)
     install_dis(module, lambda m, name, make: setattr(m, name, make(getattr(m, name))))
     batch = {"kl": -torch.tensor([0.1, 1.0, 2.0, 9.0]).log(), "advantages": torch.ones(4)}
-    loss, metrics = module.policy_loss_function(given(), batch, None, torch.mean)
+    loss, metrics = module.policy_loss_function(ALLOWED, batch, None, torch.mean)
     assert loss.item() == pytest.approx(-(1 + 2) / 4)
     assert metrics["pg_clipfrac"] == 0.5 and metrics["dis_masked_high_positive"] == 0.25

@@ -141,7 +141,7 @@ def test_mcp_tools_are_replayable_only_if_declared() -> None:
 @pytest.mark.parametrize(
     ("entries", "error", "words"),
     [
-        ([{"mcp": {"command": "no-such-server"}}], ConfigError, r"tools\[0\]\.mcp\.command: there is no program"),
+        ([{"mcp": {"command": "no-such-server"}}], ConfigError, r"tools\[0\]\.mcp\.command: program"),
         (
             [{"mcp": {"command": [sys.executable, "-m", "no_such"]}}],
             EnvironmentFault,

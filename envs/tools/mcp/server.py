@@ -72,7 +72,7 @@ class McpServer:
         """
         loop, words = mcp_loop(), self.settings.words
         if words and find_program(words[0]) is None:
-            raise ConfigError(f"mcp.command: there is no program {words[0]!r} beside this Python or in PATH")
+            raise ConfigError(f"mcp.command: program {words[0]!r} was not found next to this Python or in PATH")
         return asyncio.run_coroutine_threadsafe(self._offered(), loop).result()
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
