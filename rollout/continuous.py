@@ -36,18 +36,19 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     """Take the stream's next batch; the first call starts the stream."""
     runtime = await get_runtime(args)
     stream, turns = await _stream(runtime, source), runtime.flags.turns_per_batch
-    pending = min(stream.pending, turns)
-    with tqdm(total=turns, initial=pending, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
+    played = min(stream.pending, turns)
+    with tqdm(total=turns, initial=played, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
         stream.on_turn = progress.update
         async with full_gc_deferred():
             cut = await stream.next_batch(rollout_id)
+            pending = stream.pending  # before anything is awaited, because the slots play on
         stream.on_turn = lambda: None
     if runtime.flags.engine_leaves:
         await stream.pause()
     faults, load = stream.since_last_batch()
     stale = source.staleness(cut.segments, rollout_id)
     metrics = await asyncio.to_thread(batch_metrics, cut.segments, faults, load, stale)
-    metrics["rollout/turns_pending"] = float(stream.pending)
+    metrics["rollout/turns_pending"] = float(pending)
     return Batch(cut.segments, metrics, cut.slots, stale)
 
 
