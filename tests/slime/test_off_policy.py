@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags
+from tests.slime.cpu.altered_log_probs import EVERY
 from tests.slime.cpu.harness import Run
 
 pytestmark = pytest.mark.slow
@@ -55,3 +57,36 @@ def test_slimes_own_importance_sampling_works_with_the_advantages_of_turns(
     run.train()
     weights = logged(run, "train/tis")
     assert len(weights) == ROLLOUTS * 2 and all(0.5 < weight < 2.0 for weight in weights)
+
+
+@pytest.mark.parametrize("loss", ["dis", "ppo"])
+def test_dis_masks_exactly_the_tokens_whose_recorded_log_probs_are_wrong(
+    make_run: Callable[..., Run], engine: EngineServer, loss: str
+) -> None:
+    """PPO is the counter-test: it trains on some of these tokens."""
+    one_step = ("--num-rollout", "1", "--num-critic-only-steps", "0", "--global-batch-size", "16")
+    converter = ("--custom-convert-samples-to-train-data-path", "tests.slime.cpu.altered_log_probs.convert")
+    run = make_run(f"altered-{loss}", *engine_flags(engine), *one_step, *DIS, *converter, policy_loss=loss)
+    run.train()
+    (record,) = run.records("actor", 0)
+    reached = {True: 0, False: 0}
+    masked = 0.0
+    for batch, numbers in zip(record["batches"], record["data"]["micro_batch_indices"], strict=True):
+        start = 0
+        weights = batch["weights"].split(batch["response_lengths"])
+        for tokens, number, weight in zip(batch["tokens"], numbers, weights, strict=True):
+            n = len(weight)
+            gradient = batch["gradient"][start + len(tokens) - n - 1 : start + len(tokens) - 1]
+            altered = torch.arange(n) % EVERY == 0
+            masked += float(weight[altered].sum())
+            trained = record["data"]["loss_masks"][number].bool()
+            for changed in reached:
+                reached[changed] += int((gradient[trained & (altered == changed)] > 0).sum())
+            start += len(tokens)
+    assert reached[False] > 50
+    if loss == "ppo":
+        assert reached[True] > 5
+    else:
+        assert reached[True] == 0
+        turns = sum(s["metadata"]["kind"] == "turn" for s in run.samples(0))
+        assert logged(run, "train/pg_clipfrac") == pytest.approx([masked / turns], rel=1e-4)
