@@ -11,19 +11,17 @@ import copy
 import difflib
 import importlib
 import importlib.resources
-import random
 import re
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
 import yaml
 
 from envs.base import describe_task, read_env_settings
 from envs.command_game import MOST_CHARACTERS, clean_command
 from envs.errors import ConfigError, MissingDependencyError
+from envs.randomness import OwnRandomness
 from envs.text_game import Frame, GameSettings, TextGame
 from slime_verlog import Field
 
@@ -75,14 +73,14 @@ class Balrog(TextGame):
         self.family, self._name = find_task(task, self._config["tasks"])
         self.deterministic = self.family not in _NOT_DETERMINISTIC
         self._place_seed()
-        self._random = _Randomness(seed)
+        self._random = OwnRandomness(seed)
         self._env: Any = None
         self._steps = 0
 
     def start(self) -> Frame:
         self._close_env()
         # A new object per episode: Crafter counts the resets of one object and draws another world each time.
-        self._random = _Randomness(self.seed)
+        self._random = OwnRandomness(self.seed)
         with self._random.in_place():
             self._env = self._make()
             observation, _ = self._env.reset(seed=self.seed)
@@ -273,32 +271,3 @@ def _find(env: Any, name: str) -> Any:
             return getattr(env, name)
         env = getattr(env, "env", None)
     raise ConfigError(f"the environments of the installed BALROG have no {name}; {INSTALL}")
-
-
-class _Randomness:
-    """One environment's state of the process-wide random generators, which several environments share."""
-
-    _lock = threading.RLock()
-
-    def __init__(self, seed: int) -> None:
-        self._states: tuple[Any, Any] = (
-            random.Random(seed).getstate(),
-            np.random.RandomState(seed % 2**32).get_state(),
-        )
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Switch to this environment's states, then back to those of the process."""
-        with self._lock:
-            outside = (random.getstate(), np.random.get_state())
-            self._set(self._states)
-            try:
-                yield
-            finally:
-                self._states = (random.getstate(), np.random.get_state())
-                self._set(outside)
-
-    @staticmethod
-    def _set(states: tuple[Any, Any]) -> None:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
