@@ -53,6 +53,8 @@ ROWS = [
     Row("envs.babaisai", "goto_win", 1700),
     Row("envs.babaisai", "two_room-goto_win", 975),
     Row("envs.crafter", "default", 116, needs=("crafter",)),
+    Row("envs.sokoban", "two_boxes"),
+    Row("envs.sokoban", "four_boxes"),
     Row("envs.textworld", "treasure_hunter", 670, {"games": 2}, ("textworld",), "text-games", _COMMANDS),
     Row("envs.tools", "python", None, {"tools": "tests.envs.toolbox:add", **_ASKED}, ("jsonschema",), "tools", _ADD),
     Row(

@@ -74,6 +74,8 @@ CASES = [
     Case("envs.babaisai", "make_win-distr_obj", {"preset": "balrog", "vlm": True}, fuzzed_answers=1000),
     Case("envs.crafter", "default", {"max_steps": 300}, ("crafter",)),
     Case("envs.crafter", "default", {"max_steps": 40, "vlm": True}, ("crafter",), fuzzed_answers=200),
+    Case("envs.sokoban", "two_boxes", {"max_steps": 60}),
+    Case("envs.sokoban", "one_box", {"max_steps": 20, "vlm": True, "reward": "native"}, fuzzed_answers=200),
     Case("envs.textworld", "custom", {"max_steps": 40}, answers=_COMMANDS),
     Case(
         "envs.textworld",

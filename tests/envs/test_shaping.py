@@ -20,6 +20,7 @@ GAMES = [
     ("babaisai", "goto_win"),
     ("babaisai", "two_room-break_stop-goto_win"),
     ("babaisai", "make_win"),
+    ("sokoban", "one_box"),
     ("alfworld", "look_at_obj_in_light"),
 ]
 

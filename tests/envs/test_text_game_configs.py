@@ -17,7 +17,7 @@ from rollout.data_source import read_tasks
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
 
 
-@pytest.mark.parametrize("name", ["textworld", "alfworld", "balrog", "mixture"])
+@pytest.mark.parametrize("name", ["sokoban", "textworld", "alfworld", "balrog", "mixture"])
 def test_every_task_of_the_config_can_be_built(name: str) -> None:
     config = load_settings(SimpleNamespace(custom_config_path=str(CONFIGS / f"{name}.yaml")))
     tasks = [*read_tasks(config), *read_tasks(config, config.eval)]
@@ -29,7 +29,10 @@ def test_every_task_of_the_config_can_be_built(name: str) -> None:
             pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("name", ["alfworld", "babaisai", "babyai", "balrog", "crafter", "gymnasium_text", "textworld"])
+GAMES = ["alfworld", "babaisai", "babyai", "balrog", "crafter", "gymnasium_text", "sokoban", "textworld"]
+
+
+@pytest.mark.parametrize("name", GAMES)
 def test_every_game_exposes_documented_settings_with_two_presets(name: str) -> None:
     if name == "crafter":
         pytest.importorskip("crafter", reason="Crafter needs pip install 'slime-verlog[envs]'")

@@ -33,7 +33,13 @@ def export(folder: Path, name: str, *more: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("name", "package"),
-    [("babyai", "minigrid"), ("babaisai", "numpy"), ("crafter", "numpy"), ("textworld", "textworld")],
+    [
+        ("babyai", "minigrid"),
+        ("babaisai", "numpy"),
+        ("crafter", "numpy"),
+        ("sokoban", "numpy"),
+        ("textworld", "textworld"),
+    ],
 )
 def test_every_environment_with_a_scripted_player_gives_valid_rows(
     name: str, package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -16,13 +16,13 @@ from inspection.viewer.worlds import Worlds
 from tests.fixtures.played_episodes import record_episode
 
 pytest.importorskip("PIL", reason="pictures need Pillow")
-WORLDS = {"envs.babyai": "goto", "envs.babaisai": "goto_win", "envs.crafter": "default"}
+WORLDS = {"envs.babyai": "goto", "envs.babaisai": "goto_win", "envs.crafter": "default", "envs.sokoban": "one_box"}
 
 
 @pytest.fixture(params=WORLDS)
 def env_path(request: pytest.FixtureRequest) -> str:
     """The environments that draw themselves."""
-    if request.param != "envs.babaisai":
+    if request.param not in ("envs.babaisai", "envs.sokoban"):
         pytest.importorskip("crafter", reason="needs pip install 'slime-verlog[envs]'")
     return request.param
 

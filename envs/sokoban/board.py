@@ -1,0 +1,140 @@
+"""A room and the moves in it. Sets of cells are integers: cell (x, y) is bit y * width + x.
+
+The outermost cells of a room are walls, so shifting a set of floor cells by one cell never wraps around an edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from envs.errors import ConfigError
+
+DIRECTIONS: dict[str, tuple[int, int]] = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
+"""(dx, dy) of each move; y grows downwards."""
+
+SYMBOLS = {"ragen": "#_OX√PS", "xsb": "# .$*@+"}
+"""Symbols of wall, floor, target, box, box on a target, player and player on a target, in RAGEN and in level files."""
+
+
+class State(NamedTuple):
+    """What changes during an episode: the player's cell (an index) and the boxes' cells (a set)."""
+
+    player: int
+    boxes: int
+
+
+@dataclass(frozen=True)
+class Room:
+    """What stays: the size, and the sets of floor cells and of targets (which are floor, too)."""
+
+    width: int
+    height: int
+    floor: int
+    targets: int
+
+    @cached_property
+    def strides(self) -> dict[str, int]:
+        """How far each move shifts a cell's index."""
+        return {name: dy * self.width + dx for name, (dx, dy) in DIRECTIONS.items()}
+
+    @cached_property
+    def walls(self) -> int:
+        return (1 << self.width * self.height) - 1 & ~self.floor
+
+    @cached_property
+    def edge(self) -> int:
+        """The outermost cells."""
+        row, column = (1 << self.width) - 1, sum(1 << y * self.width for y in range(self.height))
+        return row | row << (self.height - 1) * self.width | column | column << self.width - 1
+
+    def move(self, state: State, direction: str) -> State:
+        """Go one step, pushing a box if there is one; the same state if a wall or a second box is in the way."""
+        stride = self.strides[direction]
+        ahead = state.player + stride
+        if not self.floor >> ahead & 1:
+            return state
+        if not state.boxes >> ahead & 1:
+            return State(ahead, state.boxes)
+        beyond = ahead + stride
+        if not (self.floor & ~state.boxes) >> beyond & 1:
+            return state
+        return State(ahead, state.boxes ^ (1 << ahead) ^ (1 << beyond))
+
+    def reach(self, state: State) -> int:
+        """The cells that the player can walk to without a push."""
+        return self.flood(1 << state.player, self.floor & ~state.boxes)
+
+    def flood(self, cells: int, free: int) -> int:
+        """All cells of `free` connected to `cells`."""
+        width = self.width
+        while True:
+            wider = (cells | cells << 1 | cells >> 1 | cells << width | cells >> width) & free
+            if wider == cells:
+                return cells
+            cells = wider
+
+    def placed(self, boxes: int) -> int:
+        """The number of boxes on targets."""
+        return (boxes & self.targets).bit_count()
+
+    def draw(self, state: State, symbols: str, gap: str = "") -> str:
+        """The room as text, one line per row; `symbols` are in the order of `SYMBOLS`."""
+        wall, floor, target, box, placed, player, player_on_target = symbols
+        cells = []
+        for cell in range(self.width * self.height):
+            on_target = self.targets >> cell & 1
+            if not self.floor >> cell & 1:
+                cells.append(wall)
+            elif cell == state.player:
+                cells.append(player_on_target if on_target else player)
+            elif state.boxes >> cell & 1:
+                cells.append(placed if on_target else box)
+            else:
+                cells.append(target if on_target else floor)
+        return "\n".join(gap.join(cells[y * self.width : (y + 1) * self.width]) for y in range(self.height))
+
+
+def shift(cells: int, stride: int) -> int:
+    """The set moved by `stride` cells."""
+    return cells << stride if stride > 0 else cells >> -stride
+
+
+def each(cells: int) -> Iterator[int]:
+    """The indexes of a set's cells, in ascending order."""
+    while cells:
+        lowest = cells & -cells
+        yield lowest.bit_length() - 1
+        cells ^= lowest
+
+
+def read_room(text: str, symbols: str = SYMBOLS["xsb"]) -> tuple[Room, State]:
+    """Read a level that was drawn with `symbols`; cells that the player can never reach are walls.
+
+    Raises:
+        ConfigError: an unknown symbol, not one player, not as many targets as boxes, or a gap in the outer wall.
+    """
+    rows = [row for row in text.splitlines() if row.strip()]
+    width, height = max(map(len, rows), default=0), len(rows)
+    found = dict.fromkeys(symbols, 0)
+    for y, row in enumerate(rows):
+        for x, symbol in enumerate(row):
+            if symbol not in found:
+                raise ConfigError(f"a Sokoban level has the symbol {symbol!r}; levels are written with {symbols!r}")
+            found[symbol] |= 1 << y * width + x
+    _, floor, target, box, placed, player, player_on_target = (found[symbol] for symbol in symbols)
+    players, boxes, targets = player | player_on_target, box | placed, target | placed | player_on_target
+    if players.bit_count() != 1 or not boxes or boxes.bit_count() != targets.bit_count():
+        raise ConfigError(
+            f"a Sokoban level has {players.bit_count()} players, {boxes.bit_count()} boxes and "
+            f"{targets.bit_count()} targets; it needs one player and as many targets as boxes"
+        )
+    room = Room(width, height, floor | players | boxes | targets, targets)
+    inside = room.flood(players, room.floor)
+    if inside & room.edge:
+        raise ConfigError("a Sokoban level has a gap in its outer wall; close it")
+    if (boxes | targets) & ~inside:
+        raise ConfigError("a Sokoban level has boxes or targets behind walls, where the player cannot go")
+    return Room(width, height, inside, targets), State(players.bit_length() - 1, boxes)

@@ -1,0 +1,188 @@
+"""The Sokoban episode: observations, rewards and endings.
+
+The symbols of the map are RAGEN's (or those of level files), and `reward: native` pays what gym-sokoban pays, which
+RAGEN trains on. Levels come from our own generator, so a seed gives other levels here than there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import model_validator
+
+from envs.base import describe_task, make_image, read_env_settings
+from envs.errors import ConfigError
+from envs.sokoban.board import SYMBOLS, Room, State
+from envs.sokoban.levels import Shape, find_shape, make_level, read_level
+from envs.sokoban.picture import draw_room
+from envs.sokoban.solver import Push, find_pushes, is_stuck, moves_of
+from envs.sokoban.thoughts import explain_pushes
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame
+from slime_verlog import Field
+
+ACTIONS = {
+    "up": "go one step up, and push the box if one stands there",
+    "down": "go one step down, and push the box if one stands there",
+    "left": "go one step to the left, and push the box if one stands there",
+    "right": "go one step to the right, and push the box if one stands there",
+    "stay": "stay where you are for this turn",
+}
+_MEANINGS = ("a wall", "floor", "a target", "a box", "a box on a target", "you", "you on a target")
+
+
+class SokobanSettings(GameSettings):
+    """Settings of Sokoban. The size and number of boxes are null by default: the task then sets them."""
+
+    width: int | None = Field(None, ge=4, le=20)
+    """Cells from left to right, outer walls included."""
+    height: int | None = Field(None, ge=4, le=20)
+    """Cells from top to bottom, outer walls included."""
+    boxes: int | None = Field(None, ge=1, le=8)
+    """Boxes, and targets."""
+    least_pushes: int | None = Field(None, ge=1)
+    """Use only levels whose solution, as the search finds it, has at least this many pushes."""
+    levels_path: str | None = None
+    """Text file in Boxoban's format, or folder of such files, whose levels are played instead of generated ones; the
+    seed chooses one, and the task may have any name."""
+    reward: Literal["sparse", "native"] = "sparse"
+    """`sparse`: 1 for solving the level. `native`: gym-sokoban's rewards: -0.1 per turn, 1 for a box pushed onto a
+    target, -1 for one pushed off, and 10 for solving the level."""
+    end_when_stuck: bool = False
+    """End the episode as a loss when a box can no longer reach a target. Most such positions are recognized."""
+    symbols: Literal["ragen", "xsb"] = "ragen"
+    """Symbols of the map: RAGEN's `#_OX√PS`, or those of level files, `# .$*@+`, each for wall, floor, target, box, box
+    on a target, player, player on a target."""
+    spaced: bool = False
+    """Put a space between the symbols of a row, so that a tokenizer does not join them into one token."""
+
+    @model_validator(mode="after")
+    def _check(self) -> SokobanSettings:
+        for key in ("width", "height", "boxes", "least_pushes"):
+            if self.levels_path is not None and getattr(self, key) is not None:
+                raise ConfigError(f"env.{key} shapes generated levels; remove it to play those of env.levels_path")
+        return self
+
+
+SETTINGS = SokobanSettings
+
+
+def build_env(sample: Any, args: Any) -> Sokoban:
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
+    task, seed = describe_task(sample)
+    return Sokoban(task, seed, read_env_settings(SokobanSettings, args))
+
+
+class Sokoban(TextGame):
+    """One Sokoban episode."""
+
+    settings: SokobanSettings
+    room: Room
+
+    template_path = Path(__file__).with_name("prompt.j2")
+    answer_format = ANSWER_FORMAT.replace("one allowed action", f"one of {', '.join(ACTIONS)}")
+    actions = ACTIONS
+    default_action = "stay"
+
+    def __init__(self, task: str, seed: int, settings: SokobanSettings) -> None:
+        super().__init__(settings)
+        self.task, self.seed = task, seed
+        self._written = read_level(settings.levels_path, seed) if settings.levels_path else None
+        # Levels of files get the limit of Boxoban's size.
+        self._shape = _shape_of("four_boxes" if self._written else task, settings)
+        self.max_steps = settings.max_steps or self._shape.max_steps
+        self._plans: dict[tuple[int, int], tuple[Push, ...] | None] = {}
+        self.state = State(0, 0)
+        self.steps = self._whole_way = 0
+
+    def start(self) -> Frame:
+        self.room, self.state = self._written or make_level(self._shape, self.seed)
+        self.steps = self._whole_way = 0
+        return self._frame("")
+
+    def play(self, action: str) -> Frame:
+        before = self.state
+        if action in self.room.strides:
+            self.state = self.room.move(before, action)
+        self.steps += 1
+        gained = self.room.placed(self.state.boxes) - self.room.placed(before.boxes)
+        solved = self.state.boxes == self.room.targets
+        native = gained + 10.0 * solved - 0.1
+        reward = native if self.settings.reward == "native" else float(solved)
+        return self._frame(_event(action, before, self.state), reward, solved)
+
+    def translate(self, candidate: str) -> str | None:
+        words = candidate.lower().strip(" .,!'\"`*[]").removeprefix("move ").removeprefix("push ").removeprefix("go ")
+        return words if words in ACTIONS else None
+
+    def advice(self) -> str:
+        """Return the next move of a plan that solves the level, or the default action if the search finds none."""
+        pushes = self._plan()
+        return moves_of(self.room, self.state, pushes[:1])[0] if pushes else self.default_action
+
+    def explain(self) -> str:
+        """Return the reasoning behind `advice`: how many pushes are left, and which box is next."""
+        return explain_pushes(self.room, self.state, self._plan())
+
+    def distance_left(self) -> float:
+        """Moves left, relative to those from the level's start; 1 if the search finds no way."""
+        pushes = self._plan()
+        moves = len(moves_of(self.room, self.state, pushes)) if pushes else 0
+        if not self._whole_way:
+            self._whole_way = max(1, moves)
+        return moves / self._whole_way if pushes is not None else 1.0
+
+    def render(self) -> np.ndarray:
+        """Draw the room as a uint8 array (32 * height, 32 * width, 3)."""
+        return draw_room(self.room, self.state)
+
+    def prompt_variables(self) -> dict[str, Any]:
+        legend = list(zip(SYMBOLS[self.settings.symbols], _MEANINGS, strict=True))
+        return {**super().prompt_variables(), "legend": legend, "picture_only": self.settings.vlm == "only"}
+
+    def _plan(self) -> tuple[Push, ...] | None:
+        """Pushes that solve the level from here. The rest of the plan is kept for the state after its first push."""
+        here = self.state.boxes, self.room.reach(self.state)
+        if here not in self._plans:
+            self._plans[here] = find_pushes(self.room, self.state)
+        pushes = self._plans[here]
+        if pushes:
+            cell, direction = pushes[0]
+            after = self.room.move(State(cell - self.room.strides[direction], self.state.boxes), direction)
+            self._plans.setdefault((after.boxes, self.room.reach(after)), pushes[1:])
+        return pushes
+
+    def _frame(self, event: str, reward: float = 0.0, solved: bool = False) -> Frame:
+        room, boxes = self.room, self.state.boxes
+        placed, total = room.placed(boxes), room.targets.bit_count()
+        stuck = is_stuck(room, boxes)
+        lost = stuck and self.settings.end_when_stuck
+        late = self.steps >= self.max_steps and not (solved or lost)
+        status = f"Boxes on targets: {placed} of {total}."
+        return Frame(
+            long_term=" ".join(filter(None, (event, status, "A box can no longer reach a target." if lost else ""))),
+            short_term=room.draw(self.state, SYMBOLS[self.settings.symbols], " " * self.settings.spaced),
+            reward=reward,
+            terminated=solved or lost,
+            truncated=late,
+            progression=placed / total,
+            image=make_image(draw_room(room, self.state)) if self.settings.vlm else None,
+            metrics={"boxes_on_targets": float(placed), "stuck": float(stuck)},
+        )
+
+
+def _shape_of(task: str, settings: SokobanSettings) -> Shape:
+    base = find_shape(task)
+    pick = lambda key: getattr(base, key) if getattr(settings, key) is None else getattr(settings, key)
+    return Shape(pick("width"), pick("height"), pick("boxes"), pick("least_pushes"), base.max_steps)
+
+
+def _event(action: str, before: State, after: State) -> str:
+    """What the turn did, in a sentence."""
+    if action == "stay":
+        return "You stayed."
+    way = action if action in ("up", "down") else f"to the {action}"
+    if after == before:
+        return f"You could not go {way}: something is in the way."
+    return f"You {'went' if after.boxes == before.boxes else 'pushed a box'} {way}."
