@@ -56,6 +56,7 @@ ROWS = [
     Row("envs.sokoban", "two_boxes"),
     Row("envs.sokoban", "four_boxes"),
     Row("envs.textworld", "treasure_hunter", 670, {"games": 2}, ("textworld",), "text-games", _COMMANDS),
+    Row("envs.textarena", "GuessTheNumber-v0", needs=("textarena",), extra="textarena", answers=("[1]", "[2]", "[3]")),
     Row("envs.tools", "python", None, {"tools": "tests.envs.toolbox:add", **_ASKED}, ("jsonschema",), "tools", _ADD),
     Row(
         "envs.tools",

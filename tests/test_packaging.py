@@ -39,6 +39,7 @@ INDIRECT = {
     "pytest-asyncio": "a pytest plugin",
     "pytest-xdist": "a pytest plugin",
     "ruff": "a command",
+    "textarena": "imported by name",
 }
 """Declared, but imported by no module of ours."""
 

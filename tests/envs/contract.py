@@ -36,6 +36,8 @@ class Case:
     """Sensible answers where the environment has no list of actions."""
     seeds_differ: bool = True
     fuzzed_answers: int = 5000
+    fuzzed_actions: tuple[str, ...] = ()
+    """What fuzzed answers name where the environment neither lists actions nor accepts its default one."""
 
     def __str__(self) -> str:
         return f"{self.module.removeprefix('envs.')}-{self.task}"
@@ -64,6 +66,8 @@ _SUMS = [{"question": f"What is {k} + {k}?", "answer": str(2 * k)} for k in rang
 _ANGLES = [{"problem": f"Find the angle beside {k}.", "answer": str(180 - k)} for k in range(9)]
 _TOOL_ANSWERS = ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "It is 4.")
 _CHORES = ("look", "inventory", "go to drawer 1", "go to shelf 1", "open drawer 1", "help")
+_SLIDES = ("[up]", "[down]", "[left]", "[right]")
+_CELLS = tuple(f"[{row} {column}]" for row in range(5) for column in range(5))
 _BALROG = "tests.envs.balrog_stand_in.as_env"
 
 CASES = [
@@ -83,6 +87,17 @@ CASES = [
         {"max_steps": 30, "admissible_commands": True, "reward": "dense"},
         answers=_COMMANDS,
         fuzzed_answers=200,
+    ),
+    Case("envs.textarena", "2048-v0", {"max_steps": 60}, (), _SLIDES, fuzzed_answers=500, fuzzed_actions=_SLIDES),
+    Case(
+        "envs.textarena",
+        "Minesweeper-v0-small",
+        {"invalid_moves_allowed": 3, "max_steps": 60},
+        (),
+        _CELLS,
+        seeds_differ=False,
+        fuzzed_answers=300,
+        fuzzed_actions=_CELLS,
     ),
     Case("envs.alfworld", "all", {"source": "demo", "max_steps": 10}, answers=_CHORES, fuzzed_answers=100),
     Case(_BALROG, "BabyAI-MixedTrainLocal-v0/goto", {"max_steps": 30}),
@@ -113,10 +128,10 @@ CASES = [
 ]
 
 
-def fuzz(env: BaseInteractionEnv, count: int, seed: int = 0) -> Iterator[str]:
+def fuzz(env: BaseInteractionEnv, count: int, seed: int = 0, named: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield `count` answers of every kind a model or a broken tokenizer may give, legal ones among them."""
     rng = random.Random(seed)
-    actions = list(env.actions) or [env.default_action]
+    actions = list(named or env.actions) or [env.default_action]
     for index in range(count):
         # A few huge ones are enough to see that nothing grows faster than their length.
         yield _huge(rng, actions) if index % 500 == 0 else rng.choice(_KINDS)(rng, actions)

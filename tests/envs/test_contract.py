@@ -107,7 +107,7 @@ def test_no_answer_is_an_exception_and_the_valid_ratio_is_counted(case: Case) ->
     env = case.build()
     env.reset()
     valid = 0
-    for answer in fuzz(env, case.fuzzed_answers):
+    for answer in fuzz(env, case.fuzzed_answers, named=case.fuzzed_actions):
         observation, done, info = env.step(answer)
         _check_info(env, info)
         assert isinstance(observation["obs_str"], str)

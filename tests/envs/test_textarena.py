@@ -1,0 +1,134 @@
+"""TextArena's games by id: what the model sees, rewards, invalid moves, seeds, and the games that are refused."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envs.errors import ConfigError, MissingDependencyError
+
+pytest.importorskip("textarena", reason="pip install -e '.[textarena]' enables this test")
+
+from envs.textarena import MOST_CHARACTERS, TextArena, build_env
+
+
+def make(task: str = "GuessTheNumber-v0", seed: int = 0, **env: Any) -> TextArena:
+    return build_env(SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env=env))
+
+
+def test_a_game_is_won_with_moves_in_its_own_form() -> None:
+    env = make()
+    env.reset()
+    assert "guess the number between 1 and 20" in env.instruction_prompt
+    low, high = 1, 20
+    for _ in range(6):
+        guess = (low + high) // 2
+        observation, done, info = env.step(f"THINK: the [middle].\nACTION: [{guess}]")
+        assert info["valid_action"] and info["executed_action"] == f"[{guess}]"
+        if done:
+            break
+        low, high = (guess + 1, high) if "higher" in observation["obs_str"] else (low, guess - 1)
+    assert (info["reward"], info["progression"], info["terminated"]) == (1.0, 1.0, True)
+    assert "Congratulations" in observation["obs_str"]
+
+
+def test_moves_without_brackets_get_them_and_the_board_is_shown_once() -> None:
+    env = make("TowerOfHanoi-v0")
+    assert "A: [3, 2, 1]" in env.reset()["text"]["short_term_context"]
+    observation, _, info = env.step("ACTION: A C")
+    assert info["valid_action"]
+    assert observation["text"]["long_term_context"] == "You moved disk 1 from A to C."
+    assert "C: [1]" in observation["text"]["short_term_context"]
+
+
+def test_an_invalid_move_costs_the_penalty_and_the_game_ends_after_as_many_as_allowed() -> None:
+    env = make("TowerOfHanoi-v0", invalid_moves_allowed=2)
+    before = env.reset()["text"]["short_term_context"]
+    for turn in range(3):
+        observation, done, info = env.step("ACTION: B A")
+        assert (info["valid_action"], info["reward"], info["executed_action"]) == (False, -0.1, "no move")
+        assert "empty tower" in observation["obs_str"] and done == (turn == 2)
+        assert observation["text"]["short_term_context"] == before
+
+
+def test_a_move_that_is_far_too_long_is_not_given_to_the_game() -> None:
+    env = make()
+    env.reset()
+    for _ in range(5):
+        observation, done, info = env.step("9" * (MOST_CHARACTERS + 1))
+        assert not done and not info["valid_action"] and "did not read it" in observation["obs_str"]
+
+
+def test_running_out_of_turns_is_truncation() -> None:
+    env = make("FrozenLake-v0", max_steps=2, invalid_moves_allowed=9)
+    env.reset()
+    _, _, first = env.step("nowhere")
+    _, done, info = env.step("nowhere")
+    assert not first["truncated"] and done and info["truncated"] and not info["terminated"]
+
+
+@pytest.mark.parametrize("task", ["2048-v0-ultra-easy", "Minesweeper-v0-small", "Sokoban-v0"])
+def test_episodes_depend_on_their_seed_alone_and_leave_the_generators_as_they_were(task: str) -> None:
+    def play(env: TextArena, disturb: bool) -> list[str]:
+        shown = [env.reset()["obs_str"]]
+        for turn, move in enumerate(("[up]", "[2 2]", "[left]", "[down]", "[0 0]", "[right]", "[up]")):
+            if disturb:
+                random.seed(turn)
+                np.random.seed(turn)
+            observation, done, _ = env.step(move)
+            shown.append(observation["obs_str"])
+            if done:
+                break
+        return shown
+
+    random.seed(5)
+    numbers = [random.random() for _ in range(2)]
+    random.seed(5)
+    first = play(make(task, 3, invalid_moves_allowed=9), disturb=False)
+    assert [random.random() for _ in range(2)] == numbers
+    assert play(make(task, 3, invalid_moves_allowed=9), disturb=True) == first
+    assert play(make(task, 4, invalid_moves_allowed=9), disturb=False) != first
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "sentence"),
+    [
+        ("GuesTheNumber-v0", ConfigError, "did you mean GuessTheNumber-v0"),
+        ("TicTacToe-v0", ConfigError, "TicTacToe-v0 is for several players.*choose a single-player game"),
+        ("PublicGoodsGame-v0", ConfigError, "is for several players"),
+        ("GuessWho-v0", ConfigError, "OPENROUTER_API_KEY"),
+    ],
+)
+def test_a_game_that_cannot_be_played_is_refused_in_one_sentence(
+    task: str, kind: type[Exception], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    with pytest.raises(kind, match=sentence):
+        make(task).reset()
+
+
+def test_missing_word_lists_are_named_and_not_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    import nltk
+
+    download = nltk.download
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    with pytest.raises(MissingDependencyError, match=r"Hangman-v0 needs NLTK's data 'words'.*nltk\.downloader words"):
+        make("Hangman-v0").reset()
+    assert nltk.download is download
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ({"vlm": True}, "env.vlm: TextArena's games have no pictures"),
+        ({"kwargs": {"size": 3}}, "cannot make GuessTheNumber-v0: TypeError.*size"),
+        ({"invalid_moves": 3}, "did you mean 'env.invalid_moves_allowed'"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_sentence(env: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        make(**env).reset()
