@@ -30,7 +30,7 @@ class Row:
     """One row of the table.
 
     `balrog` is BALROG's steps per CPU-second in the same task, if known. `answers` are played in environments without
-    a list of actions, which have no pictures either.
+    a list of actions, which have no pictures either. `pictures` says whether the others have.
     """
 
     module: str
@@ -40,10 +40,12 @@ class Row:
     needs: tuple[str, ...] = ()
     extra: str = "envs"
     answers: tuple[str, ...] = ()
+    pictures: bool = True
 
 
 _COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "open box", "take all")
 _ADD = ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',)
+_NETHACK = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
 _ASKED = {"data": [{"question": "?"}], "max_steps": 1000}
 _MCP_SERVER = str(Path(sys.path[0]) / "tests" / "fixtures" / "mcp_server.py")
 ROWS = [
@@ -57,6 +59,8 @@ ROWS = [
     Row("envs.sokoban", "four_boxes"),
     Row("envs.textworld", "treasure_hunter", 670, {"games": 2}, ("textworld",), "text-games", _COMMANDS),
     Row("envs.textarena", "GuessTheNumber-v0", needs=("textarena",), extra="textarena", answers=("[1]", "[2]", "[3]")),
+    Row("envs.gymnasium_text", "MiniHack-Room-5x5-v0", None, _NETHACK, ("minihack",), "nethack", pictures=False),
+    Row("envs.gymnasium_text", "NetHackScore-v0", None, _NETHACK, ("nle",), "nethack", pictures=False),
     Row("envs.tools", "python", None, {"tools": "tests.envs.toolbox:add", **_ASKED}, ("jsonschema",), "tools", _ADD),
     Row(
         "envs.tools",
@@ -130,7 +134,7 @@ def main() -> None:
             print(f"{name:<34}  needs {', '.join(missing)}; pip install 'slime-verlog[{row.extra}]'")
             continue
         text = measure(row, arguments.seconds)
-        drawn = "-" if row.answers else f"{measure(row, arguments.seconds, vlm=True).steps:,.0f}"
+        drawn = "-" if row.answers or not row.pictures else f"{measure(row, arguments.seconds, vlm=True).steps:,.0f}"
         balrog = f"{row.balrog:,.0f}" if row.balrog else "-"
         ratio = f"{text.steps / row.balrog:.1f} x" if row.balrog else "-"
         print(f"{name:<34}{text.steps:>14,.0f}{drawn:>15}{balrog:>9}{ratio:>9}{text.reset_ms:>11.2f}")

@@ -1,7 +1,9 @@
 """Adapter to any gymnasium environment whose observations can be put into text.
 
 In the YAML: `env: {id: MyGame-v0, kwargs: {...}}`, where `id` is a registered gymnasium id or the import path of
-a class or function (`my_package.my_module:MyEnv`, `my_env.py:MyEnv`). Actions must be Discrete or Text.
+a class or function (`my_package.my_module:MyEnv`, `my_env.py:MyEnv`). Actions must be Discrete or Text. The names of
+Discrete actions are read from the environment (`action_names` and other usual places) unless `env.actions` gives them;
+its mapping `action_aliases`, if there is one, holds other ways to write them.
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ class GymnasiumText(TextGame):
         self._read = _observation_reader(self.env, settings)
         self.actions, self._values = _name_actions(self.env, settings)
         self._by_words = {_words(name): name for name in self.actions}
+        self._aliases: Mapping[str, str] = _attribute(self.env, "action_aliases") or {}
         self.default_action = _choose_default(self.env, settings, self.actions)
         self.answer_format = ANSWER_FORMAT if self.actions else _FREE_ANSWER
         self.max_steps = settings.max_steps or getattr(self.env.spec, "max_episode_steps", None) or 0
@@ -91,7 +94,7 @@ class GymnasiumText(TextGame):
 
     def translate(self, candidate: str) -> str | None:
         if self.actions:
-            return self._by_words.get(_words(candidate))
+            return self._aliases.get(candidate) or self._by_words.get(_words(candidate))
         return candidate if candidate in self.env.action_space else None
 
     def prompt_variables(self) -> dict[str, Any]:
@@ -176,7 +179,7 @@ def _name_actions(
         return settings.actions or (), {}
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(f"{env} takes {space}; only Discrete and Text actions can be named in an answer")
-    names = settings.actions or _names_from(env, space.n) or [str(space.start + i) for i in range(space.n)]
+    names = settings.actions or _names_from(env, int(space.n)) or [str(space.start + i) for i in range(space.n)]
     if len(names) != space.n:
         raise ConfigError(f"env.actions names {len(names)} actions, but {env} has {space.n}; name all, in order")
     return names, {name: int(space.start) + place for place, name in enumerate(names)}
@@ -184,9 +187,8 @@ def _name_actions(
 
 def _names_from(env: gymnasium.Env, count: int) -> Mapping[str, str] | Sequence[str] | None:
     """Look for `count` action names where environments usually keep them: lists, mappings, enums, Atari's method."""
-    inner = env.unwrapped
     for attribute in _ACTION_ATTRIBUTES:
-        found: Any = getattr(inner, attribute, None)
+        found = _attribute(env, attribute)
         if attribute == "get_action_meanings" and callable(found):
             found = found()
         if isinstance(found, type) and issubclass(found, enum.Enum):
@@ -199,7 +201,7 @@ def _names_from(env: gymnasium.Env, count: int) -> Mapping[str, str] | Sequence[
 
 
 def _choose_default(env: gymnasium.Env, settings: GymnasiumSettings, names: Sequence[str] | Mapping[str, str]) -> str:
-    default = settings.default_action or getattr(env.unwrapped, "default_action", None) or next(iter(names), None)
+    default = settings.default_action or _attribute(env, "default_action") or next(iter(names), None)
     if default is None:
         raise ConfigError("env.default_action is needed with free text actions: it replaces an invalid answer")
     if names and default not in names:
@@ -207,6 +209,11 @@ def _choose_default(env: gymnasium.Env, settings: GymnasiumSettings, names: Sequ
     if not names and default not in env.action_space:
         raise ConfigError(f"env.default_action {default!r} does not fit the action space {env.action_space}")
     return default
+
+
+def _attribute(env: gymnasium.Env, name: str) -> Any:
+    """The attribute of the outermost wrapper that has it; None if there is none."""
+    return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 
 
 def _words(text: str) -> str:

@@ -33,6 +33,7 @@ INDIRECT = {
     "httpx": "slime and miles import it",
     "mcp-server-git": "a command",
     "mcp-server-time": "a command",
+    "minihack": "imported by name",
     "mkdocs": "a command; scripts/docs_site.py is its hook",
     "mkdocs-material": "the site's theme",
     "mkdocstrings-python": "a plugin of mkdocs",

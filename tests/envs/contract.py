@@ -68,6 +68,7 @@ _TOOL_ANSWERS = ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 _CHORES = ("look", "inventory", "go to drawer 1", "go to shelf 1", "open drawer 1", "help")
 _SLIDES = ("[up]", "[down]", "[left]", "[right]")
 _CELLS = tuple(f"[{row} {column}]" for row in range(5) for column in range(5))
+_NETHACK = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
 _BALROG = "tests.envs.balrog_stand_in.as_env"
 
 CASES = [
@@ -107,6 +108,14 @@ CASES = [
     Case("envs.balrog", "minihack/MiniHack-Corridor-R3-v0", {"max_steps": 40}, fuzzed_answers=300),
     Case("envs.balrog", "nle/NetHackChallenge-v0", {"max_steps": 60}, fuzzed_answers=500),
     Case("envs.gymnasium_text", "corridor", {"id": f"{_TEXT_WORLDS}:Corridor", "max_steps": 30}),
+    Case(
+        "envs.gymnasium_text",
+        "MiniHack-Corridor-R2-v0",
+        {**_NETHACK, "max_steps": 40},
+        ("minihack",),
+        fuzzed_answers=300,
+    ),
+    Case("envs.gymnasium_text", "NetHackScore-v0", {**_NETHACK, "max_steps": 60}, ("nle",), fuzzed_answers=500),
     Case("envs.geo3k", "angles", {"data": _ANGLES}, ("math_verify",), (r"\boxed{3}", "x"), fuzzed_answers=200),
     Case("envs.tools", "sums", {"tools": _TOOLS, "data": _SUMS, "max_steps": 5}, ("jsonschema",), _TOOL_ANSWERS),
     Case(

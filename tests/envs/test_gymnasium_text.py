@@ -165,3 +165,13 @@ def test_a_missing_package_of_the_environment_is_named() -> None:
 def test_an_observation_that_is_no_text_is_the_environments_fault() -> None:
     with pytest.raises(EnvironmentFault, match="as the text of an observation"):
         build(id=CORRIDOR, describe="builtins.len").reset()
+
+
+def test_names_and_aliases_of_actions_may_come_from_a_wrapper() -> None:
+    env = build_env_from("envs.gymnasium_text", {"task": "corridor", "seed": 0}, {"id": f"{WORLDS}:Keyed"})
+    env.reset()
+    assert list(env.actions) == ["step back", "step ahead", "wait"]
+    for answer, action in [("j", "step back"), ("k", "step ahead"), ("WAIT", "wait"), ("K", None)]:
+        env.reset()
+        info = env.step(answer)[2]
+        assert (info["executed_action"] if info["valid_action"] else None) == action

@@ -17,7 +17,7 @@ from rollout.data_source import read_tasks
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
 
 
-@pytest.mark.parametrize("name", ["sokoban", "textarena", "textworld", "alfworld", "balrog", "mixture"])
+@pytest.mark.parametrize("name", ["nethack", "sokoban", "textarena", "textworld", "alfworld", "balrog", "mixture"])
 def test_every_task_of_the_config_can_be_built(name: str) -> None:
     config = load_settings(SimpleNamespace(custom_config_path=str(CONFIGS / f"{name}.yaml")))
     tasks = [*read_tasks(config), *read_tasks(config, config.eval)]

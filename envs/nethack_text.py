@@ -1,0 +1,223 @@
+"""NetHack and MiniHack in words, for `envs.gymnasium_text`: `make` is its `env.id`, `describe` its `env.describe`.
+
+The text is our own: the message, then the screen, the status, the things in sight with their distance, and the
+inventory. BALROG's text needs its fork of NLE; `envs.balrog` plays it. The actions have the names that BALROG uses.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from envs.errors import ConfigError, MissingDependencyError
+from envs.loading import import_extra
+from envs.randomness import OwnRandomness
+
+_KEYS = ("blstats", "message", "screen_descriptions", "tty_chars", "inv_strs", "inv_letters")
+_DIRECTIONS = {"N": "north", "E": "east", "S": "south", "W": "west"}
+_DIRECTIONS |= {a + b: _DIRECTIONS[a] + _DIRECTIONS[b] for a in "NS" for b in "EW"}
+_EFFECTS = {
+    "more": "read on where the message ends with --More--",
+    "up": "climb the staircase that you stand on",
+    "down": "descend the staircase that you stand on",
+    "wait": "do nothing for one move",
+    "search": "look for hidden doors and traps next to you",
+    "kick": "kick something; the game then asks for a direction",
+    "open": "open a door; the game then asks for a direction",
+    "close": "close a door; the game then asks for a direction",
+    "eat": "eat something; the game then asks for its letter",
+    "apply": "use a tool; the game then asks for its letter",
+    "pickup": "pick up what lies here",
+    "wield": "take a weapon into your hands; the game then asks for its letter",
+    "wear": "put on armour; the game then asks for its letter",
+    "quaff": "drink a potion; the game then asks for its letter",
+    "read": "read a scroll; the game then asks for its letter",
+    "zap": "zap a wand; the game then asks for its letter",
+    "throw": "throw something; the game then asks for its letter and a direction",
+    "pray": "pray to your god",
+    "esc": "leave a menu or a question",
+}
+_HUNGER = ("satiated", "not hungry", "hungry", "weak from hunger", "fainting", "fainted", "starved")
+_BORING = frozenset(
+    {"", "stone", "dark part of a room", "floor of a room", "wall", "corridor", "lit corridor", "doorway", "solid rock"}
+)
+_MOST_THINGS = 25
+_DEEPEST = 50
+_GOALS = {
+    "Boxoban": "push each boulder (`) onto a fountain ({)",
+    "Boxohack": "push each boulder (`) onto a fountain ({)",
+    "MiniHack": "complete the level; where nothing else is asked for, reach the staircase down (>)",
+    "Staircase": "reach the staircase down (>)",
+    "Oracle": "find the Oracle and stand next to it",
+    "Gold": "collect as much gold ($) as you can",
+    "Eat": "eat as much as you can",
+    "Scout": "see as much of the dungeon as you can",
+}
+
+
+def make(
+    task: str,
+    *,
+    actions: Sequence[str] | None = None,
+    seeded: bool = True,
+    render_mode: str | None = None,
+    **kwargs: Any,
+) -> gymnasium.Env:
+    """Make the environment of a gymnasium id of NLE (`NetHackScore-v0`) or MiniHack (`MiniHack-Room-5x5-v0`).
+
+    Args:
+        actions: names of the actions to offer; null for the task's own.
+        seeded: whether episodes follow their seed. NetHackChallenge forbids it; set `env.deterministic: false` as well.
+        kwargs: keyword arguments of NLE or MiniHack, such as `character`.
+
+    Raises:
+        ConfigError: unknown task or action, or pictures were asked for.
+        MissingDependencyError: NLE or MiniHack is not installed.
+    """
+    if render_mode is not None:
+        raise ConfigError("env.vlm: NetHack is shown as text here; set it to false")
+    package = "minihack" if task.startswith("MiniHack") else "nle"
+    import_extra(package, "NetHack", "nethack")
+    if actions is not None:
+        kwargs["actions"] = _find_actions(actions)
+    try:
+        env = gymnasium.make(task, observation_keys=_KEYS, disable_env_checker=True, **kwargs)
+    except gymnasium.error.Error as error:
+        ids = [name for name in gymnasium.registry if name.startswith(("NetHack", "MiniHack"))]
+        near = difflib.get_close_matches(task, ids, n=3) or ["NetHackScore-v0", "MiniHack-Room-5x5-v0"]
+        raise ConfigError(f"NetHack has no task {task!r}; did you mean {' or '.join(near)}?") from error
+    except TypeError as error:
+        raise ConfigError(f"env.kwargs: {task} refuses them: {str(error).split(' was raised from')[0]}") from error
+    except ModuleNotFoundError as error:  # MiniHack's Boxoban levels are a download
+        raise MissingDependencyError(f"NetHack cannot make {task}: {error}") from error
+    return NetHackText(env, task, seeded)
+
+
+class NetHackText(gymnasium.Wrapper):
+    """NLE with named actions, seeds that decide the whole episode, endings told apart, and a measure of progress.
+
+    `info["progression"]` is 1 for a completed task. In tasks without an end it is the share of NetHack's 50 levels
+    that lie above the deepest level reached.
+    """
+
+    def __init__(self, env: gymnasium.Env, task: str, seeded: bool) -> None:
+        super().__init__(env)
+        self._task, self._seeded, self._depth = task, seeded, 1
+        self._random = OwnRandomness(0)
+        inner: Any = env.unwrapped
+        names = [_name(action) for action in inner.actions]
+        self.action_names = {name: _EFFECTS.get(name, "") for name in names}
+        keys = {chr(int(action)): name for action, name in zip(inner.actions, names, strict=True) if 32 < action < 127}
+        self.action_aliases = keys
+        self.default_action = next((name for name in ("esc", "wait", "search") if name in names), names[0])
+        self._completes = hasattr(inner.StepStatus, "TASK_SUCCESSFUL")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        inner: Any = self.env.unwrapped
+        self._random = OwnRandomness(seed or 0)
+        if self._seeded and seed is not None:
+            draw = random.Random(seed)
+            try:
+                inner.seed(core=draw.getrandbits(31), disp=draw.getrandbits(31), reseed=False)
+            except RuntimeError as error:
+                raise ConfigError(
+                    f"{self._task} cannot be seeded ({error}); play NetHackScore-v0, or set "
+                    "env.deterministic: false and env.kwargs: {seeded: false}"
+                ) from error
+        with self._random.in_place():
+            observation, info = self.env.reset(seed=seed)
+        self._depth = 1
+        goal = next((goal for word, goal in _GOALS.items() if word in self._task), "get as far and as deep as you can")
+        return observation, {**info, "mission": goal}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        with self._random.in_place():
+            observation, reward, done, late, info = self.env.step(action)
+        status = info["end_status"].name
+        self._depth = max(self._depth, int(observation["blstats"][12]))
+        deep = min(1.0, (self._depth - 1) / (_DEEPEST - 1))
+        progress = float(status == "TASK_SUCCESSFUL") if self._completes else deep
+        late = late or status == "ABORTED"
+        return observation, float(reward), done and not late, late, {**info, "progression": progress}
+
+
+def _name(action: Any) -> str:
+    """The name of an action, such as `north`, `far north`, `kick`; of text characters it is the character."""
+    kind = type(action).__name__
+    if kind.startswith("Compass"):
+        return "far " * kind.endswith("Longer") + _DIRECTIONS[action.name]
+    if kind == "TextCharacters":
+        return "space" if action.name == "SPACE" else chr(action)
+    return "turnundead" if action.name == "TURN" else action.name.lower()
+
+
+def _find_actions(names: Sequence[str]) -> tuple[Any, ...]:
+    from nle import nethack
+
+    known = {_name(action): action for action in nethack.ACTIONS}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1) or list(known)[:8]
+            raise ConfigError(f"env.kwargs.actions: NetHack has no action {name!r}; did you mean {' or '.join(near)}?")
+    return tuple(known[name] for name in names)
+
+
+def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Put one observation into BALROG's two parts: the message stays in the history, the rest is shown once."""
+    message = _text(observation["message"])
+    screen = [_text(row).rstrip() for row in observation["tty_chars"][1:-2]]
+    stats = [int(value) for value in observation["blstats"]]
+    parts = {
+        "screen": "\n".join(_crop(screen)),
+        "status": _status(stats),
+        "in sight": "\n".join(_things(observation["screen_descriptions"], stats[0], stats[1])),
+        "inventory": "\n".join(_inventory(observation["inv_letters"], observation["inv_strs"])),
+    }
+    shown = "\n\n".join(f"{name}:\n{text}" for name, text in parts.items() if text)
+    return {"long_term_context": f"message: {message or '(none)'}", "short_term_context": shown}
+
+
+def _text(row: np.ndarray) -> str:
+    return bytes(row).split(b"\0")[0].decode("latin-1").strip("\n") if row.any() else ""
+
+
+def _crop(rows: Sequence[str]) -> list[str]:
+    """The rows without empty ones above and below, and without the columns that are blank in all of them."""
+    filled = [place for place, row in enumerate(rows) if row]
+    if not filled:
+        return []
+    rows = rows[filled[0] : filled[-1] + 1]
+    margin = min(len(row) - len(row.lstrip()) for row in rows if row)
+    return [row[margin:] for row in rows]
+
+
+def _status(stats: Sequence[int]) -> str:
+    hunger = _HUNGER[stats[21]] if 0 <= stats[21] < len(_HUNGER) else ""
+    return (
+        f"hit points {stats[10]} of {stats[11]}, power {stats[14]} of {stats[15]}, armour class {stats[16]}, "
+        f"experience level {stats[18]}, dungeon level {stats[12]}, gold {stats[13]}, move {stats[20]}, {hunger}"
+    )
+
+
+def _things(descriptions: np.ndarray, x0: int, y0: int) -> Iterator[str]:
+    """The nearest things that are not walls or floor, with their offsets from the player at column x0, row y0."""
+    found = []
+    for y, x in np.argwhere(descriptions[:, :, 0] != 0):
+        name = _text(descriptions[y, x])
+        if name not in _BORING and (x, y) != (x0, y0):
+            found.append((max(abs(int(x) - x0), abs(int(y) - y0)), name, int(x) - x0, int(y) - y0))
+    for _, name, dx, dy in sorted(found)[:_MOST_THINGS]:
+        along = f"{abs(dy)} {'south' if dy > 0 else 'north'}" if dy else ""
+        across = f"{abs(dx)} {'east' if dx > 0 else 'west'}" if dx else ""
+        yield f"{name}: {', '.join(filter(None, (along, across)))}"
+
+
+def _inventory(letters: np.ndarray, names: np.ndarray) -> Iterator[str]:
+    for letter, name in zip(letters, names, strict=True):
+        if letter:
+            yield f"{chr(letter)}: {_text(name)}"
