@@ -4,7 +4,8 @@
 
 BALROG's figures come from its own code with its own settings, which render every step. They were measured on one
 machine, so the ratio is an order of magnitude. "with pictures" means that our environment also renders every step.
-The rows of envs.tools call the same tool as a Python function and on an MCP server, whose own CPU time is not counted.
+The rows of envs.tools call the same tool as a Python function and on an MCP server. The CPU time of that server, and of
+ScienceWorld's Java process, is not counted.
 """
 
 from __future__ import annotations
@@ -61,6 +62,13 @@ ROWS = [
     Row("envs.textarena", "GuessTheNumber-v0", needs=("textarena",), extra="textarena", answers=("[1]", "[2]", "[3]")),
     Row("envs.gymnasium_text", "MiniHack-Room-5x5-v0", None, _NETHACK, ("minihack",), "nethack", pictures=False),
     Row("envs.gymnasium_text", "NetHackScore-v0", None, _NETHACK, ("nle",), "nethack", pictures=False),
+    Row(
+        "envs.scienceworld",
+        "find-plant",
+        needs=("scienceworld",),
+        extra="scienceworld",
+        answers=("look around", "wait1"),
+    ),
     Row("envs.tools", "python", None, {"tools": "tests.envs.toolbox:add", **_ASKED}, ("jsonschema",), "tools", _ADD),
     Row(
         "envs.tools",

@@ -40,6 +40,7 @@ INDIRECT = {
     "pytest-asyncio": "a pytest plugin",
     "pytest-xdist": "a pytest plugin",
     "ruff": "a command",
+    "scienceworld": "imported by name",
     "textarena": "imported by name",
 }
 """Declared, but imported by no module of ours."""

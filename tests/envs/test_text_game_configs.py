@@ -29,7 +29,18 @@ def test_every_task_of_the_config_can_be_built(name: str) -> None:
             pytest.skip(str(error))
 
 
-GAMES = ["alfworld", "babaisai", "babyai", "balrog", "crafter", "gymnasium_text", "sokoban", "textarena", "textworld"]
+GAMES = [
+    "alfworld",
+    "babaisai",
+    "babyai",
+    "balrog",
+    "crafter",
+    "gymnasium_text",
+    "scienceworld",
+    "sokoban",
+    "textarena",
+    "textworld",
+]
 
 
 @pytest.mark.parametrize("name", GAMES)
