@@ -50,8 +50,8 @@ class GameSettings(Settings):
     prompt_template: str | None = None
     """Path of a Jinja file that replaces the built-in instruction."""
     shaping: float = Field(0.0, ge=0)
-    """Weight of a potential-based reward for getting closer to the goal; BabyAI, BabaIsAI, Sokoban and
-    ALFWorld support it."""
+    """Weight of a potential-based reward for getting closer to the goal; BabyAI, BabaIsAI, Sokoban and ALFWorld
+    support it."""
     shaping_gamma: float = Field(0.99, ge=0, le=1)
     """Discount of the shaping reward per turn; set it to the run's `gamma_step`."""
 
