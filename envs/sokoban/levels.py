@@ -13,8 +13,8 @@ from envs.errors import ConfigError
 from envs.sokoban.board import Room, State, each, read_room, shift
 from envs.sokoban.solver import find_pushes, moves_of, push_distances
 
-_MOST_DRAWS = 500
-_MOST_NODES = 4000
+_MOST_DRAWS = 3000
+_MOST_NODES = 2000
 _TURNING = 0.35
 """Chance that the walk which carves a room turns before a step."""
 
