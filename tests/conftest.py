@@ -42,6 +42,7 @@ SYSTEM_PACKAGES = {
     "bwrap": ("bubblewrap", "the SWE environment"),
     "git": ("git", "the SWE environment"),
     "cc": ("build-essential", "TextWorld and ALFWorld"),
+    "java": ("default-jre-headless", "ScienceWorld"),
 }
 """Programs that tests look for: the Debian package, and what is skipped without it."""
 
