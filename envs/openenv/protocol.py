@@ -1,0 +1,161 @@
+"""OpenEnv's WebSocket protocol, for clients and servers: addresses, frames and error codes.
+
+One WebSocket at `/ws` is one session with its own environment. The client sends one request and waits for its reply:
+
+    {"type": "reset", "data": {"seed": 7}}    {"type": "observation", "data": {"observation": {...}, "reward": 0.0,
+    {"type": "step", "data": {ACTION}}                                         "done": false}}
+    {"type": "state"}                         {"type": "state", "data": {...}}
+    {"type": "close"}                         no reply; the server ends the session
+    {"type": "mcp", "data": {JSON-RPC}}       {"type": "mcp", "data": {JSON-RPC}}
+
+A request that fails gets `{"type": "error", "data": {"message": ..., "code": ...}}`; the session stays open unless the
+code is one of `ENDS_SESSION`. A server that is full sends `CAPACITY_REACHED` before any request, and closes.
+Source: `openenv/core/env_server` (`types.py`, `http_server.py`, `mcp_types.py`) of the package openenv 0.10.0.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+SOCKET_PATH = "/ws"
+HEALTH_PATH = "/health"
+"""HTTP GET; `{"status": "healthy"}` once the server accepts sessions."""
+SCHEMA_PATH = "/schema"
+"""HTTP GET; `{"action": JSON schema, "observation": JSON schema, "state": JSON schema}`."""
+METADATA_PATH = "/metadata"
+"""HTTP GET; `{"name": ..., "description": ..., "version": ..., ...}`."""
+
+LIST_TOOLS = "list_tools"
+"""The action `{"type": "list_tools"}` of MCP environments: the observation's `tools` have `name`, `description` and
+`input_schema`."""
+CALL_TOOL = "call_tool"
+"""The action `{"type": "call_tool", "tool_name": ..., "arguments": {...}}`: the observation has `tool_name`, and
+`result` or `error` (`{"error_type": ..., "message": ...}`)."""
+
+
+_LARGEST_REWARD = sys.float_info.max
+
+
+class Request(StrEnum):
+    """Types of the frames that a client sends."""
+
+    RESET = "reset"
+    STEP = "step"
+    STATE = "state"
+    CLOSE = "close"
+    MCP = "mcp"
+
+
+class Reply(StrEnum):
+    """Types of the frames that a server sends."""
+
+    OBSERVATION = "observation"
+    STATE = "state"
+    ERROR = "error"
+    MCP = "mcp"
+
+
+class ErrorCode(StrEnum):
+    """`code` in the data of an error frame."""
+
+    INVALID_JSON = "INVALID_JSON"
+    """The request is not JSON."""
+    UNKNOWN_TYPE = "UNKNOWN_TYPE"
+    """There is no request of this type."""
+    VALIDATION_ERROR = "VALIDATION_ERROR"
+    """The action does not fit the server's schema; it was not executed."""
+    EXECUTION_ERROR = "EXECUTION_ERROR"
+    """The environment raised an exception."""
+    CAPACITY_REACHED = "CAPACITY_REACHED"
+    """All sessions of the server are taken; `data` has `active_sessions` and `max_sessions`."""
+    FACTORY_ERROR = "FACTORY_ERROR"
+    """The server could not make an environment."""
+    SESSION_ERROR = "SESSION_ERROR"
+    """The session broke."""
+
+
+ENDS_SESSION = frozenset({ErrorCode.CAPACITY_REACHED, ErrorCode.FACTORY_ERROR, ErrorCode.SESSION_ERROR})
+"""Errors after which the server closes the socket."""
+
+
+class MalformedFrameError(ValueError):
+    """A frame breaks the protocol; the text says how, in words that follow "the server sent"."""
+
+
+class ErrorReply(Exception):
+    """The server answered with an error frame."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        """An `ErrorCode`, or a text that this version does not know."""
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The data of an observation frame: what `reset` and `step` return."""
+
+    observation: Mapping[str, Any]
+    reward: float = 0.0
+    """0 where the server sent null."""
+    done: bool = False
+
+
+def write_request(kind: Request, data: Mapping[str, Any] | None = None) -> str:
+    """A request as the text of its frame; `state` and `close` have no data."""
+    return json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
+
+
+def read_outcome(frame: str | bytes) -> Outcome:
+    """Read the reply to `reset` or `step`.
+
+    Raises:
+        ErrorReply: it is an error frame.
+        MalformedFrameError: it is neither an observation nor an error, or a part has the wrong type.
+    """
+    kind, data = _read_frame(frame)
+    if kind == Reply.ERROR:
+        raise ErrorReply(str(data.get("code", "UNKNOWN")), str(data.get("message", "no message")))
+    if kind != Reply.OBSERVATION:
+        raise MalformedFrameError(f"a frame of type {kind!r:.60} where an observation was expected")
+    observation, reward, done = data.get("observation"), data.get("reward"), data.get("done", False)
+    if not isinstance(observation, Mapping):
+        raise MalformedFrameError(f"an observation that is not a mapping: {observation!r:.60}")
+    if type(done) is not bool:
+        raise MalformedFrameError(f"done={done!r:.60}, which is neither true nor false")
+    if not isinstance(reward, bool | int | float | None) or not abs(reward or 0) <= _LARGEST_REWARD:
+        raise MalformedFrameError(f"reward={reward!r:.60}, which is neither a finite number nor null")
+    return Outcome(observation, float(reward or 0), done)
+
+
+def _read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
+    try:
+        message = json.loads(frame)
+    except (ValueError, RecursionError) as error:
+        raise MalformedFrameError(f"a frame that is not JSON: {frame[:60]!r}") from error
+    data = message.get("data") if isinstance(message, Mapping) else None
+    if not isinstance(message, Mapping) or not isinstance(data, Mapping):
+        raise MalformedFrameError(f"a frame without type and data: {frame[:60]!r}")
+    return message.get("type"), data
+
+
+def server_address(url: str) -> tuple[str, str]:
+    """The addresses `(http://host[/path], ws://host[/path]/ws)` of a server, from its http, https, ws or wss URL.
+
+    Raises:
+        ValueError: it is not such a URL.
+    """
+    parts = urlsplit(url.strip())
+    schemes = {"http": ("http", "ws"), "ws": ("http", "ws"), "https": ("https", "wss"), "wss": ("https", "wss")}
+    if parts.scheme not in schemes or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
+    path = parts.path.rstrip("/").removesuffix(SOCKET_PATH)
+    web, socket = schemes[parts.scheme]
+    return urlunsplit((web, parts.netloc, path, "", "")), urlunsplit((socket, parts.netloc, path + SOCKET_PATH, "", ""))
