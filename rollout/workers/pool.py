@@ -206,7 +206,8 @@ class EnvSession:
                     self._pool.faults["observation_cut"] += 1
                 return reply
             except ReplayError as error:
-                failure = str(error)
+                cause = "" if failure == "not tried" else failure.partition("\n")[0] + "; "
+                failure = f"{cause}{error}"
                 break
             except (HostLostError, EnvironmentFault) as error:
                 failure = str(error)
