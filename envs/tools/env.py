@@ -144,7 +144,11 @@ class ToolEnv(BaseInteractionEnv):
         results = tuple((call.name, self._session.run(call, deadline)) for call in calls)
         reward = sum(result.reward for _, result in results)
         reward -= self.settings.tool_error_penalty * sum(result.failed for _, result in results)
-        return _Outcome(results, "", reward, executed=_written(calls), span=found.span)
+        return _Outcome(results, "", reward, ended=self.over(), executed=_written(calls), span=found.span)
+
+    def over(self) -> bool:
+        """Whether the episode has ended with the calls of this turn; a subclass may have other endings than answers."""
+        return False
 
     def _invalid(self, feedback: str) -> _Outcome:
         return _Outcome(feedback=encodable(feedback), valid=False, reward=-self.settings.format_penalty)

@@ -120,7 +120,7 @@ async def _call(server: McpServer, name: str, arguments: Mapping[str, Any]) -> T
     before = server.restarts
     result = await server.call(name, arguments)
     restarts = server.restarts - before
-    texts, images = _parts(result)
+    texts, images = parts_of(result)
     text = "\n".join(texts)
     failed = bool(result.get("isError"))
     return ToolResult(
@@ -128,22 +128,23 @@ async def _call(server: McpServer, name: str, arguments: Mapping[str, Any]) -> T
     )
 
 
-def _parts(result: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
-    """A result's texts, and its pictures as data URIs."""
+def parts_of(result: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
+    """A result's texts, and its pictures as data URIs; keys may be in the protocol's form or in Python's."""
     texts, images = [], []
     for part in result["content"]:
         match part["type"]:
             case "text":
                 texts.append(part["text"])
             case "image":
-                images.append(f"data:{part['mimeType']};base64,{part['data']}")
+                media = part.get("mimeType") or part["mime_type"]
+                images.append(f"data:{media};base64,{part['data']}")
             case "resource" if "text" in part["resource"]:
                 texts.append(part["resource"]["text"])
             case "resource_link":
                 texts.append(f"[resource {part['uri']}]")
             case kind:
                 texts.append(f"[{kind} left out]")
-    structured = result.get("structuredContent")
+    structured = result.get("structuredContent", result.get("structured_content"))
     if not result["content"] and structured is not None:
         texts.append(json.dumps(structured, ensure_ascii=False))
     return texts, tuple(images)
