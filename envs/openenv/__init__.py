@@ -1,1 +1,34 @@
-"""Environments of OpenEnv servers."""
+"""Environments of OpenEnv servers, over their WebSocket protocol and with the package websockets alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envs.base import BaseInteractionEnv, describe_task, read_env_settings
+from envs.openenv.game import OpenEnvGame
+from envs.openenv.schema import action_schema, is_mcp
+from envs.openenv.settings import OpenEnvSettings
+from envs.openenv.tools import OpenEnvTools
+
+__all__ = ["DEFAULT_TASK", "SETTINGS", "OpenEnvGame", "OpenEnvSettings", "OpenEnvTools", "build_env"]
+
+SETTINGS = OpenEnvSettings
+DEFAULT_TASK = "default"
+
+
+def build_env(sample: Any, args: Any) -> BaseInteractionEnv:
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`.
+
+    Asks a server for its schema, which decides whether the model acts or calls tools.
+
+    Raises:
+        ConfigError: a wrong setting, or one that does not fit the server's schema.
+        EnvironmentFault: no server answers, or its schema has changed since the first episode of this process.
+        MissingDependencyError: websockets is not installed, or jsonschema for tools.
+    """
+    task, seed = describe_task(sample)
+    settings = read_env_settings(OpenEnvSettings, args)
+    schema = action_schema(settings, seed)
+    if settings.action == "tools" or (settings.action == "auto" and is_mcp(schema)):
+        return OpenEnvTools(settings, task, seed)
+    return OpenEnvGame(schema, settings, task, seed)

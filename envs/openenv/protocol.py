@@ -40,6 +40,7 @@ CALL_TOOL = "call_tool"
 
 
 _LARGEST_REWARD = sys.float_info.max
+_LONGEST_MESSAGE = 500
 
 
 class Request(StrEnum):
@@ -122,7 +123,7 @@ def read_outcome(frame: str | bytes) -> Outcome:
     """
     kind, data = _read_frame(frame)
     if kind == Reply.ERROR:
-        raise ErrorReply(str(data.get("code", "UNKNOWN")), str(data.get("message", "no message")))
+        raise ErrorReply(str(data.get("code", "UNKNOWN")), _words_of(data))
     if kind != Reply.OBSERVATION:
         raise MalformedFrameError(f"a frame of type {kind!r:.60} where an observation was expected")
     observation, reward, done = data.get("observation"), data.get("reward"), data.get("done", False)
@@ -133,6 +134,17 @@ def read_outcome(frame: str | bytes) -> Outcome:
     if not isinstance(reward, bool | int | float | None) or not abs(reward or 0) <= _LARGEST_REWARD:
         raise MalformedFrameError(f"reward={reward!r:.60}, which is neither a finite number nor null")
     return Outcome(observation, float(reward or 0), done)
+
+
+def _words_of(error: Mapping[str, Any]) -> str:
+    """The message of an error and, after a validation error, what is wrong with which field."""
+    details = error.get("errors")
+    found = [
+        f"{'.'.join(map(str, part.get('loc') or ()))}: {part.get('msg')}"
+        for part in (details if isinstance(details, list) else ())
+        if isinstance(part, Mapping) and isinstance(part.get("loc"), list | None)
+    ]
+    return "; ".join(found)[:_LONGEST_MESSAGE] or str(error.get("message", "no message"))[:_LONGEST_MESSAGE]
 
 
 def _read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:

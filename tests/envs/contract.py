@@ -45,7 +45,8 @@ class Case:
     def build(self, seed: int = 3) -> BaseInteractionEnv:
         for name in self.needs:
             if importlib.util.find_spec(name) is None:
-                pytest.skip(f"{self.module} needs {name}; pip install 'slime-verlog[envs,mcp]' enables this test")
+                extras = "envs,mcp,openenv"
+                pytest.skip(f"{self.module} needs {name}; pip install 'slime-verlog[{extras}]' enables this test")
         try:
             return build_env_from(self.module, {"task": self.task, "seed": seed}, self.options)
         except MissingDependencyError as error:
@@ -63,8 +64,10 @@ _MCP_SERVER = str(Path(__file__).parents[1] / "fixtures" / "mcp_server.py")
 _TOOLS = ["tests.envs.toolbox:add", "tests.envs.toolbox:Counter"]
 _MCP = [{"mcp": {"command": [sys.executable, _MCP_SERVER], "include": ["add"], "deterministic": True}}]
 _SUMS = [{"question": f"What is {k} + {k}?", "answer": str(2 * k)} for k in range(9)]
+_OPENENV = "tests.envs.openenv_worlds"
 _ANGLES = [{"problem": f"Find the angle beside {k}.", "answer": str(180 - k)} for k in range(9)]
 _TOOL_ANSWERS = ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "It is 4.")
+_GUESSES = ('<tool_call>{"name": "guess", "arguments": {"number": 1}}</tool_call>', "I give up.")
 _CHORES = ("look", "inventory", "go to drawer 1", "go to shelf 1", "open drawer 1", "help")
 _SLIDES = ("[up]", "[down]", "[left]", "[right]")
 _CELLS = tuple(f"[{row} {column}]" for row in range(5) for column in range(5))
@@ -126,6 +129,8 @@ CASES = [
         _TOOL_ANSWERS,
         fuzzed_answers=300,
     ),
+    Case(_OPENENV, "guess", {"max_steps": 30, "default_action": "2"}, ("websockets",), ("1", "9"), fuzzed_answers=300),
+    Case(_OPENENV, "tools", {"max_steps": 6}, ("websockets",), _GUESSES, fuzzed_answers=200),
     Case("envs.gymnasium_text", "echo", {"id": f"{_TEXT_WORLDS}:Echo", "max_steps": 30}, answers=("hello", "end")),
     Case(
         "tests.envs.tiny_repository",

@@ -1,0 +1,144 @@
+"""Turns the text of an answer into an action, by the server's schema, a field's name or a function."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envs.errors import ConfigError, EnvironmentFault
+from envs.loading import load_attribute
+from envs.openenv.schema import fields_of
+from envs.openenv.session import RejectedError
+from envs.openenv.settings import OpenEnvSettings
+from envs.tools.calls import decode_whole, short
+
+_FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "integer": lambda value: type(value) is int,
+    "number": lambda value: type(value) in (int, float),
+    "boolean": lambda value: type(value) is bool,
+    "null": lambda value: value is None,
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+}
+
+
+@dataclass(frozen=True)
+class Actions:
+    """How answers become actions."""
+
+    read: Callable[[str], Mapping[str, Any]]
+    """From the answer's text to the action; raises `RejectedError`."""
+    names: Mapping[str, str] | Sequence[str] = ()
+    """All valid answers, if they can be listed."""
+    fields: tuple[str, ...] = ()
+    """One line per field for the prompt, if the answer is JSON."""
+
+
+def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Actions:
+    """How answers become actions under these settings.
+
+    Raises:
+        ConfigError: the action has no such field, or the import path leads nowhere.
+    """
+    fields, given = fields_of(schema), settings.action
+    if given == "auto":
+        free = {name: part for name, part in fields.items() if "const" not in part}
+        needed = [name for name in free if name in schema.get("required", ())]
+        target = next(iter(free)) if len(free) == 1 else needed[0] if len(needed) == 1 else None
+        names = _choices(free[target]) if target is not None and len(free) == 1 else ()
+        lines = tuple(_describe(name, part, name in needed) for name, part in free.items()) if len(free) > 1 else ()
+        return Actions(_Auto(fields, target), settings.actions or names, lines)
+    if "." in given or ":" in given:
+        return Actions(_Function(load_attribute(given, "env.action"), given), settings.actions or ())
+    if given not in fields:
+        near = difflib.get_close_matches(given, fields, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(fields) or 'none'}"
+        raise ConfigError(f"env.action: the server's action has no field {given!r}; {hint}")
+    read = lambda text: {**_constants(fields), given: _convert(given, text, fields[given])}
+    return Actions(read, settings.actions or _choices(fields[given]))
+
+
+@dataclass(frozen=True)
+class _Auto:
+    """JSON for all fields; other text for the target field."""
+
+    fields: Mapping[str, Mapping[str, Any]]
+    target: str | None
+
+    def __call__(self, text: str) -> dict[str, Any]:
+        body = _unfenced(text)
+        if body.startswith("{"):
+            value, error = decode_whole(body)
+            if not error and isinstance(value, dict) and set(value) <= {*self.fields, "metadata"}:
+                return {**_constants(self.fields), **value}
+        if self.target is None:
+            raise RejectedError(f"the answer is not a JSON object with the fields {', '.join(self.fields)}")
+        return {**_constants(self.fields), self.target: _convert(self.target, text, self.fields[self.target])}
+
+
+@dataclass(frozen=True)
+class _Function:
+    """The user's function."""
+
+    function: Callable[[str], Any]
+    path: str
+
+    def __call__(self, text: str) -> Mapping[str, Any]:
+        action = self.function(text)
+        if action is None:
+            raise RejectedError("the answer is not an action")
+        if not isinstance(action, Mapping):
+            raise EnvironmentFault(f"env.action: {self.path} returned {short(action)}, not a mapping or None")
+        return action
+
+
+def _constants(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: part["const"] for name, part in fields.items() if "const" in part}
+
+
+def _convert(name: str, text: str, schema: Mapping[str, Any]) -> Any:
+    """The text as a value of the field's type.
+
+    Raises:
+        RejectedError: it is not one.
+    """
+    choices = schema.get("enum")
+    if choices:
+        found = [choice for choice in choices if str(choice).lower() == text.strip().lower()]
+        if not found:
+            raise RejectedError(f"{name} must be one of {', '.join(map(str, choices))}")
+        return found[0]
+    kinds = _kinds(schema)
+    if not kinds or "string" in kinds:
+        return text
+    value, error = decode_whole(_unfenced(text))
+    if error or not any(_KINDS[kind](value) for kind in kinds if kind in _KINDS):
+        raise RejectedError(f"{name} must be of type {' or '.join(kinds)}, got {short(text)}")
+    return value
+
+
+def _kinds(schema: Mapping[str, Any]) -> list[str]:
+    """The JSON types that a field may have; empty for any."""
+    options = schema.get("anyOf") or schema.get("oneOf") or [schema]
+    kinds = [option.get("type", "string") for option in options if isinstance(option, Mapping)]
+    return [kind for part in kinds for kind in (part if isinstance(part, list) else [part])]
+
+
+def _choices(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(map(str, schema.get("enum") or ()))
+
+
+def _describe(name: str, schema: Mapping[str, Any], required: bool) -> str:
+    kind = f"one of {', '.join(_choices(schema))}" if "enum" in schema else " or ".join(_kinds(schema))
+    about = schema.get("description", "")
+    return f"{name} ({kind}{'' if required else ', optional'}){': ' * bool(about)}{about}"
+
+
+def _unfenced(text: str) -> str:
+    """The text without a code fence around it."""
+    found = _FENCED.fullmatch(text.strip())
+    return (found[1] if found else text).strip()

@@ -1,0 +1,174 @@
+"""An environment with one action per turn.
+
+An answer that the server refuses changes nothing there: the default action is sent instead or, without one, the last
+observation is shown again with the reason. Each refusal is a turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from envs.errors import EnvironmentFault
+from envs.loading import load_attribute
+from envs.openenv.actions import read_actions
+from envs.openenv.observations import encodable, make_reader, read_picture
+from envs.openenv.protocol import Outcome
+from envs.openenv.session import RejectedError, Session, open_session
+from envs.openenv.settings import OpenEnvSettings
+from envs.text_game import ANSWER_FORMAT, Frame, TextGame
+from envs.tools.calls import short
+
+PROMPT = Path(__file__).with_name("prompt.j2")
+Ending = Literal["terminated", "truncated"]
+
+
+class OpenEnvGame(TextGame):
+    """One episode on a server."""
+
+    template_path = PROMPT
+    settings: OpenEnvSettings
+
+    def __init__(self, schema: Mapping[str, Any], settings: OpenEnvSettings, task: str, seed: int) -> None:
+        super().__init__(settings)
+        self.task, self.seed, self.deterministic = task, seed, settings.deterministic
+        self._mapping = read_actions(settings, schema)
+        self.actions = self._mapping.names
+        self._sends_default = settings.default_action is not None or bool(self.actions)
+        self.default_action = settings.default_action or next(iter(self.actions), "nothing")
+        self.answer_format = _answer_format(bool(self.actions), bool(self._mapping.fields))
+        self.max_steps = settings.max_steps or 0
+        self._read = make_reader(settings)
+        self._ending = read_ending(settings)
+        self._session: Session | None = None
+
+    def start(self) -> Frame:
+        self.close()
+        self._steps, self._return = 0, 0.0
+        self._session, outcome = begin_episode(self.settings, self.seed)
+        with self._ended_by_errors():
+            return self._frame(outcome)
+
+    def attempt(self, candidate: str) -> tuple[str | None, Frame]:
+        self._steps += 1
+        with self._ended_by_errors():
+            try:
+                action = self.translate(candidate)
+                if action is None:
+                    raise RejectedError("the answer is none of the allowed actions")
+                return action, self._send(action)
+            except RejectedError as why:
+                return None, self.play(self.default_action) if self._sends_default else self._again(str(why))
+
+    def play(self, action: str) -> Frame:
+        try:
+            return self._send(action)
+        except RejectedError as error:
+            raise EnvironmentFault(f"the server refuses env.default_action {action!r}: {error}") from error
+
+    def translate(self, candidate: str) -> str | None:
+        if not self.actions:
+            return encodable((candidate, ""))[0]
+        return next((name for name in self.actions if name.lower() == candidate.strip().lower()), None)
+
+    def prompt_variables(self) -> dict[str, Any]:
+        variables = {"instruction": self.settings.instruction or "", "fields": list(self._mapping.fields)}
+        return {**super().prompt_variables(), **variables}
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session, self._running = None, False
+
+    @contextlib.contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        """End the session if anything is raised, so that its place on the server is free."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def _send(self, action: str) -> Frame:
+        assert self._session is not None
+        return self._frame(self._session.step(self._mapping.read(action)))
+
+    def _frame(self, outcome: Outcome) -> Frame:
+        """The frame of a reply; ends the session with the episode."""
+        self._return += outcome.reward
+        ending = self._ending(outcome) if outcome.done else None
+        out_of_time = 0 < self.max_steps <= self._steps
+        if ending or out_of_time:
+            self.close()
+        long_term, short_term = encodable(self._read(outcome.observation))
+        key = self.settings.picture
+        self._last = Frame(
+            long_term,
+            short_term,
+            outcome.reward,
+            terminated=ending == "terminated",
+            truncated=ending == "truncated" or (ending is None and out_of_time),
+            progression=min(max(self._return, 0.0), 1.0),
+            image=read_picture(outcome.observation, key) if key and self.settings.vlm else None,
+        )
+        return self._last
+
+    def _again(self, why: str) -> Frame:
+        """The last frame with the reason why nothing happened."""
+        out_of_time = 0 < self.max_steps <= self._steps
+        if out_of_time:
+            self.close()
+        last = self._last
+        note = f"Nothing was done: {why}."
+        return Frame(
+            f"{note}\n{last.long_term}",
+            last.short_term,
+            truncated=out_of_time,
+            progression=last.progression,
+            image=last.image,
+        )
+
+
+def begin_episode(
+    settings: OpenEnvSettings, seed: int, prepare: Callable[[Session], object] | None = None
+) -> tuple[Session, Outcome]:
+    """A session whose episode has begun; `prepare` sends requests before the reset.
+
+    Raises:
+        EnvironmentFault: as `open_session`.
+    """
+
+    def begin(session: Session) -> Outcome:
+        if prepare is not None:
+            prepare(session)
+        return session.reset({"seed": seed, **settings.reset})
+
+    return open_session(settings, seed, begin)
+
+
+def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:
+    """What `done` means.
+
+    Raises:
+        ConfigError: the import path leads nowhere.
+    """
+    given = settings.done_is
+    if given in ("terminated", "truncated"):
+        return lambda _: given
+    function = load_attribute(given, "env.done_is")
+
+    def ending(outcome: Outcome) -> Ending:
+        found = function(outcome.observation, outcome.reward)
+        if found not in ("terminated", "truncated"):
+            raise EnvironmentFault(f"env.done_is: {given} returned {short(found)}, not 'terminated' or 'truncated'")
+        return found
+
+    return ending
+
+
+def _answer_format(named: bool, structured: bool) -> str:
+    if named:
+        return ANSWER_FORMAT
+    return ANSWER_FORMAT.replace("one allowed action", "a JSON object" if structured else "what you do")

@@ -1,0 +1,233 @@
+"""One episode's session on an OpenEnv server, over one socket.
+
+Invariant: a session never reconnects. A server that was restarted accepts steps on a new socket without an error, but
+plays another game. A closed socket, a late reply or a frame that breaks the protocol therefore ends the session for
+good, with an `EnvironmentFault`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+from envs.errors import EnvironmentFault, MissingDependencyError
+from envs.openenv.protocol import (
+    ErrorCode,
+    ErrorReply,
+    MalformedFrameError,
+    Outcome,
+    Request,
+    read_outcome,
+    server_address,
+    write_request,
+)
+from envs.openenv.settings import OpenEnvSettings
+
+LARGEST_FRAME = 64 << 20
+"""Bytes of the largest reply; the server's own client allows 100 MiB."""
+LARGEST_REQUEST = 1 << 20
+"""Bytes of the largest action. Servers close the session at larger ones, each at its own limit."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+"""Pauses between two attempts to get a session from servers that are full."""
+CLOSE_S = 1.0
+"""Seconds that a server has to agree to a closed session."""
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_jitter = random.Random()
+T = TypeVar("T")
+
+
+class RejectedError(Exception):
+    """The answer is not a valid action; the text says why, for the model."""
+
+
+class ServerFullError(Exception):
+    """All sessions of the server are taken."""
+
+
+class Session:
+    """A connected socket. Every method but `close` raises `EnvironmentFault` once the session is lost."""
+
+    def __init__(self, url: str, settings: OpenEnvSettings) -> None:
+        """Connect.
+
+        Raises:
+            EnvironmentFault: nothing at this address speaks the protocol.
+            MissingDependencyError: the package websockets is not installed.
+        """
+        self.url, self.label = url, f"the OpenEnv server {url}"
+        self._settings = settings
+        self._socket: Any = _connect(url, settings)
+
+    def reset(self, arguments: Mapping[str, Any]) -> Outcome:
+        """Start the episode.
+
+        Raises:
+            ServerFullError: no session is free.
+            EnvironmentFault: as for the class, the server refuses, or the episode is over before it begins.
+        """
+        outcome = self.first(Request.RESET, arguments)
+        if outcome.done:
+            self._lose("says done in reply to a reset, so there is no episode")
+        return outcome
+
+    def first(self, kind: Request, data: Mapping[str, Any]) -> Outcome:
+        """A request that is not an answer of the model. Raises as `reset`."""
+        try:
+            return self._ask(kind, write_request(kind, data))
+        except ErrorReply as error:
+            if error.code == ErrorCode.CAPACITY_REACHED:
+                self.close()
+                raise ServerFullError(error.message) from error
+            self._lose(f"answered {kind} with {error}")
+
+    def step(self, action: Mapping[str, Any]) -> Outcome:
+        """Execute an action.
+
+        Raises:
+            RejectedError: the server refuses the action; the episode goes on.
+            EnvironmentFault: as for the class, or the environment raised an exception.
+        """
+        frame = write_request(Request.STEP, action)
+        if len(frame) > LARGEST_REQUEST:
+            raise RejectedError("the answer is too long")
+        rejections = {ErrorCode.VALIDATION_ERROR}
+        if self._settings.execution_error == "invalid":
+            rejections.add(ErrorCode.EXECUTION_ERROR)
+        try:
+            return self._ask(Request.STEP, frame)
+        except ErrorReply as error:
+            if error.code in rejections:
+                raise RejectedError(error.message) from error
+            self._lose(f"answered step with {error}")
+
+    def close(self) -> None:
+        """End the session, so that its place on the server is free; may be called twice."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            with contextlib.suppress(OSError, _closed_error()):
+                socket.send(write_request(Request.CLOSE))
+            socket.close()
+
+    def _ask(self, kind: Request, frame: str) -> Outcome:
+        """Send a request and wait for its reply.
+
+        Raises:
+            ErrorReply: the reply is an error.
+        """
+        socket, seconds = self._socket, self._settings.step_timeout_s
+        if socket is None:
+            raise EnvironmentFault(f"the session on {self.label} has ended, and its game is lost")
+        try:
+            early = _received(socket)
+            if early is not None:
+                read_outcome(early)  # a server that is full or broken says so before it is asked
+                raise MalformedFrameError("a second reply to one request")
+            with contextlib.suppress(_closed_error()):  # `recv` raises it again, after replies that came before
+                socket.send(frame)
+            return read_outcome(socket.recv(timeout=seconds))
+        except TimeoutError:
+            self._lose(f"did not answer {kind} within {seconds:g} s (env.step_timeout_s)")
+        except MalformedFrameError as error:
+            self._lose(f"sent {error}")
+        except _closed_error() as error:
+            self._lose(f"closed the connection, and the game is lost ({error})")
+
+    def _lose(self, why: str) -> NoReturn:
+        self.close()
+        raise EnvironmentFault(f"{self.label} {why}")
+
+
+def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session], T]) -> tuple[Session, T]:
+    """A session on one of the servers, chosen by the seed, and what `begin` returned for it.
+
+    If the server is full or cannot be reached, the next one is tried; if all are full, again after a pause.
+
+    Args:
+        begin: sends the first requests.
+
+    Raises:
+        EnvironmentFault: no server can be reached, none was free within `capacity_timeout_s`, or raised by `begin`.
+    """
+    deadline, pause = time.monotonic() + settings.capacity_timeout_s, FIRST_PAUSE_S
+    while True:
+        full: ServerFullError | None = None
+        lost: EnvironmentFault | None = None
+        for url in spread(settings.urls, seed):
+            try:
+                session = Session(url, settings)
+            except EnvironmentFault as error:
+                lost = error
+                continue
+            try:
+                return session, begin(session)
+            except ServerFullError as error:
+                full = error
+            except BaseException:
+                session.close()
+                raise
+        if full is None:
+            raise lost or EnvironmentFault("env.url is empty")
+        if time.monotonic() >= deadline:
+            raise EnvironmentFault(
+                f"no session of {', '.join(settings.urls)} became free within {settings.capacity_timeout_s:g} s "
+                f"(env.capacity_timeout_s): {full}; allow three sessions per slot (n_env), often with the server's "
+                "variable MAX_CONCURRENT_ENVS, or lower n_env"
+            )
+        time.sleep(min(pause * _jitter.uniform(0.5, 1.0), max(deadline - time.monotonic(), 0.0)))
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def spread(urls: tuple[str, ...], seed: int) -> Iterator[str]:
+    """All servers, beginning with the one whose turn it is."""
+    first = seed % len(urls)
+    yield from (*urls[first:], *urls[:first])
+
+
+def is_local(url: str) -> bool:
+    """Whether the server runs on this machine, where proxies must not be used."""
+    return urlsplit(url).hostname in _LOCAL
+
+
+def _connect(url: str, settings: OpenEnvSettings) -> Any:
+    try:
+        from websockets.exceptions import InvalidHandshake, InvalidURI
+        from websockets.sync.client import connect
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "OpenEnv servers need the package websockets; install it with: pip install 'slime-verlog[openenv]'"
+        ) from error
+    seconds = settings.connect_timeout_s
+    try:
+        connecting = connect(
+            server_address(url)[1],
+            additional_headers=settings.headers,
+            compression=None,
+            proxy=None if is_local(url) else True,
+            open_timeout=seconds,
+            ping_timeout=None,  # `step_timeout_s` decides; a server may be busy with one long step
+            close_timeout=CLOSE_S,
+            max_size=LARGEST_FRAME,
+        )
+        return contextlib.ExitStack().enter_context(connecting)  # from websockets 17 on, only this gives a connection
+    except TimeoutError as error:
+        raise EnvironmentFault(f"{url} did not connect within {seconds:g} s (env.connect_timeout_s)") from error
+    except (OSError, InvalidHandshake, InvalidURI) as error:
+        raise EnvironmentFault(f"no OpenEnv server answers at {url} ({error}); start it, or correct env.url") from error
+
+
+def _received(socket: Any) -> str | bytes | None:
+    """A frame that is already here; None if there is none."""
+    try:
+        return socket.recv(timeout=0)
+    except TimeoutError:
+        return None
+
+
+def _closed_error() -> type[Exception]:
+    from websockets.exceptions import ConnectionClosed
+
+    return ConnectionClosed

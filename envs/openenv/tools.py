@@ -1,0 +1,170 @@
+"""An MCP environment: the model calls its tools, and every call is a step on the server."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from envs.base import Observation, StepInfo
+from envs.errors import ConfigError, EnvironmentFault
+from envs.openenv.game import begin_episode, read_ending
+from envs.openenv.observations import encodable, make_reader
+from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome, Request
+from envs.openenv.schema import check_unchanged, first_seen
+from envs.openenv.session import RejectedError, Session, open_session
+from envs.openenv.settings import OpenEnvSettings
+from envs.questions import Question
+from envs.tools.base import ToolSpec
+from envs.tools.calls import short
+from envs.tools.env import ToolEnv
+from envs.tools.mcp.tools import parts_of
+from envs.tools.results import ToolResult, read_result
+from envs.tools.schema import ArgumentCheck, check_schema
+from envs.tools.settings import ToolSettings
+
+EMPTY = "The episode begins."
+"""Shown where the first observation has no text."""
+UNLIMITED_STEPS = 1000
+"""Turns of an episode with `max_steps: null`."""
+_WHAT = "tools"
+_GRACE_S = 5.0
+_UNUSED = ("actions", "default_action", "vlm", "binary_reward")
+
+
+class OpenEnvTools(ToolEnv):
+    """One episode on a server. It ends when the server says so, or with an answer that calls no tool."""
+
+    def __init__(self, settings: OpenEnvSettings, task: str, seed: int) -> None:
+        useless = [key for key in _UNUSED if getattr(settings, key)]
+        if useless:
+            raise ConfigError(f"env.{useless[0]}: the server offers tools, which it does not apply to; remove it")
+        self._server = settings
+        self._game: Session | None = None
+        self._ended: str | None = None
+        self._earned = 0.0
+        self._read, self._ending = make_reader(settings), read_ending(settings)
+        specs = [self._spec(tool) for tool in _known_tools(settings, seed)]
+        super().__init__(Question(""), specs, _tool_settings(settings), task, seed)
+
+    def reset(self) -> Observation:
+        self.close()
+        session, outcome = begin_episode(self._server, self.seed, lambda session: _list_tools(session, self._server))
+        self._ended, self._earned = None, 0.0
+        try:
+            text = "\n".join(filter(None, encodable(self._read(outcome.observation)))) or EMPTY
+            self.question, self.mission = Question(text), text
+            observation = super().reset()
+        except BaseException:
+            session.close()
+            raise
+        self._game = session
+        return observation
+
+    def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
+        observation, done, info = super().step(response_text)
+        info["progression"] = min(max(self._earned, 0.0), 1.0)
+        if self._ended == "truncated":
+            info["terminated"], info["truncated"] = False, True
+        return observation, done, info
+
+    def over(self) -> bool:
+        return self._ended is not None
+
+    def close(self) -> None:
+        if self._game is not None:
+            self._game.close()
+            self._game = None
+        super().close()
+
+    def _spec(self, tool: Mapping[str, Any]) -> ToolSpec:
+        name, label = tool["name"], f"the OpenEnv server {self._server.urls[0]}"
+        described = {
+            "name": name,
+            "description": (tool.get("description") or "").strip() or name,
+            "parameters": tool["input_schema"],
+        }
+        schema = check_schema(described, label)
+        return ToolSpec(name, schema, ArgumentCheck(schema), functools.partial(self._call, name), source=label)
+
+    def _call(self, tool: str, /, **arguments: Any) -> ToolResult:
+        if self._ended is not None:
+            return _failed("the episode is over, so the tool was not called")
+        assert self._game is not None
+        try:
+            outcome = self._game.step({"type": CALL_TOOL, "tool_name": tool, "arguments": arguments})
+        except RejectedError as error:
+            return _failed(str(error))
+        self._earned += outcome.reward
+        if outcome.done:
+            self._ended = self._ending(outcome)
+        return self._result(outcome)
+
+    def _result(self, outcome: Outcome) -> ToolResult:
+        observation, reward = outcome.observation, outcome.reward
+        error, result = observation.get("error"), observation.get("result")
+        if error:
+            words = error.get("message") if isinstance(error, Mapping) else error
+            return _failed(str(words), reward)
+        if isinstance(result, Mapping) and isinstance(result.get("content"), list):
+            try:
+                texts, images = parts_of(result)
+            except (KeyError, TypeError, AttributeError) as problem:
+                raise EnvironmentFault(f"the server sent a result that is not MCP's: {short(result)}") from problem
+            text, failed = "\n".join(texts), bool(result.get("is_error"))
+            return ToolResult(f"error: {text}" if failed else text, images, reward, failed=failed)
+        if "result" not in observation:
+            return ToolResult("\n".join(filter(None, self._read(observation))), reward=reward)
+        return replace(read_result(result, self.settings), reward=reward)
+
+
+def _failed(why: str, reward: float = 0.0) -> ToolResult:
+    return ToolResult(f"error: {why}", reward=reward, failed=True)
+
+
+def _known_tools(settings: OpenEnvSettings, seed: int) -> Sequence[Mapping[str, Any]]:
+    """The tools that this process saw first; asks a server if it has not seen any."""
+    known = first_seen(_WHAT, settings)
+    if known is None:
+        session, known = open_session(settings, seed, lambda session: _list_tools(session, settings))
+        session.close()
+    return known
+
+
+def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping[str, Any]]:
+    """The server's tools. They are listed before the reset, so that this does not count as a step of the episode.
+
+    Raises:
+        ServerFullError: no session is free.
+        EnvironmentFault: there are none, they have another form than MCP's, or they have changed.
+    """
+    tools = session.first(Request.STEP, {"type": LIST_TOOLS}).observation.get("tools")
+    if not isinstance(tools, list) or not tools or not all(map(_is_tool, tools)):
+        raise EnvironmentFault(f"{session.label} was asked for its tools and sent {short(tools)}")
+    check_unchanged(_WHAT, tools, settings, session.url)
+    return tools
+
+
+def _is_tool(tool: Any) -> bool:
+    return (
+        isinstance(tool, Mapping)
+        and isinstance(tool.get("name"), str)
+        and isinstance(tool.get("input_schema"), Mapping)
+        and isinstance(tool.get("description"), str | None)
+    )
+
+
+def _tool_settings(settings: OpenEnvSettings) -> ToolSettings:
+    call_s = settings.step_timeout_s + _GRACE_S  # the session's own time-out comes first, since it is a fault
+    return ToolSettings(
+        instruction=settings.instruction,
+        prompt_template=settings.prompt_template,
+        tools_in=settings.tools_in,
+        max_steps=settings.max_steps or UNLIMITED_STEPS,
+        max_calls=settings.max_calls,
+        timeout_s=call_s,
+        turn_timeout_s=call_s * settings.max_calls,
+        format_penalty=settings.format_penalty,
+        deterministic=settings.deterministic,
+    )
