@@ -4,18 +4,20 @@
 
 BALROG's figures come from its own code with its own settings, which render every step. They were measured on one
 machine, so the ratio is an order of magnitude. "with pictures" means that our environment also renders every step.
-The rows of envs.tools call the same tool as a Python function and on an MCP server. The CPU time of that server, and of
-ScienceWorld's Java process, is not counted.
+The rows of envs.tools call the same tool as a Python function and on an MCP server. The CPU time of that server, of
+the OpenEnv server and of ScienceWorld's Java process is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import random
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,8 @@ class Row:
     """One row of the table.
 
     `balrog` is BALROG's steps per CPU-second in the same task, if known. `answers` are played in environments without
-    a list of actions, which have no pictures either. `pictures` says whether the others have.
+    a list of actions, which have no pictures either. `pictures` says whether the others have. `server` is the command
+    of a server that prints its URL.
     """
 
     module: str
@@ -42,6 +45,7 @@ class Row:
     extra: str = "envs"
     answers: tuple[str, ...] = ()
     pictures: bool = True
+    server: tuple[str, ...] = ()
 
 
 _COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "open box", "take all")
@@ -79,6 +83,16 @@ ROWS = [
         "mcp",
         _ADD,
     ),
+    Row(
+        "envs.openenv",
+        "guess",
+        None,
+        {"max_steps": 1000},
+        ("websockets",),
+        "openenv",
+        ("1",),
+        server=("-m", "tests.fixtures.openenv_server", "guess", "0"),
+    ),
 ]
 
 
@@ -88,6 +102,21 @@ class Speed:
 
     steps: float
     reset_ms: float
+
+
+@contextlib.contextmanager
+def served(row: Row) -> Iterator[dict[str, str]]:
+    """Options of the row's environment that name its server, if it has one; the server runs meanwhile."""
+    if not row.server:
+        yield {}
+        return
+    command = [sys.executable, *row.server]
+    with subprocess.Popen(command, cwd=sys.path[0], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield {"url": process.stdout.readline().strip()}
+        finally:
+            process.kill()
 
 
 def measure(row: Row, seconds: float, **options: Any) -> Speed:
@@ -141,8 +170,9 @@ def main() -> None:
         if missing:
             print(f"{name:<34}  needs {', '.join(missing)}; pip install 'slime-verlog[{row.extra}]'")
             continue
-        text = measure(row, arguments.seconds)
         drawn = "-" if row.answers or not row.pictures else f"{measure(row, arguments.seconds, vlm=True).steps:,.0f}"
+        with served(row) as options:
+            text = measure(row, arguments.seconds, **options)
         balrog = f"{row.balrog:,.0f}" if row.balrog else "-"
         ratio = f"{text.steps / row.balrog:.1f} x" if row.balrog else "-"
         print(f"{name:<34}{text.steps:>14,.0f}{drawn:>15}{balrog:>9}{ratio:>9}{text.reset_ms:>11.2f}")
