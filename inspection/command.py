@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from slime_verlog import command
 
@@ -22,7 +23,13 @@ PARTS = {
     "report": "what the answers show before training: diversity, reasoning, valid actions, failures",
     "view": "write episodes as one HTML page",
     "train": "train a small policy on this machine, in any text environment",
+    "serve-env": "serve environments to other trainers, as an OpenEnv server",
 }
+
+
+def module_of(part: str) -> ModuleType:
+    """The module of a part."""
+    return importlib.import_module(f"inspection.{part.replace('-', '_')}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -32,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
     chosen = next((word for word in given if not word.startswith("-")), None)
     for name, text in PARTS.items():
-        module = importlib.import_module(f"inspection.{name}") if name == chosen else None
+        module = module_of(name) if name == chosen else None
         description = module.__doc__ if module else None
         part = parts.add_parser(
             name, help=text, description=description, formatter_class=argparse.RawDescriptionHelpFormatter

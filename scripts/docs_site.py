@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import re
 import sys
 import textwrap
@@ -65,7 +64,9 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 def _command(name: str) -> str:
     """What a part's docstring says, its usage, and a table of its options."""
-    module = importlib.import_module(f"inspection.{name}")
+    from inspection.command import module_of
+
+    module = module_of(name)
     parser = argparse.ArgumentParser(prog=f"slime-verlog {name}", add_help=False)
     module.add_arguments(parser)
     usage = textwrap.fill(" ".join(parser.format_usage().removeprefix("usage: ").split()), 100)

@@ -9,12 +9,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from inspection.command import PARTS
+from inspection.command import PARTS, module_of
 from tests.scripts.conftest import recorded_flags
 from tests.test_docs import DOCUMENTS, REPOSITORY
 
@@ -30,7 +29,7 @@ RUN_BY = {
     r"bash scripts/run_\w+\.sh --flat": "tests/scripts/test_flat.py",
     r"python -m inspection\.demonstrations .*": "tests/inspection/test_demonstrations.py",
     r"python -m envs\.swe\.validate .*": "tests/envs/test_swe_validate.py",
-    r"slime-verlog (--help|check|play|evaluate|compare|report|view|train).*": "tests/test_docs_commands.py",
+    r"slime-verlog (--help|check|play|evaluate|compare|report|view|train|serve-env|export).*": "tests/test_docs_commands.py",
 }
 """Test files that run the commands outside of the tutorial."""
 
@@ -67,7 +66,7 @@ def test_every_option_of_slime_verlog_in_a_document_exists(document: Path) -> No
         words = shlex.split(line)
         if words[:1] == ["slime-verlog"] and words[1] in PARTS:
             parser = argparse.ArgumentParser()
-            import_module(f"inspection.{words[1]}").add_arguments(parser)
+            module_of(words[1]).add_arguments(parser)
             parser.parse_args(words[2:])
 
 
