@@ -24,6 +24,7 @@ PARTS = {
     "view": "write episodes as one HTML page",
     "train": "train a small policy on this machine, in any text environment",
     "serve-env": "serve environments to other trainers, as an OpenEnv server",
+    "export": "write episodes as training data (JSONL, Parquet) or as ATIF trajectories",
 }
 
 

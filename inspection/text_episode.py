@@ -60,6 +60,7 @@ async def _play(
     session: EnvSession, memory: Memory | None, player: Player, story: Story, max_turns: int | None
 ) -> StopReason:
     conversation = Conversation(memory)
+    story.tools = session.reply.tools if session.reply is not None else ()
     for index in itertools.count() if max_turns is None else range(max_turns):
         assert session.reply is not None
         shown = session.reply.observation

@@ -87,7 +87,7 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
     A game without a limit ends after `DEFAULT_MAX_TURNS`.
 
     Args:
-        detailed: the story keeps pictures, and the text and log-prob of every token.
+        detailed: the story keeps pictures, token ids, and the text and log-prob of every token of the answers.
     """
     params = runtime.flags.sampling_params(evaluation=True)
     turns: list[Turn] = []
@@ -95,13 +95,14 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
     episode, fault, stop = None, None, None
     try:
         episode = await open_episode(runtime, spec)
-        episode.max_turns = episode.session.turn_limit
+        episode.max_turns, story.tools = episode.session.turn_limit, episode.reply.tools
         while episode.stop is None:
             messages, pictures = list(episode.conversation.messages), episode.prompt.image_data if detailed else ()
             turn = await episode.play_turn(params)
             turns.append(turn)
             answer = episode.encoder.answer_text(turn.generation.token_ids)  # as the environment read it
-            story.add(messages, pictures, answer, _outcome(turn), _tokens(episode, turn, detailed))
+            ids = (turn.prompt.token_ids, turn.generation.token_ids) if detailed else None
+            story.add(messages, pictures, answer, _outcome(turn), _tokens(episode, turn, detailed), ids)
     except EnvironmentFault as error:
         runtime.counters["eval_episodes_failed"] += 1
         fault = str(error)

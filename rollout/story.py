@@ -10,12 +10,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from rollout.spec import EpisodeSpec
+from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import StopReason
 
 RECORD_KEYS = (
     *("env_path", "task", "options", "max_turns", "task_name", "seed", "stop", "fault", "turns", "return", "success"),
-    *("progression", "valid_action_ratio", "metrics", "messages", "pictures", "story"),
+    *("progression", "valid_action_ratio", "metrics", "tools", "messages", "pictures", "story"),
 )
 """Keys of `Story.facts`."""
 
@@ -29,6 +32,10 @@ class Story:
         self.pictures: dict[str, str] = {}
         """`data:` URIs by key."""
         self.turns: list[dict[str, Any]] = []
+        self.tools: Sequence[Mapping[str, Any]] = ()
+        """Schemas of the tools that every prompt offers."""
+        self._ids = np.empty(0, np.int32)
+        """The last turn's prompt and answer."""
         self._known: dict[str, int] = {}
         self._metrics: Mapping[str, float] = {}
         self._progression = 0.0
@@ -40,6 +47,7 @@ class Story:
         response: str,
         info: Mapping[str, Any],
         tokens: Mapping[str, Any] | None = None,
+        ids: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
         """Add a turn.
 
@@ -48,6 +56,7 @@ class Story:
             pictures: a `data:` URI per picture in `prompt`, in order; shorter if pictures are not kept.
             info: the environment's, as in `envs.base.StepInfo`; `finish_reason` says why the answer ended, if known.
             tokens: lists with one entry per token of the response, such as `text` and `log_probs`.
+            ids: the token ids of the prompt and of the response.
         """
         waiting = iter(pictures)
         self.turns.append(
@@ -62,6 +71,7 @@ class Story:
                 "done": info["terminated"] or info["truncated"],
                 "finish_reason": info.get("finish_reason"),
                 "tokens": dict(tokens) if tokens is not None else None,
+                "token_ids": self._token_ids(*ids) if ids is not None else None,
             }
         )
         self._progression = float(info["progression"])
@@ -85,10 +95,20 @@ class Story:
             "progression": progression,
             "valid_action_ratio": sum(turn["valid"] for turn in self.turns) / max(len(self.turns), 1),
             "metrics": dict(self._metrics),
+            "tools": [dict(tool) for tool in self.tools],
             "messages": self.messages,
             "pictures": self.pictures,
             "story": self.turns,
         }
+
+    def _token_ids(self, prompt: Sequence[int], response: Sequence[int]) -> dict[str, Any]:
+        """A turn's ids; the first `shared` ids of its prompt are those of the last turn's prompt and response."""
+        ids, answer = token_prefix(prompt).to_numpy(), token_prefix(response).to_numpy()
+        length = min(len(ids), len(self._ids))
+        different = np.flatnonzero(ids[:length] != self._ids[:length])
+        shared = int(different[0]) if len(different) else length
+        self._ids = np.concatenate([ids, answer])
+        return {"shared": shared, "prompt": ids[shared:].tolist(), "response": answer.tolist()}
 
     def _message(self, message: Mapping[str, Any], pictures: Any) -> int:
         """The index of an equal message, which is added if it is new."""

@@ -15,6 +15,10 @@ class Decoder:
     def __init__(self, tokenizer: Any = None) -> None:
         self._tokenizer = tokenizer
 
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
     @classmethod
     def find(cls, folder: str | None, dumps: Iterable[Path]) -> Decoder:
         """The decoder for a tokenizer's folder; by default the `tokenizer` that slime puts beside its dumps.

@@ -36,17 +36,23 @@ _TRAINED_VALUES = (
 _UNSHOWN = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
 
 
-def read_dumps(files: Sequence[Path], tokenizer: str | None = None, trusted: bool = False) -> Iterator[dict[str, Any]]:
+def read_dumps(
+    files: Sequence[Path], tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False
+) -> Iterator[dict[str, Any]]:
     """The episodes of dumps that are sorted by rollout; one that a later batch continues is put together.
 
     Args:
         tokenizer: folder of the tokenizer; without it, prompts cannot be shown.
         trusted: also load dumps with Python objects of other packages, which may run code.
+        with_ids: keep each turn's token ids (`token_ids`) and require a tokenizer.
 
     Raises:
-        ConfigError: a file is not a dump, or holds objects that only `trusted` loads.
+        ConfigError: a file is not a dump, or holds objects that only `trusted` loads; there is no tokenizer.
     """
-    assembly = _Assembly(Decoder.find(tokenizer, files))
+    decoder = Decoder.find(tokenizer, files)
+    if with_ids and not decoder.has_tokenizer:
+        raise ConfigError(f"{files[0]} holds token ids and no texts; give --tokenizer with the model's folder")
+    assembly = _Assembly(decoder, with_ids)
     for (is_eval, number), group in itertools.groupby(sorted(files, key=_rollout_of), key=_rollout_of):
         name = f"{'evaluation' if is_eval else 'rollout'} {number}"
         for sample, row in _samples([_load(path, trusted) for path in group]):
@@ -58,8 +64,8 @@ def read_dumps(files: Sequence[Path], tokenizer: str | None = None, trusted: boo
 class _Assembly:
     """Puts the turns of an episode together, which may lie in several samples and in several rollouts."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, with_ids: bool) -> None:
+        self._decoder, self._with_ids = decoder, with_ids
         self._open: dict[Any, dict[str, Any]] = {}
         """Unfinished episodes that a later rollout may continue."""
         self._whole: dict[Any, dict[str, Any]] = {}
@@ -96,7 +102,7 @@ class _Assembly:
         rollout: str,
     ) -> None:
         episode = episodes.setdefault(key, {"turns": []})
-        episode["turns"] += _turns(sample, row, self._decoder)
+        episode["turns"] += _turns(sample, row, self._decoder, self._with_ids)
         episode |= {"rollout": rollout, "metadata": sample.get("metadata") or {}, "sample": sample}
 
     def end_rollout(self) -> list[dict[str, Any]]:
@@ -170,7 +176,9 @@ def _from_training(values: Mapping[str, Any], number: int) -> tuple[dict[str, An
     return sample, row
 
 
-def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder) -> list[dict[str, Any]]:
+def _turns(
+    sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, with_ids: bool
+) -> list[dict[str, Any]]:
     """The turns inside a sample."""
     tokens, length = _numbers(sample.get("tokens")), int(sample.get("response_length") or 0)
     columns = _columns(sample, length)
@@ -195,6 +203,8 @@ def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder) -> 
                 "round": metadata.get("round_number") or 0,
             }
         )
+        if with_ids:
+            turns[-1]["token_ids"] = {"shared": 0, "prompt": tokens[: first + start], "response": ids}
     return turns
 
 

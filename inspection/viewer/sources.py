@@ -46,12 +46,15 @@ def _order(path: Path) -> tuple[bool, int, str]:
     return path.stem.startswith("eval"), int(digits or 0), path.stem
 
 
-def read_run(run: Path, tokenizer: str | None = None, trusted: bool = False) -> Iterator[dict[str, Any]]:
+def read_run(
+    run: Path, tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False
+) -> Iterator[dict[str, Any]]:
     """The run's episodes, in order. If it has several files of records, `setting` names the file as well.
 
     Args:
         tokenizer: folder of the tokenizer that reads the token ids of slime's dumps.
         trusted: load dumps that hold Python objects of other packages.
+        with_ids: keep the token ids of slime's dumps.
 
     Raises:
         ConfigError: as `find_files`, or a file cannot be read.
@@ -60,7 +63,7 @@ def read_run(run: Path, tokenizer: str | None = None, trusted: bool = False) -> 
     if any(path.suffix == ".pt" for path in files):
         from inspection.viewer.dumps import read_dumps
 
-        yield from read_dumps(files, tokenizer, trusted)
+        yield from read_dumps(files, tokenizer, trusted, with_ids=with_ids)
         return
     for path in files:
         for episode in read_episodes(path):

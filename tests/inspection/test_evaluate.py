@@ -112,7 +112,7 @@ def test_an_engines_episodes_have_the_text_and_log_prob_of_every_token(engine: S
         assert episode["player"] == f"127.0.0.1:{engine.port}"
         for turn in episode["story"]:
             assert "".join(turn["tokens"]["text"]) == turn["response"] + "<|im_end|>"
-            assert len(turn["tokens"]["log_probs"]) == len(turn["tokens"]["text"])
+            assert len(turn["tokens"]["log_probs"]) == len(turn["tokens"]["text"]) == len(turn["token_ids"]["response"])
 
 
 def test_random_and_expert_need_no_model_and_crafters_achievements_are_in_the_table(tmp_path: Path) -> None:

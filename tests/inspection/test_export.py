@@ -1,0 +1,241 @@
+"""`slime-verlog export`: recorded episodes as rows for supervised training and as ATIF trajectories."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inspection.command import main
+from rollout.story import Story
+from rollout.tokens.encoding import DeltaEncoder
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.frameworks import slime_checkouts
+from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
+from tests.fixtures.slime_dumps import TOKENIZER, make_samples, make_turn, save_like_slime
+
+PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG picture").decode()
+
+
+def export(*words: object) -> str | None:
+    """Run the command; None, or its error."""
+    with pytest.raises(SystemExit) as end:
+        main(["export", *map(str, words)])
+    return None if end.value.code == 0 else str(end.value.code)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        return pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist()
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def conversation_episode(seed: int = 1, **facts: Any) -> dict[str, Any]:
+    """Three turns of `history: full`; the answer of the second is invalid."""
+    story, messages = Story(), [{"role": "system", "content": "Play."}]
+    for turn in range(3):
+        messages = [*messages, {"role": "user", "content": f"You are at {turn}."}]
+        info = {"executed_action": "go", "valid_action": turn != 1, "reward": 0.5, "terminated": turn == 2}
+        story.add(messages, (), f"go {turn}", {**info, "truncated": False, "progression": 1.0})
+        messages = [*messages, {"role": "assistant", "content": f"go {turn}"}]
+    return {**invented_episode(seed), "messages": story.messages, "story": story.turns, "return": 1.5, **facts}
+
+
+def test_a_window_gives_one_row_per_turn_and_full_history_one_per_episode(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
+    played = record_episode("envs.babyai", "goto", 3)
+    write_run(tmp_path, [played, conversation_episode()])
+    assert export(tmp_path, "--format", "jsonl", "--out", tmp_path / "rows.jsonl") is None
+    *windows, whole = rows(tmp_path / "rows.jsonl")
+    assert len(windows) == played["turns"] > 2
+    for number, row in enumerate(windows):
+        turn = played["story"][number]
+        prompt = [played["messages"][index] for index in turn["prompt"]]
+        assert [(m["role"], m["content"]) for m in row["messages"][:-1]] == [(m["role"], m["content"]) for m in prompt]
+        assert row["messages"][-1] == {"role": "assistant", "content": turn["response"], "step_loss_mask": 1}
+        shown = [m["step_loss_mask"] for m in row["messages"][:-1] if m["role"] == "assistant"]
+        assert shown == [0] * (number > 0)
+        assert (row["metadata"]["turn"], row["metadata"]["turns"], row["metadata"]["seed"]) == (number, 1, 3)
+    assert [m["content"] for m in whole["messages"] if m["role"] == "assistant"] == ["go 0", "go 1", "go 2"]
+    assert all(m["step_loss_mask"] for m in whole["messages"])
+    assert (whole["metadata"]["turn"], whole["metadata"]["turns"]) == (0, 3)
+
+
+def test_valid_only_masks_invalid_answers_and_leaves_out_their_rows(tmp_path: Path) -> None:
+    invalid = invented_episode(2)
+    invalid["story"][1]["valid"] = False
+    write_run(tmp_path, [conversation_episode(), invalid])
+    assert export(tmp_path, "--format", "jsonl", "--out", tmp_path / "rows.jsonl", "--valid-only") is None
+    whole, *windows = rows(tmp_path / "rows.jsonl")
+    assert [m["step_loss_mask"] for m in whole["messages"] if m["role"] == "assistant"] == [1, 0, 1]
+    assert [row["metadata"]["turn"] for row in windows] == [0, 2]
+
+
+def test_filters_choose_episodes_and_lost_ones_are_never_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = invented_episode(1, stop="failed", fault="gone")
+    poor = invented_episode(2, **{"return": 0.2, "success": False})
+    other = invented_episode(3, task_name="other")
+    write_run(tmp_path, [lost, poor, other, invented_episode(4)])
+    out = tmp_path / "rows.parquet"
+    pytest.importorskip("pyarrow", reason="parquet needs pip install pyarrow")
+    for words, seeds in (
+        ([], {2, 3, 4}),
+        (["--successful"], {3, 4}),
+        (["--min-return", "0.2"], {2, 3, 4}),
+        (["--min-return", "0.3", "--task", "other"], {3}),
+    ):
+        assert export(tmp_path, "--format", "parquet", "--out", out, *words) is None
+        assert {row["metadata"]["seed"] for row in rows(out)} == seeds
+    assert "3 rows from 1 of 4 episodes written to" in capsys.readouterr().out
+    before = out.read_bytes()
+    error = export(tmp_path, "--format", "parquet", "--out", out, "--task", "none")
+    assert error is not None and "none of the 4 episodes is left to write" in error
+    assert out.read_bytes() == before and not list(tmp_path.glob(".*.part"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere", "--format", "jsonl", "--out", "a.jsonl"], "nowhere does not exist"),
+        (["run", "--format", "jsonl", "--out", "a.json"], "--out must end in .jsonl"),
+        (["run", "--format", "atif", "--out", "run"], "--out run holds something already"),
+        (["run", "--format", "atif", "--out", "new", "--valid-only"], "--valid-only is for jsonl and parquet"),
+        (["seen", "--format", "jsonl", "--out", "a.jsonl"], "seed 9 has pictures, and jsonl and parquet are for text"),
+        (["dumps", "--format", "jsonl", "--out", "a.jsonl"], "give --tokenizer with the model's folder"),
+        (["cut", "--format", "jsonl", "--out", "a.jsonl"], "line 1, is not JSON"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_writes_nothing(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("run"), [invented_episode()])
+    picture = [{"role": "user", "content": [{"type": "image", "image": "k"}]}]
+    write_run(Path("seen"), [{**invented_episode(9, turns=1), "messages": picture * 2, "pictures": {"k": PNG}}])
+    save_like_slime(Path("dumps"), make_samples(make_turn(1, 0, last=True)), 0)
+    Path("cut").mkdir()
+    Path("cut/episodes.jsonl").write_text('{"story":\n{}\n')
+    error = export(*words)
+    assert error is not None and error.startswith("error: ") and sentence in error and "\n" not in error
+    assert not list(Path().glob("*.jsonl")) and not Path("new").exists()
+
+
+def check_atif(document: dict[str, Any]) -> None:
+    """The rules of the specification; by the models of the package atif, if it is installed."""
+    assert [step["step_id"] for step in document["steps"]] == list(range(1, len(document["steps"]) + 1))
+    for step in document["steps"]:
+        assert step["source"] in ("system", "user", "agent")
+        assert step["source"] == "agent" or not {"metrics", "observation"} & step.keys()
+    if importlib.util.find_spec("atif") is not None:
+        from atif import Trajectory
+
+        Trajectory.model_validate(document)
+
+
+def test_a_trajectory_has_the_answers_what_followed_them_and_pictures_as_files(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "Play."},
+        {"role": "user", "content": [{"type": "image", "image": "k"}, {"type": "text", "text": "A door."}]},
+        {"role": "user", "content": "A key."},
+    ]
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    seen = invented_episode(5, turns=2, messages=messages, pictures={"k": PNG}, tools=[tool])
+    write_run(tmp_path / "run", [seen, conversation_episode(6)])
+    out = tmp_path / "out"
+    assert export(tmp_path / "run", "--format", "atif", "--out", out) is None
+    first, second = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
+    for document in (first, second):
+        check_atif(document)
+    system, user, one, two = first["steps"]
+    assert (system["source"], user["source"], one["source"]) == ("system", "user", "agent")
+    picture, text = user["message"]
+    assert (out / picture["source"]["path"]).read_bytes() == b"\x89PNG picture"
+    assert (picture["source"]["media_type"], text) == ("image/png", {"type": "text", "text": "A door."})
+    assert one["observation"] == {"results": [{"content": "A key."}]} and "observation" not in two
+    assert two["extra"].items() >= {"reward": 1.0, "executed_action": "left", "terminated": True}.items()
+    assert first["agent"]["tool_definitions"] == [tool] and first["agent"]["model_name"] == "policy"
+    assert first["final_metrics"]["extra"]["return"] == 1.0 and first["extra"]["seed"] == 5
+    assert [step["message"] for step in second["steps"] if step["source"] == "agent"] == ["go 0", "go 1", "go 2"]
+    assert len(second["steps"]) == 5
+    lines = tmp_path / "all.jsonl"
+    assert export(tmp_path / "run", "--format", "atif", "--out", lines) is None
+    assert rows(lines) == [first, second]
+
+
+def test_token_ids_of_records_and_of_dumps_are_those_that_were_sent(tmp_path: Path) -> None:
+    story = Story()
+    sent = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 9], [8])]
+    for prompt, answer in sent:
+        info = {"executed_action": "", "valid_action": True, "reward": 0.0, "terminated": False, "truncated": False}
+        values = {"text": ["x"] * len(answer), "log_probs": [-0.5] * len(answer)}
+        message = {"role": "user", "content": str(prompt)}
+        story.add([message], (), str(answer), {**info, "progression": 0.0}, values, (prompt, answer))
+    assert [turn["token_ids"]["prompt"] for turn in story.turns] == [[1, 2, 3], [6], [9]]
+    write_run(tmp_path / "run", [{**invented_episode(), "messages": story.messages, "story": story.turns}])
+    turns = [make_turn(1, 0), make_turn(1, 1, last=True)]
+    save_like_slime(tmp_path / "dumps", make_samples(*turns), 0)
+    TOKENIZER.save_pretrained(str(tmp_path / "dumps" / "tokenizer"))
+    dumped = [(list(turn.prompt.token_ids), list(turn.generation.token_ids)) for turn in turns]
+    for run, wanted in (("run", sent), ("dumps", dumped)):
+        out = tmp_path / f"{run}.jsonl"
+        assert export(tmp_path / run, "--format", "atif", "--out", out) is None
+        (document,) = rows(out)
+        check_atif(document)
+        metrics = [step["metrics"] for step in document["steps"] if step["source"] == "agent"]
+        assert [(m["prompt_token_ids"], m["completion_token_ids"]) for m in metrics] == wanted
+        assert [m["logprobs"] for m in metrics] == [[-0.5] * len(answer) for _, answer in wanted]
+        assert document["final_metrics"]["total_prompt_tokens"] == sum(len(prompt) for prompt, _ in wanted)
+
+
+SUPERVISED = """
+import json, sys
+from argparse import Namespace
+from slime.rollout import sft_rollout
+from slime.utils.data import Dataset
+
+class Buffer:
+    def get_samples(self, count):
+        return [[sample] for sample in Dataset(sys.argv[1], None, None, None, prompt_key="messages", tool_key="tools")]
+
+args = Namespace(hf_checkpoint=sys.argv[2], loss_mask_type="qwen", rollout_batch_size=4, rollout_global_dataset=True)
+samples = sft_rollout.generate_rollout(args, 0, Buffer())
+print(json.dumps([[sample.tokens, sample.loss_mask] for sample in samples]))
+"""
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_slime_reads_the_rows_and_trains_on_the_models_answers_alone(suffix: str, tmp_path: Path) -> None:
+    """slime's own reader and supervised rollout; the prompts' tokens equal those of our rollouts."""
+    pytest.importorskip("pyarrow", reason="parquet needs pip install pyarrow")
+    checkouts = slime_checkouts()
+    if not checkouts:
+        pytest.skip("set SLIME_PATH to a slime checkout to read the rows with its code")
+    tool = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}
+    write_run(tmp_path, [invented_episode(1, tools=[tool]), conversation_episode(2)])
+    out, tokenizer = tmp_path / f"rows.{suffix}", chatml_tokenizer()
+    assert export(tmp_path, "--format", suffix, "--out", out, "--valid-only") is None
+    tokenizer.save_pretrained(str(tmp_path / "model"))
+    command = [sys.executable, "-W", "ignore", "-c", SUPERVISED, str(out), str(tmp_path / "model")]
+    environment = {**os.environ, "PYTHONPATH": str(checkouts[0])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    read = json.loads(done.stdout.splitlines()[-1])
+    assert len(read) == 4
+    for row, (tokens, mask) in zip(rows(out), read, strict=True):
+        masked = len(tokens) - len(mask)
+        trained = [token for token, wanted in zip(tokens[masked:], mask, strict=True) if wanted]
+        answers = [m["content"] for m in row["messages"] if m["role"] == "assistant" and m["step_loss_mask"]]
+        assert tokenizer.decode(trained) == "".join(f"{answer}<|im_end|>\n" for answer in answers)
+        first = next(place for place, message in enumerate(row["messages"]) if message["role"] == "assistant")
+        prompt = [{key: message[key] for key in ("role", "content")} for message in row["messages"][:first]]
+        encoder = DeltaEncoder(tokenizer, tools=json.loads(row["tools"]))
+        assert tokens[:masked] == list(encoder.prompt(prompt).token_ids)
