@@ -8,8 +8,10 @@ RUN is a folder with episodes.jsonl, the file, or what slime writes for --dump-d
 --save-debug-train-data. Episodes whose environment was lost are left out.
 
 jsonl and parquet: one conversation per row (`messages`), as slime's supervised training and Hugging Face's read it.
-`step_loss_mask` is 0 on answers that are only shown as memory. atif: Harbor's trajectory format, one file per episode in
-the folder OUT, or one line per episode if OUT ends in .jsonl, with token ids and log-probs where they were recorded.
+`step_loss_mask` is 0 on answers that are only shown as memory.
+
+atif: Harbor's trajectory format, one file per episode in the folder OUT, or one line per episode if OUT ends in .jsonl,
+with token ids and log-probs where they were recorded.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def run(options: Namespace) -> int:
         written, what = write_atif(_at_least_one(episodes, chosen), options.out), "trajectories"
     else:
         if options.out.suffix != f".{options.format}":
-            raise ConfigError(f"--out must end in .{options.format}, by which slime knows the format; got {options.out}")
+            raise ConfigError(f"--out must end in .{options.format}, which tells slime the format; got {options.out}")
         rows = (row for episode in episodes for row in rows_of(episode, options.valid_only))
         write = write_jsonl if options.format == "jsonl" else write_parquet
         written, what = write(_at_least_one(rows, chosen), options.out), "rows"

@@ -41,7 +41,9 @@ def run(options: argparse.Namespace) -> int:
     chosen = target.read_target(options.target, options.task, options.set)
     settings = chosen.settings
     with chosen.explained():
-        notes = try_environments([make_episode(settings, task, 0, settings.seed_start) for task in chosen.tasks], settings)
+        notes = try_environments(
+            [make_episode(settings, task, 0, settings.seed_start) for task in chosen.tasks], settings
+        )
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     capacity = options.capacity or settings.n_env
@@ -50,7 +52,9 @@ def run(options: argparse.Namespace) -> int:
     server = EnvServer(catalogue, options.target, capacity)
 
     def ready(url: str) -> None:
-        print(f"serving {', '.join(catalogue.tasks)} at {url} to at most {capacity} clients; Ctrl-C ends it", flush=True)
+        print(
+            f"serving {', '.join(catalogue.tasks)} at {url} to at most {capacity} clients; Ctrl-C ends it", flush=True
+        )
 
     try:
         asyncio.run(server.run(options.host, options.port, ready))

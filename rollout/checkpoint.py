@@ -220,7 +220,7 @@ def _turn_state(turn: Turn, pictures: Pictures) -> Mapping[str, Any]:
         "meta_info": dict(turn.generation.meta_info),
     }
     changed = {"prompt": _prompt_state(turn.prompt, pictures), "generation": generation, "metrics": dict(turn.metrics)}
-    return {**_fields(turn), **changed}
+    return {**_fields(turn), **changed, "spans": []}
 
 
 def _read_turn(item: Mapping[str, Any], images: list[str], tensors: Mapping[str, torch.Tensor]) -> Turn:
@@ -235,6 +235,7 @@ def _read_turn(item: Mapping[str, Any], images: list[str], tensors: Mapping[str,
         "prompt": _read_prompt(item["prompt"], images, tensors),
         "generation": Generation(**{**generation, **compact}),
         "action_span": None if span is None else (span[0], span[1]),
+        "spans": (),
     }
     return Turn(**{**item, **changed})
 

@@ -115,6 +115,22 @@ class Prompt:
     seen_tool: bool = False
 
 
+ENGINE = "engine"
+"""Name of the spans of engine requests; their facts are SGLang's meta_info."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A period in which something worked on a turn, in seconds since the epoch."""
+
+    name: str
+    start_s: float
+    end_s: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    inside: tuple[Span, ...] = ()
+    """Periods inside this one, for example the tool calls of a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One turn of an episode: the prompt, the answer, and the environment's response."""
@@ -136,6 +152,8 @@ class Turn:
     metrics: Mapping[str, float] = field(default_factory=dict)
     engine_s: float = 0.0
     env_s: float = 0.0
+    spans: tuple[Span, ...] = ()
+    """Requests to the engine, then the environment's step; empty unless `rollout.bridge.tracing` is on."""
 
     @property
     def done(self) -> bool:

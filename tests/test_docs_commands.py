@@ -29,7 +29,9 @@ RUN_BY = {
     r"bash scripts/run_\w+\.sh --flat": "tests/scripts/test_flat.py",
     r"python -m inspection\.demonstrations .*": "tests/inspection/test_demonstrations.py",
     r"python -m envs\.swe\.validate .*": "tests/envs/test_swe_validate.py",
-    r"slime-verlog (--help|check|play|evaluate|compare|report|view|train|serve-env|export).*": "tests/test_docs_commands.py",
+    r"slime-verlog (--help|check|play|evaluate|compare|report|view|train).*": "tests/test_docs_commands.py",
+    r"slime-verlog serve-env .*": "tests/inspection/test_serve_env.py",
+    r"slime-verlog export .*": "tests/inspection/test_export.py",
 }
 """Test files that run the commands outside of the tutorial."""
 

@@ -16,6 +16,7 @@ from envs.judge.material import quoted
 from envs.judge.rubric import Rubric, Verdict, read_rubric, read_verdict
 from envs.judge.settings import JudgedSettings, JudgeSettings
 from envs.loading import load_env_module
+from envs.timing import timed
 from envs.tools.results import clip, encodable
 from slime_verlog import read_settings
 
@@ -92,7 +93,8 @@ class JudgedEnv(BaseInteractionEnv):
         ]
         about = {"task": [self._task, self.mission, self.instruction_prompt], "rubric": self.rubric.model_dump()}
         try:
-            return self.client.ask(messages, lambda text: read_verdict(text, self.rubric), about)
+            with timed("judge"):
+                return self.client.ask(messages, lambda text: read_verdict(text, self.rubric), about)
         except JudgeError as error:
             if self.settings.on_failure == "fault":
                 raise EnvironmentFault(f"no verdict: {error}") from error

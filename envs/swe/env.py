@@ -30,6 +30,7 @@ from envs.swe.verdict.evaluate import Verdict, evaluate
 from envs.swe.verdict.pristine import default_cache, pristine_tree
 from envs.swe.verdict.runs import JudgeSettings, source_roots
 from envs.text_game import render_template
+from envs.timing import timed
 from slime_verlog import Field, Settings, read_settings
 
 _TEMPLATE = Path(__file__).with_name("prompt.j2")
@@ -167,7 +168,8 @@ class SWEEnv(BaseInteractionEnv):
 
     def _evaluate(self, workspace: Workspace) -> Verdict:
         shares = self.settings.dense_reward
-        return evaluate(self.instance, self._pristine, workspace.tree, self.judge, self._counter_tests, shares)
+        with timed("judge"):
+            return evaluate(self.instance, self._pristine, workspace.tree, self.judge, self._counter_tests, shares)
 
     def _execute(self, bench: Workbench, calls: tuple[Call, ...]) -> tuple[str, int, bool]:
         """Run the calls in order up to a submit: (what to show, how many failed, whether submitted)."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from envs.errors import EnvironmentFault, ToolError
 from envs.pictures import PictureError
+from envs.timing import timed
 from envs.tools.base import Tool, ToolEpisode, ToolSpec
 from envs.tools.calls import Call, Calls, short
 from envs.tools.execution import ToolTimeout, run_bounded
@@ -77,7 +78,9 @@ class ToolSession:
         try:
             if seconds <= 0:
                 raise ToolTimeout("not run: the calls of this turn took longer than they may together")
-            result = read_result(run_bounded(call.name, function, call.arguments, seconds), self.settings)
+            with timed(f"tool {call.name}"):
+                value = run_bounded(call.name, function, call.arguments, seconds)
+            result = read_result(value, self.settings)
             if result.failed:
                 self.counts["tool_errors"] += 1
             return result

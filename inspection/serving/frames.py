@@ -1,4 +1,4 @@
-"""What the frames of `slime-verlog serve-env` hold: requests as checked settings, observations, and their JSON schemas."""
+"""What the frames of `slime-verlog serve-env` hold: checked requests, observations, and their JSON schemas."""
 
 from __future__ import annotations
 
@@ -86,7 +86,10 @@ def schemas() -> dict[str, Any]:
 
 
 def shown(reply: EnvReply, known_instruction: str | None) -> ShownObservation:
-    """An environment's reply as the model would read it; `known_instruction` is the last one shown, None at the start."""
+    """An environment's reply as the model would read it.
+
+    `known_instruction` is the last instruction that was shown; None at the start.
+    """
     messages = Conversation(None).show(reply)
     instruction = reply.instruction_prompt
     texts, images = [], []

@@ -176,9 +176,7 @@ def _from_training(values: Mapping[str, Any], number: int) -> tuple[dict[str, An
     return sample, row
 
 
-def _turns(
-    sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, with_ids: bool
-) -> list[dict[str, Any]]:
+def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, with_ids: bool) -> list[dict[str, Any]]:
     """The turns inside a sample."""
     tokens, length = _numbers(sample.get("tokens")), int(sample.get("response_length") or 0)
     columns = _columns(sample, length)

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, anchor_of
+from rollout.bridge import tracing
 from rollout.bridge.framework import Sample, group_of, set_group
 from rollout.spec import EnvSpec, EpisodeSpec, session_of
 from rollout.tokens.token_prefix import token_prefix
@@ -148,6 +149,7 @@ def turn_sample(
     anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy())
     span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor, staleness)
     set_row(sample, TurnRow(segment, turn.index, TurnKind.TURN, turn.terminated, turn.truncated, (span,)))
+    tracing.attach(sample, [turn])
     return sample
 
 

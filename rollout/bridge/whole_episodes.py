@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
+from rollout.bridge import tracing
 from rollout.bridge.framework import Sample
 from rollout.bridge.sample import (
     SampleWriter,
@@ -80,6 +81,7 @@ def _joined(writer: SampleWriter, sample: Sample, segment: Segment, group: int, 
     set_row(sample, TurnRow(group, turns[0].index, TurnKind.TURN, last.terminated, last.truncated, tuple(spans)))
     sample.metadata = {**(sample.metadata or {}), **turn_facts(last), "turns": len(turns)}
     _inherit(sample, sample, segment)
+    tracing.attach(sample, turns)
     return sample
 
 

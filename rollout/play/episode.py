@@ -20,7 +20,7 @@ from rollout.play.conversation import Conversation
 from rollout.play.runtime import Runtime
 from rollout.spec import EpisodeSpec
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
+from rollout.turn import ENGINE, FinishReason, Generation, Prompt, Segment, Span, StopReason, Turn
 from rollout.workers.pool import EnvSession
 from rollout.workers.reply import EnvReply
 
@@ -45,6 +45,8 @@ class Episode:
         self.has_next_prompt = True
         """False once the last observation could not be encoded; `prompt` then shows the state before it."""
         self.total_reward = 0.0
+        self._spans: list[Span] = []
+        """Requests of the turn in progress, while spans are recorded."""
         self.answers: list[tuple[int, ...]] = []
         """Token ids of every answer so far; with the seed, a checkpoint needs nothing else to replay the episode.
 
@@ -96,7 +98,7 @@ class Episode:
         if not generation.trained:
             self.runtime.counters["answers_with_placeholder"] += 1
         text = encoder.answer_text(generation.token_ids)
-        shown = self.reply.observation
+        shown, sent_s = self.reply.observation, time.time()
         reply = await self.session.step(text)
         info = reply.info
         assert info is not None
@@ -116,12 +118,24 @@ class Episode:
             metrics={name: float(value) for name, value in (info.get("metrics") or {}).items()},
             engine_s=engine_s,
             env_s=reply.seconds,
+            spans=self._take_spans(sent_s, reply),
         )
         self.conversation.answered(shown, text, turn.valid, turn.executed_action)
         self.answers.append(tuple(generation.token_ids))
         self.index += 1
         self.total_reward += turn.reward
         return await self._look_ahead(turn)
+
+    def _take_spans(self, sent_s: float, reply: EnvReply) -> tuple[Span, ...]:
+        """The spans of the turn that ends with this reply; empty unless they are recorded."""
+        if not self.runtime.traced:
+            return ()
+        now_s = time.time()
+        began_s = now_s - reply.seconds
+        parts = tuple(Span(name, began_s + start, began_s + end) for name, start, end in reply.parts)
+        spans = (*self._spans, Span("environment", sent_s, now_s, {"env_s": reply.seconds}, parts))
+        self._spans = []
+        return spans
 
     async def _look_ahead(self, turn: Turn) -> Turn:
         """Build the next prompt; the episode ends if the prompt does not fit or `max_turns` is reached."""
@@ -180,14 +194,17 @@ class Episode:
 
     async def ask(self, params: Mapping[str, Any]) -> Generation:
         """Send the prompt to the engine once; the generation may be aborted."""
-        runtime = self.runtime
+        runtime, began_s = self.runtime, time.time()
         params = self._seeded(params)
         if self.encoder.placeholder_ids:
             # An image placeholder in an answer would refer to a picture that does not exist.
             params = {**params, "logit_bias": {str(token): -100.0 for token in self.encoder.placeholder_ids}}
-        return await runtime.engine.generate(
+        generation = await runtime.engine.generate(
             self.prompt, params, headers=self._routing(), extra=runtime.flags.request_extra
         )
+        if runtime.traced:
+            self._spans.append(Span(ENGINE, began_s, time.time(), generation.meta_info))
+        return generation
 
     def _seeded(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Under deterministic inference, add a seed that differs per turn, derived from the outer loop's seed if given.

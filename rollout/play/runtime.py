@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from rollout.bridge import tracing
 from rollout.bridge.checks import installs_advantages
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import FRAMEWORK
@@ -48,6 +49,8 @@ class Runtime:
     memory: Memory
     make_encoder: Callable[..., DeltaEncoder]
     """`encoder` with other `tools`."""
+    traced: bool = False
+    """Whether turns record where their time goes."""
     counters: Counter[str] = field(default_factory=Counter)
     parked: ParkedEpisodes = field(default_factory=ParkedEpisodes)
     """Aborted episodes of slime's outer loop; empty under the fixed-turn rollout."""
@@ -112,6 +115,7 @@ def build_runtime(args: Any) -> Runtime:
         engine=EngineClient(flags.engine_url, settings.engine),
         pool=EnvPool(settings),
         memory=build_memory(settings.memory),
+        traced=tracing.is_on(args),
     )
 
 

@@ -37,6 +37,8 @@ class EnvReply:
     info: StepInfo | None = None
     seconds: float = 0.0
     """Time inside the environment."""
+    parts: Sequence[tuple[str, float, float]] = ()
+    """Tool calls and judges inside a step: name, start and end, in seconds since the step began."""
     was_cut: bool = False
     """Whether text or pictures were left out because the observation exceeded its limits."""
 

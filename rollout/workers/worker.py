@@ -20,6 +20,7 @@ from typing import Any
 from envs.base import BaseInteractionEnv, Observation, StepInfo
 from envs.errors import EnvironmentFault, SlimeVerlogError
 from envs.faults import describe, place_of_method, text_of
+from envs.timing import collect
 from rollout.spec import EnvSpec
 from rollout.workers.observation_limits import ObservationLimits
 from rollout.workers.players import PLAYERS
@@ -54,12 +55,15 @@ class EnvHost:
 
     def step(self, key: int, response_text: str) -> EnvReply:
         env, spec = self._envs[key]
+        parts = collect()
         began = time.perf_counter()
         answer = env.step(response_text)
         seconds = time.perf_counter() - began
         with _placed(env, "step"):
             observation, done, info = read_step(answer)
             reply = _within(_reply(env, observation, seconds, done, info), spec.limits)
+            if parts:
+                reply = replace(reply, parts=[(name, start - began, end - began) for name, start, end in parts])
             reply.digest  # noqa: B018 - computed here and sent along: hashing pictures would delay the trainer
             return reply
 

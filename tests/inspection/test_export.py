@@ -208,7 +208,7 @@ class Buffer:
 
 args = Namespace(hf_checkpoint=sys.argv[2], loss_mask_type="qwen", rollout_batch_size=4, rollout_global_dataset=True)
 samples = sft_rollout.generate_rollout(args, 0, Buffer())
-print(json.dumps([[sample.tokens, sample.loss_mask] for sample in samples]))
+print(json.dumps([[sample.tokens, sample.loss_mask] for (sample,) in samples]))
 """
 
 

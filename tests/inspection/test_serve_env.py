@@ -61,7 +61,7 @@ def babyai() -> Iterator[str]:
 
 
 def played_in_process(task: str, seed: int) -> list[tuple[str, str, float, bool]]:
-    """An expert's episode: each turn's text, the answer to it, the answer's reward, and whether it ended the episode."""
+    """An expert's episode: per turn its text, the answer, the reward for it, and whether it ended the episode."""
     env = build_env_from("envs.babyai", {"task": task, "seed": seed})
     expert, turns, done = load_env_module("envs.babyai").expert_action, [], False
     observation = env.reset()
@@ -145,7 +145,11 @@ print(json.dumps([shown, result.reward, result.done, state["step_count"]]))
         ('{"type": "reset", "data": {"sead": 3}}', "VALIDATION_ERROR", "did you mean 'reset.seed'?"),
         ('{"type": "reset", "data": {"seed": -3}}', "VALIDATION_ERROR", "reset.seed must be at least 0"),
         ('{"type": "reset", "data": {"task": "cuont"}}', "VALIDATION_ERROR", "this server has count"),
-        ('{"type": "step", "data": {"message": "left", "mesage": ""}}', "VALIDATION_ERROR", "unknown key 'step.mesage'"),
+        (
+            '{"type": "step", "data": {"message": "left", "mesage": ""}}',
+            "VALIDATION_ERROR",
+            "unknown key 'step.mesage'",
+        ),
         ('{"type": "step", "data": {}}', "VALIDATION_ERROR", "step.message is missing"),
         ('{"type": "step", "data": {"message": "\\ud800"}}', "VALIDATION_ERROR", "half of a surrogate pair"),
         ('{"type": "step", "data": {"message": "left"}}', "EXECUTION_ERROR", "no episode runs; send reset"),
