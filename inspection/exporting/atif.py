@@ -32,9 +32,7 @@ def trajectory_of(episode: Mapping[str, Any], save_picture: SavePicture) -> dict
     """The episode as an ATIF document; token ids and log-probs are included where they were recorded."""
     messages, story = split_prompts(episode)
     content = _Content(episode.get("pictures") or {}, save_picture)
-    steps = _steps(messages, story, content)
-    for number, step in enumerate(steps, 1):
-        step["step_id"] = number
+    steps = [{"step_id": number, **step} for number, step in enumerate(_steps(messages, story, content), 1)]
     measured = [step["metrics"] for step in steps if "metrics" in step]
     totals = {
         f"total_{key}": sum(metrics[key] for metrics in measured)

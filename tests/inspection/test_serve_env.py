@@ -32,7 +32,6 @@ from rollout.workers.reply import EnvReply
 from tests.fixtures.env_server import Client, serving
 
 ROOT = Path(__file__).parents[2]
-OPENENV_PYTHON = "SLIME_VERLOG_OPENENV_PYTHON"
 
 
 @pytest.fixture(scope="module")
@@ -106,33 +105,65 @@ async def test_without_seed_every_episode_has_another_one_and_the_seed_draws_the
             assert (await client.reset(seed=about["seed"]))["metadata"] == about
 
 
-def test_a_client_of_openenv_wins_an_episode(babyai: str, tmp_path: Path) -> None:
-    python = os.environ.get(OPENENV_PYTHON)
+def run_elsewhere(variable: str, package: str, program: str, *words: str) -> Any:
+    """What a program prints as JSON, run by the Python that an environment variable names."""
+    python = os.environ.get(variable)
     if python is None or shutil.which(python) is None:
-        pytest.skip(f"set {OPENENV_PYTHON} to a Python with openenv==0.10.0 (pip install openenv==0.10.0)")
+        pytest.skip(f"set {variable} to a Python with {package} (pip install '{package}')")
+    command = [python, "-c", program, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_client_of_openenv_wins_an_episode(babyai: str) -> None:
     turns = played_in_process("goto", 5)
-    (tmp_path / "answers.json").write_text(json.dumps([answer for _, answer, _, _ in turns]))
     program = """
 import json, sys
 from openenv import GenericEnvClient
 shown = []
 with GenericEnvClient(base_url=sys.argv[1]).sync() as client:
     result = client.reset(seed=5, task="goto")
-    for answer in json.load(open(sys.argv[2])):
+    for answer in json.loads(sys.argv[2]):
         shown.append(result.observation["text"])
         result = client.step({"message": answer})
     state = client.state()
 print(json.dumps([shown, result.reward, result.done, state["step_count"]]))
 """
-    command = [python, "-c", program, babyai, str(tmp_path / "answers.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [
-        [text for text, _, _, _ in turns],
-        turns[-1][2],
-        True,
-        len(turns),
-    ]
+    answers = json.dumps([answer for _, answer, _, _ in turns])
+    found = run_elsewhere("SLIME_VERLOG_OPENENV_PYTHON", "openenv==0.10.0", program, babyai, answers)
+    assert found == [[text for text, _, _, _ in turns], turns[-1][2], True, len(turns)]
+
+
+def test_the_openenv_environment_of_verifiers_wins_an_episode(babyai: str) -> None:
+    """Its own loop, with scripted answers in place of a model."""
+    turns = played_in_process("goto", 5)
+    program = """
+import asyncio, contextlib, json, sys
+from types import SimpleNamespace
+from verifiers.v1.tasksets.openenv.taskset import OpenEnvConfig, OpenEnvEnv, OpenEnvTaskset
+
+taskset = object.__new__(OpenEnvTaskset)
+taskset.config = OpenEnvConfig(base_url=sys.argv[1], resets=[{"seed": 5, "task": "goto"}])
+(task,) = taskset.load()
+answers, shown, rewards = json.loads(sys.argv[2]), [], {}
+
+async def turn(text):
+    shown.append(json.loads(text)["observation"]["text"])
+    return SimpleNamespace(terminated=False, last_reply=answers[len(shown) - 1])
+
+@contextlib.asynccontextmanager
+async def interaction(task):
+    yield SimpleNamespace(turn=turn, trace=SimpleNamespace(record_reward=rewards.__setitem__))
+
+agents = SimpleNamespace(player=SimpleNamespace(interaction=interaction))
+asyncio.run(object.__new__(OpenEnvEnv).run(task, agents))
+print(json.dumps([shown, rewards]))
+"""
+    answers = json.dumps([answer for _, answer, _, _ in turns])
+    found = run_elsewhere("SLIME_VERLOG_VERIFIERS_PYTHON", "verifiers[openenv]==0.4.*", program, babyai, answers)
+    total = sum(reward for _, _, reward, _ in turns)
+    assert found == [[text for text, _, _, _ in turns], {"openenv_reward": pytest.approx(total)}]
 
 
 @pytest.mark.parametrize(
