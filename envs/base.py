@@ -82,6 +82,9 @@ class BaseInteractionEnv(abc.ABC):
     """Tool schemas for the chat template, in OpenAI's format; constant during an episode."""
     deterministic: bool = True
     """Whether seed and actions determine the episode, which allows a replay after a crash."""
+    whole_prompts: bool = False
+    """Whether the messages of each observation are the whole prompt, like the requests of an agent. Nothing is added to
+    them, the memory does not apply, `tools` may change from turn to turn, and there are no messages after the end."""
 
     @abc.abstractmethod
     def reset(self) -> Observation:

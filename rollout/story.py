@@ -58,7 +58,7 @@ class Story:
             tokens: lists with one entry per token of the response, such as `text` and `log_probs`.
             ids: the token ids of the prompt and of the response.
         """
-        waiting = iter(pictures)
+        waiting, numbers = iter(pictures), info.get("metrics") or {}
         self.turns.append(
             {
                 "prompt": [self._message(message, waiting) for message in prompt],
@@ -72,10 +72,11 @@ class Story:
                 "finish_reason": info.get("finish_reason"),
                 "tokens": dict(tokens) if tokens is not None else None,
                 "token_ids": self._token_ids(*ids) if ids is not None else None,
+                **({"thread": int(numbers["thread"])} if "thread" in numbers else {}),
             }
         )
         self._progression = float(info["progression"])
-        self._metrics = info.get("metrics") or {}
+        self._metrics = numbers
 
     def facts(self, spec: EpisodeSpec, stop: StopReason, fault: str | None) -> dict[str, Any]:
         """The whole record of the episode. Without its environment (`fault`), return and progression are 0."""

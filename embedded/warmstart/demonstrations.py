@@ -18,11 +18,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from envs.base import Observation
 from envs.loading import load_env_module
 from rollout.bridge.settings import RolloutSettings
 from rollout.data_source import make_episode, pick_task, read_tasks
 from rollout.errors import ConfigError, EnvironmentFault, SlimeVerlogError
-from rollout.play.memory import Exchange, build_memory, build_messages
+from rollout.play.memory import Exchange, Memory, build_memory, build_messages
 from rollout.spec import EpisodeSpec
 
 DEMONSTRATION_SEEDS = range(2_000_000_000, 3_000_000_000)
@@ -165,9 +166,7 @@ def _play(
     observation, done = env.reset(), False
     limit = min(config.max_turns or env.max_steps or 1000, most_turns or math.inf)
     while not done and len(turns) < limit:
-        messages = build_messages(
-            memory, env.instruction_prompt, list(past), observation, len(turns), env.answer_format
-        )
+        messages = _prompt(memory, env, list(past), observation, len(turns))
         _check_kind(spec, player, env, messages)
         answer, played = player.answers(env, observation["text"]["long_term_context"])
         shown = observation
@@ -177,6 +176,12 @@ def _play(
         turns.append(Demonstration(messages, answer, spec.name, seed, len(turns), valid=info["valid_action"]))
     env.close()
     return [replace(turn, progression=info["progression"]) for turn in turns]
+
+
+def _prompt(memory: Memory, env: Any, past: list[Exchange], now: Observation, index: int) -> list[dict[str, Any]]:
+    if getattr(env, "whole_prompts", False):
+        return list(env.format_observation(now))
+    return build_messages(memory, env.instruction_prompt, past, now, index, env.answer_format)
 
 
 def _check_kind(spec: EpisodeSpec, player: _Expert | _Random, env: Any, messages: list[dict[str, Any]]) -> None:

@@ -92,8 +92,13 @@ class ArgumentCheck:
 
     def convert(self, arguments: Mapping[str, str]) -> dict[str, Any]:
         """Arguments from markup, which are text, converted to the schema's types where possible."""
-        properties = self._parameters.get("properties", {})
-        return {key: _converted(value, properties.get(key, {})) for key, value in arguments.items()}
+        return convert_texts(arguments, self._parameters)
+
+
+def convert_texts(arguments: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that are text, converted to the types of a tool's `parameters` where possible."""
+    properties = parameters.get("properties", {})
+    return {key: _converted(value, properties.get(key, {})) for key, value in arguments.items()}
 
 
 def _converted(text: str, schema: Mapping[str, Any]) -> Any:

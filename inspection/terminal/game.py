@@ -146,6 +146,8 @@ def new_messages(before: Sequence[Message], now: Sequence[Message], request: str
     Args:
         request: text at the end of the last message that is left out because the last prompt had it, too.
     """
+    if not now:  # an agent that has ended asks nothing
+        return []
     if list(now[: len(before)]) == list(before):
         new = [message for message in now[len(before) :] if message["role"] != "assistant"]
     else:

@@ -25,7 +25,10 @@ class Conversation:
         self._index = 0
 
     def show(self, reply: EnvReply) -> list[Message]:
-        """Add the environment's reply. Returns the new messages: the whole prompt under a memory window."""
+        """Add the environment's reply. Returns the new messages: the whole prompt, unless `history` is full."""
+        if reply.whole_prompts:
+            self.messages = list(map(dict, reply.messages))
+            return self.messages
         if self._memory is not None:
             system, ask, past = reply.instruction_prompt, reply.answer_format, list(self.past)
             self.messages = build_messages(self._memory, system, past, reply.observation, self._index, ask)

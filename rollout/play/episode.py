@@ -22,7 +22,7 @@ from rollout.spec import EpisodeSpec
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import ENGINE, FinishReason, Generation, Prompt, Segment, Span, StopReason, Turn
 from rollout.workers.pool import EnvSession
-from rollout.workers.reply import EnvReply
+from rollout.workers.reply import EnvReply, check_history
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Episode:
 
         Tuples, because the garbage collector stops tracking tuples of numbers but walks every list.
         """
+        check_history(self.reply, runtime.settings.history)
         self.conversation = Conversation(runtime.memory if runtime.settings.history == "window" else None)
         self.prompt: Prompt = self._first_prompt()
 
@@ -74,6 +75,8 @@ class Episode:
     def _build_prompt(self, generation: Generation | None) -> Prompt:
         """The prompt for the environment's last reply; `generation` is the answer before it, None at the start."""
         new = self.conversation.show(self.reply)
+        if self.reply.whole_prompts:
+            self.encoder = self.runtime.encoder_for(self.reply.tools)
         if generation is None or self.runtime.settings.history == "window":
             return self.encoder.prompt(new)
         return self.encoder.append(self.prompt, generation.token_ids, new)[0]
@@ -144,6 +147,9 @@ class Episode:
         if turn.terminated:
             await self._check_conversation()
             return turn
+        if not self.reply.messages:  # a limit ended an agent that has not asked again
+            self.has_next_prompt = False
+            return turn
         try:
             self.prompt = await self._next_prompt(turn.generation)
             fits = self.runtime.fits(self.prompt)
@@ -187,8 +193,8 @@ class Episode:
 
     async def _next_prompt(self, generation: Generation) -> Prompt:
         shown = [self.reply.observation, *(exchange.observation for exchange in self.conversation.past)]
-        long_instruction = len(self.reply.instruction_prompt) > LONGEST_KEPT
-        if long_instruction or any(map(_takes_long, shown)):  # milliseconds, which would stall the event loop
+        long_text = len(self.reply.instruction_prompt) > LONGEST_KEPT or self.reply.whole_prompts
+        if long_text or any(map(_takes_long, shown)):  # milliseconds, which would stall the event loop
             return await asyncio.to_thread(self._build_prompt, generation)
         return self._build_prompt(generation)
 

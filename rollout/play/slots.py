@@ -138,6 +138,8 @@ def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
 async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runtime: Runtime) -> None:
     try:
         slot.episode = episode = await open_episode(runtime, spec)
+        if item["answers"] and not episode.reply.deterministic:
+            raise EnvironmentFault("the environment is not deterministic, so the episode cannot be replayed")
         for token_ids in item["answers"]:
             await episode.take(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
         if episode.session.digests != item["digests"] or episode.stop is not None:

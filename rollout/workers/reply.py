@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from envs.base import Observation, StepInfo
-from envs.errors import EnvironmentFault
+from envs.errors import ConfigError, EnvironmentFault
 
 INFO_KEYS = ("reward", "terminated", "truncated", "valid_action", "executed_action", "progression")
 """Keys that `info` must have; see `envs.base.StepInfo`."""
@@ -39,6 +39,8 @@ class EnvReply:
     """Time inside the environment."""
     parts: Sequence[tuple[str, float, float]] = ()
     """Tool calls and judges inside a step: name, start and end, in seconds since the step began."""
+    whole_prompts: bool = False
+    """Whether `messages` are the whole prompt."""
     was_cut: bool = False
     """Whether text or pictures were left out because the observation exceeded its limits."""
 
@@ -57,11 +59,25 @@ def check_reply(reply: EnvReply) -> None:
     check_observation(reply.observation)
     for name in ("instruction_prompt", "answer_format", "default_action"):
         _check_text(name, getattr(reply, name))
-    if not reply.messages or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in reply.messages):
+    enough = reply.messages or (reply.whole_prompts and reply.done)
+    if not enough or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in reply.messages):
         raise EnvironmentFault(f"messages must be mappings with a role, got {reprlib.repr(reply.messages)}")
     _check_texts("messages", reply.messages)
     if reply.info is not None:
         check_info(reply.info, reply.done)
+
+
+def check_history(reply: EnvReply, history: str) -> None:
+    """Check that the way in which prompts are built suits the environment.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if reply.whole_prompts and history == "full":
+        raise ConfigError(
+            "history: full appends to one conversation, but here every observation is a whole prompt, which need not "
+            "begin with the one before it; leave history out of the YAML"
+        )
 
 
 def check_observation(observation: Any) -> None:

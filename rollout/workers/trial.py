@@ -21,7 +21,7 @@ from rollout.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from rollout.spec import EpisodeSpec
 from rollout.workers.hosts import HostLostError, ProcessHost
 from rollout.workers.observation_limits import ObservationLimits
-from rollout.workers.reply import EnvReply
+from rollout.workers.reply import EnvReply, check_history
 from rollout.workers.trial_worker import Abilities, Fault
 
 BUDGET_S = 20.0
@@ -92,7 +92,9 @@ class Trial:
         await self._call(episode, "build", replace(episode.env, limits=self._limits))
 
     async def reset(self, episode: EpisodeSpec) -> EnvReply:
-        return self._whole(episode, "reset", await self._call(episode, "reset"))
+        reply = self._whole(episode, "reset", await self._call(episode, "reset"))
+        check_history(reply, self._settings.history)
+        return reply
 
     async def step(self, episode: EpisodeSpec, answer: str) -> EnvReply:
         return self._whole(episode, "step", await self._call(episode, "step", answer))

@@ -128,6 +128,7 @@ def _reply(
         deterministic=env.deterministic,
         tools=env.tools,
         max_steps=getattr(env, "max_steps", 0) or 0,
+        whole_prompts=getattr(env, "whole_prompts", False),
         done=done,
         info=info,
         seconds=seconds,
@@ -137,8 +138,8 @@ def _reply(
 
 
 def _within(reply: EnvReply, limits: ObservationLimits | None) -> EnvReply:
-    """The reply with its observation and its messages cut to the limits."""
-    if limits is None:
+    """The reply with its observation and its messages cut to the limits; whole prompts are never cut."""
+    if limits is None or reply.whole_prompts:
         return reply
     observation, messages = limits.cut_observation(reply.observation), limits.cut_messages(reply.messages)
     if observation is reply.observation and messages is reply.messages:

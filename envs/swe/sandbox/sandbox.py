@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,10 +40,12 @@ class Sandbox:
     fixed_addresses: bool = False
     """Load programs at the same addresses each time, so that what they print of them can be reproduced."""
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", seconds: float | None = None) -> Outcome:
-        """Run a command in the tree and return how it ended; nothing of it is alive afterwards."""
+    def run(
+        self, argv: Sequence[str], stdin: bytes = b"", seconds: float | None = None, stop: threading.Event | None = None
+    ) -> Outcome:
+        """Run a command in the tree and return how it ended; nothing of it is alive afterwards. `stop` ends it early."""
         limits = self.limits if seconds is None else replace(self.limits, seconds=seconds)
-        return supervise(self.command(argv), limits, self.tree, stdin)
+        return supervise(self.command(argv), limits, self.tree, stdin, stop=stop)
 
     def run_with_report(self, argv: Sequence[str], stdin: bytes) -> Outcome:
         """As `run`, with the extra pipe that `supervise` describes."""

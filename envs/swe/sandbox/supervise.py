@@ -9,6 +9,7 @@ import contextlib
 import os
 import selectors
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended. `stopped` is empty, or the limit that ended it: time, memory, disk, output."""
+    """How a command ended. `stopped` is empty, or the limit that ended it: time, memory, disk, output; or `stop`."""
 
     returncode: int
     output: str
@@ -47,7 +48,7 @@ class Outcome:
     stopped: str = ""
 
 
-class _Tail:
+class KeptOutput:
     """Keeps the first and the last `keep` bytes of a stream."""
 
     def __init__(self, keep: int) -> None:
@@ -70,13 +71,18 @@ class _Tail:
 
 
 def supervise(
-    argv: Sequence[str], limits: Limits, tree: Path, stdin: bytes = b"", with_report: bool = False
+    argv: Sequence[str],
+    limits: Limits,
+    tree: Path,
+    stdin: bytes = b"",
+    with_report: bool = False,
+    stop: threading.Event | None = None,
 ) -> Outcome:
     """Run `argv` (a bwrap command line whose pid namespace is its own) under `limits`.
 
     With `with_report`, an extra pipe is passed on; its number is the first line that the command reads from
     stdin, and what is written to it comes back as `report`. `stdin` is a pipe too: what was read is gone, so
-    that a later process cannot read it again.
+    that a later process cannot read it again. When `stop` is set, the command is ended.
     """
     # What was too big before may be made smaller, but not bigger.
     before = tree_bytes(tree)
@@ -93,7 +99,7 @@ def supervise(
         stdin = b"%d\n" % report_write + stdin
     run = _Run(namespace, limits, tree, tree_limit, stdin, report_read)
     try:
-        stopped = run.loop()
+        stopped = run.loop(stop)
     finally:
         namespace.end()
         run.drain()
@@ -116,7 +122,7 @@ class _Run:
     ) -> None:
         self.namespace, self.process = namespace, namespace.process
         self.limits, self.tree, self.tree_limit = limits, tree, tree_limit
-        self.output, self.report = _Tail(limits.keep_bytes), bytearray()
+        self.output, self.report = KeptOutput(limits.keep_bytes), bytearray()
         self.stdin = memoryview(stdin)
         self.out_fd, self.in_fd, self.report_fd = namespace.stdout.fileno(), namespace.stdin.fileno(), report_fd
         self.selector = selectors.DefaultSelector()
@@ -127,8 +133,8 @@ class _Run:
         self.files_check_at = 0.0
         self.held = HeldFiles()
 
-    def loop(self) -> str:
-        """Serve the streams until the process ends; return the limit that was broken, if any."""
+    def loop(self, stop: threading.Event | None) -> str:
+        """Serve the streams until the process ends; return the limit that was broken, or `stop`, if any."""
         deadline = time.monotonic() + self.limits.seconds
         check_at = time.monotonic() + _TICK_S
         while self.process.poll() is None:
@@ -136,6 +142,8 @@ class _Run:
             now = time.monotonic()
             if now > deadline:
                 return "time"
+            if stop is not None and stop.is_set():
+                return "stop"
             if self.output.total > self.limits.output_mb << 20 or len(self.report) > _REPORT_BYTES:
                 return "output"
             if now >= check_at:

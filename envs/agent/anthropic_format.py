@@ -1,0 +1,190 @@
+"""Anthropic's `/v1/messages`: requests in, answers out, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from envs.agent.request import (
+    Answer,
+    Message,
+    Request,
+    RequestError,
+    checked_list,
+    checked_text,
+    joined,
+    read_picture,
+    thread_of,
+    tool_schema,
+)
+from envs.tools.calls import short
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+"""Sent to a client that waits for a stream."""
+
+
+def read(body: Mapping[str, Any]) -> Request:
+    """The request in a body.
+
+    Raises:
+        RequestError: it cannot be answered.
+    """
+    system = _text(body.get("system") or "", "system")
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    for message in checked_list(body.get("messages"), "messages"):
+        messages += _messages(message)
+    if not messages:
+        raise RequestError("messages is empty")
+    choice = body.get("tool_choice")
+    unwanted = isinstance(choice, Mapping) and choice.get("type") == "none"
+    tools = () if unwanted else tuple(_tool(tool) for tool in checked_list(body.get("tools"), "tools"))
+    stops = body.get("stop_sequences") or []
+    if not isinstance(stops, list):
+        raise RequestError(f"stop_sequences must be a list of texts, got {short(stops)}")
+    return Request(
+        messages=tuple(messages),
+        tools=tools,
+        stops=tuple(checked_text(stop, "stop_sequences") for stop in stops),
+        model=checked_text(body.get("model"), "model"),
+        streams=body.get("stream") is True,
+        thread=thread_of(messages, tools),
+    )
+
+
+def _messages(message: Mapping[str, Any]) -> list[Message]:
+    """One message; results of tools become messages of their own, before the rest."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise RequestError(f"a message has the role {short(role)}; supported are user, assistant and system")
+    if isinstance(content, str):
+        return [{"role": role, "content": checked_text(content, "content")}]
+    blocks = checked_list(content, "content")
+    if role == "assistant":
+        return [_assistant(blocks)]
+    results = [_result(block) for block in blocks if block.get("type") == "tool_result"]
+    parts = [_part(block) for block in blocks if block.get("type") != "tool_result"]
+    return [*results, *([{"role": role, "content": joined(parts)}] if parts or not results else [])]
+
+
+def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
+    texts, thoughts, calls = [], [], []
+    for block in blocks:
+        match block.get("type"):
+            case "text":
+                texts.append(checked_text(block.get("text"), "text"))
+            case "thinking":
+                thoughts.append(checked_text(block.get("thinking"), "thinking"))
+            case "redacted_thinking":
+                pass
+            case "tool_use":
+                calls.append(_call(block))
+            case kind:
+                raise RequestError(f"content of type {short(kind)} is not supported in an answer")
+    message: Message = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(block: Mapping[str, Any]) -> Message:
+    arguments = block.get("input") or {}
+    if not isinstance(arguments, Mapping):
+        raise RequestError(f"the input of a tool_use must be an object, got {short(arguments)}")
+    checked_text(json.dumps(arguments, ensure_ascii=False), "the input of a tool_use")
+    name = checked_text(block.get("name"), "the name of a tool_use")
+    identity = checked_text(block.get("id") or "", "id")
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+
+
+def _result(block: Mapping[str, Any]) -> Message:
+    content = block.get("content") or ""
+    if not isinstance(content, str):
+        content = joined([_part(part) for part in checked_list(content, "the content of a tool_result")])
+    elif content:
+        checked_text(content, "the content of a tool_result")
+    identity = checked_text(block.get("tool_use_id") or "", "tool_use_id")
+    return {"role": "tool", "content": content, "tool_call_id": identity}
+
+
+def _part(block: Mapping[str, Any]) -> Message:
+    match block.get("type"):
+        case "text":
+            return {"type": "text", "text": checked_text(block.get("text"), "text")}
+        case "image":
+            source = block.get("source")
+            if not isinstance(source, Mapping) or source.get("type") != "base64":
+                raise RequestError("pictures must be sent as base64; addresses are not fetched")
+            return read_picture(f"data:{source.get('media_type')};base64,{source.get('data')}")
+    raise RequestError(f"content of type {short(block.get('type'))} is not supported; send text and pictures")
+
+
+def _text(value: Any, what: str) -> str:
+    """A text, or the texts of a list of blocks."""
+    if isinstance(value, str):
+        return checked_text(value, what)
+    return "\n\n".join(checked_text(block.get("text"), what) for block in checked_list(value, what))
+
+
+def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    if tool.get("type", "custom") != "custom":
+        raise RequestError(f"a tool of type {short(tool['type'])} is not supported; use tools with an input_schema")
+    return tool_schema(tool.get("name"), tool.get("description"), tool.get("input_schema"))
+
+
+def reply(answer: Answer, request: Request, number: int) -> dict[str, Any]:
+    """The body of a whole answer; `number` counts the episode's answers."""
+    usage = {"input_tokens": request.tokens, "output_tokens": answer.tokens}
+    return {**_head(request, number), "content": _blocks(answer, number), **_ending(answer), "usage": usage}
+
+
+def events(answer: Answer, request: Request, number: int) -> Iterator[bytes]:
+    """The events of a streamed answer."""
+    usage = {"input_tokens": request.tokens, "output_tokens": 1}
+    head = {**_head(request, number), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+    yield _event("message_start", message=head)
+    for index, block in enumerate(_blocks(answer, number)):
+        match block["type"]:
+            case "tool_use":
+                start, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+            case "thinking":
+                start, delta = {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+            case _:
+                start, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+        yield _event("content_block_start", index=index, content_block=start)
+        yield _event("content_block_delta", index=index, delta=delta)
+        yield _event("content_block_stop", index=index)
+    yield _event("message_delta", delta=_ending(answer), usage={"output_tokens": answer.tokens})
+    yield _event("message_stop")
+
+
+def error(status: int, text: str) -> dict[str, Any]:
+    """The body of a refusal."""
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": text}}
+
+
+def _blocks(answer: Answer, number: int) -> list[dict[str, Any]]:
+    thought = {"type": "thinking", "thinking": answer.reasoning, "signature": ""}
+    calls = [
+        {"type": "tool_use", "id": f"toolu_{number:05d}{index:03d}", "name": call.name, "input": dict(call.arguments)}
+        for index, call in enumerate(answer.calls)
+    ]
+    texts = [{"type": "text", "text": answer.text}] * bool(answer.text or not calls)
+    return [*([thought] * bool(answer.reasoning)), *texts, *calls]
+
+
+def _head(request: Request, number: int) -> dict[str, Any]:
+    return {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": request.model}
+
+
+def _ending(answer: Answer) -> dict[str, Any]:
+    reason = "tool_use" if answer.calls else "stop_sequence" if answer.stop else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": answer.stop or None}
+
+
+def _event(kind: str, **data: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n".encode()

@@ -1,0 +1,294 @@
+"""The environment of an agent: a program of any kind, whose requests to its model are the observations.
+
+Invariants: every request that is shown is one turn, and its prompt is the request's messages and tools. The program is
+alive only during its episode. The reward comes from the grader, once, after the program has ended.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from envs.agent.program import Plain, Program, Sandboxed, addresses, find_program, search_path
+from envs.agent.request import Answer, Message, read_answer, text_of
+from envs.agent.server import ModelServer, model_server
+from envs.agent.session import End, Session, Waiting
+from envs.agent.settings import AgentSettings
+from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation, read_env_settings
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
+from envs.loading import load_attribute
+from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
+from envs.swe.sandbox.workspace import hand_over, remove_tree
+from envs.tools.calls import short
+from envs.tools.execution import ToolTimeout, run_bounded
+
+SETTINGS = AgentSettings
+
+
+@dataclass(frozen=True)
+class AgentRun:
+    """One run of the agent, for `prepare` (before its start) and for the grader (after its end)."""
+
+    task: str
+    seed: int
+    prompt: str
+    folder: Path
+    """The episode's copy of `workdir`, in which the program runs."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The YAML's `env.options`."""
+    exit_code: int | None = None
+    """None if a limit ended the episode."""
+    output: str = ""
+    """Beginning and end of what the program wrote to stdout and stderr."""
+    turns: int = 0
+    messages: tuple[Message, ...] = ()
+    """The last request that the model answered."""
+    answer: str = ""
+    """The model's last answer."""
+
+
+class AgentEnv(BaseInteractionEnv):
+    """One run of an agent's program."""
+
+    deterministic = False
+    whole_prompts = True
+
+    def __init__(self, task: str, seed: int, settings: AgentSettings) -> None:
+        self.settings = settings
+        self.actions, self.max_steps = settings.actions, settings.max_steps
+        self._first = AgentRun(task, seed, settings.prompt, Path(), settings.options)
+        self._prepare = load_attribute(settings.prepare, "env.prepare") if settings.prepare else None
+        self._grade = load_attribute(settings.grader, "env.grader") if settings.grader else _exit_code
+        self._words = settings.words
+        workdir = Path(settings.workdir or "/nonexistent").expanduser()
+        self._words[0] = find_program(self._words[0], search_path(settings.interpreter), workdir)
+        if settings.sandbox:
+            check_sandbox(Sandbox(Path(__file__).parent, settings.interpreter, writable_tree=False))
+        self._episode: _Running | None = None
+
+    def reset(self) -> Observation:
+        self.close()
+        self._steps, self._work_s, self._unread = 0, 0.0, 0
+        episode = self._episode = _Running(model_server(), self.settings.models)
+        try:
+            self.run = self._prepared(episode.folder)
+            episode.start(self._words, self.run, self.settings)
+            return self._show(self._first_request(episode))
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepared(self, folder: Path) -> AgentRun:
+        """Fill the episode's folder."""
+        run, workdir = replace(self._first, folder=folder), self.settings.workdir
+        if workdir is not None:
+            shutil.copytree(Path(workdir).expanduser(), folder, symlinks=True, dirs_exist_ok=True)
+        if self._prepare is not None:
+            prompt = self._bounded("prepare", self._prepare, run)
+            if prompt is not None and not isinstance(prompt, str):
+                raise EnvironmentFault(f"env.prepare {self.settings.prepare} returned {short(prompt)}, not a prompt")
+            run = run if prompt is None else replace(run, prompt=prompt)
+        if self.settings.sandbox:
+            hand_over(folder)
+        return run
+
+    def _first_request(self, episode: _Running) -> Waiting:
+        waiting = self._await(episode, None)
+        if waiting is not None:
+            return waiting
+        end, refusal = episode.session.end, episode.session.refusal
+        what = end.words if end else f"did not ask within {self.settings.time_limit_s:g} s (env.time_limit_s)"
+        why = f"; its last request was refused: {refusal}" if refusal else ""
+        raise EnvironmentFault(f"the agent never asked the model: it {what}{why}")
+
+    def _await(self, episode: _Running, answer: Answer | None) -> Waiting | None:
+        """Send the answer, if there is one, and wait for the next request; None if there is none."""
+        began, session = time.monotonic(), episode.session
+        left = self.settings.time_limit_s - self._work_s
+        try:
+            return episode.server.call(session.next(left) if answer is None else session.exchange(answer, left))
+        finally:
+            self._work_s += time.monotonic() - began
+
+    def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
+        episode = self._episode
+        if episode is None or episode.session.current is None:
+            raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
+        self._check_patience(episode)
+        waiting = episode.session.current
+        answer = read_answer(response_text, waiting.request, self.settings.max_calls)
+        self._steps += 1
+        self._unread += bool(answer.errors)
+        self.run = replace(self.run, turns=self._steps, messages=waiting.request.messages, answer=response_text)
+        try:
+            following = self._await(episode, answer)
+        except EnvironmentFault:
+            self.close()
+            raise
+        end = episode.session.end if following is None else None
+        truncated = end is None and (following is None or self._steps >= self.max_steps)
+        info = self._info(response_text, answer, waiting)
+        if end is not None or truncated:
+            info["terminated"], info["truncated"] = end is not None, truncated
+            self._finish(episode, info, end)
+        return self._show(following), end is not None or truncated, info
+
+    def _check_patience(self, episode: _Running) -> None:
+        """The program may fail while its request waits for the model, and not because of an answer."""
+        end = episode.session.end
+        if end is not None and end.exit_code != 0:
+            self.close()
+            raise EnvironmentFault(
+                f"the agent {end.words}, while it waited for the model; give its client a longer time limit"
+            )
+
+    def _finish(self, episode: _Running, info: StepInfo, end: End | None) -> None:
+        """End the program, and let the grader judge what it did."""
+        try:
+            episode.stop()
+            if end is not None or self.settings.grade_at_limit:
+                self._reward(info, end)
+        finally:
+            self.close()
+
+    def _reward(self, info: StepInfo, end: End | None) -> None:
+        output = end.output if end else ""
+        run = replace(self.run, exit_code=end.exit_code if end else None, output=output)
+        score = self._bounded("grader", self._grade, run)
+        if not isinstance(score, int | float) or not math.isfinite(score):
+            raise EnvironmentFault(f"env.grader {self.settings.grader} returned {short(score)}, not a finite number")
+        info["reward"] += float(score)
+        info["progression"] = min(max(float(score), 0.0), 1.0)
+        if end is not None:
+            info["metrics"] = {**info.get("metrics", {}), "exit_code": float(end.exit_code)}
+
+    def _bounded(self, name: str, function: Any, run: AgentRun) -> Any:
+        """Call `prepare` or the grader.
+
+        Raises:
+            EnvironmentFault: it raised, or did not end in time.
+        """
+        seconds = self.settings.grade_timeout_s
+        try:
+            return run_bounded(f"env.{name}", lambda: function(run), {}, seconds)
+        except ToolTimeout as error:
+            raise EnvironmentFault(f"env.{name} did not end within {seconds:g} s (env.grade_timeout_s)") from error
+        except ToolError as error:
+            raise EnvironmentFault(f"env.{name} {getattr(self.settings, name)} raised {error}") from error
+
+    def _info(self, text: str, answer: Answer, waiting: Waiting) -> StepInfo:
+        assert self._episode is not None
+        session = self._episode.session
+        thread = session.threads[waiting.request.thread]
+        counts = {name: float(session.counts[name]) for name in ("retries", "refused", "lost_answers")}
+        numbers = {"thread": float(thread), "threads": float(len(session.threads)), "agent_s": self._work_s}
+        return {
+            "reward": -self.settings.format_penalty if answer.errors else 0.0,
+            "terminated": False,
+            "truncated": False,
+            "valid_action": not answer.errors,
+            "executed_action": answer.written,
+            "progression": 0.0,
+            "action": text[slice(*answer.span)] if answer.span else None,
+            "action_span": answer.span,
+            "metrics": {**counts, **numbers, "unread_calls": float(self._unread)},
+        }
+
+    def _show(self, waiting: Waiting | None) -> Observation:
+        self._messages = list(waiting.request.messages) if waiting is not None else []
+        self.tools = waiting.request.tools if waiting is not None else self.tools
+        return make_observation(text_of(self._messages[-1]) if self._messages else "")
+
+    def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
+        """The messages of the request that waits; none after the episode's end."""
+        return self._messages
+
+    def close(self) -> None:
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            try:
+                episode.stop()
+            finally:
+                episode.remove()
+
+
+class _Running:
+    """The parts of one episode that must be given back: the session, the program and the folder."""
+
+    def __init__(self, server: ModelServer, models: tuple[str, ...]) -> None:
+        self.server, self.session = server, Session(models)
+        self.key = server.open(self.session)
+        self._outer = Path(tempfile.mkdtemp(prefix="slime-verlog-agent-")).resolve()
+        self._outer.chmod(0o711)  # the sandbox's user must pass
+        self._removal = weakref.finalize(self, remove_tree, self._outer)
+        self._program: Program | None = None
+        self.folder, self._home = self._outer / "work", self._outer / "home"
+        self.folder.mkdir()
+        self._home.mkdir()
+
+    def start(self, words: list[str], run: AgentRun, settings: AgentSettings) -> None:
+        """Start the program."""
+        values = {"prompt": run.prompt, "task": run.task, "seed": str(run.seed), "model": settings.models[0]}
+        values["folder"] = "/testbed" if settings.sandbox else str(run.folder)
+        argv = [_filled(word, values) for word in words]
+        variables = {name: _environment(name) for name in settings.pass_env}
+        variables |= {f"AGENT_{name.upper()}": value for name, value in values.items() if name != "folder"}
+        variables |= addresses(None if settings.sandbox else self.server.port, self.key)
+        variables |= {name: _filled(value, values) for name, value in settings.variables.items()}
+        if settings.sandbox:
+            socket = self.server.socket
+            runner: Any = Sandboxed(argv, run.folder, variables, settings.interpreter, settings.limits, socket)
+        else:
+            own = {"PATH": search_path(settings.interpreter), "HOME": str(self._home), "LANG": "C.UTF-8"}
+            runner = Plain(argv, run.folder, {**own, **variables})
+        self._program = Program(runner, lambda end: self.server.soon(self.session.ended, end))
+
+    def stop(self) -> None:
+        """End the program and refuse its requests; a second call does nothing."""
+        program, self._program = self._program, None
+        try:
+            if program is not None:
+                program.stop()
+        finally:
+            self.server.close(self.key)
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        self._removal()
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """The text with each `{name}` of `values` replaced; other braces are left alone."""
+    return re.sub(r"\{(\w+)\}", lambda name: values.get(name[1], name[0]), text)
+
+
+def _environment(name: str) -> str:
+    if name not in os.environ:
+        raise ConfigError(f"env.pass_env: the environment has no variable {name}")
+    return os.environ[name]
+
+
+def _exit_code(run: AgentRun) -> float:
+    """The default grader."""
+    return float(run.exit_code == 0)
+
+
+def build_env(sample: Any, args: Any) -> AgentEnv:
+    """The environment of one episode; `task` and `seed` reach the program and the grader.
+
+    Raises:
+        ConfigError: a wrong setting, or there is no such program or function.
+        MissingDependencyError: `sandbox: true` without bubblewrap.
+        EnvironmentFault: the machine does not let bubblewrap work.
+    """
+    task, seed = describe_task(sample)
+    return AgentEnv(task, seed, read_env_settings(AgentSettings, args))

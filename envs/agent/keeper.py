@@ -1,0 +1,62 @@
+"""Runs a program and ends everything that it started, when it ends or when this process's stdin is closed.
+
+    python -I -S keeper.py COMMAND...
+
+A script without imports from elsewhere, because it starts once per episode. What the program orphans becomes a child
+of this process, so nothing escapes by starting a new session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+"""From <linux/prctl.h>."""
+NOT_FOUND = 127
+"""Exit code of a program that cannot be started, as in shells."""
+
+
+def main(command: list[str]) -> int:
+    """Returns the program's exit code."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        program = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        print(f"{command[0]} cannot be started: {error.strerror}", flush=True)
+        return NOT_FOUND
+    handle = os.pidfd_open(program.pid)
+    select.select([handle, sys.stdin.fileno()], [], [])
+    code = program.poll()
+    end_children()
+    return -signal.SIGKILL if code is None else code
+
+
+def end_children() -> None:
+    """Kill all children until there are none; the children of a killed one become ours."""
+    while children := _children():
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
+
+
+if __name__ == "__main__":
+    ended = main(sys.argv[1:])
+    os._exit(128 - ended if ended < 0 else ended)

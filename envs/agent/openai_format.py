@@ -1,0 +1,164 @@
+"""OpenAI's `/v1/chat/completions`: requests in, answers out, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from envs.agent.request import (
+    Answer,
+    Message,
+    Request,
+    RequestError,
+    checked_list,
+    checked_text,
+    joined,
+    read_picture,
+    thread_of,
+    tool_schema,
+)
+from envs.tools.calls import decode_whole, short
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""The roles that are accepted, and the role that the chat template gets."""
+PING = b": the model is busy\n\n"
+"""Sent to a client that waits for a stream; a comment, which clients skip."""
+
+
+def read(body: Mapping[str, Any]) -> Request:
+    """The request in a body.
+
+    Raises:
+        RequestError: it cannot be answered.
+    """
+    if body.get("n", 1) not in (1, None):
+        raise RequestError(f"one answer per request is supported, but n is {short(body['n'])}")
+    if body.get("functions"):
+        raise RequestError("functions are not supported; use tools")
+    messages = tuple(_message(message) for message in checked_list(body.get("messages"), "messages"))
+    if not messages:
+        raise RequestError("messages is empty")
+    tools = () if body.get("tool_choice") == "none" else tuple(_tool(t) for t in checked_list(body.get("tools"), "tools"))
+    stops = body.get("stop") or []
+    if not isinstance(stops, str | list):
+        raise RequestError(f"stop must be a text or a list of texts, got {short(stops)}")
+    return Request(
+        messages=messages,
+        tools=tools,
+        stops=tuple(checked_text(stop, "stop") for stop in ([stops] if isinstance(stops, str) else stops)),
+        model=checked_text(body.get("model"), "model"),
+        streams=body.get("stream") is True,
+        thread=thread_of(messages, tools),
+    )
+
+
+def _message(message: Mapping[str, Any]) -> Message:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise RequestError(f"a message has the role {short(role)}; supported are {', '.join(ROLES)}")
+    read: Message = {"role": ROLES[role], "content": _content(message.get("content"))}
+    if calls := checked_list(message.get("tool_calls"), "tool_calls"):
+        read["tool_calls"] = [_call(call) for call in calls]
+    for key in ("tool_call_id", "name", "reasoning_content"):
+        if message.get(key):
+            read[key] = checked_text(message[key], key)
+    return read
+
+
+def _content(content: Any) -> str | list[Message]:
+    if content is None or isinstance(content, str):
+        return checked_text(content or "", "content")
+    return joined([_part(part) for part in checked_list(content, "content")])
+
+
+def _part(part: Mapping[str, Any]) -> Message:
+    match part.get("type"):
+        case "text" | "refusal" as kind:
+            key = "text" if kind == "text" else "refusal"
+            return {"type": "text", "text": checked_text(part.get(key), key)}
+        case "image_url":
+            image = part.get("image_url")
+            return read_picture(image.get("url") if isinstance(image, Mapping) else image)
+    raise RequestError(f"content of type {short(part.get('type'))} is not supported; send text and pictures")
+
+
+def _call(call: Mapping[str, Any]) -> Message:
+    """An earlier call. Its arguments, a text of JSON, become an object, which chat templates expect."""
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        raise RequestError(f"a tool call has no function: {short(call)}")
+    arguments = checked_text(function.get("arguments") or "{}", "the arguments of a tool call")
+    value, error = decode_whole(arguments)
+    name = checked_text(function.get("name"), "the name of a tool call")
+    read: Message = {"type": "function", "function": {"name": name, "arguments": arguments if error else value}}
+    return {"id": checked_text(call["id"], "id"), **read} if call.get("id") else read
+
+
+def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, Mapping):
+        raise RequestError(f"a tool of type {short(tool.get('type'))} is not supported; use functions")
+    return tool_schema(function.get("name"), function.get("description"), function.get("parameters"))
+
+
+def reply(answer: Answer, request: Request, number: int) -> dict[str, Any]:
+    """The body of a whole answer; `number` counts the episode's answers."""
+    calls = _calls(answer, number)
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if calls else "")}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if calls:
+        message["tool_calls"] = calls
+    choice = {"index": 0, "message": message, "finish_reason": _finish(answer), "logprobs": None}
+    return {**_head("chat.completion", request, number), "choices": [choice], "usage": _usage(answer, request)}
+
+
+def events(answer: Answer, request: Request, number: int) -> Iterator[bytes]:
+    """The events of a streamed answer."""
+    head = _head("chat.completion.chunk", request, number)
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"reasoning_content": answer.reasoning}] * bool(answer.reasoning)
+    deltas += [{"content": answer.text}] * bool(answer.text)
+    deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(_calls(answer, number))]
+    for delta in deltas:
+        yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    last = {"index": 0, "delta": {}, "finish_reason": _finish(answer)}
+    yield _event({**head, "choices": [last], "usage": _usage(answer, request)})
+    yield b"data: [DONE]\n\n"
+
+
+def error(status: int, text: str) -> dict[str, Any]:
+    """The body of a refusal."""
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": text, "type": kind, "param": None, "code": None}}
+
+
+def _calls(answer: Answer, number: int) -> list[dict[str, Any]]:
+    return [
+        {
+            # Nine letters and digits, as Mistral's chat template demands.
+            "id": f"c{number:05d}{index:03d}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+        }
+        for index, call in enumerate(answer.calls)
+    ]
+
+
+def _head(kind: str, request: Request, number: int) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{number}", "object": kind, "created": 0, "model": request.model}
+
+
+def _finish(answer: Answer) -> str:
+    return "tool_calls" if answer.calls else "stop"
+
+
+def _usage(answer: Answer, request: Request) -> dict[str, int]:
+    sent, said = request.tokens, answer.tokens
+    return {"prompt_tokens": sent, "completion_tokens": said, "total_tokens": sent + said}
+
+
+def _event(data: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(data)}\n\n".encode()

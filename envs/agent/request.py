@@ -1,0 +1,193 @@
+"""One request of an agent and one answer of the model, independent of the API in which they travel."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.errors import MissingDependencyError
+from envs.pictures import PictureError, open_picture
+from envs.tools.calls import Call, find_calls, reasoning_end, short
+from envs.tools.schema import convert_texts
+
+Message = dict[str, Any]
+CHARS_PER_TOKEN = 4
+"""For the token counts that clients expect. The environment does not see tokens."""
+
+
+class RequestError(Exception):
+    """A request that cannot be answered; the text tells the agent why. It is data, not a fault."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request, in the form that chat templates take."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Schemas in OpenAI's form."""
+    stops: tuple[str, ...] = ()
+    """Texts before which the answer is cut."""
+    model: str = ""
+    streams: bool = False
+    digest: str = ""
+    """Equal for requests with the same content."""
+    is_retry: bool = False
+    """The client says that it sends the request again."""
+    thread: str = ""
+    """Equal for requests of the same part of the agent."""
+
+    @property
+    def tokens(self) -> int:
+        """Estimated length."""
+        return len(json.dumps([self.messages, self.tools], default=lambda _: "")) // CHARS_PER_TOKEN
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The model's answer as the agent gets it."""
+
+    text: str
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    errors: tuple[str, ...] = ()
+    """Why calls in the text cannot be read; the agent then gets them as text."""
+    stop: str = ""
+    """The client's stop text at which the answer was cut."""
+    span: tuple[int, int] | None = field(default=None, compare=False)
+    """Characters [start, end) of the calls in the model's own text."""
+
+    @property
+    def written(self) -> str:
+        """The answer without its reasoning, in one text."""
+        bodies = (f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in self.calls)
+        return "\n".join(filter(None, [self.text, *bodies]))
+
+    @property
+    def tokens(self) -> int:
+        """Estimated length."""
+        calls = sum(len(call.name) + len(json.dumps(dict(call.arguments))) for call in self.calls)
+        return (len(self.text) + len(self.reasoning) + calls) // CHARS_PER_TOKEN + 1
+
+
+def read_answer(text: str, request: Request, max_calls: int) -> Answer:
+    """Split the model's text into reasoning, text and, if the request offers tools, calls."""
+    text = text.encode("utf-8", "replace").decode()
+    start = reasoning_end(text)
+    start = len(text) if start is None else start
+    reasoning = text[:start].strip().removeprefix("<think>").removesuffix("</think>").strip()
+    end, stop = _stopped(text, start, request.stops)
+    kept = text[:end]
+    if not request.tools:
+        return Answer(kept[start:].strip(), reasoning, stop=stop)
+    found = find_calls(kept, max_calls)
+    errors = (*found.errors, *([f"an answer may hold at most {max_calls} calls"] if found.cut else []))
+    if errors or found.span is None:
+        return Answer(kept[start:].strip(), reasoning, (), errors, stop, found.span)
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
+    calls = tuple(_typed(call, schemas.get(call.name, {})) for call in found.calls)
+    return Answer(kept[start : found.span[0]].strip(), reasoning, calls, (), stop, found.span)
+
+
+def _stopped(text: str, start: int, stops: Sequence[str]) -> tuple[int, str]:
+    """Where the first of the stop texts begins after `start`, and which it is; the text's end if there is none."""
+    found = [(position, stop) for stop in stops if (position := text.find(stop, start)) >= 0]
+    return min(found, default=(len(text), ""))
+
+
+def _typed(call: Call, parameters: Mapping[str, Any]) -> Call:
+    """The call; arguments from markup, which are text, become JSON where the schema expects something else."""
+    if not call.as_text:
+        return call
+    return Call(call.name, convert_texts(call.arguments, parameters))
+
+
+def digest_of(path: str, body: bytes) -> str:
+    """A hash of a request's content."""
+    return hashlib.blake2b(path.encode() + b"\0" + body, digest_size=16).hexdigest()
+
+
+def thread_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+    """Names the part of the agent that asks: the text of its system messages and the names of its tools."""
+    system = [text_of(message) for message in messages if message["role"] == "system"]
+    return json.dumps([system, [tool["function"]["name"] for tool in tools]])
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message, without pictures."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
+
+
+def checked_text(value: Any, what: str) -> str:
+    """A text that tokenizers can encode.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    if not isinstance(value, str):
+        raise RequestError(f"{what} must be text, got {short(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{what} holds half of a surrogate pair, which cannot be encoded") from error
+    return value
+
+
+def checked_list(value: Any, what: str) -> list[Mapping[str, Any]]:
+    """A list of mappings; None is an empty one.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        raise RequestError(f"{what} must be a list of objects, got {short(value)}")
+    return value
+
+
+def read_picture(url: Any) -> Message:
+    """The content part of a picture in a data URI.
+
+    Raises:
+        RequestError: it is something else, or not a picture.
+    """
+    if not isinstance(url, str) or not url.startswith("data:"):
+        raise RequestError(f"pictures must be sent as data: URIs, got {short(url)}; addresses are not fetched")
+    try:
+        return {"type": "image", "image": open_picture(url)}
+    except (PictureError, MissingDependencyError) as error:
+        raise RequestError(str(error)) from error
+
+
+def joined(parts: Sequence[Message]) -> str | list[Message]:
+    """Content parts, or one text if none is a picture."""
+    if any(part["type"] == "image" for part in parts):
+        return list(parts)
+    return "".join(part["text"] for part in parts)
+
+
+def tool_schema(name: Any, description: Any, parameters: Any) -> Mapping[str, Any]:
+    """A tool in OpenAI's form.
+
+    Raises:
+        RequestError: it has no name, or its parameters are not an object.
+    """
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise RequestError(f"the parameters of a tool must be a JSON schema, got {short(parameters)}")
+    function = {
+        "name": checked_text(name, "a tool's name"),
+        "description": checked_text(description or "", "a tool's description"),
+        "parameters": dict(parameters or {"type": "object", "properties": {}}),
+    }
+    return {"type": "function", "function": function}

@@ -1,0 +1,225 @@
+"""The HTTP server that stands in for the model's API; one per process, for the agents of all its episodes.
+
+It speaks OpenAI's and Anthropic's APIs on a port of this machine and on a Unix socket, for programs in a sandbox. The
+API key of a request names its episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import secrets
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from envs.agent import anthropic_format, openai_format
+from envs.agent.request import Answer, Request, RequestError, digest_of
+from envs.agent.session import Session, Waiting
+from envs.errors import EnvironmentFault
+
+PATIENCE_S = 15.0
+"""Seconds after which a client that waits is sent something, before its own time limit ends."""
+MOST_BYTES = 32 << 20
+"""Longest body of a request."""
+START_S = 30.0
+RETRY_HEADER = "x-stainless-retry-count"
+"""Set by OpenAI's and Anthropic's clients."""
+THREAD_HEADER = "x-agent-thread"
+"""With this header, an agent names its parts itself."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Api:
+    """One API: how requests are read, and answers and refusals written."""
+
+    read: Callable[[Mapping[str, Any]], Request]
+    reply: Callable[[Answer, Request, int], Mapping[str, Any]]
+    events: Callable[[Answer, Request, int], Iterator[bytes]]
+    error: Callable[[int, str], Mapping[str, Any]]
+    ping: bytes
+
+    @classmethod
+    def of(cls, module: Any) -> Api:
+        return cls(module.read, module.reply, module.events, module.error, module.PING)
+
+
+OPENAI, ANTHROPIC = Api.of(openai_format), Api.of(anthropic_format)
+
+
+class ModelServer:
+    """Serves on a thread until the process ends."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="slime-verlog-agents-")
+        os.chmod(self._folder.name, 0o711)  # the sandbox's user must pass
+        self.socket = Path(self._folder.name) / "model.sock"
+        self.port = 0
+        self._sessions: dict[str, Session] = {}
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="agent-server", daemon=True).start()
+        try:
+            self.call(self._start(), START_S)
+        except OSError as error:
+            raise EnvironmentFault(f"the server for agents cannot be started: {error}") from error
+
+    def call(self, coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        """Run a coroutine on the server's loop and wait for its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(seconds)
+
+    def soon(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call a function on the server's loop."""
+        self._loop.call_soon_threadsafe(functools.partial(function, *arguments))
+
+    def open(self, session: Session) -> str:
+        """Accept the requests of a session from now on; returns its API key."""
+        key = f"sk-{secrets.token_hex(16)}"
+        self._sessions[key] = session
+        return key
+
+    def close(self, key: str) -> None:
+        """End a session; its requests that wait are refused."""
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            self.call(session.close(), START_S)
+
+    async def _start(self) -> None:
+        app = web.Application(client_max_size=MOST_BYTES)
+        app.router.add_post("/v1/chat/completions", functools.partial(self._take, OPENAI))
+        app.router.add_post("/v1/messages", functools.partial(self._take, ANTHROPIC))
+        app.router.add_post("/v1/messages/count_tokens", self._count)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_route("*", "/{path:.*}", self._other)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+        await web.UnixSite(runner, str(self.socket), backlog=1024).start()
+        self.socket.chmod(0o666)
+        self.port = runner.addresses[0][1]
+
+    async def _take(self, api: Api, http: web.Request) -> web.StreamResponse:
+        """Answer one request when the model has answered it."""
+        session = self._sessions.get(_key(http))
+        if session is None:
+            return _refused(api, RequestError("the API key is not that of a running episode", 401))
+        try:
+            waiting = session.arrive(await _read(api, http))
+        except RequestError as error:
+            session.refuse(str(error))
+            return _refused(api, error)
+        waiting.connections += 1
+        try:
+            return await _respond(api, http, waiting)
+        except RequestError as error:
+            return _refused(api, error)
+        except ConnectionResetError:
+            return web.Response(status=499)  # the client is gone; nothing of this is sent
+        finally:
+            session.left(waiting)
+
+    async def _count(self, http: web.Request) -> web.StreamResponse:
+        """Anthropic's count of a prompt's tokens, estimated."""
+        if _key(http) not in self._sessions:
+            return _refused(ANTHROPIC, RequestError("the API key is not that of a running episode", 401))
+        try:
+            return web.json_response({"input_tokens": (await _read(ANTHROPIC, http)).tokens})
+        except RequestError as error:
+            return _refused(ANTHROPIC, error)
+
+    async def _models(self, http: web.Request) -> web.StreamResponse:
+        session = self._sessions.get(_key(http))
+        models = [{"id": name, "object": "model", "created": 0} for name in (session.models if session else ())]
+        return web.json_response({"object": "list", "data": models})
+
+    async def _other(self, http: web.Request) -> web.StreamResponse:
+        error = RequestError(
+            f"{http.method} {http.path} is not supported; there are /v1/chat/completions and /v1/messages", 404
+        )
+        if (session := self._sessions.get(_key(http))) is not None:
+            session.refuse(str(error))
+        return _refused(OPENAI, error)
+
+
+def _key(http: web.Request) -> str:
+    given = http.headers.get("Authorization", "")
+    return http.headers.get("x-api-key") or given.partition(" ")[2].strip()
+
+
+async def _read(api: Api, http: web.Request) -> Request:
+    """The request in an HTTP request.
+
+    Raises:
+        RequestError: it cannot be read.
+    """
+    try:
+        raw = await http.read()
+        body = json.loads(raw)
+    except web.HTTPRequestEntityTooLarge as error:
+        raise RequestError(f"the request has more than {MOST_BYTES >> 20} MiB", 413) from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the request is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError("the request is not a JSON object")
+    request = api.read(body)
+    is_retry = http.headers.get(RETRY_HEADER, "0") not in ("", "0")
+    thread = http.headers.get(THREAD_HEADER) or request.thread
+    return replace(request, digest=digest_of(http.path, raw), is_retry=is_retry, thread=thread)
+
+
+async def _respond(api: Api, http: web.Request, waiting: Waiting) -> web.StreamResponse:
+    """Wait for the answer and write it. Spaces before JSON and comments in a stream keep an idle client waiting."""
+    streams = waiting.request.streams
+    response = web.StreamResponse()
+    response.content_type = "text/event-stream" if streams else "application/json"
+    try:
+        while (answer := await waiting.answered(PATIENCE_S)) is None:
+            if not response.prepared:
+                await response.prepare(http)
+            await response.write(api.ping if streams else b" ")
+    except RequestError:
+        if response.prepared and http.transport is not None:
+            http.transport.abort()  # too late for another status
+            return response
+        raise
+    if streams:
+        body = b"".join(api.events(answer, waiting.request, waiting.number))
+    else:
+        body = json.dumps(api.reply(answer, waiting.request, waiting.number)).encode()
+    if not response.prepared:
+        response.content_length = len(body)
+        await response.prepare(http)
+    await response.write(body)
+    await response.write_eof()
+    waiting.delivered = True
+    return response
+
+
+def _refused(api: Api, error: RequestError) -> web.Response:
+    return web.json_response(api.error(error.status, str(error)), status=error.status)
+
+
+_lock = threading.Lock()
+_servers: dict[int, ModelServer] = {}
+"""By process id, because threads do not survive a fork."""
+
+
+def model_server() -> ModelServer:
+    """The server of this process; the first call starts it.
+
+    Raises:
+        EnvironmentFault: the system refuses it a port or a socket.
+    """
+    with _lock:
+        if os.getpid() not in _servers:
+            _servers[os.getpid()] = ModelServer()
+        return _servers[os.getpid()]

@@ -1,0 +1,176 @@
+"""The requests of one episode's program, in order of arrival, and the answers that it gets.
+
+Everything here runs on the event loop of the server. A request waits until the model has answered those before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from envs.agent.request import Answer, Request, RequestError
+from envs.errors import EnvironmentFault
+
+MOST_WAITING = 64
+"""Requests of one program that may wait at once; further ones are refused."""
+MOST_REFUSED = 200
+"""Refused requests after which the episode is given up."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How the program ended."""
+
+    exit_code: int
+    output: str
+    """The end of what it wrote to stdout and stderr."""
+    stopped: str = ""
+    """The sandbox's limit that ended it; empty if it ended by itself."""
+
+    @property
+    def words(self) -> str:
+        """The end in a sentence's middle."""
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        said = f"; its last line: {lines[-1][:300]}" if lines else ""
+        return f"{f'was stopped ({self.stopped} limit)' if self.stopped else f'ended with exit code {self.exit_code}'}{said}"
+
+
+@dataclass(eq=False)
+class Waiting:
+    """One request, and the connections that wait for its answer."""
+
+    request: Request
+    number: int
+    """Of the episode's requests, from 0."""
+    answer: Answer | None = None
+    connections: int = 0
+    delivered: bool = False
+    """The answer was written to a connection that was open."""
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answered(self, seconds: float) -> Answer | None:
+        """The answer; None if there is none after so many seconds."""
+        try:
+            await asyncio.wait_for(self.done.wait(), seconds)
+        except TimeoutError:
+            return None
+        if self.answer is None:
+            raise RequestError("the episode is over", 503)
+        return self.answer
+
+    def is_sent_again_by(self, request: Request) -> bool:
+        """Whether a request repeats this one, whose answer its client has not received."""
+        if self.request.digest != request.digest:
+            return False
+        return request.is_retry or (not self.delivered and not self.connections)
+
+
+class Session:
+    """One program. `current` is the request that the model answers next."""
+
+    def __init__(self, models: Sequence[str]) -> None:
+        self.models = models
+        self.current: Waiting | None = None
+        self.end: End | None = None
+        self.counts: Counter[str] = Counter()
+        """`requests`, `retries`, `refused` and `lost_answers` so far."""
+        self.refusal = ""
+        """Why the last refused request was refused."""
+        self.threads: dict[str, int] = {}
+        """Numbers of the parts of the agent, in order of their first request."""
+        self._queue: deque[Waiting] = deque()
+        self._answered: Waiting | None = None
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def arrive(self, request: Request) -> Waiting:
+        """Take a request. One that repeats a request whose answer was not received gets that request's answer.
+
+        Raises:
+            RequestError: it is refused.
+        """
+        if self._closed:
+            raise RequestError("the episode is over", 503)
+        if not any(fnmatch.fnmatchcase(request.model, name) for name in self.models):
+            raise RequestError(
+                f"there is no model {request.model!r} here, only {', '.join(self.models)} (env.models lists the names)",
+                404,
+            )
+        for known in (self._answered, self.current, *self._queue):
+            if known is not None and known.is_sent_again_by(request):
+                self.counts["retries"] += 1
+                return known
+        if len(self._queue) >= MOST_WAITING:
+            raise RequestError(f"{MOST_WAITING} requests of this program wait already", 429)
+        waiting = Waiting(request, self.counts["requests"])
+        self.counts["requests"] += 1
+        self.threads.setdefault(request.thread, len(self.threads))
+        self._queue.append(waiting)
+        self._news.set()
+        return waiting
+
+    def refuse(self, why: str) -> None:
+        """Count a request that was refused."""
+        self.counts["refused"] += 1
+        self.refusal = why
+        self._news.set()
+
+    def left(self, waiting: Waiting) -> None:
+        """A connection ended. A request that nobody waits for any more is taken out of the queue."""
+        waiting.connections -= 1
+        if not waiting.connections and waiting in self._queue:
+            self._queue.remove(waiting)
+
+    def ended(self, end: End) -> None:
+        """The program ended."""
+        self.end = end
+        self._news.set()
+
+    async def exchange(self, answer: Answer, seconds: float) -> Waiting | None:
+        """Answer the current request, and wait for the next one as `next` does."""
+        assert self.current is not None
+        self._answered, self.current = self.current, None
+        self._answered.answer = answer
+        self._answered.done.set()
+        return await self.next(seconds)
+
+    async def next(self, seconds: float) -> Waiting | None:
+        """The next request; None if the program ended or does not ask within `seconds`.
+
+        Raises:
+            EnvironmentFault: the program floods the server.
+        """
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            if self.counts["refused"] >= MOST_REFUSED:
+                raise EnvironmentFault(
+                    f"the agent sent {MOST_REFUSED} requests that were refused; the last one because {self.refusal}"
+                )
+            if self.end is not None:
+                return None
+            if self._queue:
+                self.current = self._queue.popleft()
+                self._count_lost()
+                return self.current
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), deadline - asyncio.get_running_loop().time())
+            except TimeoutError:
+                return None
+
+    def _count_lost(self) -> None:
+        """Another request came before the last answer was received."""
+        answered = self._answered
+        if answered is not None and not answered.delivered and not answered.connections:
+            self.counts["lost_answers"] += 1
+            self._answered = None
+
+    async def close(self) -> None:
+        """Refuse everything from now on."""
+        self._closed = True
+        for waiting in (self.current, self._answered, *self._queue):
+            if waiting is not None:
+                waiting.done.set()

@@ -1,0 +1,103 @@
+"""The settings of an agent's environment."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from envs.errors import ConfigError
+from envs.swe.sandbox.supervise import Limits
+from slime_verlog import Field, Settings
+
+
+class AgentSettings(Settings):
+    """The YAML's `env:` mapping for agents. In the command and in the variables, `{prompt}`, `{task}`, `{seed}`,
+    `{model}` and `{folder}` stand for the episode's values."""
+
+    command: str | tuple[str, ...]
+    """The agent's program with its arguments: a list, or one text that is split as in a shell. The program is looked up
+    beside `python` first, then in PATH. It starts in a copy of `workdir`."""
+    workdir: str | None = None
+    """Folder with the agent's files and those of the task. Every episode gets its own copy. Null for an empty folder."""
+    prompt: str = ""
+    """The task in words, for `{prompt}` and the variable `AGENT_PROMPT`; `prepare` may write another one."""
+    variables: Mapping[str, str] = {}
+    """Environment variables of the program."""
+    pass_env: tuple[str, ...] = ()
+    """Variables of this process that the program gets as well. Without an entry here it gets PATH, HOME (an empty
+    folder), LANG, the `AGENT_...` variables and those that name the model's address and key."""
+    python: str | None = None
+    """Interpreter of the agent, for example that of its virtual environment; null for the one that runs this."""
+    prepare: str | None = None
+    """Import path of a function that takes an `AgentRun`, writes the task's files into its `folder`, and returns the
+    prompt, or None for `prompt`."""
+    grader: str | None = None
+    """Import path of a function from an `AgentRun` to a score, 1 for a solved task. By default the score is 1 if the
+    program ended with exit code 0, else 0."""
+    options: Mapping[str, Any] = {}
+    """For `prepare` and `grader`, as `AgentRun.options`."""
+    models: tuple[str, ...] = ("policy",)
+    """Names under which the agent may ask for the model; the first one is `{model}`. `*` and `?` match as in file
+    names. Requests for other models are refused."""
+    actions: tuple[str, ...] = ()
+    """Answers of the random player and for imitation; without any, it says arbitrary words."""
+    max_steps: int = Field(default=50, ge=1)
+    """Requests that are answered per episode."""
+    max_calls: int = Field(default=16, ge=1)
+    """Tool calls per answer; an answer with more of them counts as one whose calls cannot be read."""
+    time_limit_s: float = Field(default=40.0, gt=0)
+    """Seconds that the program may work per episode; the time in which it waits for an answer does not count.
+    `env_step_timeout_s` must be longer than this and `grade_timeout_s` together."""
+    grade_at_limit: bool = False
+    """Grade the work when a limit ends the episode; otherwise its reward is 0."""
+    grade_timeout_s: float = Field(default=15.0, gt=0)
+    """Seconds that `prepare` and `grader` may take each."""
+    format_penalty: float = Field(default=0.1, ge=0)
+    """Subtracted from the reward of an answer with tool calls that cannot be read."""
+    sandbox: bool = False
+    """Run the program in a bubblewrap sandbox, whose only network is the model's address."""
+    memory_mb: int = Field(default=4096, ge=1)
+    """Memory limit in the sandbox in MB, for each process and for all processes together."""
+    processes: int = Field(default=256, ge=1)
+    """Processes and threads that the program may run at once in the sandbox."""
+    tree_mb: int = Field(default=1024, ge=1)
+    """Size that the episode's folder may reach in the sandbox, in MB."""
+
+    @model_validator(mode="after")
+    def _can_start(self) -> Self:
+        if not self.words:
+            raise ConfigError("env.command is empty; name the agent's program")
+        if not self.models:
+            raise ConfigError("env.models is empty; the agent needs a name to ask for")
+        if self.workdir is not None and not Path(self.workdir).expanduser().is_dir():
+            raise ConfigError(f"env.workdir: there is no folder {self.workdir} (current directory: {Path.cwd()})")
+        return self
+
+    @property
+    def words(self) -> list[str]:
+        """The command as a list.
+
+        Raises:
+            ConfigError: a quotation mark in the text is not closed.
+        """
+        try:
+            return shlex.split(self.command) if isinstance(self.command, str) else list(self.command)
+        except ValueError as error:
+            raise ConfigError(f"env.command cannot be split into words ({error}); write a list instead") from error
+
+    @property
+    def interpreter(self) -> Path:
+        """The agent's Python; links are kept, because a virtual environment is found through them."""
+        return Path(self.python or sys.executable).expanduser().absolute()
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the sandbox; its time is limited from outside."""
+        return Limits(
+            seconds=float("inf"), memory_mb=self.memory_mb, processes=self.processes, tree_mb=self.tree_mb
+        )

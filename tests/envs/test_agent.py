@@ -1,0 +1,284 @@
+"""Agents as black boxes, played with real programs: turns, endings, bad programs, and what is left running."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from envs.agent import AgentEnv, AgentRun, server
+from envs.agent.request import Request, read_answer
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
+from envs.loading import build_env_from
+from rollout.errors import EnvironmentFault as PoolFault
+from rollout.spec import EnvSpec
+from rollout.workers.guard import descendants
+from rollout.workers.hosts import ProcessHost
+from rollout.workers.pool import EnvPool
+from tests.envs.test_tool_env import call
+from tests.rollout.test_env_pool import config, is_alive
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+PROGRAM = FIXTURES / "agent_program.py"
+
+
+def options(mode: str, **more: Any) -> dict[str, Any]:
+    return {"command": f"{sys.executable} {PROGRAM} {mode}", **more}
+
+
+def made(mode: str, **more: Any) -> AgentEnv:
+    return build_env_from("envs.agent", {"task": "any", "seed": 3}, options(mode, **more))
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., AgentEnv]]:
+    envs: list[AgentEnv] = []
+
+    def start(mode: str, **more: Any) -> AgentEnv:
+        envs.append(made(mode, **more))
+        envs[-1].reset()
+        return envs[-1]
+
+    yield start
+    for env in envs:
+        env.close()
+
+
+def shown(env: AgentEnv) -> list[dict[str, Any]]:
+    """The messages of the request that waits."""
+    return env.format_observation({"obs_str": "", "text": {}})
+
+
+def texts(env: AgentEnv) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in shown(env)]
+
+
+def grade(run: AgentRun) -> float:
+    """A grader: half a point for each of the model's answers that the agent kept."""
+    return 0.5 * sum(role == "assistant" for role, _ in json.loads((run.folder / "answers.json").read_text()))
+
+
+def test_each_request_is_an_observation_exactly_as_sent_and_the_grader_pays_the_last_turn(
+    started: Callable[..., AgentEnv],
+) -> None:
+    env = started("edits 2", grader="tests.envs.test_agent:grade")
+    folder = env.run.folder
+    assert texts(env) == [("system", "Be brief."), ("user", "question 0")]
+    observation, done, info = env.step("<think>hm</think>one")
+    assert (done, info["reward"], observation["obs_str"]) == (False, 0.0, "question 1")
+    assert texts(env)[2] == ("assistant", "(left out)"), "the agent rewrote the answer"
+    _, done, info = env.step("two")
+    assert done and info["terminated"] and info["reward"] == 1.0 and info["progression"] == 1.0
+    assert shown(env) == [] and not folder.exists()
+    with pytest.raises(EpisodeOverError):
+        env.step("three")
+
+
+def test_calls_reach_the_agent_parsed_and_results_come_back_as_tool_messages(started: Callable[..., AgentEnv]) -> None:
+    env = started("calls")
+    assert [tool["function"]["name"] for tool in env.tools] == ["add"]
+    _, _, info = env.step("<think>sum</think>I add.\n" + call("add", a=2, b=3))
+    assert info["valid_action"] and "add" in str(info.get("action"))
+    question, answer, result = shown(env)
+    assert answer["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
+    assert answer["reasoning_content"] == "sum" and answer["content"] == "I add."
+    assert (result["role"], result["content"]) == ("tool", "5")
+    _, done, info = env.step("It is 5.")
+    assert done and info["reward"] == 1.0, "by default, exit code 0 is success"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (call("add", a=1), ("", ["add"], True)),
+        ("<tool_call><function=add><parameter=a>7</parameter></function></tool_call>", ("", ["add"], True)),
+        ("<tool_call>oops</tool_call>", ("<tool_call>oops</tool_call>", [], False)),
+        ("Thought: stop here\nObservation: invented", ("Thought: stop here", [], True)),
+        ("<think>never ends", ("", [], True)),
+        ("half \ud800", ("half ?", [], True)),
+    ],
+)
+def test_an_answer_is_split_as_a_server_would_split_it(text: str, expected: tuple[str, list[str], bool]) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tools = ({"type": "function", "function": {"name": "add", "parameters": parameters}},)
+    answer = read_answer(text, Request((), tools, stops=("\nObservation:",)), 4)
+    assert (answer.text, [c.name for c in answer.calls], not answer.errors) == expected
+    assert all(type(value) is int for c in answer.calls for value in c.arguments.values())
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("quits", "never asked the model: it ended with exit code 0; its last line: nothing to do"),
+        ("sleeps", "never asked the model: it did not ask within 1 s"),
+        ("other", "exit code 3.*its last request was refused: there is no model 'gpt-9' here, only policy"),
+        ("floods", "sent 200 requests that were refused; the last one because there is no model"),
+    ],
+)
+def test_a_program_that_never_asks_properly_is_one_sentence(mode: str, words: str) -> None:
+    env = made(mode, time_limit_s=1.0 if mode == "sleeps" else 30.0)
+    with pytest.raises(EnvironmentFault, match=words):
+        env.reset()
+    assert psutil.Process().children() == []
+
+
+def test_a_request_that_cannot_be_encoded_is_refused_and_the_agent_goes_on(started: Callable[..., AgentEnv]) -> None:
+    env = started("unreadable")
+    assert texts(env) == [("user", "fine")]
+    _, done, info = env.step("ok")
+    assert done and info["metrics"]["refused"] == 3 and info["reward"] == 1.0
+
+
+@pytest.mark.parametrize(("mode", "code"), [("crashes", 1), ("killed", 137)])
+def test_a_program_that_fails_after_an_answer_has_played_its_episode(
+    started: Callable[..., AgentEnv], mode: str, code: int
+) -> None:
+    _, done, info = started(mode).step("x")
+    assert done and info["terminated"] and info["reward"] == 0.0 and info["metrics"]["exit_code"] == code
+
+
+def test_a_program_that_fails_while_it_waits_is_a_fault(started: Callable[..., AgentEnv]) -> None:
+    env = started("impatient")
+    deadline = time.monotonic() + 20
+    while env._episode is not None and env._episode.session.end is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with pytest.raises(EnvironmentFault, match="while it waited for the model; give its client a longer time limit"):
+        env.step("late")
+
+
+def test_a_program_that_does_not_ask_again_is_truncated_without_a_next_prompt_and_its_processes_end(
+    started: Callable[..., AgentEnv], tmp_path: Path
+) -> None:
+    env = started("hangs", time_limit_s=2.0, variables={"MARK": str(tmp_path / "mark")})
+    before = descendants(psutil.Process().pid)
+    _, done, info = env.step("x")
+    assert done and info["truncated"] and not info["terminated"] and shown(env) == []
+    assert (tmp_path / "mark").exists() and before and not any(map(is_alive, before))
+
+
+def test_the_limit_of_requests_shows_the_next_request(started: Callable[..., AgentEnv]) -> None:
+    env = started("edits 3", max_steps=2)
+    env.step("one")
+    _, done, info = env.step("two")
+    assert done and info["truncated"] and info["reward"] == 0.0 and texts(env)[-1] == ("user", "question 2")
+
+
+def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(started: Callable[..., AgentEnv]) -> None:
+    env = started("retries")
+    assert texts(env) == [("user", "Well?")]
+    time.sleep(1.5)  # the client gives up, and asks again
+    _, done, info = env.step("late")
+    assert not done and texts(env) == [("user", "And now?")] and info["metrics"]["retries"] == 1
+    _, done, info = env.step("good")
+    assert done and info["metrics"]["lost_answers"] == 0
+
+
+def test_requests_at_the_same_time_are_turns_one_after_the_other_with_the_number_of_their_part(
+    started: Callable[..., AgentEnv],
+) -> None:
+    env, seen, done, info = started("parallel"), [], False, {}
+    while not done:
+        question = texts(env)[-1][1]
+        _, done, info = env.step(f"to {question}")
+        seen.append((question, info["metrics"]["thread"]))
+    assert sorted(text for text, _ in seen) == ["A 0", "A 1", "B 0", "B 1"] and info["reward"] == 1.0
+    assert {text[0]: thread for text, thread in seen}.keys() == {"A", "B"} and info["metrics"]["threads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"command": "no-such-program"}, "there is no program 'no-such-program'"),
+        ({"command": "echo 'x"}, "cannot be split into words"),
+        ({"command": ""}, "env.command is empty"),
+        ({}, "env.command is missing"),
+        ({"command": "true", "workdir": "no/such/folder"}, "there is no folder no/such/folder"),
+        ({"command": "true", "comand": 1}, "unknown key"),
+        ({"command": "true", "grader": "tests.envs.test_agent:grad"}, "did you mean grade"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
+
+
+async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> None:
+    pool = EnvPool(config("process"))
+    session = await pool.open(EnvSpec("envs.agent", {"task": "any", "seed": 0}, options("edits 9")))
+    await session.step("one")
+    host = pool.workers[0].host
+    assert isinstance(host, ProcessHost)
+    running = descendants(host.process.pid)
+    assert any(PROGRAM.name in " ".join(psutil.Process(pid).cmdline()) for pid in running)
+    host.kill()
+    with pytest.raises(PoolFault, match="not deterministic"):
+        await session.step("two")
+    pool.close()
+    deadline = time.monotonic() + 30
+    while any(map(is_alive, running)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, running))
+
+
+needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="apt-get install -y bubblewrap enables this test")
+
+
+@needs_bwrap
+def test_in_a_sandbox_the_agent_reaches_the_model_and_nothing_else(tmp_path: Path) -> None:
+    secret, workdir = tmp_path / "secret.txt", tmp_path / "work"
+    secret.write_text("secret")
+    workdir.mkdir()
+    shutil.copy(PROGRAM, workdir)
+    keys = {"command": f"python {PROGRAM.name} looks {secret}", "workdir": str(workdir), "sandbox": True}
+    env = build_env_from("envs.agent", {"task": "any", "seed": 0}, {**keys, "grader": "tests.envs.test_agent:saw"})
+    env.reset()
+    assert texts(env) == [("user", "FileNotFoundError OSError /testbed")]
+    _, done, info = env.step("nothing")
+    assert done and info["reward"] == 1.0, info
+    env.close()
+
+
+def saw(run: AgentRun) -> float:
+    return float((run.folder / "seen.txt").read_text() == "nothing")
+
+
+def test_an_idle_client_is_kept_waiting(started: Callable[..., AgentEnv], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "PATIENCE_S", 0.05)
+    env = started("calls")
+    time.sleep(0.3)
+    env.step(call("add", a=2, b=3))
+    assert env.step("It is 5.")[2]["reward"] == 1.0
+
+
+def clients(package: str) -> str:
+    """A Python that has the client; skips the test if there is none."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed; pip install {package} enables this test")
+    return sys.executable
+
+
+def played(env: AgentEnv, answers: Sequence[str]) -> float:
+    """The reward of the last of these answers, which must end the episode."""
+    env.reset()
+    for answer in answers:
+        _, done, info = env.step(answer)
+    assert done, env.run
+    return info["reward"]
+
+
+@pytest.mark.parametrize("package", ["openai", "anthropic"])
+@pytest.mark.parametrize("mode", ["whole", "stream"])
+def test_the_clients_of_both_apis_read_text_reasoning_and_calls(package: str, mode: str) -> None:
+    python = clients(package)
+    keys = {"command": [python, str(FIXTURES / "client_agents.py"), package, mode], "time_limit_s": 60.0}
+    env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
+    reward = played(env, ["<think>sum</think>I add.\n" + call("add", a=2, b=3), "It is 5."])
+    assert reward == 1.0

@@ -1,0 +1,129 @@
+"""Agents through the rollouts: every request is a sample, whatever the agent does with its history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.bridge.flags import RolloutFlags
+from rollout.continuous import collect as next_batch
+from rollout.data_source import EpisodeSource
+from rollout.errors import FailureBudgetError
+from rollout.evaluate import play_episode
+from rollout.fixed_turn import collect
+from rollout.generate import generate
+from rollout.play.runtime import close_runtimes, get_runtime
+from rollout.spec import EnvSpec, EpisodeSpec
+from rollout.turn import StopReason
+from tests.envs.test_agent import options
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine
+
+
+def overrides(mode: str, *, keys: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return {
+        "rollout_interaction_env_path": "envs.agent",
+        "tasks": ["any"],
+        "env": options(mode, **(keys or {})),
+        **more,
+    }
+
+
+async def test_an_agent_that_edits_its_history_is_trained_on_every_token_that_it_got(tmp_path: Path) -> None:
+    """slime's own adapter trains 8 of these 24 tokens: tests/slime/test_agents.py."""
+    tokenizer = chatml_tokenizer()
+    async with ScriptedEngine(tokenizer, lambda body, number: tokenizer.decode([10 + number] * 7)) as engine:
+        args = rollout_args(tmp_path, engine.port, **overrides("edits"))
+        sample = EpisodeSource(args).get_samples(1)[0][0]
+        try:
+            samples: Any = await generate(args, sample, RolloutFlags.read(args).sampling_params())
+        finally:
+            await close_runtimes()
+    assert len(samples) == 3 and sum(sum(turn.loss_mask) for turn in samples) == 3 * 8
+    for turn, request in zip(samples, engine.requests, strict=True):
+        assert turn.tokens[: -turn.response_length] == request["input_ids"], "trained on the prompt that was asked"
+    last = tokenizer.decode(engine.requests[2]["input_ids"])
+    expected = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "question 0"}]
+    expected += [{"role": "assistant", "content": "(left out)"}, {"role": "user", "content": "question 1"}]
+    expected += [{"role": "assistant", "content": "(left out)"}, {"role": "user", "content": "question 2"}]
+    assert last == tokenizer.apply_chat_template(expected, tokenize=False, add_generation_prompt=True)
+
+
+async def test_a_fixed_turn_batch_holds_the_request_of_an_agent_until_the_next_batch(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"rollout_batch_size": 8, "n_env": 2, "env_backend": "process", "env_workers": 2}
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: f"answer {number}") as engine:
+        args = rollout_args(tmp_path, engine.port, **overrides("edits 5", **keys))
+        source = EpisodeSource(args)
+        try:
+            first = await collect(args, 0, source)
+            waiting = [list(s.bootstrap.token_ids) for s in first.segments if s.stop is StopReason.CUT and s.bootstrap]
+            second = await collect(args, 1, source)
+        finally:
+            await close_runtimes()
+    played = [list(s.turns[0].prompt.token_ids) for s in second.segments if s.turns[0].index]
+    assert waiting and sorted(played) == sorted(waiting), "the value of a cut is that of the next request"
+    segments = [*first.segments, *second.segments]
+    assert sum(len(s.turns) for s in segments) == 16 and any(s.stop is StopReason.TERMINATED for s in segments)
+    assert first.metrics.get("rollout/faults/episodes_failed", 0.0) == 0.0
+
+
+async def test_continuous_batches_play_agents(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"rollout_batch_size": 8, "n_env": 2, "env_backend": "process", "env_workers": 2}
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: f"answer {number}") as engine:
+        args = rollout_args(tmp_path, engine.port, **overrides("edits 3", **keys))
+        args.rollout_function_path = "rollout.continuous.generate_rollout"
+        try:
+            batch = await next_batch(args, 0, EpisodeSource(args))
+        finally:
+            await close_runtimes()
+    assert sum(len(segment.turns) for segment in batch.segments) == 8
+    assert any(segment.stop is StopReason.TERMINATED for segment in batch.segments)
+
+
+@pytest.mark.parametrize(
+    ("mode", "keys", "stop", "bootstrapped"),
+    [
+        ("edits 3", {"max_steps": 2}, StopReason.TIME_LIMIT, True),
+        ("hangs", {"time_limit_s": 1.0, "variables": {"MARK": "/dev/null"}}, StopReason.TIME_LIMIT, False),
+        ("crashes", {}, StopReason.TERMINATED, False),
+    ],
+)
+async def test_after_a_limit_the_value_of_the_next_request_stands_in_for_the_rest_if_there_is_one(
+    tmp_path: Path, mode: str, keys: dict[str, Any], stop: StopReason, bootstrapped: bool
+) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "so") as engine:
+        settings = overrides(mode, keys=keys, rollout_batch_size=8, n_env=1, bootstrap_on_time_limit=True)
+        args = rollout_args(tmp_path, engine.port, **settings)
+        try:
+            batch = await collect(args, 0, EpisodeSource(args))
+        finally:
+            await close_runtimes()
+    ended = [segment for segment in batch.segments if segment.stop is not StopReason.CUT]
+    assert {segment.stop for segment in ended} == {stop}
+    assert all((segment.bootstrap is not None) is bootstrapped for segment in ended)
+
+
+async def test_the_records_of_an_evaluation_name_the_part_of_the_agent_that_asked(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "to A 0") as engine:
+        args = rollout_args(tmp_path, engine.port, **overrides("parallel"))
+        runtime = await get_runtime(args)
+        try:
+            spec = EpisodeSpec(0, "any", EnvSpec("envs.agent", {"task": "any", "seed": 0}, args.env))
+            facts = (await play_episode(runtime, spec)).facts()
+        finally:
+            await close_runtimes()
+    assert {turn["thread"] for turn in facts["story"]} <= {0, 1} and facts["stop"] == "terminated"
+
+
+async def test_history_full_is_refused(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "so") as engine:
+        settings = overrides("edits", history="full", max_episode_failures_per_batch=0)
+        args = rollout_args(tmp_path, engine.port, **settings)
+        try:
+            with pytest.raises(FailureBudgetError, match="leave history out of the YAML"):
+                await collect(args, 0, EpisodeSource(args))
+        finally:
+            await close_runtimes()
