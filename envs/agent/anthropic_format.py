@@ -148,7 +148,8 @@ def events(answer: Answer, request: Request, number: int) -> Iterator[bytes]:
     for index, block in enumerate(_blocks(answer, number)):
         match block["type"]:
             case "tool_use":
-                start, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+                text = json.dumps(block["input"])
+                start, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": text}
             case "thinking":
                 start, delta = {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
             case _:

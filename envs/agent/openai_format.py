@@ -39,7 +39,8 @@ def read(body: Mapping[str, Any]) -> Request:
     messages = tuple(_message(message) for message in checked_list(body.get("messages"), "messages"))
     if not messages:
         raise RequestError("messages is empty")
-    tools = () if body.get("tool_choice") == "none" else tuple(_tool(t) for t in checked_list(body.get("tools"), "tools"))
+    offered = [] if body.get("tool_choice") == "none" else checked_list(body.get("tools"), "tools")
+    tools = tuple(_tool(tool) for tool in offered)
     stops = body.get("stop") or []
     if not isinstance(stops, str | list):
         raise RequestError(f"stop must be a text or a list of texts, got {short(stops)}")

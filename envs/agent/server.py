@@ -7,7 +7,6 @@ API key of a request names its episode.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import os

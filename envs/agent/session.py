@@ -35,7 +35,8 @@ class End:
         """The end in a sentence's middle."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         said = f"; its last line: {lines[-1][:300]}" if lines else ""
-        return f"{f'was stopped ({self.stopped} limit)' if self.stopped else f'ended with exit code {self.exit_code}'}{said}"
+        how = f"was stopped ({self.stopped} limit)" if self.stopped else f"ended with exit code {self.exit_code}"
+        return how + said
 
 
 @dataclass(eq=False)

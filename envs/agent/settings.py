@@ -23,7 +23,7 @@ class AgentSettings(Settings):
     """The agent's program with its arguments: a list, or one text that is split as in a shell. The program is looked up
     beside `python` first, then in PATH. It starts in a copy of `workdir`."""
     workdir: str | None = None
-    """Folder with the agent's files and those of the task. Every episode gets its own copy. Null for an empty folder."""
+    """Folder with the agent's files and those of the task. Every episode gets its own copy; null for an empty one."""
     prompt: str = ""
     """The task in words, for `{prompt}` and the variable `AGENT_PROMPT`; `prepare` may write another one."""
     variables: Mapping[str, str] = {}
@@ -98,6 +98,4 @@ class AgentSettings(Settings):
     @property
     def limits(self) -> Limits:
         """Limits of the sandbox; its time is limited from outside."""
-        return Limits(
-            seconds=float("inf"), memory_mb=self.memory_mb, processes=self.processes, tree_mb=self.tree_mb
-        )
+        return Limits(seconds=float("inf"), memory_mb=self.memory_mb, processes=self.processes, tree_mb=self.tree_mb)

@@ -87,7 +87,7 @@ def test_calls_reach_the_agent_parsed_and_results_come_back_as_tool_messages(sta
     assert [tool["function"]["name"] for tool in env.tools] == ["add"]
     _, _, info = env.step("<think>sum</think>I add.\n" + call("add", a=2, b=3))
     assert info["valid_action"] and "add" in str(info.get("action"))
-    question, answer, result = shown(env)
+    _, answer, result = shown(env)
     assert answer["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
     assert answer["reasoning_content"] == "sum" and answer["content"] == "I add."
     assert (result["role"], result["content"]) == ("tool", "5")
@@ -228,7 +228,9 @@ async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_i
     assert not any(map(is_alive, running))
 
 
-needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="apt-get install -y bubblewrap enables this test")
+needs_bwrap = pytest.mark.skipif(
+    shutil.which("bwrap") is None, reason="apt-get install -y bubblewrap enables this test"
+)
 
 
 @needs_bwrap

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from openai import OpenAI
 
-SYSTEM = "Guess the number. First think, then name one number. Write THINK: and your thought, then ACTION: and the number."
+SYSTEM = (
+    "Guess the number. First think, then name one number. Write THINK: and your thought, then ACTION: and the number."
+)
 GUESSES = 3
 
 

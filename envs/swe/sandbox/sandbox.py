@@ -43,7 +43,7 @@ class Sandbox:
     def run(
         self, argv: Sequence[str], stdin: bytes = b"", seconds: float | None = None, stop: threading.Event | None = None
     ) -> Outcome:
-        """Run a command in the tree and return how it ended; nothing of it is alive afterwards. `stop` ends it early."""
+        """Run a command in the tree and return how it ended; nothing of it is alive afterwards. `stop` ends it."""
         limits = self.limits if seconds is None else replace(self.limits, seconds=seconds)
         return supervise(self.command(argv), limits, self.tree, stdin, stop=stop)
 
