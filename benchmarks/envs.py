@@ -6,6 +6,8 @@ BALROG's figures come from its own code with its own settings, which render ever
 machine, so the ratio is an order of magnitude. "with pictures" means that our environment also renders every step.
 The rows of envs.tools call the same tool as a Python function and on an MCP server. The CPU time of that server, of
 the OpenEnv server and of ScienceWorld's Java process is not counted.
+The rows of envs.tools call the same tool as a Python function and on an MCP server, whose own CPU time is not counted.
+The row of envs.agent answers the requests of a program, whose CPU time is not counted either.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ _ADD = ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',)
 _NETHACK = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
 _ASKED = {"data": [{"question": "?"}], "max_steps": 1000}
 _MCP_SERVER = str(Path(sys.path[0]) / "tests" / "fixtures" / "mcp_server.py")
+_AGENT = str(Path(sys.path[0]) / "tests" / "fixtures" / "agent_program.py")
+_OFTEN = {"max_steps": 1000, "time_limit_s": 3600.0}
 ROWS = [
     Row("envs.babyai", "goto", 1650, needs=("minigrid",)),
     Row("envs.babyai", "open", 1650, needs=("minigrid",)),
@@ -93,6 +97,7 @@ ROWS = [
         ("1",),
         server=("-m", "tests.fixtures.openenv_server", "guess", "0"),
     ),
+    Row("envs.agent", "asks", None, {"command": [sys.executable, _AGENT, "asks", "1000"], **_OFTEN}, answers=("yes",)),
 ]
 
 

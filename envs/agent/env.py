@@ -59,6 +59,7 @@ class AgentRun:
 class AgentEnv(BaseInteractionEnv):
     """One run of an agent's program."""
 
+    default_action = "the answer as text"
     deterministic = False
     whole_prompts = True
 
@@ -196,7 +197,7 @@ class AgentEnv(BaseInteractionEnv):
             "terminated": False,
             "truncated": False,
             "valid_action": not answer.errors,
-            "executed_action": answer.written,
+            "executed_action": self.default_action if answer.errors else answer.written,
             "progression": 0.0,
             "action": text[slice(*answer.span)] if answer.span else None,
             "action_span": answer.span,

@@ -61,6 +61,7 @@ _TEXT_WORLDS = "tests.envs.text_worlds"
 _COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "take all", "open chest")
 
 _MCP_SERVER = str(Path(__file__).parents[1] / "fixtures" / "mcp_server.py")
+_AGENT = str(Path(__file__).parents[1] / "fixtures" / "agent_program.py")
 _TOOLS = ["tests.envs.toolbox:add", "tests.envs.toolbox:Counter"]
 _MCP = [{"mcp": {"command": [sys.executable, _MCP_SERVER], "include": ["add"], "deterministic": True}}]
 _SUMS = [{"question": f"What is {k} + {k}?", "answer": str(2 * k)} for k in range(9)]
@@ -131,6 +132,14 @@ CASES = [
     ),
     Case(_OPENENV, "guess", {"max_steps": 30, "default_action": "2"}, ("websockets",), ("1", "9"), fuzzed_answers=300),
     Case(_OPENENV, "tools", {"max_steps": 6}, ("websockets",), _GUESSES, fuzzed_answers=200),
+    Case(
+        "envs.agent",
+        "any",
+        {"command": [sys.executable, _AGENT, "asks", "1000"], "max_steps": 30},
+        answers=("yes", "no"),
+        seeds_differ=False,
+        fuzzed_answers=100,
+    ),
     Case("envs.gymnasium_text", "echo", {"id": f"{_TEXT_WORLDS}:Echo", "max_steps": 30}, answers=("hello", "end")),
     Case(
         "tests.envs.tiny_repository",

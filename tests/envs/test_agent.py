@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from envs.agent import AgentEnv, AgentRun, server
+from envs.agent import AgentEnv, AgentRun, AgentSettings, server
 from envs.agent.request import Request, read_answer
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
@@ -28,6 +29,7 @@ from tests.rollout.test_env_pool import config, is_alive
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PROGRAM = FIXTURES / "agent_program.py"
+SANDBOX_LIMITS = ("memory_mb", "processes", "tree_mb")
 
 
 def options(mode: str, **more: Any) -> dict[str, Any]:
@@ -80,6 +82,22 @@ def test_each_request_is_an_observation_exactly_as_sent_and_the_grader_pays_the_
     assert shown(env) == [] and not folder.exists()
     with pytest.raises(EpisodeOverError):
         env.step("three")
+
+
+def test_the_documented_grader_prepares_the_task_and_grades_it(
+    started: Callable[..., AgentEnv], tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my_grader.py").write_text(code)
+    keys = {"prepare": f"{tmp_path}/my_grader.py:prepare", "grader": f"{tmp_path}/my_grader.py:grade"}
+    env = started("sums", **keys)
+    assert texts(env) == [("user", "Write the sum of the numbers in numbers.txt to sum.txt. 3 4")]
+    assert env.step("7")[2]["reward"] == 1.0
+    env.reset()
+    assert env.step("8")[2]["reward"] == 0.0
+    for key in AgentSettings.model_fields:
+        assert f"`{key}`" in page or f"env.{key}" in page or f"{key}:" in page or key in SANDBOX_LIMITS, key
 
 
 def test_calls_reach_the_agent_parsed_and_results_come_back_as_tool_messages(started: Callable[..., AgentEnv]) -> None:

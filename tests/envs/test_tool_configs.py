@@ -1,4 +1,4 @@
-"""The configurations of tools, judge and geometry problems hold keys that exist, and their environments start."""
+"""The configurations of tools, judge, geometry problems and agents hold keys that exist, and their environments start."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from envs.agent import AgentSettings
 from envs.geo3k import Geo3kSettings
 from envs.judge.env import JudgedSettings
 from envs.tools import ToolSettings, load_tools
@@ -17,7 +18,7 @@ from rollout.bridge.settings import RolloutSettings
 from slime_verlog import read_settings
 
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
-SETTINGS = {"tools": ToolSettings, "judge": JudgedSettings, "geo3k": Geo3kSettings}
+SETTINGS = {"tools": ToolSettings, "judge": JudgedSettings, "geo3k": Geo3kSettings, "agent": AgentSettings}
 
 
 def load(name: str, uncomment: bool = False) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def test_every_key_exists_and_every_commented_key_shows_its_default(name: str) -
     assert set(full["env"]) > set(config["env"]) or set(full["env"].get("judge", {})) > set(config["env"]["judge"])
 
 
-@pytest.mark.parametrize("name", ["tools", "judge", "geo3k", "easy_vqa", "swe"])
+@pytest.mark.parametrize("name", ["tools", "judge", "geo3k", "easy_vqa", "swe", "agent"])
 def test_every_setting_is_described_and_has_a_json_schema(name: str) -> None:
     schema = importlib.import_module(f"envs.{name}").SETTINGS.model_json_schema()
     models = [schema, *schema.get("$defs", {}).values()]

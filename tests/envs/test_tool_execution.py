@@ -105,9 +105,7 @@ def test_an_async_tool_that_keeps_hanging_is_disabled_too(
     assert threading.active_count() <= before + 1
 
 
-def test_a_blocked_loop_counts_against_the_tool_that_blocks_it(
-    hanging: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_blocked_loop_counts_against_the_tool_that_blocks_it(hanging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution_module, "STUCK_S", 0.2)
 
     def block() -> None:

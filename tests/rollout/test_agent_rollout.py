@@ -15,6 +15,7 @@ from rollout.evaluate import play_episode
 from rollout.fixed_turn import collect
 from rollout.generate import generate
 from rollout.play.runtime import close_runtimes, get_runtime
+from rollout.play.slots import make_slots, slots_state
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import StopReason
 from tests.envs.test_agent import options
@@ -30,6 +31,10 @@ def overrides(mode: str, *, keys: dict[str, Any] | None = None, **more: Any) -> 
         "env": options(mode, **(keys or {})),
         **more,
     }
+
+
+def spec(args: Any, number: int) -> EpisodeSpec:
+    return EpisodeSpec(number, "any", EnvSpec("envs.agent", {"task": "any", "seed": number}, args.env))
 
 
 async def test_an_agent_that_edits_its_history_is_trained_on_every_token_that_it_got(tmp_path: Path) -> None:
@@ -111,11 +116,24 @@ async def test_the_records_of_an_evaluation_name_the_part_of_the_agent_that_aske
         args = rollout_args(tmp_path, engine.port, **overrides("parallel"))
         runtime = await get_runtime(args)
         try:
-            spec = EpisodeSpec(0, "any", EnvSpec("envs.agent", {"task": "any", "seed": 0}, args.env))
-            facts = (await play_episode(runtime, spec)).facts()
+            facts = (await play_episode(runtime, spec(args, 0))).facts()
         finally:
             await close_runtimes()
     assert {turn["thread"] for turn in facts["story"]} <= {0, 1} and facts["stop"] == "terminated"
+
+
+async def test_a_resumed_run_gives_up_the_episodes_of_agents(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "so") as engine:
+        args = rollout_args(tmp_path, engine.port, **overrides("edits"))
+        runtime = await get_runtime(args)
+        try:
+            (slot,) = await make_slots(runtime, 1, lambda number: spec(args, number))
+            await (await slot.live()).play_turn(runtime.flags.sampling_params())
+            (resumed,) = await make_slots(runtime, 1, lambda number: spec(args, number), slots_state([slot]))
+            assert resumed.episode is None and runtime.counters["episodes_lost_at_resume"] == 1
+            assert (await resumed.live()).index == 0, "the slot goes on with the next episode"
+        finally:
+            await close_runtimes()
 
 
 async def test_history_full_is_refused(tmp_path: Path) -> None:
