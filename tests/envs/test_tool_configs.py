@@ -1,4 +1,4 @@
-"""The configurations of tools, judge, geometry problems and agents hold keys that exist, and their environments start."""
+"""The configurations of tools, judge, geometry and agents hold keys that exist, and their environments start."""
 
 from __future__ import annotations
 
