@@ -6,6 +6,7 @@ alive only during its episode. The reward comes from the grader, once, after the
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -73,7 +74,7 @@ class AgentEnv(BaseInteractionEnv):
         workdir = Path(settings.workdir or "/nonexistent").expanduser()
         self._words[0] = find_program(self._words[0], search_path(settings.interpreter), workdir)
         if settings.sandbox:
-            check_sandbox(Sandbox(Path(__file__).parent, settings.interpreter, writable_tree=False))
+            _check_sandbox(settings.interpreter)
         self._episode: _Running | None = None
 
     def reset(self) -> Observation:
@@ -276,6 +277,12 @@ def _environment(name: str) -> str:
     if name not in os.environ:
         raise ConfigError(f"env.pass_env: the environment has no variable {name}")
     return os.environ[name]
+
+
+@functools.lru_cache(maxsize=32)
+def _check_sandbox(python: Path) -> None:
+    """Make sure, once per interpreter, that the sandbox starts."""
+    check_sandbox(Sandbox(Path(__file__).parent, python, writable_tree=False))
 
 
 def _exit_code(run: AgentRun) -> float:

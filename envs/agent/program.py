@@ -101,8 +101,8 @@ class Program:
     def _watch(self) -> None:
         try:
             end = self._runner.run()
-        except EnvironmentFault as error:
-            end = End(-1, str(error))
+        except Exception as error:  # whatever it is, the environment must not wait for the program
+            end = End(-1, f"{type(error).__name__}: {error}")
         self._on_end(end)
 
     def stop(self) -> None:

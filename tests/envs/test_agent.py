@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,8 @@ from rollout.workers.pool import EnvPool
 from tests.envs.test_tool_env import call
 from tests.rollout.test_env_pool import config, is_alive
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "fixtures"
 PROGRAM = FIXTURES / "agent_program.py"
 SANDBOX_LIMITS = ("memory_mb", "processes", "tree_mb")
 
@@ -87,7 +89,7 @@ def test_each_request_is_an_observation_exactly_as_sent_and_the_grader_pays_the_
 def test_the_documented_grader_prepares_the_task_and_grades_it(
     started: Callable[..., AgentEnv], tmp_path: Path
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_grader.py").write_text(code)
     keys = {"prepare": f"{tmp_path}/my_grader.py:prepare", "grader": f"{tmp_path}/my_grader.py:grade"}
@@ -244,6 +246,32 @@ async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_i
     while any(map(is_alive, running)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_alive, running))
+
+
+def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """One `slime-verlog` command."""
+    argv = [sys.executable, "-m", "inspection", *arguments]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=180, **options)
+
+
+def test_an_agent_that_asks_for_another_model_costs_its_episode_in_a_command(tmp_path: Path) -> None:
+    keys = {"rollout_interaction_env_path": "envs.agent", "env": options("other"), "tasks": ["any"], "n_env": 1}
+    (tmp_path / "config.yaml").write_text(json.dumps({**keys, "max_env_retries_per_turn": 0}))
+    arguments = ["--config", f"{tmp_path}/config.yaml", "--player", "random", "--episodes", "1"]
+    done = command("evaluate", *arguments, "--out", str(tmp_path / "out"))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "error: task 'any': the agent never asked the model: it ended with exit code 3" in done.stderr
+    assert "its last request was refused: there is no model 'gpt-9' here, only policy" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["check", "play"])
+def test_the_shipped_configuration_is_checked_and_played(part: str) -> None:
+    clients("openai")
+    done = command(part, "custom_configs/agent.yaml", input="4\n2\n1\n/quit\n")
+    assert done.returncode == 0, done.stderr
+    words = ["no errors"] if part == "check" else ["at least 1 and at most 8", "the episode is over (terminated)"]
+    assert all(word in done.stdout for word in words), done.stdout
 
 
 needs_bwrap = pytest.mark.skipif(
