@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from envs.agent import AgentEnv, AgentRun, AgentSettings, server
+from envs.agent import AgentEnv, AgentRun, AgentSettings, server, session
 from envs.agent.request import Request, read_answer
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
@@ -140,10 +140,13 @@ def test_an_answer_is_split_as_a_server_would_split_it(text: str, expected: tupl
         ("quits", "never asked the model: it ended with exit code 0; its last line: nothing to do"),
         ("sleeps", "never asked the model: it did not ask within 1 s"),
         ("other", "exit code 3.*its last request was refused: there is no model 'gpt-9' here, only policy"),
-        ("floods", "sent 200 requests that were refused; the last one because there is no model"),
+        ("floods", "sent 20 requests that were refused; the last one because there is no model"),
     ],
 )
-def test_a_program_that_never_asks_properly_is_one_sentence(mode: str, words: str) -> None:
+def test_a_program_that_never_asks_properly_is_one_sentence(
+    mode: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "MOST_REFUSED", 20)
     env = made(mode, time_limit_s=1.0 if mode == "sleeps" else 30.0)
     with pytest.raises(EnvironmentFault, match=words):
         env.reset()
@@ -232,15 +235,15 @@ def test_a_wrong_setting_is_one_sentence(keys: dict[str, Any], words: str) -> No
 
 async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> None:
     pool = EnvPool(config("process"))
-    session = await pool.open(EnvSpec("envs.agent", {"task": "any", "seed": 0}, options("edits 9")))
-    await session.step("one")
+    episode = await pool.open(EnvSpec("envs.agent", {"task": "any", "seed": 0}, options("edits 9")))
+    await episode.step("one")
     host = pool.workers[0].host
     assert isinstance(host, ProcessHost)
     running = descendants(host.process.pid)
     assert any(PROGRAM.name in " ".join(psutil.Process(pid).cmdline()) for pid in running)
     host.kill()
     with pytest.raises(PoolFault, match="not deterministic"):
-        await session.step("two")
+        await episode.step("two")
     pool.close()
     deadline = time.monotonic() + 30
     while any(map(is_alive, running)) and time.monotonic() < deadline:
