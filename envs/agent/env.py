@@ -11,9 +11,7 @@ import math
 import os
 import re
 import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -229,9 +227,7 @@ class _Running:
     def __init__(self, server: ModelServer, models: tuple[str, ...]) -> None:
         self.server, self.session = server, Session(models)
         self.key = server.open(self.session)
-        self._outer = Path(tempfile.mkdtemp(prefix="slime-verlog-agent-")).resolve()
-        self._outer.chmod(0o711)  # the sandbox's user must pass
-        self._removal = weakref.finalize(self, remove_tree, self._outer)
+        self._outer = server.folder.make()
         self._program: Program | None = None
         self.folder, self._home = self._outer / "work", self._outer / "home"
         self.folder.mkdir()
@@ -265,7 +261,7 @@ class _Running:
 
     def remove(self) -> None:
         """Remove the folder."""
-        self._removal()
+        remove_tree(self._outer)
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

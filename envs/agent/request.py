@@ -106,7 +106,10 @@ def _typed(call: Call, parameters: Mapping[str, Any]) -> Call:
     """The call; arguments from markup, which are text, become JSON where the schema expects something else."""
     if not call.as_text:
         return call
-    return Call(call.name, convert_texts(call.arguments, parameters))
+    try:
+        return Call(call.name, convert_texts(call.arguments, parameters))
+    except (AttributeError, TypeError):  # the client's schema is not one; the arguments stay text
+        return Call(call.name, call.arguments)
 
 
 def digest_of(path: str, body: bytes) -> str:

@@ -11,16 +11,15 @@ import functools
 import json
 import os
 import secrets
-import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from aiohttp import web
 
 from envs.agent import anthropic_format, openai_format
+from envs.agent.folders import ProcessFolder
 from envs.agent.request import Answer, Request, RequestError, digest_of
 from envs.agent.session import Session, Waiting
 from envs.errors import EnvironmentFault
@@ -60,9 +59,8 @@ class ModelServer:
     """Serves on a thread until the process ends."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="slime-verlog-agents-")
-        os.chmod(self._folder.name, 0o711)  # the sandbox's user must pass
-        self.socket = Path(self._folder.name) / "model.sock"
+        self.folder = ProcessFolder()
+        self.socket = self.folder.path / "model.sock"
         self.port = 0
         self._sessions: dict[str, Session] = {}
         self._loop = asyncio.new_event_loop()

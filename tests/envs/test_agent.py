@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,8 +18,9 @@ from typing import Any
 
 import psutil
 import pytest
+from PIL import Image
 
-from envs.agent import AgentEnv, AgentRun, AgentSettings, server, session
+from envs.agent import AgentEnv, AgentRun, AgentSettings, anthropic_format, openai_format, server, session
 from envs.agent.request import Request, read_answer
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
@@ -132,6 +136,19 @@ def test_an_answer_is_split_as_a_server_would_split_it(text: str, expected: tupl
     answer = read_answer(text, Request((), tools, stops=("\nObservation:",)), 4)
     assert (answer.text, [c.name for c in answer.calls], not answer.errors) == expected
     assert all(type(value) is int for c in answer.calls for value in c.arguments.values())
+
+
+def test_both_apis_send_pictures_into_the_prompt() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (28, 20), "red").save(file, "png")
+    data = base64.b64encode(file.getvalue()).decode()
+    text = {"type": "text", "text": "What is this?"}
+    url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    for read, picture in ((openai_format.read, url), (anthropic_format.read, {"type": "image", "source": source})):
+        request = read({"model": "policy", "messages": [{"role": "user", "content": [text, picture]}]})
+        shown, image = request.messages[0]["content"]
+        assert shown == text and image["type"] == "image" and image["image"].getpixel((5, 5)) == (255, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +292,20 @@ def test_the_shipped_configuration_is_checked_and_played(part: str) -> None:
     assert done.returncode == 0, done.stderr
     words = ["no errors"] if part == "check" else ["at least 1 and at most 8", "the episode is over (terminated)"]
     assert all(word in done.stdout for word in words), done.stdout
+
+
+def test_the_folders_of_a_process_that_was_killed_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    make = "import os, signal; from envs.agent.folders import ProcessFolder as P; p = P(); print(p.make().parent)"
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    def run(code: str) -> Path:
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True)
+        return Path(done.stdout.strip())
+
+    killed = run(f"{make}; os.sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)")
+    assert killed.is_dir()
+    ended = run(make)
+    assert not killed.exists() and not ended.exists() and killed.parent == ended.parent == tmp_path
 
 
 needs_bwrap = pytest.mark.skipif(
