@@ -30,6 +30,7 @@ from rollout.workers.guard import descendants
 from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
 from tests.envs.test_tool_env import call
+from tests.envs.tiny_repository import TASK, needs_sandbox, tiny_options
 from tests.rollout.test_env_pool import config, is_alive
 
 ROOT = Path(__file__).parents[2]
@@ -325,6 +326,23 @@ def test_in_a_sandbox_the_agent_reaches_the_model_and_nothing_else(tmp_path: Pat
     assert texts(env) == [("user", "FileNotFoundError OSError /testbed")]
     _, done, info = env.step("nothing")
     assert done and info["reward"] == 1.0, info
+    env.close()
+
+
+@pytest.mark.slow
+@needs_bwrap
+def test_a_repository_is_prepared_and_judged_as_in_swe_tasks(tmp_path: Path) -> None:
+    needs_sandbox()
+    shutil.copy(PROGRAM, tmp_path)
+    keys = {"command": f"python {PROGRAM.name} shell", "workdir": str(tmp_path), "sandbox": True}
+    keys |= {"prepare": "envs.agent.swe.prepare", "grader": "envs.agent.swe.grade", "grade_timeout_s": 240.0}
+    env = build_env_from("envs.agent", {"task": TASK, "seed": 0}, {**keys, "options": tiny_options()})
+    for commands, reward in (["ls shop", "done"], 0.0), (["sed -i 's/prices.1:./prices/' shop/prices.py", "done"], 1.0):
+        env.reset()
+        assert "The first price is left out" in texts(env)[0][1]
+        assert not env.step(commands[0])[1]
+        _, done, info = env.step(commands[1])
+        assert done and info["reward"] == reward, info
     env.close()
 
 
