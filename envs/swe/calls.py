@@ -1,4 +1,4 @@
-"""The tools of SWE tasks, and how their calls are read from an answer.
+"""The tools of SWE tasks, and how calls of such tools are read from an answer.
 
 Calls have the forms of `envs/tools/calls.py`, such as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. In an
 answer without such a call, a plain line alone or after `ACTION:` counts as one: `view setup.py 1 40`.
@@ -10,7 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from envs.text_game import find_action
@@ -108,6 +108,15 @@ TOOLS: Mapping[str, SWETool] = {
 }
 
 
+def with_descriptions(descriptions: Mapping[str, str]) -> Mapping[str, SWETool]:
+    """Some of the tools, described for another environment."""
+    found = {}
+    for name, text in descriptions.items():
+        function = {**TOOLS[name].schema["function"], "description": text}
+        found[name] = replace(TOOLS[name], schema={"type": "function", "function": function})
+    return found
+
+
 @dataclass(frozen=True)
 class Call:
     """One well-formed call; every argument is present and of its type."""
@@ -141,18 +150,18 @@ class Answer:
         return bool(self.calls) and not self.errors
 
 
-def parse_answer(text: str, max_calls: int = 4) -> Answer:
-    """Read the calls out of an answer. Never raises; what cannot be read is an error in words."""
+def parse_answer(text: str, max_calls: int = 4, tools: Mapping[str, SWETool] = TOOLS) -> Answer:
+    """Read the calls of `tools` out of an answer. Never raises; what cannot be read is an error in words."""
     found = find_calls(text, max_calls)
     if found.span is None:
-        return _parse_plain(text)
-    checked = [_check_call(call.name, call.arguments, call.as_text) for call in found.calls]
+        return _parse_plain(text, tools)
+    checked = [_check_call(tools, call.name, call.arguments, call.as_text) for call in found.calls]
     calls = tuple(c for c in checked if isinstance(c, Call))
     errors = tuple(c for c in checked if isinstance(c, str))
     return Answer(calls, (*found.errors, *errors), found.span, found.cut)
 
 
-def _parse_plain(text: str) -> Answer:
+def _parse_plain(text: str, tools: Mapping[str, SWETool]) -> Answer:
     begin = reasoning_end(text)
     if begin is None:
         return Answer((), ("the answer ends inside of its reasoning",))
@@ -162,20 +171,20 @@ def _parse_plain(text: str) -> Answer:
     if stripped.startswith("{"):
         value, end, error = decode(stripped)
         call = error or read_call(value)
-        result = call if isinstance(call, str) else _check_call(call.name, call.arguments)
+        result = call if isinstance(call, str) else _check_call(tools, call.name, call.arguments)
         stripped = stripped[:end] if end else stripped
     else:
         line = stripped.split("\n", 1)[0].rstrip()
-        result = _read_line(line) if start > 0 or line == stripped else "no tool call was found"
+        result = _read_line(tools, line) if start > 0 or line == stripped else "no tool call was found"
         stripped = line
     span = (offset, offset + len(stripped))
     return Answer((result,), (), span) if isinstance(result, Call) else Answer((), (result,), span)
 
 
-def _read_line(line: str) -> Call | str:
+def _read_line(tools: Mapping[str, SWETool], line: str) -> Call | str:
     """Read `view setup.py 1 40`."""
     name, _, rest = line.partition(" ")
-    spec = TOOLS.get(name)
+    spec = tools.get(name)
     if spec is None:
         return "no tool call was found"
     if spec.plain is None:
@@ -184,14 +193,16 @@ def _read_line(line: str) -> Call | str:
     if len(words) > len(spec.plain):
         return f"{name} takes no arguments"
     arguments = {key: word.strip() for key, word in zip(spec.plain, words, strict=False)}
-    return _check_call(name, arguments, as_text=True)
+    return _check_call(tools, name, arguments, as_text=True)
 
 
-def _check_call(name: str, arguments: Mapping[str, Any], as_text: bool = False) -> Call | str:
+def _check_call(
+    tools: Mapping[str, SWETool], name: str, arguments: Mapping[str, Any], as_text: bool = False
+) -> Call | str:
     """Check a call against its tool; a string says what is wrong. `as_text`: numbers come as digits."""
-    tool = TOOLS.get(name)
+    tool = tools.get(name)
     if tool is None:
-        return f"there is no tool {short(name)}; there are {', '.join(TOOLS)}"
+        return f"there is no tool {short(name)}; there are {', '.join(tools)}"
     given = tool.check.convert(arguments) if as_text else dict(arguments)
     if error := tool.check(given):
         return error
@@ -201,6 +212,6 @@ def _check_call(name: str, arguments: Mapping[str, Any], as_text: bool = False) 
     return Call(name, {key: given.get(key, tool.defaults.get(key)) for key in tool.parameters})
 
 
-def schemas() -> Sequence[Mapping[str, Any]]:
+def schemas(tools: Mapping[str, SWETool] = TOOLS) -> Sequence[Mapping[str, Any]]:
     """JSON schemas of the tools, as prompts show them."""
-    return [tool.schema["function"] for tool in TOOLS.values()]
+    return [tool.schema["function"] for tool in tools.values()]

@@ -158,7 +158,7 @@ class SWEEnv(BaseInteractionEnv):
             self.close()
         info = self._info(answer, calls, failures, terminated=submitted, truncated=at_limit)
         info["action"] = response_text[slice(*answer.span)] if answer.span else None
-        return make_observation(_explain(answer) + text, self._status()), done, info
+        return make_observation(explain(answer) + text, self._status()), done, info
 
     def close(self) -> None:
         self._bench = None
@@ -233,7 +233,7 @@ class SWEEnv(BaseInteractionEnv):
 _DEFAULT_CALL = parse_answer(SWEEnv.default_action).calls[0]
 
 
-def _explain(answer: Answer) -> str:
+def explain(answer: Answer) -> str:
     """What was wrong with an answer, before the result of what was done instead."""
     if not answer.valid:
         errors = "; ".join(answer.errors) or "no tool call was found"

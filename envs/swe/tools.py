@@ -24,7 +24,7 @@ _VIEW_LINES = 200
 _STOPPED = {
     "time": "stopped: it ran past its time limit",
     "memory": "stopped: its processes used more memory than they may",
-    "disk": "stopped: the repository grew larger than it may; delete what is not needed",
+    "disk": "stopped: the files grew larger than they may; delete what is not needed",
     "output": "stopped: it printed too much",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,6 @@ from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
 from rollout.play.memory import Message
 from rollout.spec import EpisodeSpec
 from rollout.workers.trial import ServiceError, Trial
-
-SWE = "envs.swe"
 
 
 @dataclass
@@ -67,8 +65,8 @@ async def check_task(
         report.findings.append(Finding("service", Status.WARNING, f"{error} (the rest was not checked)"))
     except SlimeVerlogError as error:
         report.findings.append(Finding("contract", Status.ERROR, str(error)))
-    if task.env_path == SWE:
-        report.findings += _reference_patch(task)
+    if task.env_path in _REFERENCES:
+        report.findings += _REFERENCES[task.env_path](task)
     return report
 
 
@@ -109,3 +107,22 @@ def _reference_patch(task: TaskSpec) -> Iterator[Finding]:
         status = Status.ERROR if found.problem else Status.WARNING if found.note else Status.OK
         detail = f"the reference patch is rewarded, verdict in {found.seconds:.1f} s"
         yield Finding("reference", status, found.problem or "; ".join(filter(None, [detail, found.note])))
+
+
+def _reference_solution(task: TaskSpec) -> Iterator[Finding]:
+    """Whether the task's reference solution is rewarded by its tests and the untouched files are not."""
+    from envs.harbor.reference import check_references
+    from envs.harbor.settings import HarborSettings
+    from slime_verlog import read_settings
+
+    for found in check_references(task.task, read_settings(HarborSettings, task.options, "env.")):
+        status = Status.ERROR if found.problem else Status.WARNING if found.note else Status.OK
+        detail = found.problem or found.note or "the reference solution is paid 1 and the untouched files 0"
+        yield Finding("reference", status, detail if found.task == task.task else f"{found.task}: {detail}")
+
+
+_REFERENCES: Mapping[str, Callable[[TaskSpec], Iterator[Finding]]] = {
+    "envs.swe": _reference_patch,
+    "envs.harbor": _reference_solution,
+}
+"""What else is checked about the tasks of an environment, by its module."""

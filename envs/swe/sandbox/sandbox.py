@@ -1,7 +1,8 @@
 """A bubblewrap sandbox around one working tree: no network, a read-only system, bounded in every resource.
 
 The command sees `/testbed` (the tree), `/usr`, the Python that runs the tests, its own `/tmp`, `/proc` and `/dev`,
-but none of the trainer's other files, environment variables or processes.
+but none of the trainer's other files, environment variables or processes. `places` shows parts of the tree elsewhere,
+and `root` takes system and Python from an exported image.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,8 +22,11 @@ from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.swe.sandbox.supervise import Limits, Outcome, supervise
 
 TESTBED = "/testbed"
+WRITABLE_TREE = ((".", TESTBED),)
 AGENT_ID = 60999
 """User and group of commands if the trainer runs as root, because limits on processes do not apply to root."""
+_IMAGE = "/image"
+"""Where an image is put together before it becomes the root."""
 _SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _INSTALL = "install it with: apt-get install -y bubblewrap"
 
@@ -39,6 +44,12 @@ class Sandbox:
     writable_tree: bool = True
     fixed_addresses: bool = False
     """Load programs at the same addresses each time, so that what they print of them can be reproduced."""
+    places: tuple[tuple[str, str], ...] = WRITABLE_TREE
+    """Pairs of a folder of the tree, which commands cannot replace, and the place where it shows inside."""
+    folder: str = TESTBED
+    """Where commands start."""
+    root: Path | None = None
+    """Folder with an exported image; it takes the place of this machine's system and of `python`."""
 
     def run(
         self, argv: Sequence[str], stdin: bytes = b"", seconds: float | None = None, stop: threading.Event | None = None
@@ -55,17 +66,24 @@ class Sandbox:
         """The whole command line: namespaces, mounts, a user without rights, limits, then `argv`."""
         bwrap = find_bwrap()
         spaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-        outer = [bwrap, *spaces, "--die-with-parent", "--new-session", *self._mounts()]
+        outer = [bwrap, *spaces, "--die-with-parent", "--new-session"]
         user = ["--unshare-user", "--cap-drop", "ALL"]
         if _can_disable_userns(bwrap):
             user.append("--disable-userns")
+        drop: list[str] = []
         if os.geteuid() == 0:
             # Mounting as root reaches a Python below /root; the second layer then runs as nobody's user.
             ids = [f"--reuid={AGENT_ID}", f"--regid={AGENT_ID}", "--clear-groups"]
             drop = ["setpriv", *ids, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
-            layers = [*outer, *drop, bwrap, *user, "--die-with-parent", "--dev-bind", "/", "/"]
-        else:
-            layers = [*outer, *user]
+        if self.root is not None:
+            # The image may lack these tools, so they are taken from this machine before the image becomes the root.
+            inner = [bwrap, *user, "--die-with-parent", "--dev-bind", _IMAGE, "/", "--chdir", self.folder]
+            own_user = [] if drop else ["--unshare-user"]
+            layers = [*outer, *own_user, *self._image_mounts(self.root), *drop, *self._limits(), *inner]
+            return [*layers, *self._variables(), *argv]
+        outer += self._mounts()
+        second = [bwrap, *user, "--die-with-parent", "--dev-bind", "/", "/"]
+        layers = [*outer, *drop, *second] if drop else [*outer, *user]
         return [*layers, *self._limits(), *argv]
 
     def _limits(self) -> list[str]:
@@ -74,7 +92,7 @@ class Sandbox:
             *(("setarch", "--addr-no-randomize") if self.fixed_addresses else ()),
             "prlimit",
             f"--nproc={limits.processes}",
-            f"--as={limits.memory_mb << 20}",
+            f"--as={(limits.address_mb or limits.memory_mb) << 20}",
             f"--fsize={limits.file_mb << 20}",
             "--core=0",
             "--nofile=1024",
@@ -82,17 +100,46 @@ class Sandbox:
         ]
 
     def _mounts(self) -> list[str]:
-        tmp = ["--perms", "1777", "--size", str(self.limits.tmp_mb << 20), "--tmpfs"]
-        # The order matters: a tmpfs hides what was bound below it before.
-        mounts = ["--ro-bind", "/usr", "/usr", *_system_links(), "--proc", "/proc", "--dev", "/dev"]
-        mounts += [*tmp, "/dev/shm", *tmp, "/tmp"]
+        mounts = [*self._system(), *self._own_files()]
+        shown = [(path, str(path)) for path in python_folders(self.python)]
+        mounts += _read_only((*shown, *self.readable))
+        mounts += self._tree()
+        return [*mounts, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", self.folder, *self._variables()]
+
+    def _image_mounts(self, root: Path) -> list[str]:
+        """This machine's system, and below `_IMAGE` what the command will see."""
+        mounts = [*self._system(), "--proc", "/proc", "--dev", "/dev", "--perms", "0755", "--tmpfs", _IMAGE]
+        # Places are mounted instead of what the image has there, and inside of it where it has such a folder.
+        missing = (Path(place).parts for _, place in self.places if not (root / place.lstrip("/")).is_dir())
+        hidden = {parts[1] for parts in missing} | {place[1:] for _, place in self.places}
+        for entry in sorted(root.iterdir()):
+            if entry.name in hidden | {"proc", "dev", "tmp", "sys"}:
+                continue
+            if entry.is_symlink():
+                mounts += ["--symlink", os.readlink(entry), f"{_IMAGE}/{entry.name}"]
+            elif entry.is_dir():
+                mounts += ["--ro-bind", str(entry), f"{_IMAGE}/{entry.name}"]
+        mounts += [*self._own_files(_IMAGE), *_read_only(self.readable, _IMAGE), *self._tree(_IMAGE)]
+        return [*mounts, "--remount-ro", f"{_IMAGE}/dev", "--remount-ro", _IMAGE, "--chdir", "/"]
+
+    @staticmethod
+    def _system() -> list[str]:
+        mounts = ["--ro-bind", "/usr", "/usr", *_system_links()]
         for path in (Path("/etc/ld.so.cache"), Path("/etc/alternatives")):
             mounts += [*_parents(path), "--ro-bind-try", str(path), str(path)]
-        shown = [(path, str(path)) for path in python_folders(self.python)]
-        for path, place in (*shown, *self.readable):
-            mounts += [*_parents(Path(place)), "--ro-bind", str(path), place]
-        mounts += ["--bind" if self.writable_tree else "--ro-bind", str(self.tree), TESTBED]
-        return [*mounts, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", TESTBED, *self._variables()]
+        return mounts
+
+    def _own_files(self, at: str = "") -> list[str]:
+        tmp = ["--perms", "1777", "--size", str(self.limits.tmp_mb << 20), "--tmpfs"]
+        # The order matters: a tmpfs hides what was bound below it before.
+        return ["--proc", f"{at}/proc", "--dev", f"{at}/dev", *tmp, f"{at}/dev/shm", *tmp, f"{at}/tmp"]
+
+    def _tree(self, at: str = "") -> list[str]:
+        mounts: list[str] = []
+        for part, place in self.places:
+            bind = "--bind" if self.writable_tree else "--ro-bind"
+            mounts += [*_parents(Path(place), at), bind, str(self.tree / part), at + place]
+        return mounts
 
     def _variables(self) -> list[str]:
         variables = {
@@ -125,9 +172,13 @@ def _system_links() -> list[str]:
     return words
 
 
-def _parents(path: Path) -> list[str]:
+def _parents(path: Path, at: str = "") -> list[str]:
     """Folders on the way to `path`, open to the agent's user whatever they are outside."""
-    return [w for parent in reversed(path.parents[:-1]) for w in ("--perms", "0755", "--dir", str(parent))]
+    return [w for parent in reversed(path.parents[:-1]) for w in ("--perms", "0755", "--dir", f"{at}{parent}")]
+
+
+def _read_only(shown: Iterable[tuple[Path, str]], at: str = "") -> list[str]:
+    return [w for path, place in shown for w in (*_parents(Path(place), at), "--ro-bind", str(path), at + place)]
 
 
 @functools.lru_cache(maxsize=32)
@@ -156,10 +207,10 @@ def find_bwrap() -> str:
     """
     path = shutil.which("bwrap")
     if path is None:
-        raise MissingDependencyError(f"SWE tasks run in bubblewrap, and there is no bwrap on PATH; {_INSTALL}")
+        raise MissingDependencyError(f"these tasks run in bubblewrap, and there is no bwrap on PATH; {_INSTALL}")
     for tool in ("prlimit", "setarch", "setpriv"):
         if shutil.which(tool) is None:
-            raise MissingDependencyError(f"SWE tasks need {tool}; install it with: apt-get install -y util-linux")
+            raise MissingDependencyError(f"these tasks need {tool}; install it with: apt-get install -y util-linux")
     return path
 
 

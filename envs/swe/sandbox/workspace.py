@@ -10,6 +10,7 @@ import stat
 import subprocess
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from envs.swe.sandbox.sandbox import AGENT_ID, TESTBED
@@ -22,15 +23,18 @@ class ToolFailure(Exception):
 
 
 class Workspace:
-    """A copy of a pristine tree that the agent may change; `close` removes it."""
+    """A tree that the agent may change: a copy of a pristine one, or what a function makes; `close` removes it."""
 
-    def __init__(self, pristine: Path) -> None:
+    def __init__(self, source: Path | Callable[[Path], None]) -> None:
         self.folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="slime-verlog-swe-")))
         # The agent's user must pass, nobody need list it.
         self.folder.chmod(0o711)
         self.tree = self.folder / "tree"
         self._finalizer = weakref.finalize(self, remove_tree, self.folder)
-        copy_tree(pristine, self.tree)
+        if isinstance(source, Path):
+            copy_tree(source, self.tree)
+        else:
+            source(self.tree)
 
     def close(self) -> None:
         """Remove the tree; a second call does nothing."""

@@ -1,0 +1,10 @@
+"""Tasks in Harbor's format (Terminal-Bench 2 and others): the agent works in a shell, and the task's tests pay it."""
+
+from envs.harbor.env import HarborEnv, build_env
+from envs.harbor.reference import expert_action
+from envs.harbor.settings import HarborSettings
+
+SETTINGS = HarborSettings
+DEFAULT_TASK = "count-errors"
+
+__all__ = ["DEFAULT_TASK", "SETTINGS", "HarborEnv", "HarborSettings", "build_env", "expert_action"]

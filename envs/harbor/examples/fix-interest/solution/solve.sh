@@ -1,0 +1,2 @@
+#!/bin/bash
+cp /solution/interest.py /app/interest.py

@@ -1,0 +1,178 @@
+"""The folders that an agent may change: which they are, and how an episode's copy of them is made.
+
+Each is a folder of the episode's tree, mounted at its place. So links in them, whoever made them, are followed only
+inside the sandbox; here, only paths without a link on the way are written to.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from envs.harbor.dockerfile import Copy, Image, UnsupportedLine
+from envs.swe.sandbox.workspace import hand_over
+
+TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier", "/solution"
+_ALWAYS = ("/tmp", "/logs/agent", "/logs/artifacts", SOLUTION)
+_SYSTEM = frozenset(
+    [
+        "bin",
+        "boot",
+        "dev",
+        "etc",
+        "image",
+        "lib",
+        "lib32",
+        "lib64",
+        "libx32",
+        "logs",
+        "proc",
+        "run",
+        "sbin",
+        "sys",
+        "tests",
+        "usr",
+        "verifier",
+    ]
+)
+_IMAGE_SYSTEM = _SYSTEM | {"media", "mnt", "opt", "srv", "var"}
+"""Folders of an image that are not copied for each episode, unless the task works there."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder that the agent may change, as it is named inside."""
+
+    path: str
+
+    @property
+    def part(self) -> str:
+        """Its name in the episode's tree."""
+        return self.path.strip("/").replace("/", "%")
+
+    def holds(self, path: str) -> bool:
+        """Whether `path` is in it."""
+        return PurePosixPath(path).is_relative_to(self.path)
+
+
+def home_of(user: str, root: Path | None) -> str:
+    """The agent's home. On this machine it is not /root, because a Python may be installed there."""
+    is_root = user in ("root", "0")
+    return ("/root" if root is not None else "/home/agent") if is_root else f"/home/{user}"
+
+
+def find_places(context: Path, image: Image, root: Path | None, writable: Iterable[str]) -> tuple[Place, ...]:
+    """The folders that the agent of a task may change, none inside another.
+
+    Args:
+        context: the task's folder `environment`.
+        root: an exported image, whose own folders outside of the system are among them.
+
+    Raises:
+        UnsupportedLine: one of them belongs to the system.
+    """
+    wanted = {image.folder: f"the working directory {image.folder}", home_of(image.user, root): "the home folder"}
+    wanted |= {folder: f"the working directory {folder}" for folder in image.folders}
+    wanted |= {_folder_of(context, copy): copy.line for copy in image.copies}
+    wanted |= {str(PurePosixPath(folder)): f"{folder} (env.writable)" for folder in writable}
+    wanted.pop("/", None)
+    paths = {_place_of(path, what, root) for path, what in wanted.items()} | set(_ALWAYS)
+    if root is not None:
+        own = (entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink())
+        paths |= {f"/{entry.name}" for entry in own if entry.name not in _IMAGE_SYSTEM}
+    outer = [p for p in paths if not any(p != q and PurePosixPath(p).is_relative_to(q) for q in paths)]
+    return tuple(Place(path) for path in sorted(outer))
+
+
+def _folder_of(context: Path, copy: Copy) -> str:
+    """The folder that a COPY writes into."""
+    is_folder = copy.into or (context / copy.sources[0]).is_dir()
+    folder = copy.target if is_folder else str(PurePosixPath(copy.target).parent)
+    if folder == "/":
+        raise UnsupportedLine(f"{copy.line} writes into /, which is read-only")
+    return folder
+
+
+def _place_of(path: str, what: str, root: Path | None) -> str:
+    """The place of a path: its outermost folder, unless that belongs to the system."""
+    top = PurePosixPath(path).parts[1]
+    if top not in (_SYSTEM if root is None else _IMAGE_SYSTEM):
+        return f"/{top}"
+    if root is None or top in ("dev", "logs", "proc", "sys", "tests", "verifier"):
+        raise UnsupportedLine(f"{what} belongs to the system in the sandbox")
+    inside = root / path.lstrip("/")
+    if not inside.is_dir() or Path(os.path.realpath(inside)) != Path(os.path.realpath(root)) / path.lstrip("/"):
+        raise UnsupportedLine(f"{what} is not a folder of the image in {root}")
+    return path
+
+
+def lay_out(tree: Path, places: Sequence[Place], image: Image, context: Path, root: Path | None) -> None:
+    """Make an episode's tree: the places as the image has them, working directories, and what COPY brings.
+
+    Raises:
+        UnsupportedLine: a COPY has no source, or leads out of its folder.
+    """
+    tree.mkdir()
+    for place in places:
+        source = root / place.path.lstrip("/") if root is not None else None
+        if source is not None and source.is_dir() and place.path != "/tmp":
+            _cp(source, tree / place.part)
+        else:
+            (tree / place.part).mkdir()
+    for folder in (*image.folders, image.folder, home_of(image.user, root)):
+        if folder != "/":
+            _inside(tree, places, folder, f"the folder {folder}").mkdir(parents=True, exist_ok=True)
+    for copy in image.copies if root is None else ():
+        _copy(tree, places, copy, context)
+    hand_over(tree)
+
+
+def outside(tree: Path, places: Iterable[Place], path: str) -> Path | None:
+    """Where a path of the sandbox lies in the tree, links not followed; None if it is in no place."""
+    for place in places:
+        if place.holds(path):
+            return tree / place.part / PurePosixPath(path).relative_to(place.path)
+    return None
+
+
+def _inside(tree: Path, places: Iterable[Place], path: str, what: str) -> Path:
+    """As `outside`, for a path that is written to: no link may be on the way."""
+    found = outside(tree, places, path)
+    if found is None or Path(os.path.realpath(found)) != Path(os.path.realpath(tree)) / found.relative_to(tree):
+        raise UnsupportedLine(f"{what} leads through a link")
+    return found
+
+
+def _copy(tree: Path, places: Sequence[Place], copy: Copy, context: Path) -> None:
+    target = _inside(tree, places, copy.target, copy.line)
+    sources = [path for pattern in copy.sources for path in _sources(context, pattern)]
+    if not sources:
+        raise UnsupportedLine(f"{copy.line} names no file of the folder environment")
+    into = copy.into or len(sources) > 1 or target.is_dir()
+    for source in sources:
+        if source.is_dir() and not source.is_symlink():
+            target.mkdir(parents=True, exist_ok=True)
+            _cp(source, target)
+        else:
+            (target if into else target.parent).mkdir(parents=True, exist_ok=True)
+            _cp(source, target / source.name if into else target)
+
+
+def _sources(context: Path, pattern: str) -> list[Path]:
+    """Files and folders that a source of COPY names. Like docker, COPY never leaves the folder `environment`."""
+    pattern = pattern.lstrip("/") or "."
+    real = os.path.realpath(context)
+    found = sorted(context.glob(pattern)) if any(c in pattern for c in "*?[") else [context / pattern]
+    return [
+        path
+        for path in found
+        if os.path.lexists(path) and (path == context or Path(os.path.realpath(path.parent)).is_relative_to(real))
+    ]
+
+
+def _cp(source: Path, target: Path) -> None:
+    argv = ["cp", "-a", "-T", "--remove-destination", "--reflink=auto", "--", str(source), str(target)]
+    subprocess.run(argv, check=True, capture_output=True, env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"})

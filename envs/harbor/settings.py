@@ -1,0 +1,111 @@
+"""The settings of Harbor tasks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import model_validator
+
+from envs.errors import ConfigError
+from slime_verlog import Field, Settings
+
+EXAMPLES = Path(__file__).with_name("examples")
+
+
+class HarborSettings(Settings):
+    """The YAML's `env:` mapping for Harbor tasks."""
+
+    folders: tuple[str, ...] = ()
+    """Folders that hold task folders (each with a `task.toml`); without any, the tasks of `envs/harbor/examples`."""
+    include: tuple[str, ...] = ("*",)
+    """Patterns of the task names that the task `*` draws from, such as `git-*`."""
+    exclude: tuple[str, ...] = ()
+    """Patterns of task names that the task `*` leaves out; they win over `include`."""
+    rootfs: str | None = None
+    """Folder with the task's exported image, in which commands then run. `{task}` stands for the task's name. Without
+    it, commands run with this machine's programs, and tasks that need an image build are refused."""
+    base_images: tuple[str, ...] = ()
+    """Patterns of further base images whose programs this machine has, such as `ghcr.io/acme/ubuntu:*`. Official
+    images such as `ubuntu` and `python` are known."""
+    python: str | None = None
+    """Interpreter whose folder comes first on PATH if there is no `rootfs`; null for the one that runs the
+    environment."""
+    writable: tuple[str, ...] = ()
+    """Further folders that the agent may change, such as `/var/www`. With `rootfs`, each is copied for each episode."""
+    variables: Mapping[str, str] = {}
+    """Environment variables of all commands. They also replace `${NAME}` in `task.toml`; the trainer's own environment
+    is never read."""
+    test_command: str | None = None
+    """Command that judges in place of `bash /tests/test.sh`, for tests that install their tools from the network, such
+    as `python3 -m pytest /tests/test_outputs.py`. Exit status 0 pays 1 if it writes no reward file."""
+    reward_key: str = "reward"
+    """Key of `reward.json` that is the reward. A file with one number needs no such key."""
+    prompt_template: str | None = None
+    """Jinja file that replaces the built-in system message."""
+    max_steps: int = Field(default=30, ge=1)
+    """Turns per episode."""
+    max_calls: int = Field(default=4, ge=1)
+    """Tool calls per turn; further ones are not run."""
+    output_chars: int = Field(default=6000, ge=500)
+    """Characters of one result; longer ones are cut."""
+    format_penalty: float = Field(default=0.1, ge=0)
+    """Subtracted from the reward of an invalid answer."""
+    submit_on_limit: bool = True
+    """Judge the files when the turns, or the task's time for its agent, are used up, as Harbor does."""
+    command_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds that the commands of one turn may take together."""
+    verifier_timeout_s: float = Field(default=600.0, gt=0)
+    """Longest `[verifier] timeout_sec` that is accepted; a task that asks for more is refused. `env_step_timeout_s`
+    must exceed the sum of this and `command_timeout_s`."""
+    memory_mb: int = Field(default=4096, ge=1)
+    """Memory of all processes of a command together, in MB. A task that asks for more is refused; one that asks for
+    less gets less."""
+    address_mb: int = Field(default=65536, ge=1)
+    """Address space of each process, in MB. Node.js, Go and Java reserve far more than they use."""
+    processes: int = Field(default=256, ge=1)
+    """Processes and threads that a command may run at once."""
+    file_mb: int = Field(default=256, ge=1)
+    """Largest file that a command may write, in MB."""
+    tree_mb: int = Field(default=1024, ge=1)
+    """Size that the files of an episode may reach, in MB; less if the task's `storage_mb` is less."""
+
+    @model_validator(mode="after")
+    def _check(self) -> HarborSettings:
+        if any(
+            not place.startswith("/") or ".." in place.split("/") or place.strip("/") == "" for place in self.writable
+        ):
+            raise ConfigError(f"env.writable must list absolute folders other than /, got {list(self.writable)}")
+        if self.test_command is not None and not self.test_command.strip():
+            raise ConfigError("env.test_command is empty; remove it, or give the command that judges")
+        return self
+
+    def task_folders(self) -> tuple[Path, ...]:
+        """The folders in which tasks are looked up."""
+        return tuple(Path(folder).expanduser().absolute() for folder in self.folders) or (EXAMPLES,)
+
+    def interpreter(self) -> Path:
+        """The interpreter of this machine that commands find first."""
+        return Path(self.python or sys.executable).expanduser().absolute()
+
+    def root(self, task: str) -> Path | None:
+        """The task's exported image.
+
+        Raises:
+            ConfigError: the folder does not hold one.
+        """
+        if self.rootfs is None:
+            return None
+        folder = Path(self.rootfs.replace("{task}", task)).expanduser().absolute()
+        if not folder.is_dir():
+            raise ConfigError(f"env.rootfs: {folder} is not a folder; {EXPORT}")
+        if not any((folder / name).exists() for name in ("bin/bash", "usr/bin/bash")):
+            raise ConfigError(f"env.rootfs: {folder} has no bin/bash, which commands are run with; {EXPORT}")
+        return folder
+
+
+EXPORT = (
+    "export the task's image (docker export $(docker create IMAGE) | tar -x -C FOLDER) and set env.rootfs to FOLDER"
+)
+"""What to do about an image that cannot be built here."""

@@ -1,0 +1,140 @@
+"""Reads the tables of `task.toml`, and refuses keys that ask for what the sandbox does not have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.errors import ConfigError
+
+EXCLUDE = "exclude the task (env.exclude)"
+
+_IGNORED = {
+    "": ("schema_version", "version", "task", "metadata", "source", "artifacts", "multi_step_reward_strategy"),
+    "agent": (),
+    "environment": ("build_timeout_sec", "cpus", "gpu_types", "allow_internet"),
+    "solution": (),
+    "verifier": (),
+}
+"""Keys of each table that change nothing here. There is never a network, and most tasks that allow it need none."""
+_READ = {
+    "": ("agent", "environment", "solution", "verifier"),
+    "agent": ("timeout_sec", "user", "network_mode"),
+    "environment": (
+        *("docker_image", "env", "memory", "memory_mb", "network_mode", "os", "storage", "storage_mb", "workdir"),
+    ),
+    "solution": ("env",),
+    "verifier": ("env", "environment_mode", "network_mode", "timeout_sec", "user"),
+}
+_REFUSED = {
+    ("", "steps"): "makes it a task of several steps, which are not supported",
+    ("agent", "allowed_hosts"): "needs the network",
+    ("environment", "allowed_hosts"): "needs the network",
+    ("environment", "gpus"): "needs a GPU in the sandbox",
+    ("environment", "healthcheck"): "waits for a service, and no process outlives a command here",
+    ("environment", "mcp_servers"): "needs servers beside the machine",
+    ("environment", "skills_dir"): "needs an agent with skills",
+    ("environment", "tpu"): "needs a TPU in the sandbox",
+    ("verifier", "allowed_hosts"): "needs the network",
+    ("verifier", "collect"): "runs commands in services, which are not supported",
+    ("verifier", "continuous"): "judges while the agent works, which is not supported",
+    ("verifier", "environment"): "gives the tests another machine, which is not supported",
+}
+"""Keys that are refused unless they are empty, and why."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a task's `task.toml`. Its methods raise `ConfigError`s that name task, table and key."""
+
+    task: str
+    name: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def table(self, key: str) -> Table:
+        """The table below `key`; empty if there is none."""
+        return Table(self.task, f"{self.name}.{key}".strip("."), self._get(key, (dict,), "a table") or {})
+
+    def text(self, key: str) -> str | None:
+        """The text at `key`."""
+        return self._get(key, (str,), "text")
+
+    def name_or_number(self, key: str) -> str | None:
+        """The user at `key`, which may be a number."""
+        value = self._get(key, (str, int), "text or a number")
+        return None if value is None else str(value)
+
+    def seconds(self, key: str) -> float | None:
+        """The number above 0 at `key`."""
+        value = self._get(key, (int, float), "a number")
+        if value is not None and not 0 < value < float("inf"):
+            raise self.wrong(key, value, "a number greater than 0")
+        return value
+
+    def megabytes(self, key: str) -> int | None:
+        """`memory_mb = 2048`, or `memory = "2G"` as in older tasks."""
+        whole, text = self._get(f"{key}_mb", (int,), "an integer"), self.text(key)
+        if whole is not None and whole <= 0:
+            raise self.wrong(f"{key}_mb", whole, "greater than 0")
+        if whole is not None or text is None:
+            return whole
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GMK])B?", text.strip().upper())
+        if found is None:
+            raise self.wrong(key, text, 'a size such as "2G"')
+        return max(1, int(float(found[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[found[2]]))
+
+    def variables(self, given: Mapping[str, str]) -> dict[str, str]:
+        """The table `env`, with `${NAME}` and `${NAME:-default}` filled in from `given`."""
+        table, found = self.table("env"), {}
+        for key, value in table.values.items():
+            if not isinstance(value, str):
+                raise table.wrong(key, value, "text")
+            for name, default in re.findall(r"\$\{(\w+)(:-[^}]*)?\}", value):
+                if name not in given and not default:
+                    why = f"needs the variable {name}"
+                    raise table.refusal(key, value, why, "set it below env.variables")
+            found[key] = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", lambda match: given.get(match[1], match[2] or ""), value)
+        return found
+
+    def refusal(self, key: str, value: Any, why: str, do: str = EXCLUDE) -> ConfigError:
+        """The error about a key that cannot be honoured."""
+        shown = "..." if isinstance(value, dict | list) else str(value)[:60]
+        return ConfigError(f"{self.task}: {self._place(key)} = {shown} in task.toml {why}; {do}")
+
+    def wrong(self, key: str, value: Any, expected: str) -> ConfigError:
+        """The error about a value that the format does not allow."""
+        return ConfigError(f"{self.task}: {self._place(key)} in task.toml must be {expected}, got {value!r}")
+
+    def _get(self, key: str, types: tuple[type, ...], words: str) -> Any:
+        value = self.values.get(key)
+        if value is not None and (not isinstance(value, types) or isinstance(value, bool)):
+            raise self.wrong(key, value, words)
+        return value
+
+    def _place(self, key: str) -> str:
+        return f"[{self.name}] {key}" if self.name else key
+
+
+def check_keys(whole: Table) -> None:
+    """Refuse keys that ask for what is not here, and keys whose meaning is not known.
+
+    Raises:
+        ConfigError: about the first such key.
+    """
+    for table in (whole, *(whole.table(name) for name in _READ[""])):
+        for key, value in table.values.items():
+            if (table.name, key) in _REFUSED:
+                if value and not (isinstance(value, dict) and value.get("enabled") is False):
+                    raise table.refusal(key, value, _REFUSED[table.name, key])
+            elif key not in _IGNORED[table.name] and key not in _READ[table.name]:
+                raise table.refusal(key, value, "is not a known key")
+        if table.values.get("network_mode") == "allowlist":
+            raise table.refusal("network_mode", "allowlist", "needs the network")
+    verifier, environment = whole.table("verifier"), whole.table("environment")
+    if verifier.values.get("environment_mode") == "separate":
+        raise verifier.refusal("environment_mode", "separate", _REFUSED["verifier", "environment"])
+    system = str(environment.values.get("os", "linux")).lower()
+    if system != "linux":
+        raise environment.refusal("os", system, "is not Linux")

@@ -1,0 +1,227 @@
+"""Reads task folders in Harbor's format, without Harbor, and refuses by name what cannot be played here.
+
+The format: `task.toml`, `instruction.md`, `environment/`, `tests/test.sh`, and optionally `solution/solve.sh`; see
+https://www.harborframework.com/docs/tasks.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from envs.errors import ConfigError
+from envs.harbor.dockerfile import Image, UnsupportedLine, read_exported, read_image
+from envs.harbor.places import Place, find_places, home_of
+from envs.harbor.settings import EXPORT, HarborSettings
+from envs.harbor.tables import EXCLUDE, Table, check_keys
+from envs.swe.sandbox.sandbox import python_folders
+
+_MAX_BYTES = 4 << 20
+_DEFAULT_VERIFIER_S = 600.0
+"""Harbor's own default."""
+_NETWORK = re.compile(
+    r"\b(apt|apt-get|apk|dnf|yum)\b.*\b(add|install|update|upgrade)\b|\bpip3? install\b|\buvx\b"
+    r"|\buv (pip|run|sync|tool)\b|\b(npm|pnpm|yarn) (ci|install)\b|\bgit clone\b"
+    r"|\b(curl|wget)\b.*https?://(?!localhost|127\.)"
+)
+"""Commands in a test script that cannot work without a network."""
+
+
+@dataclass(frozen=True)
+class HarborTask:
+    """One task that can be played here."""
+
+    name: str
+    folder: Path
+    instruction: str
+    image: Image
+    root: Path | None
+    """Folder with the exported image; None where this machine's programs are used."""
+    python: Path
+    """Interpreter that is found first where there is no `root`."""
+    places: tuple[Place, ...]
+    """Folders that the agent may change."""
+    agent_s: float | None
+    """Seconds that the agent's commands may take in the whole episode; None for no limit."""
+    verifier_s: float
+    memory_mb: int
+    tree_mb: int
+    verifier_variables: Mapping[str, str]
+    solution_variables: Mapping[str, str]
+
+    @property
+    def home(self) -> str:
+        return home_of(self.image.user, self.root)
+
+    @property
+    def has_solution(self) -> bool:
+        return (self.folder / "solution" / "solve.sh").is_file()
+
+
+def find_tasks(settings: HarborSettings) -> Mapping[str, Path]:
+    """All task folders by name, sorted. Of two with the same name, the first of `env.folders` counts.
+
+    Raises:
+        ConfigError: a folder does not exist or holds no task.
+    """
+    found: dict[str, Path] = {}
+    for folder in settings.task_folders():
+        tasks = [path.parent for path in sorted(folder.glob("*/task.toml"))]
+        if not tasks:
+            hint = "name its parent folder" if (folder / "task.toml").is_file() else "each task is a folder in it"
+            raise ConfigError(f"env.folders: {folder} holds no folder with a task.toml; {hint}")
+        for path in tasks:
+            found.setdefault(path.name, path)
+    return dict(sorted(found.items()))
+
+
+def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
+    """Read one task.
+
+    Raises:
+        ConfigError: the folder is not a task, or the task cannot be played here; the text names the line or key.
+    """
+    name = folder.name
+    whole = _read_toml(folder)
+    check_keys(whole)
+    agent, environment, verifier = (whole.table(key) for key in ("agent", "environment", "verifier"))
+    root = settings.root(name)
+    image = _read_image(folder, environment, root, settings)
+    image = replace(
+        image,
+        folder=environment.text("workdir") or image.folder,
+        user=_user(agent, verifier, image.user),
+        variables={**image.variables, **environment.variables(settings.variables), **settings.variables},
+    )
+    _check_tests(folder, settings)
+    python = settings.interpreter()
+    places = _places(folder, image, root, python, settings)
+    return HarborTask(
+        name=name,
+        folder=folder,
+        instruction=read_text(folder, "instruction.md"),
+        image=image,
+        root=root,
+        python=python,
+        places=places,
+        agent_s=agent.seconds("timeout_sec"),
+        verifier_s=_verifier_seconds(verifier, settings),
+        memory_mb=_memory(environment, settings),
+        tree_mb=min(settings.tree_mb, environment.megabytes("storage") or settings.tree_mb),
+        verifier_variables=verifier.variables(settings.variables),
+        solution_variables=whole.table("solution").variables(settings.variables),
+    )
+
+
+def read_text(folder: Path, path: str) -> str:
+    """A text file of a task folder.
+
+    Raises:
+        ConfigError: missing, too long, not text, or a link out of the folder.
+    """
+    file, name = folder / path, folder.name
+    try:
+        if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
+            raise ConfigError(f"{name}: {path} is a link that leads out of the task's folder; {EXCLUDE}")
+        with file.open("rb") as opened:
+            data = opened.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise ConfigError(f"{name}: {path} is longer than {_MAX_BYTES >> 20} MiB; {EXCLUDE}")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{name}: {file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: {path} is not UTF-8 text; {EXCLUDE}") from error
+
+
+def _read_toml(folder: Path) -> Table:
+    try:
+        return Table(folder.name, "", tomllib.loads(read_text(folder, "task.toml")))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{folder.name}: task.toml is not valid TOML: {error}") from error
+
+
+def _read_image(folder: Path, environment: Table, root: Path | None, settings: HarborSettings) -> Image:
+    """What the Dockerfile says; with an exported image, only what the export lacks."""
+    name, inside = folder.name, folder / "environment"
+    composed = [file for file in ("docker-compose.yaml", "docker-compose.yml") if (inside / file).exists()]
+    if composed:
+        raise ConfigError(f"{name}: environment/{composed[0]} starts several containers; {EXCLUDE}")
+    has_dockerfile = (inside / "Dockerfile").is_file()
+    if root is not None:
+        return read_exported(read_text(folder, "environment/Dockerfile") if has_dockerfile else "")
+    if not has_dockerfile:
+        built = environment.text("docker_image")
+        if built is None:
+            raise ConfigError(f"{name}: there is neither environment/Dockerfile nor [environment] docker_image")
+        raise environment.refusal("docker_image", built, "names an image that must be pulled", EXPORT)
+    path = f"{settings.interpreter().parent}:/usr/local/bin:/usr/bin:/bin"
+    has_tool = functools.partial(shutil.which, path=path)
+    try:
+        image = read_image(read_text(folder, "environment/Dockerfile"), has_tool, settings.base_images)
+    except UnsupportedLine as error:
+        raise ConfigError(f"{name}: {error}; {EXPORT}") from error
+    if image.copies and (inside / ".dockerignore").exists():
+        raise ConfigError(f"{name}: environment/.dockerignore is not supported; {EXPORT}")
+    return image
+
+
+def _user(agent: Table, verifier: Table, user: str) -> str:
+    """The user that both agent and tests run as; the sandbox has one, without rights, whatever its name."""
+    agent_user = agent.name_or_number("user") or user
+    verifier_user = verifier.name_or_number("user") or user
+    if agent_user != verifier_user:
+        raise verifier.refusal("user", verifier_user, f"differs from the agent's user {agent_user}, and there is one")
+    if not re.fullmatch(r"[\w.-]+", agent_user):
+        raise agent.wrong("user", agent_user, "a user's name")
+    return agent_user
+
+
+def _check_tests(folder: Path, settings: HarborSettings) -> None:
+    """Make sure that the test script can run without a network."""
+    if settings.test_command is not None:
+        return
+    for number, line in enumerate(read_text(folder, "tests/test.sh").splitlines(), 1):
+        if _NETWORK.search(line.partition("#")[0]):
+            raise ConfigError(
+                f"{folder.name}: line {number} of tests/test.sh ({line.strip()[:60]}) needs the network, and the "
+                "sandbox has none; set env.test_command to a command that judges without it"
+            )
+
+
+def _places(folder: Path, image: Image, root: Path | None, python: Path, settings: HarborSettings) -> tuple[Place, ...]:
+    try:
+        places = find_places(folder / "environment", image, root, settings.writable)
+    except UnsupportedLine as error:
+        raise ConfigError(f"{folder.name}: {error}; {EXPORT}") from error
+    for place in places if root is None else ():
+        for installed in python_folders(python):
+            if installed.is_relative_to(place.path):
+                raise ConfigError(
+                    f"{folder.name}: the task changes files in {place.path}, where {python} is installed; set "
+                    "env.python to an interpreter elsewhere, such as /usr/bin/python3"
+                )
+    return places
+
+
+def _verifier_seconds(verifier: Table, settings: HarborSettings) -> float:
+    most = settings.verifier_timeout_s
+    seconds = verifier.seconds("timeout_sec") or min(_DEFAULT_VERIFIER_S, most)
+    if seconds > most:
+        why = f"is more than env.verifier_timeout_s ({most:g})"
+        raise verifier.refusal("timeout_sec", seconds, why, "raise it, and env_step_timeout_s with it")
+    return seconds
+
+
+def _memory(environment: Table, settings: HarborSettings) -> int:
+    wanted = environment.megabytes("memory") or settings.memory_mb
+    if wanted > settings.memory_mb:
+        why = f"is more than env.memory_mb ({settings.memory_mb})"
+        raise environment.refusal("memory_mb", wanted, why, "raise it")
+    return wanted

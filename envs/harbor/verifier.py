@@ -1,0 +1,134 @@
+"""Judges an episode's files with the task's tests, in a sandbox that is started after the agent has ended.
+
+1. No process of the agent is alive, since none outlives its command.
+2. The folders of tests and reward are new. The agent had neither.
+3. PATH and home lead to nothing that the agent could change, and files that Python would load in place of its own
+   modules make the verdict 0.
+4. The reward file counts only if the tests ended by themselves, within their limits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envs.harbor.machine import Machine
+from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, Place
+from envs.harbor.planted import find_planted
+from envs.swe.sandbox.supervise import Outcome
+from envs.swe.sandbox.workspace import copy_tree, give_to_agent, remove_tree
+
+_MAX_BYTES = 64 << 10
+_SIGNALLED = range(129, 193)
+"""Exit statuses that a shell gives to commands that a signal ended."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The reward, and why there is none if there is none. `output` is what the tests printed."""
+
+    reward: float = 0.0
+    reason: str = ""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """All numbers of `reward.json`."""
+    output: str = ""
+
+    @property
+    def progression(self) -> float:
+        return min(max(self.reward, 0.0), 1.0)
+
+
+def verify(machine: Machine) -> Verdict:
+    """Run the tests. What the agent did ends in a verdict, never in an error; the files are of no use afterwards."""
+    command = machine.settings.test_command
+    script = command or _read(machine.task.folder / "tests" / "test.sh")
+    sandbox = machine.for_tests()
+    if planted := find_planted(machine.tree, machine.task, dict(sandbox.variables), script):
+        return Verdict(reason=planted)
+    for path in (TESTS, VERDICT, VERIFIER_HOME):
+        remove_tree(machine.tree / Place(path).part)
+    copy_tree(machine.task.folder / "tests", machine.tree / Place(TESTS).part)
+    for path in (VERDICT, VERIFIER_HOME):
+        (machine.tree / Place(path).part).mkdir()
+        give_to_agent(machine.tree / Place(path).part)
+    outcome = sandbox.run(["bash", "-c", command] if command else ["bash", f"{TESTS}/test.sh"])
+    verdict = _read_verdict(machine.tree / Place(VERDICT).part, outcome, machine)
+    return Verdict(verdict.reward, verdict.reason, verdict.rewards, outcome.output)
+
+
+def _read_verdict(folder: Path, outcome: Outcome, machine: Machine) -> Verdict:
+    if outcome.stopped:
+        return Verdict(reason=f"the tests were stopped by their {outcome.stopped} limit")
+    if outcome.returncode < 0 or outcome.returncode in _SIGNALLED:
+        return Verdict(reason=f"the tests were ended by a signal (exit status {outcome.returncode})")
+    try:
+        return read_reward(folder, machine.settings.reward_key)
+    except FileNotFoundError:
+        if machine.settings.test_command is not None:
+            return Verdict(float(outcome.returncode == 0))
+        return Verdict(reason=f"the tests wrote no reward file (exit status {outcome.returncode})")
+    except (OSError, ValueError) as error:
+        return Verdict(reason=f"the reward file cannot be used: {error}")
+
+
+def read_reward(folder: Path, key: str) -> Verdict:
+    """The reward in `reward.json`, or else in `reward.txt`.
+
+    Of several numbers in `reward.json`, the reward is the one at `key`. Without such a key, it is the only number, or
+    else the one in `reward.txt`.
+
+    Raises:
+        FileNotFoundError: there is neither file.
+        ValueError: there is no number, or several and no `key`.
+    """
+    try:
+        found = json.loads(_read_bounded(folder / "reward.json"))
+    except FileNotFoundError:
+        return Verdict(_number(_read_bounded(folder / "reward.txt").strip()))
+    except RecursionError as error:
+        raise ValueError("reward.json is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ValueError("reward.json holds no object")
+    numbers = {name: float(value) for name, value in found.items() if _is_number(value)}
+    if key in numbers:
+        return Verdict(numbers[key], rewards=numbers)
+    if len(numbers) == 1:
+        return Verdict(*numbers.values(), rewards=numbers)
+    try:
+        return Verdict(_number(_read_bounded(folder / "reward.txt").strip()), rewards=numbers)
+    except FileNotFoundError:
+        names = ", ".join(list(numbers)[:8]) or "none"
+        raise ValueError(f"reward.json has no number {key!r} (its numbers: {names}); set env.reward_key") from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
+
+
+def _read_bounded(file: Path) -> str:
+    """A small plain file that tested code could have made: no link, pipe or device is opened."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError(f"{file.name} is not a plain file")
+        data = opened.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"{file.name} is longer than {_MAX_BYTES >> 10} KiB")
+    return data.decode("utf-8")
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
