@@ -108,7 +108,9 @@ class Sandbox:
 
     def _image_mounts(self, root: Path) -> list[str]:
         """This machine's system, and below `_IMAGE` what the command will see."""
-        mounts = [*self._system(), "--proc", "/proc", "--dev", "/dev", "--perms", "0755", "--tmpfs", _IMAGE]
+        # The second bwrap needs a folder /tmp to begin with.
+        mounts = [*self._system(), "--proc", "/proc", "--dev", "/dev", "--dir", "/tmp"]
+        mounts += ["--perms", "0755", "--tmpfs", _IMAGE]
         # Places are mounted instead of what the image has there, and inside of it where it has such a folder.
         missing = (Path(place).parts for _, place in self.places if not (root / place.lstrip("/")).is_dir())
         hidden = {parts[1] for parts in missing} | {place[1:] for _, place in self.places}
