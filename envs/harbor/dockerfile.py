@@ -132,13 +132,11 @@ def _check_base(line: str, rest: str, has_tool: Callable[[str], bool], base_imag
         return
     short = re.sub(r"[:@].*", "", re.sub(r"^(docker\.io/)?(library/)?", "", name))
     if short not in _TOOLS:
-        raise UnsupportedLine(
-            f"{line} names an image whose programs are not known here; add it to env.base_images if this machine has "
-            "them, or"
-        )
+        known = "which env.base_images can add if this machine has them"
+        raise UnsupportedLine(f"{line} names an image with unknown programs, {known}")
     lacking = [tool for tool in _TOOLS[short] if not has_tool(tool)]
     if lacking:
-        raise UnsupportedLine(f"{line} brings {', '.join(lacking)}, which this machine does not have; install it, or")
+        raise UnsupportedLine(f"{line} brings {', '.join(lacking)}, which this machine does not have")
 
 
 def _copy(line: str, rest: str, image: Image) -> Copy:

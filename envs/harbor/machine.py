@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.errors import ConfigError
@@ -51,7 +51,7 @@ class Machine:
         given = dict(sandbox.variables)
         found = [folder for folder in given["PATH"].split(":") if not any(place.holds(folder) for place in places)]
         given["PATH"] = ":".join(folder for folder in found if folder.startswith("/"))
-        return Sandbox(**{**vars(sandbox), "variables": tuple(given.items())})
+        return replace(sandbox, variables=tuple(given.items()))
 
     def _sandbox(self, places: Iterable[Place], variables: Mapping[str, str], seconds: float) -> Sandbox:
         task, settings = self.task, self.settings

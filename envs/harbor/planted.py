@@ -1,6 +1,7 @@
-"""Finds files with which the agent would replace the programs that judge it.
+"""Finds files with which the agent would judge itself.
 
 `python -m pytest` looks for modules in the current folder first, so a `pytest.py` there would judge in pytest's place.
+A link into the tests' folder, which is there only later, would be compared with itself.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from envs.harbor.places import outside
+from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, outside
 from envs.harbor.task import HarborTask
 
 _FROM_FOLDER = re.compile(r"\bpython[\d.]*\s+(-\w+\s+)*(-m|-c|-(\s|$)|<)", re.MULTILINE)
 """Ways to start Python with the current folder first on its path."""
+_MOST_LINKS = 40
+"""As many as Linux follows."""
 _MODULES = {"pytest", "_pytest", "pluggy", "iniconfig", "sitecustomize", "usercustomize", *sys.stdlib_module_names}
 _MODULES -= {"test"}  # no test runner imports it, and scratch files have this name
 
@@ -30,6 +33,8 @@ def find_planted(tree: Path, task: HarborTask, variables: Mapping[str, str], scr
     folders = [folder for folder in variables.get("PYTHONPATH", "").split(":") if folder]
     if _FROM_FOLDER.search(script):
         folders.append(task.image.folder)
+    if link := _link_to_the_tests(tree, task):
+        return link
     for folder in folders:
         place = outside(tree, task.places, folder)
         if place is None or not place.is_dir():
@@ -74,3 +79,42 @@ def _came_with(task: HarborTask, folder: str, name: str) -> bool:
     if task.root is not None:
         return (task.root / folder.lstrip("/") / name).exists()
     return any(path.name == name for path in (task.folder / "environment").rglob(name))
+
+
+def _link_to_the_tests(tree: Path, task: HarborTask) -> str:
+    """A sentence about a link of the agent that leads to files of the tests, or to a folder above them."""
+    for place in task.places:
+        for folder, folders, files in os.walk(tree / place.part):
+            for name in (*folders, *files):
+                if os.path.islink(os.path.join(folder, name)):
+                    inside = PurePosixPath(place.path, os.path.relpath(folder, tree / place.part), name)
+                    target = _resolved(inside, tree, task)
+                    if any(_overlap(target, PurePosixPath(path)) for path in (TESTS, VERDICT, VERIFIER_HOME, "/proc")):
+                        return f"{inside} is a link to {target}"
+    return ""
+
+
+def _overlap(path: PurePosixPath, other: PurePosixPath) -> bool:
+    return path.is_relative_to(other) or other.is_relative_to(path)
+
+
+def _resolved(path: PurePosixPath, tree: Path, task: HarborTask) -> PurePosixPath:
+    """Where a path leads inside the sandbox; / if links lead on and on."""
+    current, waiting, followed = PurePosixPath("/"), list(reversed(path.parts[1:])), 0
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            current = current.parent
+            continue
+        file = outside(tree, task.places, str(current / part))
+        file = file or (task.root or Path("/")) / str(current / part).lstrip("/")
+        if not file.is_symlink():
+            current /= part
+            continue
+        followed += 1
+        if followed > _MOST_LINKS:
+            return PurePosixPath("/")
+        target = PurePosixPath(os.readlink(file))
+        current = PurePosixPath("/") if target.is_absolute() else current
+        waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+    return current

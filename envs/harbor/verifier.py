@@ -14,13 +14,14 @@ import math
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from envs.harbor.machine import Machine
 from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, Place
 from envs.harbor.planted import find_planted
+from envs.harbor.task import read_text
 from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.workspace import copy_tree, give_to_agent, remove_tree
 
@@ -47,7 +48,7 @@ class Verdict:
 def verify(machine: Machine) -> Verdict:
     """Run the tests. What the agent did ends in a verdict, never in an error; the files are of no use afterwards."""
     command = machine.settings.test_command
-    script = command or _read(machine.task.folder / "tests" / "test.sh")
+    script = command or read_text(machine.task.folder, "tests/test.sh")
     sandbox = machine.for_tests()
     if planted := find_planted(machine.tree, machine.task, dict(sandbox.variables), script):
         return Verdict(reason=planted)
@@ -58,8 +59,7 @@ def verify(machine: Machine) -> Verdict:
         (machine.tree / Place(path).part).mkdir()
         give_to_agent(machine.tree / Place(path).part)
     outcome = sandbox.run(["bash", "-c", command] if command else ["bash", f"{TESTS}/test.sh"])
-    verdict = _read_verdict(machine.tree / Place(VERDICT).part, outcome, machine)
-    return Verdict(verdict.reward, verdict.reason, verdict.rewards, outcome.output)
+    return replace(_read_verdict(machine.tree / Place(VERDICT).part, outcome, machine), output=outcome.output)
 
 
 def _read_verdict(folder: Path, outcome: Outcome, machine: Machine) -> Verdict:
@@ -78,33 +78,40 @@ def _read_verdict(folder: Path, outcome: Outcome, machine: Machine) -> Verdict:
 
 
 def read_reward(folder: Path, key: str) -> Verdict:
-    """The reward in `reward.json`, or else in `reward.txt`.
+    """The reward in `reward.json` or `reward.txt`; if both have one, the lower.
 
     Of several numbers in `reward.json`, the reward is the one at `key`. Without such a key, it is the only number, or
-    else the one in `reward.txt`.
+    else the one in `reward.txt`. So a program under test gains nothing by adding the file that the tests do not write.
 
     Raises:
         FileNotFoundError: there is neither file.
         ValueError: there is no number, or several and no `key`.
     """
-    try:
-        found = json.loads(_read_bounded(folder / "reward.json"))
-    except FileNotFoundError:
-        return Verdict(_number(_read_bounded(folder / "reward.txt").strip()))
-    except RecursionError as error:
-        raise ValueError("reward.json is nested too deeply") from error
-    if not isinstance(found, dict):
-        raise ValueError("reward.json holds no object")
-    numbers = {name: float(value) for name, value in found.items() if _is_number(value)}
-    if key in numbers:
-        return Verdict(numbers[key], rewards=numbers)
-    if len(numbers) == 1:
-        return Verdict(*numbers.values(), rewards=numbers)
-    try:
-        return Verdict(_number(_read_bounded(folder / "reward.txt").strip()), rewards=numbers)
-    except FileNotFoundError:
+    text = _read_if_there(folder / "reward.txt")
+    plain = None if text is None else _number(text.strip())
+    numbers = _read_numbers(folder / "reward.json")
+    if numbers is None:
+        if plain is None:
+            raise FileNotFoundError
+        return Verdict(plain)
+    found = numbers.get(key, next(iter(numbers.values())) if len(numbers) == 1 else None)
+    if found is None and plain is None:
         names = ", ".join(list(numbers)[:8]) or "none"
-        raise ValueError(f"reward.json has no number {key!r} (its numbers: {names}); set env.reward_key") from None
+        raise ValueError(f"reward.json has no number {key!r} (its numbers: {names}); set env.reward_key")
+    return Verdict(min(value for value in (found, plain) if value is not None), rewards=numbers)
+
+
+def _read_numbers(file: Path) -> Mapping[str, float] | None:
+    text = _read_if_there(file)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{file.name} is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file.name} holds no object")
+    return {name: float(value) for name, value in found.items() if _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:
@@ -118,9 +125,12 @@ def _number(text: str) -> float:
     return value
 
 
-def _read_bounded(file: Path) -> str:
+def _read_if_there(file: Path) -> str | None:
     """A small plain file that tested code could have made: no link, pipe or device is opened."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     with os.fdopen(descriptor, "rb") as opened:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError(f"{file.name} is not a plain file")
@@ -128,7 +138,3 @@ def _read_bounded(file: Path) -> str:
     if len(data) > _MAX_BYTES:
         raise ValueError(f"{file.name} is longer than {_MAX_BYTES >> 10} KiB")
     return data.decode("utf-8")
-
-
-def _read(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,92 @@
+"""Task folders in Harbor's format for tests, and a small image that is made from this machine's programs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from envs.harbor import HarborEnv
+from envs.loading import build_env_from
+from tests.envs.tiny_repository import needs_sandbox
+
+DOCKERFILE = "FROM ubuntu:24.04\nWORKDIR /app\n"
+TEST = """\
+if [ "$(cat /app/answer.txt)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+"""A test script that pays for a file with the text 42."""
+SUBMIT = "submit"
+
+
+def make_task(
+    folder: Path,
+    name: str = "answer",
+    *,
+    toml: str = "",
+    dockerfile: str | None = DOCKERFILE,
+    test: str | None = TEST,
+    solution: str | None = None,
+    files: dict[str, str] | None = None,
+) -> Path:
+    """Write a task folder below `folder`; `files` are relative to it."""
+    task = folder / name
+    written = {"task.toml": toml, "instruction.md": "Write 42 into /app/answer.txt.\n", **(files or {})}
+    written |= {"environment/Dockerfile": dockerfile} if dockerfile is not None else {}
+    written |= {"tests/test.sh": test} if test is not None else {}
+    written |= {"solution/solve.sh": solution} if solution is not None else {}
+    for path, text in written.items():
+        (task / path).parent.mkdir(parents=True, exist_ok=True)
+        (task / path).write_text(text)
+    return task
+
+
+def play(folder: Path, *commands: str, task: str = "answer", **options: Any) -> tuple[HarborEnv, dict[str, Any], str]:
+    """Run the commands, one per turn, and submit: the environment, the last info, and the last observation."""
+    env = start(folder, task, **options)
+    for command in commands:
+        run(env, command)
+    observation, done, info = env.step(SUBMIT)
+    assert done
+    return env, dict(info), observation["obs_str"]
+
+
+def start(folder: Path, task: str = "answer", **options: Any) -> HarborEnv:
+    """The environment, reset."""
+    needs_sandbox()
+    env = build_env_from("envs.harbor", {"task": task, "seed": 0}, {"folders": [str(folder)], **options})
+    env.reset()
+    return env
+
+
+def run(env: HarborEnv, command: str) -> str:
+    """Run one command; return what is shown."""
+    call = {"name": "run", "arguments": {"command": command}}
+    observation, _, info = env.step(f"<tool_call>\n{json.dumps(call)}\n</tool_call>")
+    assert info["valid_action"]
+    return observation["obs_str"]
+
+
+def make_image(root: Path, *programs: str) -> Path:
+    """A folder as an exported image has it, with some of this machine's programs and the libraries they need."""
+    (root / "usr" / "bin").mkdir(parents=True)
+    for name in ("bin", "lib", "lib64"):
+        (root / "usr" / name).mkdir(exist_ok=True)
+        (root / name).symlink_to(f"usr/{name}")
+    for program in programs:
+        path = shutil.which(program, path="/usr/bin:/bin")
+        assert path is not None
+        shutil.copy(path, root / "usr" / "bin" / program)
+        linked = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
+        for library in re.findall(r"(/\S+)", linked):
+            target = root / library.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, target)
+    for folder in ("etc", "root", "app"):
+        (root / folder).mkdir()
+    (root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
+    for path in (root, *root.parents[:3]):
+        path.chmod(0o755)
+    return root

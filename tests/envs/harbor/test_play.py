@@ -1,0 +1,183 @@
+"""Episodes of Harbor tasks: time limits, rewards, commands that people type, and exported images."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from envs.errors import ConfigError
+from inspection.command import main
+from tests.envs.harbor.task_folders import SUBMIT, make_image, make_task, play, run, start
+from tests.envs.tiny_repository import needs_sandbox
+
+CONFIG = str(Path(__file__).parents[3] / "custom_configs" / "harbor.yaml")
+PASS = "echo 1 > /logs/verifier/reward.txt"
+
+
+def json_test(text: str, plain: str = "") -> str:
+    return f"echo '{text}' > /logs/verifier/reward.json" + (f"; echo {plain} > /logs/verifier/reward.txt" * bool(plain))
+
+
+@pytest.mark.parametrize(
+    ("test", "options", "reward", "reason"),
+    [
+        ("echo 0.25 > /logs/verifier/reward.txt; exit 1", {}, 0.25, ""),
+        (json_test('{"reward": 0.5, "style": 1}'), {}, 0.5, ""),
+        (json_test('{"style": 0.75, "note": "fine", "all": true}'), {}, 0.75, ""),
+        (json_test('{"a": 0, "b": 3}'), {"reward_key": "b"}, 3.0, ""),
+        (json_test('{"a": 0, "b": 3}', "0.5"), {}, 0.5, ""),
+        (json_test('{"reward": 1}', "0"), {}, 0.0, ""),
+        (json_test('{"a": 0, "b": 3}'), {}, 0.0, "reward.json has no number 'reward' (its numbers: a, b)"),
+        (json_test('{"reward": NaN}'), {}, 0.0, "(its numbers: none)"),
+        (json_test("[1]"), {}, 0.0, "reward.json holds no object"),
+        ("echo lots > /logs/verifier/reward.txt", {}, 0.0, "the reward file cannot be used"),
+        ("true", {}, 0.0, "the tests wrote no reward file (exit status 0)"),
+        ("exit 1", {"test_command": "[ -d /tests ]"}, 1.0, ""),
+        ("exit 1", {"test_command": "exit 3"}, 0.0, ""),
+        (PASS, {"test_command": "bash /tests/test.sh; exit 3"}, 1.0, ""),
+    ],
+)
+def test_the_reward_is_the_number_of_the_reward_file(
+    tmp_path: Path, test: str, options: dict[str, Any], reward: float, reason: str
+) -> None:
+    make_task(tmp_path, test=test)
+    env, info, _ = play(tmp_path, **options)
+    assert env.verdict is not None
+    assert info["reward"] == reward and info["progression"] == min(reward, 1.0)
+    assert reason in env.verdict.reason and info["metrics"]["without_reward"] == bool(reason)
+
+
+def test_reward_files_of_the_image_do_not_count(tmp_path: Path) -> None:
+    image = make_image(tmp_path / "image", "bash", "ls")
+    (image / "logs" / "verifier").mkdir(parents=True)
+    (image / "logs" / "verifier" / "reward.txt").write_text("1\n")
+    make_task(tmp_path, test="true")
+    assert play(tmp_path, rootfs=str(image))[1]["reward"] == 0.0
+
+
+def test_the_time_limits_of_the_task_end_commands_episode_and_tests(tmp_path: Path) -> None:
+    make_task(tmp_path, toml="[agent]\ntimeout_sec = 1.0\n[verifier]\ntimeout_sec = 1.0\n", test=f"{PASS}; sleep 60")
+    env = start(tmp_path)
+    call = '<tool_call>{"name": "run", "arguments": {"command": "sleep 60"}}</tool_call>'
+    observation, done, info = env.step(call * 2)
+    assert done and info["truncated"] and not info["terminated"]
+    assert "stopped: it ran past its time limit" in observation["obs_str"]
+    assert "the time for this turn is used up" in observation["obs_str"]
+    assert env.verdict is not None and env.verdict.reason == "the tests were stopped by their time limit"
+
+
+def test_turns_that_are_used_up_are_judged_if_the_settings_say_so(tmp_path: Path) -> None:
+    make_task(tmp_path)
+    for judged, reward in ((True, 1.0), (False, 0.0)):
+        env = start(tmp_path, max_steps=1, submit_on_limit=judged)
+        _, done, info = env.step("ACTION: run echo 42 > answer.txt")
+        assert done and info["truncated"] and info["reward"] == reward
+
+
+def test_files_last_between_commands_and_nothing_else_does(tmp_path: Path) -> None:
+    make_task(tmp_path, dockerfile="FROM ubuntu\nENV KIND=harbor\nWORKDIR /srv/app\n")
+    env = start(tmp_path, writable=["/var/www"])
+    run(env, "echo one > file; echo two > /tmp/file; echo three > ~/file; echo four > /var/www/file; cd /; export A=1")
+    shown = run(
+        env, "cat file /tmp/file ~/file /var/www/file; echo $KIND $A; pwd; whoami; echo five > /file; ls /tests"
+    )
+    assert "one\ntwo\nthree\nfour\nharbor\n/srv/app\nagent\n" in shown
+    assert "/file: Read-only file system" in shown and "cannot access '/tests'" in shown
+    env.close()
+    env.reset()
+    assert "No such file" in run(env, "cat file")
+
+
+def test_an_image_takes_the_place_of_this_machine(tmp_path: Path) -> None:
+    image = make_image(tmp_path / "image", "bash", "cat", "ls", "mkdir")
+    (image / "app" / "in.txt").write_text("from the image\n")
+    (image / "opt" / "tool").mkdir(parents=True)
+    dockerfile = "FROM acme/anything\nENV A=set\nRUN <<END\napt-get install x\nEND\nWORKDIR /app/new\n"
+    make_task(tmp_path / "tasks", dockerfile=dockerfile, toml='[environment]\ndocker_image = "acme/answer:1"\n')
+    options = {"rootfs": str(tmp_path / "{task}"), "writable": ["/opt/tool"]}
+    with pytest.raises(ConfigError, match=r"env.rootfs: .*/answer is not a folder; export the task's image"):
+        start(tmp_path / "tasks", **options)
+    image.rename(tmp_path / "answer")
+    env = start(tmp_path / "tasks", **options)
+    shown = run(env, "cat ../in.txt; echo $A; pwd; type python3; ls /usr/bin; echo new > /opt/tool/x; echo > /etc/x")
+    assert "from the image\nset\n/app/new\n" in shown and "bash\ncat\nls\nmkdir\n" in shown
+    assert "python3: not found" in shown and "/etc/x: Read-only file system" in shown
+    run(env, "echo 42 > ../answer.txt; echo changed > ../in.txt; cat /opt/tool/x")
+    assert env.step(SUBMIT)[2]["reward"] == 1.0
+    assert (tmp_path / "answer" / "app" / "in.txt").read_text() == "from the image\n"
+    assert not (tmp_path / "answer" / "opt" / "tool" / "x").exists()
+
+
+def test_the_check_runs_the_reference_solution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    needs_sandbox()
+    arguments = ["check", "envs.harbor", "--max-turns", "2", "--no-prompt"]
+    assert main([*arguments, "--task", "count-errors"]) == 0
+    shown = capsys.readouterr().out
+    assert "expert       1 turns, return 1, progression 1" in shown
+    assert "reference    the reference solution is paid 1 and the untouched files 0" in shown
+    make_task(tmp_path, "paid", test=PASS)
+    make_task(tmp_path, "unpaid", solution="echo 41 > /app/answer.txt\necho done")
+    folders = f'env.folders=["{tmp_path}"]'
+    assert main([*arguments, "--task", "*", "--set", folders]) == 1
+    shown = capsys.readouterr().out
+    assert "paid: the untouched files are paid 1" in shown
+    assert "unpaid: the reference solution is not paid: the tests pay 0; it printed: done" in shown
+
+
+def test_the_expert_of_every_example_is_paid_in_an_evaluation(tmp_path: Path) -> None:
+    needs_sandbox()
+    out = tmp_path / "out"
+    given = ["--player", "expert", "--episodes", "1", "--out", str(out)]
+    assert (
+        main(["evaluate", "--config", CONFIG, *given, "--set", 'tasks=["count-errors","sort-inbox","fix-interest"]'])
+        == 0
+    )
+    summary = (out / "episodes.jsonl").read_text()
+    assert summary.count('"success": true') == summary.count("\n") > 0
+
+
+@pytest.mark.parametrize(
+    ("assignment", "sentence"),
+    [
+        (
+            'env.folders=["/nowhere"]',
+            "env.folders: /nowhere holds no folder with a task.toml; each task is a folder in it",
+        ),
+        ("env.rootfs=/nowhere", "env.rootfs: /nowhere is not a folder; export the task's image"),
+        ("env.tset_command=true", "unknown key 'env.tset_command'; did you mean 'env.test_command'?"),
+        ('tasks=["count-eror"]', "hold no task 'count-eror'; did you mean count-errors?"),
+        ('env.writable=["www"]', "env.writable must list absolute folders other than /, got ['www']"),
+        ("env.verifier_timeout_s=30.0", "timeout_sec = 60.0 in task.toml is more than env.verifier_timeout_s (30)"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, assignment: str, sentence: str) -> None:
+    config = yaml.safe_load(Path(CONFIG).read_text()) | {"eval": None}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit) as raised:
+        main(["check", str(tmp_path / "config.yaml"), "--set", assignment])
+    assert sentence in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_an_image_of_debian_runs_a_task_with_its_own_programs(tmp_path: Path) -> None:
+    needs_sandbox()
+    if shutil.which("debootstrap") is None or os.geteuid() != 0:
+        pytest.skip("debootstrap is not installed or not run as root; apt-get install -y debootstrap")
+    image = Path(os.environ.get("HARBOR_TEST_IMAGE") or tmp_path / "image")
+    if not image.exists():
+        argv = ["debootstrap", "--variant=minbase", "--include=python3", "bookworm", str(image)]
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    for path in (image, *image.parents[:3]):
+        path.chmod(path.stat().st_mode | 0o055)
+    test = f'[ "$(python3 /app/year.py)" = 2026 ] && [ -f /etc/debian_version ] && {PASS}'
+    make_task(tmp_path / "tasks", dockerfile=None, test=test, toml='[environment]\nworkdir = "/app"\n')
+    env = start(tmp_path / "tasks", rootfs=str(image))
+    assert "not found" not in run(env, "python3 --version; which python3; ls /root; dpkg --version | head -1")
+    run(env, "echo 'print(2000 + 26)' > year.py")
+    assert env.step(SUBMIT)[2]["reward"] == 1.0

@@ -1,0 +1,180 @@
+"""Task folders: what is read, and the sentence about each task that cannot be played here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.errors import ConfigError
+from envs.harbor.dockerfile import read_image
+from envs.harbor.env import ANY, select_tasks
+from envs.harbor.settings import HarborSettings
+from envs.harbor.task import HarborTask, read_task
+from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_task
+
+
+def read(folder: Path, **options: Any) -> HarborTask:
+    return read_task(folder, HarborSettings(**options))
+
+
+REFUSED = [
+    ("[environment]\ngpus = 1\n", "[environment] gpus = 1 in task.toml needs a GPU in the sandbox; exclude the task"),
+    ('[environment]\nos = "Windows"\n', "[environment] os = windows in task.toml is not Linux"),
+    (
+        '[environment]\nnetwork_mode = "allowlist"\n',
+        "[environment] network_mode = allowlist in task.toml needs the net",
+    ),
+    ('[agent]\nallowed_hosts = ["pypi.org"]\n', "[agent] allowed_hosts = ... in task.toml needs the network"),
+    ('[environment.healthcheck]\ncommand = "true"\n', "[environment] healthcheck = ... in task.toml waits for a serv"),
+    ('[[environment.mcp_servers]]\nname = "x"\n', "[environment] mcp_servers = ... in task.toml needs servers"),
+    ('[verifier]\nenvironment_mode = "separate"\n', "[verifier] environment_mode = separate in task.toml gives the"),
+    ("[verifier.environment]\ncpus = 1\n", "[verifier] environment = ... in task.toml gives the tests another machine"),
+    ('[verifier]\nuser = "root"\n[agent]\nuser = "a"\n', "[verifier] user = root in task.toml differs from the agent"),
+    (
+        "[verifier]\ntimeout_sec = 7200.0\n",
+        "is more than env.verifier_timeout_s (600); raise it, and env_step_timeout_s",
+    ),
+    ("[verifier]\ntimeout_sec = -1\n", "[verifier] timeout_sec in task.toml must be a number greater than 0, got -1"),
+    (
+        "[environment]\nmemory_mb = 16384\n",
+        "memory_mb = 16384 in task.toml is more than env.memory_mb (4096); raise it",
+    ),
+    ('[environment]\nmemory = "2 gigs"\n', '[environment] memory in task.toml must be a size such as "2G", got'),
+    ('[[steps]]\nname = "one"\n', "steps = ... in task.toml makes it a task of several steps, which are not supported"),
+    ("[environment]\ngpuz = 1\n", "[environment] gpuz = 1 in task.toml is not a known key"),
+    ('[verifier.env]\nKEY = "${API_KEY}"\n', "[verifier.env] KEY = ${API_KEY} in task.toml needs the variable API_KEY"),
+    ("agent = 3\n", "agent in task.toml must be a table, got 3"),
+    ("[agent\n", "task.toml is not valid TOML: "),
+]
+
+
+@pytest.mark.parametrize(("toml", "sentence"), REFUSED)
+def test_a_key_that_cannot_be_honoured_is_named(tmp_path: Path, toml: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read(make_task(tmp_path, toml=toml))
+    assert str(raised.value).startswith("answer: ") and sentence in str(raised.value)
+
+
+BUILT = [
+    ("FROM ubuntu:24.04\nRUN apt-get update\n", "line 2 of environment/Dockerfile (RUN apt-get update) needs an image"),
+    ("FROM ghcr.io/x/y:1\n", "line 1 of environment/Dockerfile (FROM ghcr.io/x/y:1) names an image with unknown pr"),
+    ("FROM ubuntu\nFROM debian\n", "line 2 of environment/Dockerfile (FROM debian) starts a second build stage"),
+    ("FROM ruby:3\n", "line 1 of environment/Dockerfile (FROM ruby:3) brings ruby, which this machine does not have"),
+    ("FROM ubuntu\nCOPY --from=x a /b/\n", "(COPY --from=x a /b/) needs an image build"),
+    ("FROM ubuntu\nCOPY a /usr/local/bin/a\n", "(COPY a /usr/local/bin/a) belongs to the system in the sandbox"),
+    ("FROM ubuntu\nCOPY a /a\n", "(COPY a /a) writes into /, which is read-only"),
+    ("FROM ubuntu\nWORKDIR /etc/app\n", "the working directory /etc/app belongs to the system in the sandbox"),
+    ("FROM ubuntu\n\nENTRYPOINT \\\n  start\n", "line 3 of environment/Dockerfile (ENTRYPOINT start) needs an image"),
+    ("FROM ubuntu\nENV A=${B:-c}\n", "uses a substitution that is not supported"),
+    ("# nothing\n", "environment/Dockerfile has no FROM"),
+]
+
+
+@pytest.mark.parametrize(("dockerfile", "sentence"), BUILT)
+def test_a_line_that_needs_a_build_is_named_with_what_to_do(
+    tmp_path: Path, dockerfile: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda tool, path: None if tool == "ruby" else tool)
+    with pytest.raises(ConfigError) as raised:
+        read(make_task(tmp_path, dockerfile=dockerfile))
+    assert sentence in str(raised.value)
+    assert "export the task's image (docker export $(docker create IMAGE) | tar -x -C FOLDER)" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"test": "apt-get update -y\n" + TEST}, "line 1 of tests/test.sh (apt-get update -y) needs the network"),
+        ({"test": "\ncurl -LsSf https://astral.sh/uv/install.sh | sh\n"}, "line 2 of tests/test.sh (curl -LsSf"),
+        ({"test": "uvx -w pytest pytest /tests/test_outputs.py\n"}, "set env.test_command to a command that judges"),
+        ({"test": None}, "tests/test.sh cannot be read: No such file or directory"),
+        ({"dockerfile": None}, "there is neither environment/Dockerfile nor [environment] docker_image"),
+        (
+            {"dockerfile": None, "toml": '[environment]\ndocker_image = "x/y:1"\n'},
+            "[environment] docker_image = x/y:1 in task.toml names an image that must be pulled; export the task's im",
+        ),
+        ({"files": {"environment/docker-compose.yaml": ""}}, "environment/docker-compose.yaml starts several contain"),
+        (
+            {"files": {"environment/.dockerignore": ""}, "dockerfile": DOCKERFILE + "COPY . .\n"},
+            "environment/.dockerignore is not supported",
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_played_is_named(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read(make_task(tmp_path, **change))
+    assert sentence in str(raised.value)
+
+
+def test_keys_of_real_tasks_are_read(tmp_path: Path) -> None:
+    toml = """
+schema_version = "1.1"
+artifacts = []
+[task]
+name = "someone/answer"
+[[task.authors]]
+name = "A"
+[metadata]
+anything = 3
+[verifier]
+timeout_sec = 120
+[agent]
+timeout_sec = 900.0
+[environment]
+build_timeout_sec = 600.0
+docker_image = "someone/answer:1"
+cpus = 1
+memory = "2G"
+storage_mb = 512
+gpus = 0
+allow_internet = true
+mcp_servers = []
+[verifier.env]
+MODEL = "${MODEL:-small} and ${SIZE}"
+[environment.env]
+[solution.env]
+A = "b c"
+"""
+    task = read(make_task(tmp_path, toml=toml), variables={"SIZE": "7"})
+    assert (task.verifier_s, task.agent_s, task.memory_mb, task.tree_mb) == (120, 900.0, 2048, 512)
+    assert task.verifier_variables == {"MODEL": "small and 7"} and task.solution_variables == {"A": "b c"}
+    assert task.image.folder == "/app" and task.image.variables["SIZE"] == "7"
+
+
+def test_a_dockerfile_is_read_as_docker_reads_it() -> None:
+    image = read_image(
+        '# syntax=x\nFROM --platform=linux/amd64 docker.io/library/python:3.11 AS base\nENV A=1 B="two words"\n'
+        'ENV OLD the rest\nWORKDIR /srv\nWORKDIR app-$A\nCOPY --chown=1:1 a "b c" ./in/\nCOPY ["d", "/data"]\n'
+        'USER someone:group\nCMD ["bash"]\nLABEL x="y"\n',
+        lambda tool: tool == "python3",
+    )
+    assert (image.folder, image.user) == ("/srv/app-1", "someone")
+    assert {**image.variables, "PATH": ""} == {"PATH": "", "A": "1", "B": "two words", "OLD": "the rest"}
+    first, second = image.copies
+    assert (first.sources, first.target, first.into) == (("a", "b c"), "/srv/app-1/in", True)
+    assert (second.sources, second.target, second.into) == (("d",), "/data", False)
+
+
+def test_tasks_are_found_by_name_pattern_and_folder(tmp_path: Path) -> None:
+    for name in ("git-one", "git-two", "other"):
+        make_task(tmp_path / "tasks", name)
+    make_task(tmp_path / "more", "other", toml="[environment]\ngpus = 1\n")
+    settings = {"folders": (str(tmp_path / "tasks"), str(tmp_path / "more"))}
+
+    def names(name: str, **options: Any) -> list[str]:
+        return [task.name for task in select_tasks(name, HarborSettings(**settings, **options))]
+
+    assert names("other") == ["other"]
+    assert names(ANY, include=("git-*",), exclude=("*two",)) == ["git-one"]
+    assert names(ANY) == ["git-one", "git-two", "other"]
+    for name, options, sentence in [
+        ("git-on", {}, "hold no task 'git-on'; did you mean git-one?"),
+        (ANY, {"exclude": ("*",)}, "env.include and env.exclude leave none of the 3 tasks"),
+    ]:
+        with pytest.raises(ConfigError) as raised:
+            names(name, **options)
+        assert sentence in str(raised.value)
+    with pytest.raises(ConfigError, match="holds no folder with a task.toml; name its parent folder"):
+        select_tasks(ANY, HarborSettings(folders=(str(tmp_path / "more" / "other"),)))
