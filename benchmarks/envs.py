@@ -8,6 +8,7 @@ The rows of envs.tools call the same tool as a Python function and on an MCP ser
 the OpenEnv server and of ScienceWorld's Java process is not counted.
 The rows of envs.tools call the same tool as a Python function and on an MCP server, whose own CPU time is not counted.
 The row of envs.agent answers the requests of a program, whose CPU time is not counted either.
+The row of envs.harbor runs one shell command per step; the CPU time inside the sandbox is not counted.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ ROWS = [
         server=("-m", "tests.fixtures.openenv_server", "guess", "0"),
     ),
     Row("envs.agent", "asks", None, {"command": [sys.executable, _AGENT, "asks", "1000"], **_OFTEN}, answers=("yes",)),
+    Row("envs.harbor", "count-errors", None, {"max_steps": 1000}, ("jsonschema",), "swe", ("ACTION: run ls",)),
 ]
 
 

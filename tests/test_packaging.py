@@ -20,6 +20,8 @@ from setuptools import find_packages
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = ("rollout", "envs", "advantage", "embedded", "inspection")
+EXAMPLES = REPOSITORY / "envs" / "harbor" / "examples"
+"""Task folders, whose Python files are data."""
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "megatron": "megatron-core"}
@@ -82,7 +84,8 @@ def _imports(folders: tuple[str, ...]) -> Iterator[tuple[Path, str, bool]]:
 def test_every_package_is_included_and_typed() -> None:
     include = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
     found = set(find_packages(str(REPOSITORY), include=include))
-    folders = {path.parent for name in PACKAGES for path in (REPOSITORY / name).rglob("*.py")}
+    files = (path for name in PACKAGES for path in (REPOSITORY / name).rglob("*.py"))
+    folders = {path.parent for path in files if EXAMPLES not in path.parents}
     assert found == {".".join(folder.relative_to(REPOSITORY).parts) for folder in folders}
     assert all((REPOSITORY / name / "py.typed").exists() for name in PACKAGES)
 
@@ -127,9 +130,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 KEPT = (".py", ".j2", ".typed", ".html", ".css", ".js", ".yaml")
 
 
-def test_the_wheel_holds_every_module_template_asset_study_and_type_marker(wheel: set[str]) -> None:
+def test_the_wheel_holds_every_module_template_asset_study_example_and_type_marker(wheel: set[str]) -> None:
     kept = (path for name in PACKAGES for path in (REPOSITORY / name).rglob("*"))
-    expected = {str(path.relative_to(REPOSITORY)) for path in kept if path.suffix in KEPT}
+    expected = {
+        str(path.relative_to(REPOSITORY))
+        for path in kept
+        if path.is_file() and "__pycache__" not in path.parts and (path.suffix in KEPT or EXAMPLES in path.parents)
+    }
     assert sum(name.endswith(".j2") for name in expected) > 5
     installed = {name for name in wheel if ".dist-info/" not in name}
     assert installed == expected | {"slime_verlog.py"}

@@ -102,6 +102,7 @@ def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
     _check_tests(folder, settings)
     python = settings.interpreter()
     places = _places(folder, image, root, python, settings)
+    image = replace(image, folders=(*image.folders, *settings.writable))
     return HarborTask(
         name=name,
         folder=folder,

@@ -229,7 +229,7 @@ def check_sandbox(sandbox: Sandbox) -> None:
         MissingDependencyError: no bubblewrap.
         EnvironmentFault: the machine does not let bubblewrap make namespaces, as in most unprivileged containers.
     """
-    outcome = sandbox.run(["true"], seconds=30)
+    outcome = sandbox.run(["bash", "-c", ":"], seconds=30)
     if outcome.returncode != 0:
         raise EnvironmentFault(
             f"bubblewrap cannot build its sandbox here: {outcome.output.strip() or outcome.stopped}; a container must "

@@ -109,7 +109,7 @@ def test_a_link_into_the_tests_is_not_an_answer(tmp_path: Path, command: str) ->
         ("mkfifo /logs/verifier/reward.json", "not a plain file"),
         ("truncate -s 100M /logs/verifier/reward.json", "longer than"),
         ("""printf '[%.0s' {1..60000} > /logs/verifier/reward.json""", "cannot be used"),
-        ("while true; do echo 0123456789; done", "stopped by their output limit"),
+        ("yes 0123456789", "stopped by their output limit"),
     ],
 )
 def test_a_program_under_test_gains_nothing_by_another_reward_file(tmp_path: Path, program: str, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -114,32 +115,39 @@ def test_an_image_takes_the_place_of_this_machine(tmp_path: Path) -> None:
     assert not (tmp_path / "answer" / "opt" / "tool" / "x").exists()
 
 
+def command(*arguments: str) -> int:
+    """The exit code of `slime-verlog` with these arguments."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert isinstance(ended.value.code, int), ended.value.code
+    return ended.value.code
+
+
 def test_the_check_runs_the_reference_solution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     needs_sandbox()
-    arguments = ["check", "envs.harbor", "--max-turns", "2", "--no-prompt"]
-    assert main([*arguments, "--task", "count-errors"]) == 0
-    shown = capsys.readouterr().out
-    assert "expert       1 turns, return 1, progression 1" in shown
-    assert "reference    the reference solution is paid 1 and the untouched files 0" in shown
+    make_task(tmp_path, "fine", solution="echo 42 > answer.txt")
     make_task(tmp_path, "paid", test=PASS)
     make_task(tmp_path, "unpaid", solution="echo 41 > /app/answer.txt\necho done")
     folders = f'env.folders=["{tmp_path}"]'
-    assert main([*arguments, "--task", "*", "--set", folders]) == 1
+    assert command("check", "envs.harbor", "--task", "*", "--max-turns", "1", "--no-prompt", "--set", folders) == 1
     shown = capsys.readouterr().out
+    assert "expert       1 turns, return 1, progression 1" in shown
+    assert "fine: the reference solution is paid 1 and the untouched files 0" in shown
     assert "paid: the untouched files are paid 1" in shown
     assert "unpaid: the reference solution is not paid: the tests pay 0; it printed: done" in shown
 
 
 def test_the_expert_of_every_example_is_paid_in_an_evaluation(tmp_path: Path) -> None:
     needs_sandbox()
-    out = tmp_path / "out"
-    given = ["--player", "expert", "--episodes", "1", "--out", str(out)]
-    assert (
-        main(["evaluate", "--config", CONFIG, *given, "--set", 'tasks=["count-errors","sort-inbox","fix-interest"]'])
-        == 0
+    config = yaml.safe_load(Path(CONFIG).read_text())
+    config["eval"]["tasks"] += config["tasks"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    given = ("--player", "expert", "--episodes", "1", "--out", str(tmp_path / "out"))
+    assert command("evaluate", "--config", str(tmp_path / "config.yaml"), *given) == 0
+    episodes = [json.loads(line) for line in (tmp_path / "out" / "episodes.jsonl").read_text().splitlines()]
+    assert {e["task"]: (e["success"], e["return"]) for e in episodes} == dict.fromkeys(
+        ("count-errors", "sort-inbox", "fix-interest"), (True, 1.0)
     )
-    summary = (out / "episodes.jsonl").read_text()
-    assert summary.count('"success": true') == summary.count("\n") > 0
 
 
 @pytest.mark.parametrize(
