@@ -6,7 +6,6 @@ https://www.harborframework.com/docs/tasks.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shutil
@@ -163,9 +162,9 @@ def _read_image(folder: Path, environment: Table, root: Path | None, settings: H
             raise ConfigError(f"{name}: there is neither environment/Dockerfile nor [environment] docker_image")
         raise environment.refusal("docker_image", built, "names an image that must be pulled", EXPORT)
     path = f"{settings.interpreter().parent}:/usr/local/bin:/usr/bin:/bin"
-    has_tool = functools.partial(shutil.which, path=path)
+    text = read_text(folder, "environment/Dockerfile")
     try:
-        image = read_image(read_text(folder, "environment/Dockerfile"), has_tool, settings.base_images)
+        image = read_image(text, lambda tool: shutil.which(tool, path=path) is not None, settings.base_images)
     except UnsupportedLine as error:
         raise ConfigError(f"{name}: {error}; {EXPORT}") from error
     if image.copies and (inside / ".dockerignore").exists():
