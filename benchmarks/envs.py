@@ -4,11 +4,9 @@
 
 BALROG's figures come from its own code with its own settings, which render every step. They were measured on one
 machine, so the ratio is an order of magnitude. "with pictures" means that our environment also renders every step.
-The rows of envs.tools call the same tool as a Python function and on an MCP server. The CPU time of that server, of
-the OpenEnv server and of ScienceWorld's Java process is not counted.
-The rows of envs.tools call the same tool as a Python function and on an MCP server, whose own CPU time is not counted.
-The row of envs.agent answers the requests of a program, whose CPU time is not counted either.
-The row of envs.harbor runs one shell command per step; the CPU time inside the sandbox is not counted.
+The rows of envs.tools call the same tool as a Python function and on an MCP server, the row of envs.agent answers the
+requests of a program, and the row of envs.harbor runs one shell command per step. The CPU time of other processes is
+not counted: servers, the agent's program, commands in the sandbox, ScienceWorld's Java.
 """
 
 from __future__ import annotations
