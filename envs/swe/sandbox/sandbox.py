@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
