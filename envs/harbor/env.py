@@ -22,7 +22,7 @@ from envs.harbor.task import HarborTask, find_tasks, read_task
 from envs.harbor.verifier import Verdict, verify
 from envs.swe.calls import Answer, Call, parse_answer, schemas, with_descriptions
 from envs.swe.env import explain
-from envs.swe.sandbox.sandbox import check_sandbox
+from envs.swe.sandbox.sandbox import check_sandbox, find_bwrap
 from envs.swe.tools import Workbench, describe, execute, harmless
 from envs.text_game import render_template
 
@@ -164,6 +164,7 @@ def build_env(sample: Any, args: Any) -> HarborEnv:
     """
     task, seed = describe_task(sample)
     settings = read_env_settings(HarborSettings, args)
+    find_bwrap()
     tasks = select_tasks(task, settings)
     return HarborEnv(tasks[seed % len(tasks)], settings)
 

@@ -142,6 +142,14 @@ CASES = [
     ),
     Case("envs.gymnasium_text", "echo", {"id": f"{_TEXT_WORLDS}:Echo", "max_steps": 30}, answers=("hello", "end")),
     Case(
+        "tests.envs.harbor.task_folders",
+        "count-errors",
+        {"max_steps": 20},
+        answers=("ACTION: run ls", "run head -3 events.txt", "run echo {} > errors.json"),
+        seeds_differ=False,
+        fuzzed_answers=40,
+    ),
+    Case(
         "tests.envs.tiny_repository",
         "shop_total",
         {"max_steps": 60},
