@@ -276,9 +276,21 @@ def test_pictures_are_png_files_and_those_inside_a_text_are_marked() -> None:
     assert (changed.text, changed.instruction, changed.images) == ("A door.\n\nYour action?", "Run.", [])
 
 
+ECHO = """
+from envs.base import describe_task
+from tests.fixtures.counting_env import CountingGame, CountingSettings
+
+class Echo(CountingGame):
+    def translate(self, candidate):
+        return candidate or None
+
+def build_env(sample, args):
+    return Echo(CountingSettings(), describe_task(sample)[1])
+"""
+
+
 async def test_an_answer_that_a_client_read_as_json_becomes_text_again(tmp_path: Path) -> None:
-    code = "from tests.fixtures.counting_env import *\nCountingGame.translate = lambda self, text: text or None\n"
-    (tmp_path / "echo.py").write_text(code)
+    (tmp_path / "echo.py").write_text(ECHO)
     async with serving(tmp_path, rollout_interaction_env_path=str(tmp_path / "echo.py")) as url, Client(url) as client:
         await client.reset(seed=3)
         assert (await client.step(5))["metadata"]["executed_action"] == "5"
