@@ -14,12 +14,13 @@ from typing import Any, Literal
 from envs.errors import EnvironmentFault
 from envs.loading import load_attribute
 from envs.openenv.actions import read_actions
-from envs.openenv.observations import encodable, make_reader, read_picture
+from envs.openenv.observations import call_users, make_reader, read_picture
 from envs.openenv.protocol import Outcome
 from envs.openenv.session import RejectedError, Session, open_session
 from envs.openenv.settings import OpenEnvSettings
 from envs.text_game import ANSWER_FORMAT, Frame, TextGame
 from envs.tools.calls import short
+from envs.tools.results import encodable
 
 PROMPT = Path(__file__).with_name("prompt.j2")
 Ending = Literal["terminated", "truncated"]
@@ -70,7 +71,7 @@ class OpenEnvGame(TextGame):
 
     def translate(self, candidate: str) -> str | None:
         if not self.actions:
-            return encodable((candidate, ""))[0]
+            return encodable(candidate)
         return next((name for name in self.actions if name.lower() == candidate.strip().lower()), None)
 
     def prompt_variables(self) -> dict[str, Any]:
@@ -93,16 +94,17 @@ class OpenEnvGame(TextGame):
 
     def _send(self, action: str) -> Frame:
         assert self._session is not None
-        return self._frame(self._session.step(self._mapping.read(action)))
+        outcome = self._session.step(self._mapping.read(action))
+        self._return += outcome.reward
+        return self._frame(outcome)
 
     def _frame(self, outcome: Outcome) -> Frame:
         """The frame of a reply; ends the session with the episode."""
-        self._return += outcome.reward
         ending = self._ending(outcome) if outcome.done else None
         out_of_time = 0 < self.max_steps <= self._steps
         if ending or out_of_time:
             self.close()
-        long_term, short_term = encodable(self._read(outcome.observation))
+        long_term, short_term = self._read(outcome.observation)
         key = self.settings.picture
         self._last = Frame(
             long_term,
@@ -160,7 +162,7 @@ def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:
     function = load_attribute(given, "env.done_is")
 
     def ending(outcome: Outcome) -> Ending:
-        found = function(outcome.observation, outcome.reward)
+        found = call_users(function, f"env.done_is: {given}", outcome.observation, outcome.reward)
         if found not in ("terminated", "truncated"):
             raise EnvironmentFault(f"env.done_is: {given} returned {short(found)}, not 'terminated' or 'truncated'")
         return found

@@ -5,34 +5,58 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from envs.errors import ConfigError, EnvironmentFault
+from envs.faults import describe
 from envs.loading import load_attribute
 from envs.openenv.settings import OpenEnvSettings
 from envs.pictures import open_picture
 from envs.tools.calls import short
+from envs.tools.results import encodable
 
 HIDDEN = frozenset({"metadata", "state", "done", "reward"})
 """Keys that the default text leaves out: they may hold the solution."""
 
 Parts = tuple[str, str]
 """BALROG's long-term and short-term text."""
+T = TypeVar("T")
 
 
 def make_reader(settings: OpenEnvSettings) -> Callable[[Mapping[str, Any]], Parts]:
-    """The function from an observation to its text.
+    """The function from an observation to its text. Halves of surrogate pairs, which tokenizers refuse, become `?`.
 
     Raises:
         ConfigError: the template does not parse, or the import path leads nowhere.
     """
-    given = settings.observation
+    read = _reader(settings.observation, settings.picture)
+
+    def encodable_parts(observation: Mapping[str, Any]) -> Parts:
+        long_term, short_term = read(observation)
+        return encodable(long_term), encodable(short_term)
+
+    return encodable_parts
+
+
+def _reader(given: str | None, picture: str | None) -> Callable[[Mapping[str, Any]], Parts]:
     if given is None:
-        return lambda observation: (as_lines(observation, settings.picture), "")
+        return lambda observation: (as_lines(observation, picture), "")
     if "{{" in given or "{%" in given:
         return _template(given)
-    function = load_attribute(given, "env.observation")
-    return lambda observation: _parts(function(observation), given)
+    function, label = load_attribute(given, "env.observation"), f"env.observation: {given}"
+    return lambda observation: _parts(call_users(function, label, observation), given)
+
+
+def call_users(function: Callable[..., T], label: str, *arguments: Any) -> T:
+    """Call a function of the user's.
+
+    Raises:
+        EnvironmentFault: it raised an exception; the text begins with `label` and names the place.
+    """
+    try:
+        return function(*arguments)
+    except Exception as error:
+        raise EnvironmentFault(f"{label}: {describe(error)}") from error
 
 
 def as_lines(observation: Mapping[str, Any], picture: str | None = None) -> str:
@@ -58,11 +82,6 @@ def read_picture(observation: Mapping[str, Any], key: str) -> Any:
     except ValueError as error:
         raise EnvironmentFault(f"the observation's picture {key!r} is not base64: {error}") from error
     return open_picture(data)
-
-
-def encodable(parts: Parts) -> Parts:
-    """The texts with halves of surrogate pairs, which tokenizers refuse, replaced by `?`."""
-    return parts[0].encode("utf-8", "replace").decode(), parts[1].encode("utf-8", "replace").decode()
 
 
 def _template(text: str) -> Callable[[Mapping[str, Any]], Parts]:

@@ -8,8 +8,8 @@ One WebSocket at `/ws` is one session with its own environment. The client sends
     {"type": "close"}                         no reply; the server ends the session
     {"type": "mcp", "data": {JSON-RPC}}       {"type": "mcp", "data": {JSON-RPC}}
 
-A request that fails gets `{"type": "error", "data": {"message": ..., "code": ...}}`; the session stays open unless the
-code is one of `ENDS_SESSION`. A server that is full sends `CAPACITY_REACHED` before any request, and closes.
+A request that fails gets `{"type": "error", "data": {"message": ..., "code": ...}}`. After `CAPACITY_REACHED`, which a
+full server sends before any request, and after `FACTORY_ERROR` and `SESSION_ERROR`, the server closes the socket.
 Source: `openenv/core/env_server` (`types.py`, `http_server.py`, `mcp_types.py`) of the package openenv 0.10.0.
 """
 
@@ -81,12 +81,12 @@ class ErrorCode(StrEnum):
     """The session broke."""
 
 
-ENDS_SESSION = frozenset({ErrorCode.CAPACITY_REACHED, ErrorCode.FACTORY_ERROR, ErrorCode.SESSION_ERROR})
-"""Errors after which the server closes the socket."""
-
-
 class MalformedFrameError(ValueError):
-    """A frame breaks the protocol; the text says how, in words that follow "the server sent"."""
+    """A frame breaks the protocol; the text says how, in words that follow "the server sent" or "the client sent"."""
+
+
+class NotJsonError(MalformedFrameError):
+    """A frame is not JSON."""
 
 
 class ErrorReply(Exception):
@@ -109,8 +109,8 @@ class Outcome:
     done: bool = False
 
 
-def write_request(kind: Request, data: Mapping[str, Any] | None = None) -> str:
-    """A request as the text of its frame; `state` and `close` have no data."""
+def write_frame(kind: Request | Reply, data: Mapping[str, Any] | None = None) -> str:
+    """A request or a reply as the text of its frame; the requests `state` and `close` have no data."""
     return json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
 
 
@@ -121,7 +121,7 @@ def read_outcome(frame: str | bytes) -> Outcome:
         ErrorReply: it is an error frame.
         MalformedFrameError: it is neither an observation nor an error, or a part has the wrong type.
     """
-    kind, data = _read_frame(frame)
+    kind, data = read_frame(frame)
     if kind == Reply.ERROR:
         raise ErrorReply(str(data.get("code", "UNKNOWN")), _words_of(data))
     if kind != Reply.OBSERVATION:
@@ -147,14 +147,20 @@ def _words_of(error: Mapping[str, Any]) -> str:
     return "; ".join(found)[:_LONGEST_MESSAGE] or str(error.get("message", "no message"))[:_LONGEST_MESSAGE]
 
 
-def _read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
+def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
+    """Type and data of a frame; no data is an empty mapping.
+
+    Raises:
+        NotJsonError: it is not JSON.
+        MalformedFrameError: it is not a mapping, or its data is not one.
+    """
     try:
         message = json.loads(frame)
     except (ValueError, RecursionError) as error:
-        raise MalformedFrameError(f"a frame that is not JSON: {frame[:60]!r}") from error
-    data = message.get("data") if isinstance(message, Mapping) else None
+        raise NotJsonError(f"a frame that is not JSON: {frame[:60]!r}") from error
+    data = message.get("data", {}) if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or not isinstance(data, Mapping):
-        raise MalformedFrameError(f"a frame without type and data: {frame[:60]!r}")
+        raise MalformedFrameError(f"a frame that is not a mapping with type and data: {frame[:60]!r}")
     return message.get("type"), data
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -101,5 +102,7 @@ def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise EnvironmentFault(f"no server answers at {url} ({reason}); start it, or correct env.url") from error
+    except http.client.HTTPException as error:
+        raise EnvironmentFault(f"{url} is not an OpenEnv server: it does not speak HTTP; correct env.url") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise EnvironmentFault(f"{url} is not an OpenEnv server: its {SCHEMA_PATH} has no schemas ({error})") from error

@@ -23,7 +23,7 @@ from envs.openenv.protocol import (
     Request,
     read_outcome,
     server_address,
-    write_request,
+    write_frame,
 )
 from envs.openenv.settings import OpenEnvSettings
 
@@ -77,7 +77,7 @@ class Session:
     def first(self, kind: Request, data: Mapping[str, Any]) -> Outcome:
         """A request that is not an answer of the model. Raises as `reset`."""
         try:
-            return self._ask(kind, write_request(kind, data))
+            return self._ask(kind, write_frame(kind, data))
         except ErrorReply as error:
             if error.code == ErrorCode.CAPACITY_REACHED:
                 self.close()
@@ -91,7 +91,7 @@ class Session:
             RejectedError: the server refuses the action; the episode goes on.
             EnvironmentFault: as for the class, or the environment raised an exception.
         """
-        frame = write_request(Request.STEP, action)
+        frame = write_frame(Request.STEP, action)
         if len(frame) > LARGEST_REQUEST:
             raise RejectedError("the answer is too long")
         rejections = {ErrorCode.VALIDATION_ERROR}
@@ -109,7 +109,7 @@ class Session:
         socket, self._socket = self._socket, None
         if socket is not None:
             with contextlib.suppress(OSError, _closed_error()):
-                socket.send(write_request(Request.CLOSE))
+                socket.send(write_frame(Request.CLOSE))
             socket.close()
 
     def _ask(self, kind: Request, frame: str) -> Outcome:

@@ -10,7 +10,7 @@ from typing import Any
 from envs.base import Observation, StepInfo
 from envs.errors import ConfigError, EnvironmentFault
 from envs.openenv.game import begin_episode, read_ending
-from envs.openenv.observations import encodable, make_reader
+from envs.openenv.observations import make_reader
 from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome, Request
 from envs.openenv.schema import check_unchanged, first_seen
 from envs.openenv.session import RejectedError, Session, open_session
@@ -53,7 +53,7 @@ class OpenEnvTools(ToolEnv):
         session, outcome = begin_episode(self._server, self.seed, lambda session: _list_tools(session, self._server))
         self._ended, self._earned = None, 0.0
         try:
-            text = "\n".join(filter(None, encodable(self._read(outcome.observation)))) or EMPTY
+            text = "\n".join(filter(None, self._read(outcome.observation))) or EMPTY
             self.question, self.mission = Question(text), text
             observation = super().reset()
         except BaseException:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from envs.base import PICTURE_PLACE
-from envs.openenv.protocol import ErrorCode, Reply
+from envs.openenv.protocol import ErrorCode, Reply, write_frame
 from rollout.play.conversation import Conversation
 from rollout.tokens.images import data_uri, read_image
 from rollout.workers.reply import EnvReply
@@ -118,9 +118,9 @@ def _text_and_pictures(content: str | Sequence[Mapping[str, Any]]) -> tuple[str,
 def observation_frame(observation: ShownObservation, reward: float | None, done: bool, facts: Mapping[str, Any]) -> str:
     """The reply to `reset` (`reward` is None) and `step`."""
     data = {"observation": observation.model_dump(), "reward": reward, "done": done, "metadata": facts}
-    return json.dumps({"type": Reply.OBSERVATION, "data": data})
+    return write_frame(Reply.OBSERVATION, data)
 
 
 def error_frame(code: ErrorCode, message: str, **more: Any) -> str:
     """The reply to a request that failed."""
-    return json.dumps({"type": Reply.ERROR, "data": {"message": message, "code": code, **more}})
+    return write_frame(Reply.ERROR, {"message": message, "code": code, **more})

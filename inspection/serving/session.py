@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.mixture import TaskSpec
-from envs.openenv.protocol import ErrorCode, Reply, Request
+from envs.openenv.protocol import (
+    ErrorCode,
+    MalformedFrameError,
+    NotJsonError,
+    Reply,
+    Request,
+    read_frame,
+    write_frame,
+)
 from inspection.serving.frames import Answer, ResetRequest, ShownState, error_frame, observation_frame, shown
 from rollout.bridge.settings import RolloutSettings
 from rollout.data_source import make_episode, pick_task
 from rollout.errors import ConfigError, EnvironmentFault, SlimeVerlogError
+from rollout.spec import EnvSpec
 from rollout.workers.pool import EnvPool, EnvSession
 from slime_verlog import read_settings
 
@@ -32,19 +40,17 @@ class Catalogue:
                 self.tasks[f"eval/{task.name}" if task.name in self.tasks else task.name] = task
         self._seeds = itertools.count(settings.seed_start)
 
-    async def open(self, request: ResetRequest) -> tuple[str, EnvSession]:
-        """Start the episode; returns its task's name and its environment.
+    def choose(self, request: ResetRequest) -> tuple[str, EnvSpec]:
+        """The name of the episode's task, and its environment.
 
         Raises:
             ConfigError: there is no such task.
-            EnvironmentFault: the environment could not be started.
         """
-        seed = next(self._seeds) if request.seed is None else request.seed
         if request.task is not None and request.task not in self.tasks:
             raise ConfigError(f"unknown task {request.task!r}; this server has {', '.join(self.tasks)}")
+        seed = next(self._seeds) if request.seed is None else request.seed
         name = request.task or pick_task(self._drawn, 0, seed).name
-        spec = make_episode(self.settings, self.tasks[name], 0, seed)
-        return name, await self.pool.open(spec.env)
+        return name, make_episode(self.settings, self.tasks[name], 0, seed).env
 
 
 def _content(task: TaskSpec) -> tuple[Any, ...]:
@@ -64,20 +70,23 @@ class Session:
     async def answer(self, frame: str | bytes) -> str | None:
         """The reply to a frame; None ends the session."""
         try:
-            kind, data = _read(frame)
+            kind, data = read_frame(frame)
             match kind:
                 case Request.RESET:
                     return await self._reset(read_settings(ResetRequest, data, "reset."))
                 case Request.STEP:
                     return await self._step(read_settings(Answer, data, "step."))
                 case Request.STATE:
-                    return json.dumps({"type": Reply.STATE, "data": self._state.model_dump()})
+                    return write_frame(Reply.STATE, self._state.model_dump())
                 case Request.CLOSE:
                     return None
             known = ", ".join(other for other in Request if other is not Request.MCP)
             return error_frame(ErrorCode.UNKNOWN_TYPE, f"this server has no requests of type {kind!r}; it has {known}")
-        except json.JSONDecodeError as error:
-            return error_frame(ErrorCode.INVALID_JSON, f"the request is not JSON: {error}")
+        except NotJsonError as error:
+            return error_frame(ErrorCode.INVALID_JSON, f"the client sent {error}")
+        except MalformedFrameError as error:
+            example = write_frame(Request.STEP, {"message": "..."})
+            return error_frame(ErrorCode.VALIDATION_ERROR, f"the client sent {error}; it must look like {example}")
         except ConfigError as error:
             return error_frame(ErrorCode.VALIDATION_ERROR, str(error))
         except SlimeVerlogError as error:
@@ -90,10 +99,11 @@ class Session:
         self._env = None
 
     async def _reset(self, request: ResetRequest) -> str:
+        task, spec = self._catalogue.choose(request)
         await self.close()
         self._instruction = None
-        task, self._env = await self._catalogue.open(request)
-        seed = self._env.spec.metadata["seed"]
+        self._env = await self._catalogue.pool.open(spec)
+        seed = spec.metadata["seed"]
         self._state = ShownState(episode_id=request.episode_id, step_count=0, task=task, seed=seed, done=False)
         return await self._shown(None, {})
 
@@ -129,20 +139,3 @@ class Session:
         observation = await asyncio.to_thread(shown, reply, known)
         where = {"task": self._state.task, "seed": self._state.seed}
         return observation_frame(observation, reward, self._state.done, {**where, **facts})
-
-
-def _read(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
-    """Type and data of a request.
-
-    Raises:
-        json.JSONDecodeError: it is not JSON.
-        ConfigError: it is not a request.
-    """
-    try:
-        request = json.loads(frame)
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise json.JSONDecodeError(str(error), "", 0) from error
-    data = request.get("data", {}) if isinstance(request, Mapping) else None
-    if not isinstance(request, Mapping) or not isinstance(data, Mapping):
-        raise ConfigError('a request must look like {"type": "step", "data": {"message": "..."}}')
-    return request.get("type"), data

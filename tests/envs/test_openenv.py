@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -109,7 +111,7 @@ def test_an_exception_of_the_environment_is_a_fault_or_an_invalid_answer_as_decl
     ("message", "words"),
     [
         ("garbage", "sent a frame that is not JSON: 'this is not"),
-        ("no data", "sent a frame without type and data"),
+        ("no data", "sent an observation that is not a mapping: None"),
         ("deep", "sent a frame that is not JSON"),
         ("lie", "sent done='no', which is neither true nor false"),
         ("nan", "sent reward=nan, which is neither a finite number nor null"),
@@ -190,6 +192,11 @@ def test_done_in_reply_to_a_reset_and_a_refused_reset_are_faults(server: TinySer
     wait_for_sessions(server, 0)
 
 
+def test_the_reward_of_a_reset_is_ignored(server: TinyServer) -> None:
+    env = started(server, reset={"gift": 1.0})
+    assert env.step("9")[2]["progression"] == 0.0
+
+
 def test_a_game_that_is_never_done_is_truncated_by_max_steps(server: TinyServer) -> None:
     env = started(server, max_steps=3)
     assert [env.step(answer)[1] for answer in ("9", "nonsense")] == [False, False]
@@ -226,6 +233,25 @@ def test_a_full_server_is_waited_for_and_then_named() -> None:
             started(server, capacity_timeout_s=0.2)
         threading.Timer(0.3, first.close).start()
         assert started(server, capacity_timeout_s=30.0).step("3")[1]
+
+
+async def test_a_reset_that_waits_for_a_session_delays_the_other_episodes_of_its_worker_until_its_time_out() -> None:
+    with TinyServer(capacity=1) as server:
+        pool = EnvPool(config("inline", max_env_retries_per_turn=1))
+        options = {"url": server.url, "picture": "screen", "capacity_timeout_s": 1.0}
+        first, second = (EnvSpec("envs.openenv", {"task": "any", "seed": seed}, options) for seed in (SEED, 12))
+        try:
+            live = await pool.open(first)
+            waiting = asyncio.create_task(pool.open(second))
+            await asyncio.sleep(0.2)
+            began = time.monotonic()
+            assert (await live.step("3")).done
+            assert 0.5 < time.monotonic() - began < 2.0
+            await (await waiting).close()
+            assert pool.faults == {"raised": 1}, "the second attempt found the session that the first episode left"
+            await live.close()
+        finally:
+            pool.close()
 
 
 def test_new_episodes_wait_while_a_known_server_restarts() -> None:
@@ -334,6 +360,20 @@ def test_the_tools_of_an_mcp_environment_are_called_through_steps() -> None:
         assert done and info["terminated"] and info["reward"] == 0.0
 
 
+def failing(*_: Any) -> str:
+    raise KeyError("score")
+
+
+def test_a_function_of_the_user_that_raises_is_a_fault_and_not_an_error_of_a_tool() -> None:
+    with TinyServer("tools") as server:
+        env = started(server, done_is="tests.envs.test_openenv.failing")
+        with pytest.raises(
+            EnvironmentFault, match=r"env.done_is: tests.envs.test_openenv.failing: KeyError: .*test_openenv.py:\d"
+        ):
+            env.step(call("guess", number=3))
+        wait_for_sessions(server, 0)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -353,6 +393,20 @@ def test_a_wrong_setting_is_one_sentence(server: TinyServer, options: dict[str, 
     with pytest.raises(ConfigError, match=words) as caught:
         built(server, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_port_that_does_not_speak_http_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            with listener.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-server\r\n")
+                connection.recv(1 << 16)
+
+        threading.Thread(target=greet, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(EnvironmentFault, match=f"{url} is not an OpenEnv server"):
+            built(url)
 
 
 def test_a_missing_package_is_named(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
 r"""The servers of the package openenv and of its repository, played as they are.
 
-    OPENENV_PYTHON=openenv-venv/bin/python OPENENV_PATH=OpenEnv \
+    SLIME_VERLOG_OPENENV_PYTHON=openenv-venv/bin/python SLIME_VERLOG_OPENENV_PATH=OpenEnv \
         bash scripts/run_tests.sh -m slow tests/envs/test_openenv_real.py
 
-OPENENV_PYTHON is an interpreter with openenv 0.10.0 and textarena; OPENENV_PATH is a checkout of meta-pytorch/OpenEnv.
+SLIME_VERLOG_OPENENV_PYTHON is an interpreter with openenv 0.10.0 and textarena, SLIME_VERLOG_OPENENV_PATH a checkout of
+meta-pytorch/OpenEnv.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from tests.envs.test_tool_env import call
 pytest.importorskip("websockets", reason="websockets is not installed; pip install 'slime-verlog[openenv]'")
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
-PYTHON = os.environ.get("OPENENV_PYTHON")
-CHECKOUT = os.environ.get("OPENENV_PATH")
+PYTHON = os.environ.get("SLIME_VERLOG_OPENENV_PYTHON")
+CHECKOUT = os.environ.get("SLIME_VERLOG_OPENENV_PATH")
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        PYTHON is None, reason="OPENENV_PYTHON does not name an interpreter with openenv 0.10.0 (docs/openenv.md)"
+        PYTHON is None, reason="set SLIME_VERLOG_OPENENV_PYTHON to a Python with openenv==0.10.0 (docs/openenv.md)"
     ),
 ]
 needs_checkout = pytest.mark.skipif(
-    CHECKOUT is None, reason="OPENENV_PATH does not name a checkout of github.com/meta-pytorch/OpenEnv"
+    CHECKOUT is None, reason="set SLIME_VERLOG_OPENENV_PATH to a checkout of github.com/meta-pytorch/OpenEnv"
 )
 
 

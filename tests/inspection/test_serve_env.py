@@ -171,6 +171,7 @@ print(json.dumps([shown, rewards]))
     [
         ("{", "INVALID_JSON", "not JSON"),
         (b"\xff\xfe", "INVALID_JSON", "not JSON"),
+        ('{"type": "step", "data": {"message": ' + "1" * 5000 + "}}", "INVALID_JSON", "not JSON"),
         ("[1]", "VALIDATION_ERROR", "must look like"),
         ('{"type": "mcp", "data": {}}', "UNKNOWN_TYPE", "it has reset, step, state, close"),
         ('{"type": "reset", "data": {"sead": 3}}', "VALIDATION_ERROR", "did you mean 'reset.seed'?"),
@@ -194,6 +195,13 @@ async def test_a_wrong_request_gets_one_sentence_and_the_session_goes_on(
         assert (kind, data["code"]) == ("error", code) and words in data["message"]
         assert "\n" not in data["message"]
         await client.reset(seed=1)
+
+
+async def test_a_reset_to_an_unknown_task_leaves_the_episode_alone(tmp_path: Path) -> None:
+    async with serving(tmp_path) as url, Client(url) as client:
+        await client.reset(seed=1)
+        assert (await client.ask("reset", task="cuont"))[1]["code"] == "VALIDATION_ERROR"
+        await client.step("left")
 
 
 async def test_an_episode_that_is_over_takes_no_step_and_a_turn_limit_truncates(tmp_path: Path) -> None:
