@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import Any
 
 from inspection.viewer.templates import split_prompts
+from slime_verlog import ConfigError
 
 VERSION = "ATIF-v1.6"
 NOTES = (
@@ -139,8 +140,15 @@ def media_type(uri: str) -> str:
 
 
 def picture_file(uri: str) -> bytes:
-    """The file in a data URI."""
-    return base64.b64decode(uri.partition(",")[2])
+    """The file in a data URI.
+
+    Raises:
+        ConfigError: it is not base64.
+    """
+    try:
+        return base64.b64decode(uri.partition(",")[2])
+    except ValueError as error:
+        raise ConfigError(f"the record holds a picture that is not base64: {uri[:60]!r} ({error})") from error
 
 
 def _identity(episode: Mapping[str, Any]) -> str:

@@ -105,7 +105,8 @@ class _Pictures:
         self._folder = folder
 
     def __call__(self, key: str, uri: str) -> str:
-        path = Path("images") / f"{key}.{media_type(uri).rpartition('/')[2]}"
+        name = f"{key}.{media_type(uri).rpartition('/')[2]}"
+        path = Path("images") / re.sub(r"[^\w.-]", "_", name)  # a record may hold any key
         if not (self._folder / path).exists():
             (self._folder / path).parent.mkdir(parents=True, exist_ok=True)
             (self._folder / path).write_bytes(picture_file(uri))

@@ -152,6 +152,8 @@ class EnvSession:
         self.reply: EnvReply | None = None
         self._pool, self._worker, self._key = pool, worker, key
         self._host: Host | None = None
+        self._left_on: Host | None = None
+        """The host that may still hold an environment that was given up."""
         self._open = True
         worker.sessions += 1
 
@@ -207,11 +209,11 @@ class EnvSession:
                 return reply
             except ReplayError as error:
                 cause = "" if failure == "not tried" else failure.partition("\n")[0] + "; "
-                failure = f"{cause}{error}"
+                failure, self._left_on = f"{cause}{error}", self._worker.host
                 break
             except (HostLostError, EnvironmentFault) as error:
                 failure = str(error)
-                self._host = None
+                self._host, self._left_on = None, self._worker.host
         raise EnvironmentFault(f"{failure}\n{self.describe(response_text)}")
 
     async def _rebuild(self) -> EnvReply:
@@ -247,8 +249,9 @@ class EnvSession:
             return
         self._open = False
         self._worker.sessions -= 1
-        if self._host is not None and not self._host.lost:
+        host = self._host or self._left_on
+        if host is not None and not host.lost:
             try:
-                await self._worker.call(self._host, self._pool.settings.env_step_timeout_s, "close", self._key)
+                await self._worker.call(host, self._pool.settings.env_step_timeout_s, "close", self._key)
             except (HostLostError, EnvironmentFault):
                 self._pool.faults["close_failed"] += 1

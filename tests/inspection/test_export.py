@@ -110,6 +110,7 @@ def test_filters_choose_episodes_and_lost_ones_are_never_written(
         (["run", "--format", "atif", "--out", "run"], "--out run holds something already"),
         (["run", "--format", "atif", "--out", "new", "--valid-only"], "--valid-only is for jsonl and parquet"),
         (["seen", "--format", "jsonl", "--out", "a.jsonl"], "seed 9 has pictures, and jsonl and parquet are for text"),
+        (["broken", "--format", "atif", "--out", "b.jsonl"], "the record holds a picture that is not base64"),
         (["dumps", "--format", "jsonl", "--out", "a.jsonl"], "give --tokenizer with the model's folder"),
         (["cut", "--format", "jsonl", "--out", "a.jsonl"], "line 1, is not JSON"),
     ],
@@ -121,6 +122,8 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(
     write_run(Path("run"), [invented_episode()])
     picture = [{"role": "user", "content": [{"type": "image", "image": "k"}]}]
     write_run(Path("seen"), [{**invented_episode(9, turns=1), "messages": picture * 2, "pictures": {"k": PNG}}])
+    broken = {"k": "data:image/png;base64,x"}
+    write_run(Path("broken"), [{**invented_episode(9, turns=1), "messages": picture * 2, "pictures": broken}])
     save_like_slime(Path("dumps"), make_samples(make_turn(1, 0, last=True)), 0)
     Path("cut").mkdir()
     Path("cut/episodes.jsonl").write_text('{"story":\n{}\n')
@@ -166,6 +169,10 @@ def test_a_trajectory_has_the_answers_what_followed_them_and_pictures_as_files(t
     assert first["final_metrics"]["extra"]["return"] == 1.0 and first["extra"]["seed"] == 5
     assert [step["message"] for step in second["steps"] if step["source"] == "agent"] == ["go 0", "go 1", "go 2"]
     assert len(second["steps"]) == 5
+    outside = [{"role": "user", "content": [{"type": "image", "image": "../../k"}]}]
+    write_run(tmp_path / "odd", [invented_episode(7, turns=1, messages=outside * 2, pictures={"../../k": PNG})])
+    assert export(tmp_path / "odd", "--format", "atif", "--out", tmp_path / "odd" / "out") is None
+    assert {path.name for path in tmp_path.rglob("*k.png")} == {"k.png", ".._.._k.png"}
     lines = tmp_path / "all.jsonl"
     assert export(tmp_path / "run", "--format", "atif", "--out", lines) is None
     assert rows(lines) == [first, second]

@@ -21,6 +21,7 @@ from rollout.errors import EnvironmentFault
 from rollout.spec import EnvSpec
 from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
+from tests.fixtures.counting_env import CountingGame
 from tests.fixtures.faulty_worker import MALFORMED
 
 ENV = "tests.fixtures.counting_env"
@@ -209,6 +210,26 @@ async def test_whatever_an_environment_raises_costs_one_episode(backend: str, er
             await play(pool, spec(raise_at=1, raise_as=error))
         assert pool.faults == {"raised": 1}
         assert await play(pool, spec()) == await expected(), "the worker goes on"
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+async def test_an_environment_whose_episode_was_given_up_is_closed(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, closed = [], []
+    monkeypatch.setattr(CountingGame, "start", lambda self, start=CountingGame.start: built.append(self) or start(self))
+    monkeypatch.setattr(CountingGame, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(CountingGame, "deterministic", deterministic)
+    pool = EnvPool(config("inline"))
+    try:
+        session = await pool.open(spec(raise_at=1))
+        await session.step("left")
+        with pytest.raises(EnvironmentFault, match="the game broke"):
+            await session.step("left")
+        await session.close()
+        assert closed == built and len(built) == (3 if deterministic else 1)
     finally:
         pool.close()
 
