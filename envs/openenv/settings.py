@@ -57,10 +57,11 @@ class OpenEnvSettings(GameSettings):
     connect_timeout_s: float = Field(10.0, gt=0)
     """Seconds to connect to a server."""
     step_timeout_s: float = Field(45.0, gt=0)
-    """Seconds that the reply to a reset or a step may take. Keep it below `env_step_timeout_s`."""
+    """Seconds that the reply to a reset or a step may take. Keep it below `env_step_timeout_s`; in MCP environments,
+    `max_calls` times this number."""
     capacity_timeout_s: float = Field(60.0, ge=0)
     """Seconds that an episode waits to begin if all sessions are taken, or if servers that it knows are restarting.
-    Keep it below `env_reset_timeout_s`."""
+    Meanwhile, the other episodes of its worker wait, too. Keep twice this number below `env_reset_timeout_s`."""
     api_key_env: str | None = None
     """Name of the environment variable with a key, sent as `Authorization: Bearer`."""
 
