@@ -10,7 +10,7 @@ from typing import Any
 
 from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import load_attribute
-from envs.openenv.observations import call_users
+from envs.openenv.observations import call_user_function
 from envs.openenv.schema import fields_of
 from envs.openenv.session import RejectedError
 from envs.openenv.settings import OpenEnvSettings
@@ -89,7 +89,7 @@ class _Function:
     path: str
 
     def __call__(self, text: str) -> Mapping[str, Any]:
-        action = call_users(self.function, f"env.action: {self.path}", text)
+        action = call_user_function(self.function, f"env.action: {self.path}", text)
         if action is None:
             raise RejectedError("the answer is not an action")
         if not isinstance(action, Mapping):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from envs.errors import EnvironmentFault
 from envs.loading import load_attribute
 from envs.openenv.actions import read_actions
-from envs.openenv.observations import call_users, make_reader, read_picture
+from envs.openenv.observations import call_user_function, make_reader, read_picture
 from envs.openenv.protocol import Outcome
 from envs.openenv.session import RejectedError, Session, open_session
 from envs.openenv.settings import OpenEnvSettings
@@ -162,7 +162,7 @@ def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:
     function = load_attribute(given, "env.done_is")
 
     def ending(outcome: Outcome) -> Ending:
-        found = call_users(function, f"env.done_is: {given}", outcome.observation, outcome.reward)
+        found = call_user_function(function, f"env.done_is: {given}", outcome.observation, outcome.reward)
         if found not in ("terminated", "truncated"):
             raise EnvironmentFault(f"env.done_is: {given} returned {short(found)}, not 'terminated' or 'truncated'")
         return found

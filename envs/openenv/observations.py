@@ -44,11 +44,11 @@ def _reader(given: str | None, picture: str | None) -> Callable[[Mapping[str, An
     if "{{" in given or "{%" in given:
         return _template(given)
     function, label = load_attribute(given, "env.observation"), f"env.observation: {given}"
-    return lambda observation: _parts(call_users(function, label, observation), given)
+    return lambda observation: _parts(call_user_function(function, label, observation), given)
 
 
-def call_users(function: Callable[..., T], label: str, *arguments: Any) -> T:
-    """Call a function of the user's.
+def call_user_function(function: Callable[..., T], label: str, *arguments: Any) -> T:
+    """Call a function that the user's YAML names.
 
     Raises:
         EnvironmentFault: it raised an exception; the text begins with `label` and names the place.
