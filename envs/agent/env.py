@@ -45,7 +45,7 @@ class AgentRun:
     options: Mapping[str, Any] = field(default_factory=dict)
     """The YAML's `env.options`."""
     exit_code: int | None = None
-    """None if a limit ended the episode."""
+    """None if `max_steps` or `time_limit_s` ended the episode."""
     output: str = ""
     """Beginning and end of what the program wrote to stdout and stderr."""
     turns: int = 0
@@ -123,7 +123,6 @@ class AgentEnv(BaseInteractionEnv):
         episode = self._episode
         if episode is None or episode.session.current is None:
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
-        self._check_patience(episode)
         waiting = episode.session.current
         answer = read_answer(response_text, waiting.request, self.settings.max_calls)
         self._steps += 1
@@ -131,10 +130,11 @@ class AgentEnv(BaseInteractionEnv):
         self.run = replace(self.run, turns=self._steps, messages=waiting.request.messages, answer=response_text)
         try:
             following = self._await(episode, answer)
+            end = episode.session.end if following is None else None
+            _check_patience(end, waiting)
         except EnvironmentFault:
             self.close()
             raise
-        end = episode.session.end if following is None else None
         truncated = end is None and (following is None or self._steps >= self.max_steps)
         info = self._info(response_text, answer, waiting)
         if end is not None or truncated:
@@ -142,34 +142,26 @@ class AgentEnv(BaseInteractionEnv):
             self._finish(episode, info, end)
         return self._show(following), end is not None or truncated, info
 
-    def _check_patience(self, episode: _Running) -> None:
-        """The program may fail while its request waits for the model, and not because of an answer."""
-        end = episode.session.end
-        if end is not None and end.exit_code != 0:
-            self.close()
-            raise EnvironmentFault(
-                f"the agent {end.words}, while it waited for the model; give its client a longer time limit"
-            )
-
     def _finish(self, episode: _Running, info: StepInfo, end: End | None) -> None:
         """End the program, and let the grader judge what it did."""
         try:
             episode.stop()
+            if end is not None:
+                self.run = replace(self.run, exit_code=end.exit_code)
+                info["metrics"] = {**info.get("metrics", {}), "exit_code": float(end.exit_code)}
             if end is not None or self.settings.grade_at_limit:
-                self._reward(info, end)
+                self._reward(info, episode)
         finally:
             self.close()
 
-    def _reward(self, info: StepInfo, end: End | None) -> None:
-        output = end.output if end else ""
-        run = replace(self.run, exit_code=end.exit_code if end else None, output=output)
+    def _reward(self, info: StepInfo, episode: _Running) -> None:
+        ended = episode.session.end  # by now it has, also if a limit ended the episode
+        run = self.run = replace(self.run, output=ended.output if ended else "")
         score = self._bounded("grader", self._grade, run)
         if not isinstance(score, int | float) or not math.isfinite(score):
             raise EnvironmentFault(f"env.grader {self.settings.grader} returned {short(score)}, not a finite number")
         info["reward"] += float(score)
         info["progression"] = min(max(float(score), 0.0), 1.0)
-        if end is not None:
-            info["metrics"] = {**info.get("metrics", {}), "exit_code": float(end.exit_code)}
 
     def _bounded(self, name: str, function: Any, run: AgentRun) -> Any:
         """Call `prepare` or the grader.
@@ -222,16 +214,16 @@ class AgentEnv(BaseInteractionEnv):
 
 
 class _Running:
-    """The parts of one episode that must be given back: the session, the program and the folder."""
+    """What an episode must release: its session, its program and its folder."""
 
     def __init__(self, server: ModelServer, models: tuple[str, ...]) -> None:
         self.server, self.session = server, Session(models)
         self.key = server.open(self.session)
         self._outer = server.folder.make()
         self._program: Program | None = None
-        self.folder, self._home = self._outer / "work", self._outer / "home"
-        self.folder.mkdir()
-        self._home.mkdir()
+        self.folder, self._home, self._temporary = (self._outer / name for name in ("work", "home", "tmp"))
+        for folder in (self.folder, self._home, self._temporary):
+            folder.mkdir()
 
     def start(self, words: list[str], run: AgentRun, settings: AgentSettings) -> None:
         """Start the program."""
@@ -246,7 +238,8 @@ class _Running:
             socket = self.server.socket
             runner: Any = Sandboxed(argv, run.folder, variables, settings.interpreter, settings.limits, socket)
         else:
-            own = {"PATH": search_path(settings.interpreter), "HOME": str(self._home), "LANG": "C.UTF-8"}
+            own = {"PATH": search_path(settings.interpreter), "LANG": "C.UTF-8"}
+            own |= {"HOME": str(self._home), "TMPDIR": str(self._temporary)}
             runner = Plain(argv, run.folder, {**own, **variables})
         self._program = Program(runner, lambda end: self.server.soon(self.session.ended, end))
 
@@ -262,6 +255,18 @@ class _Running:
     def remove(self) -> None:
         """Remove the folder."""
         remove_tree(self._outer)
+
+
+def _check_patience(end: End | None, waiting: Waiting) -> None:
+    """Tell a program that could not wait for the model from one that failed after an answer.
+
+    Raises:
+        EnvironmentFault: it ended with an error before it received the answer.
+    """
+    if end is not None and end.exit_code != 0 and not end.stopped and not waiting.delivered:
+        raise EnvironmentFault(
+            f"the agent {end.words}, while it waited for the model; give its client a longer time limit"
+        )
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

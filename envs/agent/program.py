@@ -118,7 +118,7 @@ class Program:
 
 
 def find_program(name: str, path: str, folder: Path) -> str:
-    """The program's path; a relative one with a slash is meant in `folder`.
+    """The program's path; a relative path with a slash is looked up in `folder`.
 
     Raises:
         ConfigError: there is none.

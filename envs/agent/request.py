@@ -42,7 +42,7 @@ class Request:
     is_retry: bool = False
     """The client says that it sends the request again."""
     thread: str = ""
-    """Equal for requests of the same part of the agent."""
+    """Equal for requests of the same thread."""
 
     @property
     def tokens(self) -> int:
@@ -118,7 +118,7 @@ def digest_of(path: str, body: bytes) -> str:
 
 
 def thread_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-    """Names the part of the agent that asks: the text of its system messages and the names of its tools."""
+    """Identifies the thread of a request: the text of its system messages and the names of its tools."""
     system = [text_of(message) for message in messages if message["role"] == "system"]
     return json.dumps([system, [tool["function"]["name"] for tool in tools]])
 

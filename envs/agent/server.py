@@ -1,7 +1,7 @@
 """The HTTP server that stands in for the model's API; one per process, for the agents of all its episodes.
 
 It speaks OpenAI's and Anthropic's APIs on a port of this machine and on a Unix socket, for programs in a sandbox. The
-API key of a request names its episode.
+API key of a request identifies its episode.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from envs.agent.session import Session, Waiting
 from envs.errors import EnvironmentFault
 
 PATIENCE_S = 15.0
-"""Seconds after which a client that waits is sent something, before its own time limit ends."""
+"""Seconds between the bytes that keep a waiting client from timing out."""
 MOST_BYTES = 32 << 20
 """Longest body of a request."""
 START_S = 30.0
 RETRY_HEADER = "x-stainless-retry-count"
 """Set by OpenAI's and Anthropic's clients."""
 THREAD_HEADER = "x-agent-thread"
-"""With this header, an agent names its parts itself."""
+"""With this header, an agent names its threads itself."""
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ class ModelServer:
         except RequestError as error:
             return _refused(api, error)
         except ConnectionResetError:
-            return web.Response(status=499)  # the client is gone; nothing of this is sent
+            return web.Response(status=499)  # the client is gone, so this is not sent
         finally:
             session.left(waiting)
 
@@ -174,7 +174,7 @@ async def _read(api: Api, http: web.Request) -> Request:
 
 
 async def _respond(api: Api, http: web.Request, waiting: Waiting) -> web.StreamResponse:
-    """Wait for the answer and write it. Spaces before JSON and comments in a stream keep an idle client waiting."""
+    """Wait for the answer and write it. Spaces before JSON, and pings in a stream, keep the client from timing out."""
     streams = waiting.request.streams
     response = web.StreamResponse()
     response.content_type = "text/event-stream" if streams else "application/json"

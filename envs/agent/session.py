@@ -32,7 +32,7 @@ class End:
 
     @property
     def words(self) -> str:
-        """The end in a sentence's middle."""
+        """How the program ended, as part of a sentence."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         said = f"; its last line: {lines[-1][:300]}" if lines else ""
         how = f"was stopped ({self.stopped} limit)" if self.stopped else f"ended with exit code {self.exit_code}"
@@ -81,14 +81,14 @@ class Session:
         self.refusal = ""
         """Why the last refused request was refused."""
         self.threads: dict[str, int] = {}
-        """Numbers of the parts of the agent, in order of their first request."""
+        """Numbers of the agent's threads, in order of their first requests."""
         self._queue: deque[Waiting] = deque()
         self._answered: Waiting | None = None
         self._news = asyncio.Event()
         self._closed = False
 
     def arrive(self, request: Request) -> Waiting:
-        """Take a request. One that repeats a request whose answer was not received gets that request's answer.
+        """Queue a request. If it repeats one whose answer was not received, it gets that one's answer.
 
         Raises:
             RequestError: it is refused.
@@ -105,7 +105,7 @@ class Session:
                 self.counts["retries"] += 1
                 return known
         if len(self._queue) >= MOST_WAITING:
-            raise RequestError(f"{MOST_WAITING} requests of this program wait already", 429)
+            raise RequestError(f"{MOST_WAITING} requests of this program are waiting already", 429)
         waiting = Waiting(request, self.counts["requests"])
         self.counts["requests"] += 1
         self.threads.setdefault(request.thread, len(self.threads))
@@ -120,7 +120,7 @@ class Session:
         self._news.set()
 
     def left(self, waiting: Waiting) -> None:
-        """A connection ended. A request that nobody waits for any more is taken out of the queue."""
+        """A connection ended. A queued request without a connection is dropped."""
         waiting.connections -= 1
         if not waiting.connections and waiting in self._queue:
             self._queue.remove(waiting)
@@ -148,7 +148,7 @@ class Session:
         while True:
             if self.counts["refused"] >= MOST_REFUSED:
                 raise EnvironmentFault(
-                    f"the agent sent {MOST_REFUSED} requests that were refused; the last one because {self.refusal}"
+                    f"the agent sent {MOST_REFUSED} requests that were refused, the last one because {self.refusal}"
                 )
             if self.end is not None:
                 return None

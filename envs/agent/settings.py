@@ -14,6 +14,9 @@ from envs.errors import ConfigError
 from envs.swe.sandbox.supervise import Limits
 from slime_verlog import Field, Settings
 
+ADDRESS_MB = 65536
+"""Address space of each process in the sandbox. Node.js, Go and Java reserve far more than they use."""
+
 
 class AgentSettings(Settings):
     """The YAML's `env:` mapping for agents. In the command and in the variables, `{prompt}`, `{task}`, `{seed}`,
@@ -30,7 +33,7 @@ class AgentSettings(Settings):
     """Environment variables of the program."""
     pass_env: tuple[str, ...] = ()
     """Variables of this process that the program gets as well. Without an entry here it gets PATH, HOME (an empty
-    folder), LANG, the `AGENT_...` variables and those that name the model's address and key."""
+    folder), TMPDIR (another one), LANG, the `AGENT_...` variables, and the model's address and key."""
     python: str | None = None
     """Interpreter of the agent, for example that of its virtual environment; null for the one that runs this."""
     prepare: str | None = None
@@ -45,7 +48,7 @@ class AgentSettings(Settings):
     """Names under which the agent may ask for the model; the first one is `{model}`. `*` and `?` match as in file
     names. Requests for other models are refused."""
     actions: tuple[str, ...] = ()
-    """Answers of the random player and for imitation; without any, it says arbitrary words."""
+    """Answers that the random player picks, also for imitation; by default it says arbitrary words."""
     max_steps: int = Field(default=50, ge=1)
     """Requests that are answered per episode."""
     max_calls: int = Field(default=16, ge=1)
@@ -56,13 +59,14 @@ class AgentSettings(Settings):
     grade_at_limit: bool = False
     """Grade the work when a limit ends the episode; otherwise its reward is 0."""
     grade_timeout_s: float = Field(default=15.0, gt=0)
-    """Seconds that `prepare` and `grader` may take each."""
+    """Seconds that `prepare` and `grader` may take each. `env_reset_timeout_s` must exceed this and `time_limit_s`
+    together."""
     format_penalty: float = Field(default=0.1, ge=0)
     """Subtracted from the reward of an answer with tool calls that cannot be read."""
     sandbox: bool = False
     """Run the program in a bubblewrap sandbox, whose only network is the model's address."""
     memory_mb: int = Field(default=4096, ge=1)
-    """Memory limit in the sandbox in MB, for each process and for all processes together."""
+    """Memory that all processes in the sandbox may use together, in MB."""
     processes: int = Field(default=256, ge=1)
     """Processes and threads that the program may run at once in the sandbox."""
     tree_mb: int = Field(default=1024, ge=1)
@@ -74,6 +78,8 @@ class AgentSettings(Settings):
             raise ConfigError("env.command is empty; name the agent's program")
         if not self.models:
             raise ConfigError("env.models is empty; the agent needs a name to ask for")
+        if self.python is not None and not self.interpreter.is_file():
+            raise ConfigError(f"env.python: there is no file {self.python} (current directory: {Path.cwd()})")
         if self.workdir is not None and not Path(self.workdir).expanduser().is_dir():
             raise ConfigError(f"env.workdir: there is no folder {self.workdir} (current directory: {Path.cwd()})")
         return self
@@ -98,4 +104,10 @@ class AgentSettings(Settings):
     @property
     def limits(self) -> Limits:
         """Limits of the sandbox; its time is limited from outside."""
-        return Limits(seconds=float("inf"), memory_mb=self.memory_mb, processes=self.processes, tree_mb=self.tree_mb)
+        return Limits(
+            seconds=float("inf"),
+            memory_mb=self.memory_mb,
+            address_mb=max(ADDRESS_MB, self.memory_mb),
+            processes=self.processes,
+            tree_mb=self.tree_mb,
+        )

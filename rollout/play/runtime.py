@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -59,6 +60,7 @@ class Runtime:
     stream: Closable | None = None
     """The stream of continuous batches; None under other rollouts."""
     _with_tools: dict[str, DeltaEncoder] = field(default_factory=dict)
+    _tools_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fault_counts(self) -> Counter[str]:
         """All faults and retries so far, by name."""
@@ -76,11 +78,16 @@ class Runtime:
         if not tools:
             return self.encoder
         key = json.dumps(list(tools), sort_keys=True)
-        if key not in self._with_tools:
-            if len(self._with_tools) >= MOST_TOOL_SETS:
+        with self._tools_lock:  # prompts of agents are built in threads
+            if (encoder := self._with_tools.pop(key, None)) is not None:
+                self._with_tools[key] = encoder  # now the last to be dropped
+                return encoder
+        encoder = self.make_encoder(tools=tools)
+        with self._tools_lock:
+            self._with_tools[key] = encoder
+            if len(self._with_tools) > MOST_TOOL_SETS:
                 self._with_tools.pop(next(iter(self._with_tools)))
-            self._with_tools[key] = self.make_encoder(tools=tools)
-        return self._with_tools[key]
+        return encoder
 
     def fits(self, prompt: Prompt) -> bool:
         """Whether the prompt leaves room in the context for an answer of full length."""

@@ -66,6 +66,11 @@ def grade(run: AgentRun) -> float:
     return 0.5 * sum(role == "assistant" for role, _ in json.loads((run.folder / "answers.json").read_text()))
 
 
+def printed_its_question(run: AgentRun) -> float:
+    """A grader: whether the program's output is what it asked."""
+    return float(run.output.strip() == run.messages[0]["content"] and run.exit_code is None)
+
+
 def test_each_request_is_an_observation_exactly_as_sent_and_the_grader_pays_the_last_turn(
     started: Callable[..., AgentEnv],
 ) -> None:
@@ -149,7 +154,7 @@ def test_both_apis_send_pictures_into_the_prompt() -> None:
         ("quits", "never asked the model: it ended with exit code 0; its last line: nothing to do"),
         ("sleeps", "never asked the model: it did not ask within 1 s"),
         ("other", "exit code 3.*its last request was refused: there is no model 'gpt-9' here, only policy"),
-        ("floods", "sent 20 requests that were refused; the last one because there is no model"),
+        ("floods", "sent 20 requests that were refused, the last one because there is no model"),
     ],
 )
 def test_a_program_that_never_asks_properly_is_one_sentence(
@@ -185,6 +190,30 @@ def test_a_program_that_fails_while_it_waits_is_a_fault(started: Callable[..., A
         time.sleep(0.02)
     with pytest.raises(EnvironmentFault, match="while it waited for the model; give its client a longer time limit"):
         env.step("late")
+
+
+def test_a_program_that_has_given_up_waiting_and_fails_later_is_a_fault_as_well(
+    started: Callable[..., AgentEnv], tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    env = started("gives_up", variables={"MARK": str(mark)})
+    deadline = time.monotonic() + 20
+    while not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with pytest.raises(EnvironmentFault, match="exit code 1, while it waited for the model"):
+        env.step("late")
+
+
+def test_the_work_at_a_limit_is_graded_with_the_output_and_temporary_files_are_removed(
+    started: Callable[..., AgentEnv],
+) -> None:
+    keys = {"grade_at_limit": True, "grader": "tests.envs.test_agent:printed_its_question"}
+    env = started("litters", time_limit_s=2.0, **keys)
+    file = Path(texts(env)[0][1])
+    assert file.exists()
+    _, done, info = env.step("x")
+    assert done and info["truncated"] and info["reward"] == 1.0
+    assert not file.exists()
 
 
 def test_a_program_that_does_not_ask_again_is_truncated_without_a_next_prompt_and_its_processes_end(
@@ -235,6 +264,7 @@ def test_requests_at_the_same_time_are_turns_one_after_the_other_with_the_number
         ({"command": ""}, "env.command is empty"),
         ({}, "env.command is missing"),
         ({"command": "true", "workdir": "no/such/folder"}, "there is no folder no/such/folder"),
+        ({"command": "true", "python": "no/such/python"}, "env.python: there is no file no/such/python"),
         ({"command": "true", "comand": 1}, "unknown key"),
         ({"command": "true", "grader": "tests.envs.test_agent:grad"}, "did you mean grade"),
     ],

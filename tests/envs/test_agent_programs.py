@@ -89,6 +89,13 @@ def test_the_folders_of_a_process_that_was_killed_are_removed_by_the_next_one(tm
     assert not killed.exists() and not ended.exists() and killed.parent == ended.parent == tmp_path
 
 
+NODE_AGENT = """
+const headers = {authorization: `Bearer ${process.env.OPENAI_API_KEY}`};
+const body = JSON.stringify({model: process.env.AGENT_MODEL, messages: [{role: "user", content: "Well?"}]});
+const reply = await fetch(`${process.env.OPENAI_BASE_URL}/chat/completions`, {method: "POST", headers, body});
+process.exit((await reply.json()).choices[0].message.content === "yes" ? 0 : 1);
+"""
+
 needs_bwrap = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="apt-get install -y bubblewrap enables this test"
 )
@@ -109,6 +116,32 @@ def test_in_a_sandbox_the_agent_reaches_the_model_and_nothing_else(tmp_path: Pat
     _, done, info = env.step("nothing")
     assert done and info["reward"] == 1.0, info
     env.close()
+
+
+@needs_bwrap
+@pytest.mark.skipif(shutil.which("node") is None, reason="apt-get install -y nodejs enables this test")
+def test_an_agent_in_node_runs_in_the_sandbox(tmp_path: Path) -> None:
+    (tmp_path / "agent.mjs").write_text(NODE_AGENT)
+    env = build_env_from(
+        "envs.agent",
+        {"task": "any", "seed": 0},
+        {"command": "node agent.mjs", "workdir": str(tmp_path), "sandbox": True},
+    )
+    assert played(env, ["yes"]) == 1.0
+
+
+@needs_bwrap
+def test_a_limit_of_the_sandbox_ends_the_episode_also_while_the_program_waits(tmp_path: Path) -> None:
+    shutil.copy(PROGRAM, tmp_path)
+    keys = {"command": f"python {PROGRAM.name} grows", "workdir": str(tmp_path), "sandbox": True, "tree_mb": 8}
+    env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
+    env.reset()
+    assert env._episode is not None
+    deadline = time.monotonic() + 30
+    while env._episode.session.end is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    _, done, info = env.step("late")
+    assert done and info["terminated"] and info["reward"] == 0.0, info
 
 
 @pytest.mark.slow

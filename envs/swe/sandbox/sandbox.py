@@ -71,7 +71,7 @@ class Sandbox:
             user.append("--disable-userns")
         drop: list[str] = []
         if os.geteuid() == 0:
-            # Mounting as root reaches a Python below /root; the second layer then runs as nobody's user.
+            # Mounting as root reaches a Python below /root; the second layer then runs as AGENT_ID.
             ids = [f"--reuid={AGENT_ID}", f"--regid={AGENT_ID}", "--clear-groups"]
             drop = ["setpriv", *ids, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
         if self.root is not None:
@@ -107,7 +107,7 @@ class Sandbox:
 
     def _image_mounts(self, root: Path) -> list[str]:
         """This machine's system, and below `_IMAGE` what the command will see."""
-        # The second bwrap needs a folder /tmp to begin with.
+        # The second bwrap needs a folder /tmp before it starts.
         mounts = [*self._system(), "--proc", "/proc", "--dev", "/dev", "--dir", "/tmp"]
         mounts += ["--perms", "0755", "--tmpfs", _IMAGE]
         # Places are mounted instead of what the image has there, and inside of it where it has such a folder.
