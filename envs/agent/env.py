@@ -265,7 +265,7 @@ def _check_patience(end: End | None, waiting: Waiting) -> None:
     """
     if end is not None and end.exit_code != 0 and not end.stopped and not waiting.delivered:
         raise EnvironmentFault(
-            f"the agent {end.words}, while it waited for the model; give its client a longer time limit"
+            f"while it waited for the model, the agent {end.words}; give its client a longer time limit"
         )
 
 

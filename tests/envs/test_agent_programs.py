@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,19 @@ def test_an_agent_in_node_runs_in_the_sandbox(tmp_path: Path) -> None:
         {"task": "any", "seed": 0},
         {"command": "node agent.mjs", "workdir": str(tmp_path), "sandbox": True},
     )
+    assert played(env, ["yes"]) == 1.0
+
+
+@needs_bwrap
+def test_in_a_sandbox_scripts_of_a_linked_virtual_environment_start(tmp_path: Path) -> None:
+    venv.create(tmp_path / "real", symlinks=True)
+    shutil.copy(PROGRAM, tmp_path / "real" / "bin" / "asker")
+    script = tmp_path / "real" / "bin" / "asker"
+    script.write_text(f"#!{tmp_path}/real/bin/python\n{script.read_text()}")
+    script.chmod(0o755)
+    (tmp_path / "linked").symlink_to("real")
+    keys = {"python": str(tmp_path / "linked" / "bin" / "python"), "command": "asker asks 1", "sandbox": True}
+    env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
     assert played(env, ["yes"]) == 1.0
 
 

@@ -92,7 +92,7 @@ async def test_continuous_batches_play_agents(tmp_path: Path) -> None:
     ("mode", "keys", "stop", "bootstrapped"),
     [
         ("edits 3", {"max_steps": 2}, StopReason.TIME_LIMIT, True),
-        ("hangs", {"time_limit_s": 0.7, "variables": {"MARK": "/dev/null"}}, StopReason.TIME_LIMIT, False),
+        ("hangs", {"time_limit_s": 4.0, "variables": {"MARK": "/dev/null"}}, StopReason.TIME_LIMIT, False),
         ("crashes", {}, StopReason.TERMINATED, False),
     ],
 )
@@ -100,7 +100,7 @@ async def test_after_a_limit_the_value_of_the_next_request_stands_in_for_the_res
     tmp_path: Path, mode: str, keys: dict[str, Any], stop: StopReason, bootstrapped: bool
 ) -> None:
     async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "so") as engine:
-        settings = overrides(mode, keys=keys, rollout_batch_size=4, n_env=1, bootstrap_on_time_limit=True)
+        settings = overrides(mode, keys=keys, rollout_batch_size=2, n_env=1, bootstrap_on_time_limit=True)
         args = rollout_args(tmp_path, engine.port, **settings)
         try:
             batch = await collect(args, 0, EpisodeSource(args))

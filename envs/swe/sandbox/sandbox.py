@@ -186,6 +186,8 @@ def _read_only(shown: Iterable[tuple[Path, str]], at: str = "") -> list[str]:
 def python_folders(python: Path) -> tuple[Path, ...]:
     """Folders that `python` needs besides /usr: its environment and its installation.
 
+    If links lead to the environment, it shows in its real place as well, which the first lines of its scripts name.
+
     Raises:
         ConfigError: it does not run.
     """
@@ -195,6 +197,7 @@ def python_folders(python: Path) -> tuple[Path, ...]:
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"env.python: {python} does not run: {error}") from error
     folders = {Path(line) for line in done.stdout.splitlines()} | {Path(os.path.realpath(python)).parent.parent}
+    folders |= {folder.resolve() for folder in folders}
     outside = sorted(f for f in folders if not f.is_relative_to("/usr"))
     return tuple(f for f in outside if not any(f != g and f.is_relative_to(g) for g in outside))
 
