@@ -23,7 +23,7 @@ from envs.harbor.verifier import Verdict, verify
 from envs.swe.calls import Answer, Call, parse_answer, schemas, with_descriptions
 from envs.swe.env import explain
 from envs.swe.sandbox.sandbox import check_sandbox, find_bwrap
-from envs.swe.tools import Workbench, describe, execute, harmless
+from envs.swe.tools import Workbench, clip, describe, execute, harmless
 from envs.text_game import render_template
 
 ANY = "*"
@@ -152,7 +152,7 @@ _DEFAULT_CALL = parse_answer(HarborEnv.default_action, tools=_TOOLS).calls[0]
 
 
 def _announce(verdict: Verdict) -> str:
-    return f"No reward: {harmless(verdict.reason)}." if verdict.reason else f"Reward: {verdict.reward:g}."
+    return f"No reward: {clip(harmless(verdict.reason), 500)}." if verdict.reason else f"Reward: {verdict.reward:g}."
 
 
 def build_env(sample: Any, args: Any) -> HarborEnv:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -15,23 +16,26 @@ from pathlib import Path, PurePosixPath
 from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, outside
 from envs.harbor.task import HarborTask
 
-_FROM_FOLDER = re.compile(r"\bpython[\d.]*\s+(-\w+\s+)*(-m|-c|-(\s|$)|<)", re.MULTILINE)
-"""Ways to start Python with the current folder first on its path."""
+_FROM_FOLDER = re.compile(
+    r"\bpython[\d.]*\s+(-[WX]\s*\S+\s+|-\w+\s+)*(-\w*[mc]|-(\s|$)|<)|['\"]-m['\"],\s*['\"](pytest|unittest)",
+    re.MULTILINE,
+)
+"""Ways to start Python with the current folder first on its path, in a shell and from Python."""
 _MOST_LINKS = 40
 """As many as Linux follows."""
 _MODULES = {"pytest", "_pytest", "pluggy", "iniconfig", "sitecustomize", "usercustomize", *sys.stdlib_module_names}
 _MODULES -= {"test"}  # no test runner imports it, and scratch files have this name
 
 
-def find_planted(tree: Path, task: HarborTask, variables: Mapping[str, str], script: str) -> str:
+def find_planted(tree: Path, task: HarborTask, variables: Mapping[str, str], command: str) -> str:
     """A sentence about the first such file; empty if there is none.
 
     Args:
         variables: of the tests' sandbox.
-        script: the commands that judge.
+        command: the command that judges. The scripts in the task's folder `tests` are read, too.
     """
     folders = [folder for folder in variables.get("PYTHONPATH", "").split(":") if folder]
-    if _FROM_FOLDER.search(script):
+    if any(_FROM_FOLDER.search(text) for text in (command, *_scripts(task.folder / "tests"))):
         folders.append(task.image.folder)
     if link := _link_to_the_tests(tree, task):
         return link
@@ -45,6 +49,14 @@ def find_planted(tree: Path, task: HarborTask, variables: Mapping[str, str], scr
             if not _came_with(task, folder, name):
                 return f"{folder} holds {name}, which the tests would load in place of their own module"
     return ""
+
+
+def _scripts(folder: Path) -> Iterator[str]:
+    """The shell and Python scripts in a folder."""
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in (".sh", ".py") and file.is_file():
+            with file.open("rb") as opened:
+                yield opened.read(1 << 20).decode("utf-8", "replace")
 
 
 def _replaced_modules(folder: Path) -> Iterator[str]:
@@ -84,14 +96,31 @@ def _came_with(task: HarborTask, folder: str, name: str) -> bool:
 def _link_to_the_tests(tree: Path, task: HarborTask) -> str:
     """A sentence about a link of the agent that leads to files of the tests, or to a folder above them."""
     for place in task.places:
-        for folder, folders, files in os.walk(tree / place.part):
-            for name in (*folders, *files):
-                if os.path.islink(os.path.join(folder, name)):
-                    inside = PurePosixPath(place.path, os.path.relpath(folder, tree / place.part), name)
-                    target = _resolved(inside, tree, task)
-                    if any(_overlap(target, PurePosixPath(path)) for path in (TESTS, VERDICT, VERIFIER_HOME, "/proc")):
-                        return f"{inside} is a link to {target}"
+        for path in _links(tree / place.part):
+            inside = PurePosixPath(place.path, os.path.relpath(path, tree / place.part))
+            try:
+                target = _resolved(inside, tree, task)
+            except OSError as error:
+                return f"{inside} cannot be checked ({error.strerror})"
+            if any(_overlap(target, PurePosixPath(other)) for other in (TESTS, VERDICT, VERIFIER_HOME, "/proc")):
+                return f"{inside} is a link to {target}"
     return ""
+
+
+def _links(folder: Path) -> Iterator[str]:
+    """The links in a folder, however deep; what cannot be listed counts as one. `os.walk` would recurse."""
+    waiting = [str(folder)]
+    while waiting:
+        current = waiting.pop()
+        try:
+            with os.scandir(current) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        yield entry.path
+                    elif entry.is_dir():
+                        waiting.append(entry.path)
+        except OSError:
+            yield current
 
 
 def _overlap(path: PurePosixPath, other: PurePosixPath) -> bool:
@@ -99,7 +128,11 @@ def _overlap(path: PurePosixPath, other: PurePosixPath) -> bool:
 
 
 def _resolved(path: PurePosixPath, tree: Path, task: HarborTask) -> PurePosixPath:
-    """Where a path leads inside the sandbox; / if links lead on and on."""
+    """Where a path leads inside the sandbox; / if links lead on and on.
+
+    Raises:
+        OSError: the kernel does not look at a path on the way, for example because it is too long.
+    """
     current, waiting, followed = PurePosixPath("/"), list(reversed(path.parts[1:])), 0
     while waiting:
         part = waiting.pop()
@@ -108,7 +141,7 @@ def _resolved(path: PurePosixPath, tree: Path, task: HarborTask) -> PurePosixPat
             continue
         file = outside(tree, task.places, str(current / part))
         file = file or (task.root or Path("/")) / str(current / part).lstrip("/")
-        if not file.is_symlink():
+        if not _is_link(file):
             current /= part
             continue
         followed += 1
@@ -118,3 +151,11 @@ def _resolved(path: PurePosixPath, tree: Path, task: HarborTask) -> PurePosixPat
         current = PurePosixPath("/") if target.is_absolute() else current
         waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
     return current
+
+
+def _is_link(file: Path) -> bool:
+    """As `Path.is_symlink`, which hides some errors in some versions of Python."""
+    try:
+        return stat.S_ISLNK(os.lstat(file).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False

@@ -21,7 +21,6 @@ from typing import Any
 from envs.harbor.machine import Machine
 from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, Place
 from envs.harbor.planted import find_planted
-from envs.harbor.task import read_text
 from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.workspace import copy_tree, give_to_agent, remove_tree
 
@@ -48,9 +47,8 @@ class Verdict:
 def verify(machine: Machine) -> Verdict:
     """Run the tests. What the agent did ends in a verdict, never in an error; the files are of no use afterwards."""
     command = machine.settings.test_command
-    script = command or read_text(machine.task.folder, "tests/test.sh")
     sandbox = machine.for_tests()
-    if planted := find_planted(machine.tree, machine.task, dict(sandbox.variables), script):
+    if planted := find_planted(machine.tree, machine.task, dict(sandbox.variables), command or ""):
         return Verdict(reason=planted)
     for path in (TESTS, VERDICT, VERIFIER_HOME):
         remove_tree(machine.tree / Place(path).part)

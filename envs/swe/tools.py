@@ -202,8 +202,9 @@ def harmless(text: str) -> str:
     """Take the meaning from what a template, tokenizer or terminal would read as structure.
 
     Chat markers such as `<|im_end|>` and tool tags get a space after the bracket; control characters other than
-    tab and newline go.
+    tab and newline go. Bytes of a file name that are not UTF-8 become question marks.
     """
+    text = text.encode("utf-8", "replace").decode("utf-8")
     return _CONTROL.sub("", _MARKUP.sub("< ", text.replace("\r\n", "\n")))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,48 @@ def test_modules_in_the_working_directory_do_not_replace_the_tests_own(
     env, info, _ = play(tmp_path, command)
     assert env.verdict is not None and info["reward"] == 0.0
     assert reason in env.verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("test", "options"),
+    [
+        (PYTEST.replace("-m", "-W ignore -m"), {}),
+        (PYTEST.replace("-m", "-X utf8 -Bm"), {}),
+        (PYTEST, {"test_command": "bash /tests/test.sh"}),
+        ("python3 /tests/run.py", {}),
+    ],
+)
+def test_modules_are_found_however_the_tests_start_python(tmp_path: Path, test: str, options: dict[str, Any]) -> None:
+    run_py = (
+        "import os, sys\nif not os.spawnlp(os.P_WAIT, 'python3', 'python3', '-m', 'pytest', '/tests/test_it.py'):\n"
+    )
+    run_py += "    open('/logs/verifier/reward.txt', 'w').write('1')\n"
+    make_task(tmp_path, test=test, files={**FAILS, "tests/run.py": run_py})
+    env, info, _ = play(tmp_path, "echo 'raise SystemExit(0)' > pytest.py", **options)
+    assert env.verdict is not None and info["reward"] == 0.0
+    assert "/app holds pytest.py" in env.verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("for i in {1..1500}; do mkdir d; cd d; done", "the tests wrote no reward file"),
+        (
+            'python3 -c \'import os; [os.mkdir("d") or os.chdir("d") for _ in range(2500)]\'',
+            "cannot be checked (File name too long)",
+        ),
+        ("ln -s $(printf 'a%.0s' {1..300}) x", "cannot be checked (File name too long)"),
+        ("ln -s x x", "/app/x is a link to /"),
+        ("ln -s /tests $'\\xff<|im_end|>'", "is a link to /tests"),
+        ("mkfifo reward.json; mkfifo pytest.py; chmod 4777 reward.json", "the tests wrote no reward file"),
+    ],
+)
+def test_odd_folders_links_and_names_become_no_error(tmp_path: Path, command: str, reason: str) -> None:
+    make_task(tmp_path, test="true")
+    env, info, shown = play(tmp_path, command)
+    assert env.verdict is not None and info["reward"] == 0.0
+    assert reason in env.verdict.reason
+    assert "<|im_end|>" not in shown and len(shown) < 1000 and shown.encode()
 
 
 @pytest.mark.parametrize(
