@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from envs.agent import anthropic_format, openai_format
-from envs.agent.folders import ProcessFolder
 from envs.agent.request import Answer, Request, RequestError, digest_of
 from envs.agent.session import Session, Waiting
 from envs.errors import EnvironmentFault
+from envs.swe.sandbox.folders import process_folder
 
 PATIENCE_S = 15.0
 """Seconds between the bytes that keep a waiting client from timing out."""
@@ -59,7 +59,7 @@ class ModelServer:
     """Serves on a thread until the process ends."""
 
     def __init__(self) -> None:
-        self.folder = ProcessFolder()
+        self.folder = process_folder()
         self.socket = self.folder.path / "model.sock"
         self.port = 0
         self._sessions: dict[str, Session] = {}

@@ -16,7 +16,8 @@ from envs.harbor.settings import HarborSettings
 from envs.harbor.task import HarborTask
 from envs.harbor.verifier import Verdict, verify
 from envs.swe.calls import Call
-from envs.swe.sandbox.workspace import copy_tree, remove_tree
+from envs.swe.sandbox.folders import remove_tree
+from envs.swe.sandbox.workspace import copy_tree
 from envs.swe.tools import MAX_COMMAND_BYTES
 
 _CHUNK = 3 * (MAX_COMMAND_BYTES // 8)

@@ -21,8 +21,9 @@ from typing import Any
 from envs.harbor.machine import Machine
 from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, Place
 from envs.harbor.planted import find_planted
+from envs.swe.sandbox.folders import remove_tree
 from envs.swe.sandbox.supervise import Outcome
-from envs.swe.sandbox.workspace import copy_tree, give_to_agent, remove_tree
+from envs.swe.sandbox.workspace import copy_tree, give_to_agent
 
 _MAX_BYTES = 64 << 10
 _SIGNALLED = range(129, 193)

@@ -11,8 +11,9 @@ import pytest
 
 from envs.errors import ConfigError, EpisodeOverError
 from envs.swe.calls import Call
+from envs.swe.sandbox.folders import remove_tree
 from envs.swe.sandbox.sandbox import Sandbox
-from envs.swe.sandbox.workspace import ToolFailure, Workspace, remove_tree
+from envs.swe.sandbox.workspace import ToolFailure, Workspace
 from envs.swe.tools import clip, harmless
 from tests.envs.contract import fuzz
 from tests.envs.tiny_repository import DISCOUNT, ROW, WRONG, call, tiny_env

@@ -14,9 +14,10 @@ import pytest
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.swe.sandbox import sandbox as sandbox_module
+from envs.swe.sandbox.folders import remove_tree
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox, find_bwrap, python_folders
 from envs.swe.sandbox.supervise import Limits, Outcome, tree_bytes
-from envs.swe.sandbox.workspace import hand_over, remove_tree
+from envs.swe.sandbox.workspace import hand_over
 from tests.envs.tiny_repository import needs_sandbox
 
 LIMITS = Limits(seconds=20, memory_mb=400, processes=40, file_mb=4, tree_mb=16, tmp_mb=8, output_mb=2)

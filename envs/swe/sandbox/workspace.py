@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from envs.swe.sandbox.folders import process_folder, remove_tree
 from envs.swe.sandbox.sandbox import AGENT_ID, TESTBED
 
 MAX_FILE_BYTES = 4 << 20
@@ -23,12 +23,13 @@ class ToolFailure(Exception):
 
 
 class Workspace:
-    """A tree that the agent may change: a copy of a pristine one, or what a function makes; `close` removes it."""
+    """A tree that the agent may change: a copy of a pristine one, or what a function makes; `close` removes it.
+
+    If the process is killed first, the next one that makes a workspace removes it.
+    """
 
     def __init__(self, source: Path | Callable[[Path], None]) -> None:
-        self.folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="slime-verlog-swe-")))
-        # The agent's user must pass, nobody need list it.
-        self.folder.chmod(0o711)
+        self.folder = process_folder().make()
         self.tree = self.folder / "tree"
         self._finalizer = weakref.finalize(self, remove_tree, self.folder)
         if isinstance(source, Path):
@@ -144,16 +145,6 @@ def hand_over(tree: Path) -> None:
     """Give a whole tree to the user that the sandbox runs as; without root we are that user."""
     if os.geteuid() == 0:
         subprocess.run(["chown", "-R", "-h", f"{AGENT_ID}:{AGENT_ID}", "--", str(tree)], check=True, env=_plain())
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a tree, however deep it is and whatever its permissions are; a missing one is fine."""
-    if folder.exists():
-        # Python's own rmtree recurses, and a tree made by an agent may be deeper than its stack.
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False, "env": _plain()}
-        if os.geteuid() != 0:
-            subprocess.run(["chmod", "-R", "u+rwX", "--", str(folder)], **quiet)
-        subprocess.run(["rm", "-rf", "--one-file-system", "--", str(folder)], **quiet)
 
 
 def _plain() -> dict[str, str]:

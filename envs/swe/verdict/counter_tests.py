@@ -12,14 +12,13 @@ from __future__ import annotations
 import ast
 import contextlib
 import random
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from envs.errors import ConfigError
 from envs.swe.instances import Instance
-from envs.swe.sandbox.workspace import remove_tree
+from envs.swe.sandbox.folders import process_folder, remove_tree
 from envs.swe.verdict.changes import apply_changes, collect_changes, is_protected
 from envs.swe.verdict.definitions import named_functions, parse_files
 from envs.swe.verdict.mutation import draw_change
@@ -119,7 +118,7 @@ def build_reference(tree: Path, pristine: Path, instance: Instance) -> None:
 @contextlib.contextmanager
 def scratch_tree() -> Iterator[Path]:
     """A place for a tree, which is removed afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="slime-verlog-reference-"))
+    folder = process_folder().make()
     try:
         yield folder / "tree"
     finally:

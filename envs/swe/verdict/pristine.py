@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envs.errors import ConfigError, MissingDependencyError
-from envs.swe.sandbox.workspace import remove_tree
+from envs.swe.sandbox.folders import remove_tree
 
 _IDENTITY = {
     "GIT_AUTHOR_NAME": "slime-verlog",

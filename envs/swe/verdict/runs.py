@@ -15,14 +15,14 @@ import hashlib
 import hmac
 import json
 import secrets
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from envs.swe.sandbox.folders import process_folder, remove_tree
 from envs.swe.sandbox.sandbox import TESTBED, Sandbox
 from envs.swe.sandbox.supervise import Limits, Outcome
-from envs.swe.sandbox.workspace import copy_tree, hand_over, remove_tree
+from envs.swe.sandbox.workspace import copy_tree, hand_over
 from envs.swe.verdict.pristine import git
 
 _SCRIPT = Path(__file__).with_name("judge_script.py")
@@ -80,9 +80,8 @@ def run_tests(
 
     `in_order` runs them in the order of `ids` instead of pytest's own.
     """
-    folder = Path(tempfile.mkdtemp(prefix="slime-verlog-judge-"))
+    folder = process_folder().make()
     try:
-        folder.chmod(0o711)
         tree = folder / "tree"
         build(tree)
         hand_over(tree)

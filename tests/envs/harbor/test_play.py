@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from inspection.command import main
 from tests.envs.harbor.task_folders import SUBMIT, make_image, make_task, play, run, start
 from tests.envs.tiny_repository import needs_sandbox
 
-CONFIG = str(Path(__file__).parents[3] / "custom_configs" / "harbor.yaml")
+ROOT = Path(__file__).parents[3]
+CONFIG = str(ROOT / "custom_configs" / "harbor.yaml")
 PASS = "echo 1 > /logs/verifier/reward.txt"
 
 
@@ -189,3 +191,19 @@ def test_an_image_of_debian_runs_a_task_with_its_own_programs(tmp_path: Path) ->
     assert "not found" not in run(env, "python3 --version; which python3; ls /root; dpkg --version | head -1")
     run(env, "echo 'print(2000 + 26)' > year.py")
     assert env.step(SUBMIT)[2]["reward"] == 1.0
+
+
+def test_the_files_of_a_killed_process_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    needs_sandbox()
+    task = {"task": "count-errors", "seed": 0}
+    code = f"import os, signal; from envs.loading import build_env_from as b; e = b('envs.harbor', {task}, {{}}); "
+    code += "e.reset(); print(len(os.listdir(os.environ['TMPDIR'])), flush=True); "
+
+    def run(ending: str) -> str:
+        variables = {**os.environ, "TMPDIR": str(tmp_path)}
+        argv = [sys.executable, "-c", code + ending]
+        return subprocess.run(argv, cwd=ROOT, env=variables, capture_output=True, text=True, check=False).stdout
+
+    assert run("os.kill(os.getpid(), signal.SIGKILL)") == "1\n" and os.listdir(tmp_path)
+    assert run("") == "1\n"
+    assert not os.listdir(tmp_path)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 import tempfile
+import threading
 import weakref
 from pathlib import Path
 
-from envs.swe.sandbox.workspace import remove_tree
-
-PREFIX = "slime-verlog-agents-"
+PREFIX = "slime-verlog-files-"
 _LOCK = "lock"
 """File that a process holds locked while it lives."""
 
@@ -42,3 +42,26 @@ def _remove_stale() -> None:
                 remove_tree(folder)
         except OSError:  # in use, not complete yet, or another user's
             continue
+
+
+_making = threading.Lock()
+_folders: dict[int, ProcessFolder] = {}
+
+
+def process_folder() -> ProcessFolder:
+    """The folder of this process, made at the first call; a forked process has another."""
+    with _making:
+        if os.getpid() not in _folders:
+            _folders[os.getpid()] = ProcessFolder()
+        return _folders[os.getpid()]
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a tree, however deep it is and whatever its permissions are; a missing one is fine."""
+    if folder.exists():
+        # Python's own rmtree recurses, and a tree made by an agent may be deeper than its stack.
+        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False, "env": environment}
+        if os.geteuid() != 0:
+            subprocess.run(["chmod", "-R", "u+rwX", "--", str(folder)], **quiet)
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", str(folder)], **quiet)
