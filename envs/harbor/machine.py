@@ -83,8 +83,10 @@ def start(task: HarborTask, settings: HarborSettings) -> Machine:
     """Make an episode's files.
 
     Raises:
-        ConfigError: a COPY of the task's Dockerfile cannot be done.
+        ConfigError: a COPY of the task's Dockerfile cannot be done, or the image has links in place of folders.
     """
+    if task.root is not None:
+        _refuse_links(task.name, task.root, [*(place.path for place in task.places), "/etc/passwd"])
     context = task.folder / "environment"
     try:
         workspace = Workspace(lambda tree: lay_out(tree, task.places, task.image, context, task.root))
@@ -92,6 +94,14 @@ def start(task: HarborTask, settings: HarborSettings) -> Machine:
         raise ConfigError(f"{task.name}: {error}; {EXPORT}") from error
     (workspace.folder / "passwd").write_text(_users(task), encoding="utf-8")
     return Machine(task, settings, workspace)
+
+
+def _refuse_links(name: str, root: Path, paths: Iterable[str]) -> None:
+    """Refuse an image in which a place lies behind a link: on this machine, the link may lead out of the image."""
+    real = Path(os.path.realpath(root))
+    for path in paths:
+        if Path(os.path.realpath(root / path.lstrip("/"))) != real / path.lstrip("/"):
+            raise ConfigError(f"{name}: {path} in the image {root} is a link or lies behind one; replace the link")
 
 
 def _users(task: HarborTask) -> str:

@@ -35,11 +35,22 @@ class Moment(NamedTuple):
 
 
 class World:
-    """One JVM with one simulator."""
+    """One JVM with one simulator.
+
+    Raises:
+        EnvironmentFault: the JVM does not start.
+    """
 
     def __init__(self) -> None:
-        # The limit is ours, and the simulator's own wrapper would list all valid commands after every step.
-        self._env: Any = _library().ScienceWorldEnv("", envStepLimit=10**9)
+        library = _library()
+        try:
+            # The limit is ours, and the simulator's own wrapper would list all valid commands after every step.
+            self._env: Any = library.ScienceWorldEnv("", envStepLimit=10**9)
+        except Exception as error:
+            raise EnvironmentFault(
+                f"ScienceWorld's Java process did not start ({type(error).__name__}: {error}); see what "
+                "`java -version` prints, and whether there is memory for one more Java process"
+            ) from error
         self.broken = False
 
     def load(self, task: str, variation: int, simplifications: str, gold: bool = False) -> str:

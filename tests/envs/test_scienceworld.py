@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,6 +150,18 @@ def test_without_java_the_command_that_installs_it_is_named(monkeypatch: pytest.
     with pytest.raises(MissingDependencyError, match="needs Java 8 or newer.*apt-get install"):
         make()
     jvms._library.cache_clear()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the library's own __del__
+def test_a_java_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "java").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "java").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(jvms, "_idle", [])
+    running = jvms._running
+    with pytest.raises(EnvironmentFault, match="Java process did not start.*java -version"):
+        make().reset()
+    assert jvms._running == running
 
 
 def test_the_installed_version_decides_whether_crashed_episodes_are_replayed() -> None:

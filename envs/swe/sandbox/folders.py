@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 import threading
-import weakref
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 PREFIX = "slime-verlog-files-"
@@ -25,7 +25,8 @@ class ProcessFolder:
         self._lock, name = tempfile.mkstemp(prefix=PREFIX)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.rename(name, self.path / _LOCK)  # locked before others see it
-        weakref.finalize(self, remove_tree, self.path)
+        # Unlike `weakref.finalize`, this also runs when a process of multiprocessing ends.
+        Finalize(None, remove_tree, (self.path,), exitpriority=0)
 
     def make(self) -> Path:
         """A new folder for an episode."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envs.errors import ConfigError
-from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_task, play, run, start
+from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_image, make_task, play, run, start
 
 PLANT = "mkdir -p {0} && printf '{1}' > {0}/{2} && chmod +x {0}/{2}"
 RUNS_THE_PROGRAM = 'bash /app/program; if [ "$?" = 7 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt'
@@ -178,3 +178,18 @@ def test_links_of_a_task_folder_lead_to_no_file_of_this_machine(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"line 4 of environment/Dockerfile .COPY Dockerfile out. leads through a"):
         start(tmp_path / "tasks")
     assert secret.read_text() == "safe\n"
+
+
+@pytest.mark.parametrize("link", ["solution", "home", "logs", "app", "etc/passwd"])
+def test_a_link_of_an_image_in_place_of_a_folder_is_refused(tmp_path: Path, link: str) -> None:
+    secret = tmp_path / "secret"
+    for name in ("agent", "artifacts"):
+        (secret / name).mkdir(parents=True)
+    image = make_image(tmp_path / "image", "bash", "ls")
+    (image / "app").rmdir()
+    (image / "etc" / "passwd").unlink()
+    (image / link).symlink_to(secret)
+    make_task(tmp_path / "tasks")
+    with pytest.raises(ConfigError, match=f"/{link}.* a link"):
+        start(tmp_path / "tasks", rootfs=str(image), writable=["/home/me"])
+    assert sorted(path.name for path in secret.rglob("*")) == ["agent", "artifacts"]
