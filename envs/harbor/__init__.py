@@ -1,4 +1,4 @@
-"""Tasks in Harbor's format (Terminal-Bench 2 and others): the agent works in a shell, and the task's tests pay it."""
+"""Tasks in Harbor's format (Terminal-Bench 2 and others): the agent works in a shell, and the task's own tests decide the reward."""
 
 from envs.harbor.env import HarborEnv, build_env
 from envs.harbor.reference import expert_action
