@@ -1,4 +1,4 @@
-"""Tasks in Harbor's format (Terminal-Bench 2 and others): the agent works in a shell, and the task's own tests decide the reward."""
+"""Tasks in Harbor's format (Terminal-Bench 2 and others): work in a shell, rewarded by the tests of the task."""
 
 from envs.harbor.env import HarborEnv, build_env
 from envs.harbor.reference import expert_action
