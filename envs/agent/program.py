@@ -125,7 +125,7 @@ def find_program(name: str, path: str, folder: Path) -> str:
     """
     found = name if "/" in name and (folder / name).exists() else shutil.which(name, path=path)
     if found is None:
-        raise ConfigError(f"env.command: there is no program {name!r} beside env.python, in PATH or in env.workdir")
+        raise ConfigError(f"env.command: program {name!r} was not found next to env.python, in PATH or in env.workdir")
     return found
 
 

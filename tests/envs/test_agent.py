@@ -259,7 +259,7 @@ def test_requests_at_the_same_time_are_turns_one_after_the_other_with_the_number
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"command": "no-such-program"}, "there is no program 'no-such-program'"),
+        ({"command": "no-such-program"}, "program 'no-such-program' was not found"),
         ({"command": "echo 'x"}, "cannot be split into words"),
         ({"command": ""}, "env.command is empty"),
         ({}, "env.command is missing"),
