@@ -11,9 +11,10 @@ import importlib
 import importlib.util
 import pkgutil
 import reprlib
+import shlex
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -111,6 +112,18 @@ def load_module(path: str, key: str) -> ModuleType:
         raise _explain_missing(path, key, error) from error
     except Exception as error:
         raise ConfigError(f"{key}: {path} fails on import: {describe(error, path)}; correct this line") from error
+
+
+def split_command(command: str | Sequence[str], key: str) -> list[str]:
+    """A command as a list of words; a text is split as in a shell.
+
+    Raises:
+        ConfigError: a quotation mark is not closed; names the setting's `key`.
+    """
+    try:
+        return shlex.split(command) if isinstance(command, str) else list(command)
+    except ValueError as error:
+        raise ConfigError(f"{key} cannot be split into words ({error}); write a list instead") from error
 
 
 def import_extra(module: str, game: str, extra: str, note: str = "") -> ModuleType:

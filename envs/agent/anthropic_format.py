@@ -53,7 +53,7 @@ def read(body: Mapping[str, Any]) -> Request:
 
 
 def _messages(message: Mapping[str, Any]) -> list[Message]:
-    """One message; results of tools become messages of their own, before the rest."""
+    """One message as several: each tool result becomes a separate message, before the rest."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise RequestError(f"a message has the role {short(role)}; supported are user, assistant and system")

@@ -28,6 +28,7 @@ from envs.loading import load_attribute
 from envs.swe.sandbox.folders import remove_tree
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
 from envs.swe.sandbox.workspace import hand_over
+from envs.timing import timed
 from envs.tools.calls import short
 from envs.tools.execution import ToolTimeout, run_bounded
 
@@ -158,7 +159,8 @@ class AgentEnv(BaseInteractionEnv):
     def _reward(self, info: StepInfo, episode: _Running) -> None:
         ended = episode.session.end  # by now it has, also if a limit ended the episode
         run = self.run = replace(self.run, output=ended.output if ended else "")
-        score = self._bounded("grader", self._grade, run)
+        with timed("judge"):
+            score = self._bounded("grader", self._grade, run)
         if not isinstance(score, int | float) or not math.isfinite(score):
             raise EnvironmentFault(f"env.grader {self.settings.grader} returned {short(score)}, not a finite number")
         info["reward"] += float(score)

@@ -23,7 +23,7 @@ END_S = 30.0
 _HERE = Path(__file__).parent
 _INSIDE = "/run/agent"
 _PORT = 8000
-"""Of the model's address in a sandbox, which has a network of its own."""
+"""Port of the model's address inside a sandbox, whose network is separate."""
 _SCRIPT = ("-I", "-S")
 """Options of Python for a script that needs only the standard library."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from envs.errors import ConfigError
+from envs.loading import split_command
 from envs.swe.sandbox.supervise import Limits
 from slime_verlog import Field, Settings
 
@@ -79,9 +79,9 @@ class AgentSettings(Settings):
         if not self.models:
             raise ConfigError("env.models is empty; the agent needs a name to ask for")
         if self.python is not None and not self.interpreter.is_file():
-            raise ConfigError(f"env.python: there is no file {self.python} (current directory: {Path.cwd()})")
+            raise ConfigError(f"env.python: no file {self.python} (current directory: {Path.cwd()})")
         if self.workdir is not None and not Path(self.workdir).expanduser().is_dir():
-            raise ConfigError(f"env.workdir: there is no folder {self.workdir} (current directory: {Path.cwd()})")
+            raise ConfigError(f"env.workdir: no folder {self.workdir} (current directory: {Path.cwd()})")
         return self
 
     @property
@@ -91,10 +91,7 @@ class AgentSettings(Settings):
         Raises:
             ConfigError: a quotation mark in the text is not closed.
         """
-        try:
-            return shlex.split(self.command) if isinstance(self.command, str) else list(self.command)
-        except ValueError as error:
-            raise ConfigError(f"env.command cannot be split into words ({error}); write a list instead") from error
+        return split_command(self.command, "env.command")
 
     @property
     def interpreter(self) -> Path:

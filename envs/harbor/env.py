@@ -23,8 +23,9 @@ from envs.harbor.verifier import Verdict, verify
 from envs.swe.calls import Answer, Call, parse_answer, schemas, with_descriptions
 from envs.swe.env import explain
 from envs.swe.sandbox.sandbox import check_sandbox, find_bwrap
-from envs.swe.tools import Workbench, clip, describe, execute, harmless
+from envs.swe.tools import Workbench, clip, execute, execute_all, harmless
 from envs.text_game import render_template
+from envs.timing import timed
 
 ANY = "*"
 """Task that draws one of those that `include` and `exclude` select."""
@@ -75,7 +76,8 @@ class HarborEnv(BaseInteractionEnv):
         text, failures, submitted = self._execute(self._machine, calls)
         at_limit = not submitted and (self.steps >= self.max_steps or self._left() <= 0)
         if submitted or (at_limit and self.settings.submit_on_limit):
-            self.verdict = verify(self._machine)
+            with timed("judge"):
+                self.verdict = verify(self._machine)
             text += f"\n\n{_announce(self.verdict)}"
         done = submitted or at_limit
         if done:
@@ -90,21 +92,12 @@ class HarborEnv(BaseInteractionEnv):
             self._machine = None
 
     def _execute(self, machine: Machine, calls: tuple[Call, ...]) -> tuple[str, int, bool]:
-        """Run the calls in order up to a submit: (what to show, how many failed, whether submitted)."""
-        shown, failures = [], 0
+        """What `execute_all` returns for the calls, whose time counts towards the task's limit."""
         began = time.monotonic()
         bench = replace(self._bench(machine), deadline=began + min(self.settings.command_timeout_s, self._left()))
-        submitted = False
-        for number, call in enumerate(calls, 1):
-            if call.name == "submit":
-                shown.append(f"[{number}] submit")
-                submitted = True
-                break
-            result = execute(bench, call)
-            failures += not result.ok
-            shown.append(f"[{number}] {describe(call)}\n{result.text}")
+        found = execute_all(bench, calls)
         self._used_s += time.monotonic() - began
-        return "\n\n".join(shown), failures, submitted
+        return found
 
     def _left(self) -> float:
         """Seconds that the task's time limit leaves for the agent's commands."""

@@ -24,7 +24,7 @@ from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
 from envs.swe.sandbox.supervise import Limits
 from envs.swe.sandbox.workspace import Workspace
 from envs.swe.small_tasks import small_instance
-from envs.swe.tools import Workbench, describe, execute, harmless
+from envs.swe.tools import Workbench, execute, execute_all, harmless
 from envs.swe.verdict.calibration import load_counter_tests
 from envs.swe.verdict.evaluate import Verdict, evaluate
 from envs.swe.verdict.pristine import default_cache, pristine_tree
@@ -172,17 +172,9 @@ class SWEEnv(BaseInteractionEnv):
             return evaluate(self.instance, self._pristine, workspace.tree, self.judge, self._counter_tests, shares)
 
     def _execute(self, bench: Workbench, calls: tuple[Call, ...]) -> tuple[str, int, bool]:
-        """Run the calls in order up to a submit: (what to show, how many failed, whether submitted)."""
-        shown, failures = [], 0
+        """What `execute_all` returns for the calls, which share one turn's time."""
         seconds = max(self.settings.command_timeout_s, self.settings.test_timeout_s)
-        bench = replace(bench, deadline=time.monotonic() + seconds)
-        for number, call in enumerate(calls, 1):
-            if call.name == "submit":
-                return "\n\n".join([*shown, f"[{number}] submit"]), failures, True
-            result = execute(bench, call)
-            failures += not result.ok
-            shown.append(f"[{number}] {describe(call)}\n{result.text}")
-        return "\n\n".join(shown), failures, False
+        return execute_all(replace(bench, deadline=time.monotonic() + seconds), calls)
 
     def _info(
         self, answer: Answer, calls: tuple[Call, ...], failures: int, *, terminated: bool, truncated: bool

@@ -11,13 +11,14 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from envs.swe.calls import TOOLS, Call
 from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.workspace import ToolFailure, Workspace
+from envs.timing import timed
 
 MAX_COMMAND_BYTES = 32 << 10
 _VIEW_LINES = 200
@@ -68,6 +69,19 @@ def execute(bench: Workbench, call: Call) -> ToolResult:
     except ToolFailure as failure:
         text, ok = f"error: {failure}", False
     return ToolResult(clip(harmless(text), bench.output_chars), ok)
+
+
+def execute_all(bench: Workbench, calls: Iterable[Call]) -> tuple[str, int, bool]:
+    """Run the calls in order up to a submit: (what to show, how many failed, whether submitted)."""
+    shown, failures = [], 0
+    for number, call in enumerate(calls, 1):
+        if call.name == "submit":
+            return "\n\n".join([*shown, f"[{number}] submit"]), failures, True
+        with timed(f"tool {call.name}"):
+            result = execute(bench, call)
+        failures += not result.ok
+        shown.append(f"[{number}] {describe(call)}\n{result.text}")
+    return "\n\n".join(shown), failures, False
 
 
 def _view(bench: Workbench, path: str, start: int, end: int | None) -> str:

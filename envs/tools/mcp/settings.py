@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 from typing import Literal, Self
 
 from pydantic import model_validator
 
 from envs.errors import ConfigError
+from envs.loading import split_command
 from slime_verlog import Field, Settings
 
 
@@ -56,10 +56,7 @@ class McpSettings(Settings):
         Raises:
             ConfigError: a quotation mark in the text is not closed.
         """
-        try:
-            return shlex.split(self.command) if isinstance(self.command, str) else list(self.command or ())
-        except ValueError as error:
-            raise ConfigError(f"mcp.command cannot be split into words ({error}); write a list instead") from error
+        return split_command(self.command or (), "mcp.command")
 
     @property
     def label(self) -> str:
