@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ def load_golden(name: str) -> Any:
 @pytest.fixture
 def golden() -> Any:
     return load_golden
+
+
+@pytest.fixture(autouse=True)
+def _unknown_servers() -> None:
+    """Forget what OpenEnv servers of earlier tests said: the system may give their ports to other servers."""
+    if schema := sys.modules.get("envs.openenv.schema"):
+        schema._first.clear()
+        schema._gone_since.clear()
 
 
 SYSTEM_PACKAGES = {

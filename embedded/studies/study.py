@@ -43,11 +43,11 @@ class Study(Variant):
     """The YAML that the variants change."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of imitation, training episodes and sampling; each variant runs once per seed."""
-    updates: int = Field(default=60, ge=1)
+    updates: int = Field(default=40, ge=1)
     """Updates per run, critic warm-up included."""
     eval_episodes: int = Field(default=128, ge=1)
     """Held-out seeds per task."""
-    eval_interval: int = Field(default=20, ge=1)
+    eval_interval: int = Field(default=10, ge=1)
     """Updates between two evaluations."""
     compares_time: bool = False
     """Table and plot also show wall and CPU time. Runs then go one after the other."""
