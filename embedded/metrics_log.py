@@ -34,7 +34,7 @@ class MetricsLog:
 
     def evaluation(self, rollout_id: int, result: Any, weights: Any = None) -> Row:
         """Append and return the means over the held-out episodes, played after `rollout_id` updates."""
-        means = evaluation_means(held_out(result))
+        means = evaluation_means(held_out(result)) | task_win_rates(result)
         self._write(rollout_id, means)
         return means
 
@@ -62,6 +62,16 @@ def evaluation_means(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "eval/progression": mean(facts["progression"] for facts in episodes),
         "eval/turns": mean(facts["turns"] for facts in episodes),
         "eval/episodes": float(len(episodes)),
+    }
+
+
+def task_win_rates(result: Any) -> dict[str, float]:
+    """`eval/TASK/success` of each held-out task if there are several."""
+    if len(result.data) < 2:
+        return {}
+    return {
+        f"eval/{task}/success": mean(facts_of(sample)["success"] for sample in group["samples"])
+        for task, group in result.data.items()
     }
 
 

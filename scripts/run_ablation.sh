@@ -13,6 +13,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/help.sh
 help_if_asked "$@"
 source scripts/install.sh
-install envs,embedded
+install envs,embedded,studies
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 exec "$VENV/bin/python" -m embedded.studies.run "$@"

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from embedded.studies.processes import cores, run_processes
+from embedded.studies.results import MEASURES
 from embedded.studies.study import Study, Variant, check_study, load_study, run_keys, study_names
 from slime_verlog import ConfigError, SlimeVerlogError, command, read_settings
 
@@ -105,7 +106,8 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
     turns = pretrain_critic(pretraining, shared) if pretraining else 0.0
     paths = {"save": str(checkpoints), "load": str(checkpoints) if resume else None}
     args = make_args(path, **{**shared, **ppo.flags, **paths})
-    tracker = _Tracker(folder, _name(plan, variant, seed), policy if plan.keep_policies else None, turns)
+    source = policy if plan.keep_policies else None
+    tracker = _Tracker(folder, _name(plan, variant, seed), plan.study.measure, source, turns)
     train(args, tracker)
     write_text(folder / "done.json", json.dumps({"updates": args.num_rollout, "turns": tracker.log.turns}))
     shutil.rmtree(checkpoints, ignore_errors=True)
@@ -114,14 +116,14 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
 class _Tracker:
     """A `Tracker` of `embedded.train`: writes rows, prints progress, and writes policies if there is a `source`."""
 
-    def __init__(self, folder: Path, name: str, source: Path | None, turns_before: float) -> None:
+    def __init__(self, folder: Path, name: str, measure: str, source: Path | None, turns_before: float) -> None:
         from tqdm import tqdm
 
         from embedded.metrics_log import MetricsLog
         from embedded.policies import write_policy
 
         self.log, self._folder, self._source = MetricsLog(folder / "rows.jsonl", turns_before), folder, source
-        self._name, self._print = name, tqdm.write
+        self._name, self._measure, self._print = name, measure, tqdm.write
         if source is not None and not (folder / "policy_before").is_dir():
             shutil.copytree(source, folder / "policy_before")
         self._write = write_policy
@@ -136,7 +138,9 @@ class _Tracker:
     def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Append the means of an evaluation, and keep the evaluated policy as `policy_after/`."""
         means = self.log.evaluation(rollout_id, result)
-        self._print(f"{self._name}: win rate {means['eval/success']:.3f} after {rollout_id} updates")
+        self._print(
+            f"{self._name}: {MEASURES[self._measure]} {means[f'eval/{self._measure}']:.3f} after {rollout_id} updates"
+        )
         if self._source is not None and rollout_id:
             self._write(self._source, weights, self._folder / "policy_after")
 
@@ -222,7 +226,7 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
     """
     from embedded.studies.report import write_report
 
-    left = [run for run in plan.runs() if not _is_finished(plan, *run)]
+    left = [run for run in plan.runs() if not (_is_finished(plan, *run) or _adopt(plan, *run))]
     at_once = min(jobs or cores(), len(left))
     failures: list[str] = []
     if at_once > 1:
@@ -246,6 +250,27 @@ def _is_finished(plan: Plan, variant: str, seed: int) -> bool:
         return False
     _claim(folder, _settings(plan.study, plan.study.variant(variant), seed))
     return (folder / "done.json").exists()
+
+
+def _adopt(plan: Plan, variant: str, seed: int) -> bool:
+    """Copy the same run from another study in the output folder; returns whether there was one.
+
+    Runs of studies that compare time are not copied, because the machine was not the same for them.
+    """
+    from embedded.report import write_text
+
+    target = plan.run_folder(variant, seed)
+    settings = _settings(plan.study, plan.study.variant(variant), seed)
+    if plan.study.compares_time or plan.keep_policies or target.exists():
+        return False
+    for done in sorted(plan.out.glob(f"*/*/seed_{seed}/done.json")):
+        if json.loads((done.parent / "settings.json").read_text(encoding="utf-8")) == settings:
+            target.mkdir(parents=True)
+            for name in ("settings.json", "run.yaml", "rows.jsonl", "done.json"):
+                write_text(target / name, (done.parent / name).read_text(encoding="utf-8"))
+            print(f"{_name(plan, variant, seed)}: copied from {done.parent}/", flush=True)
+            return True
+    return False
 
 
 def _name(plan: Plan, variant: str, seed: int) -> str:
@@ -296,7 +321,9 @@ def _parser() -> argparse.ArgumentParser:
 @command()
 def main(argv: list[str] | None = None) -> None:
     """Run one study; the exit code is 1 if the actor of a finished run never trained."""
-    from embedded.studies.report import faults_of, read_runs
+    from embedded.studies.intervals import require_rliable
+    from embedded.studies.report import faults_of
+    from embedded.studies.results import read_runs
 
     given = _parser().parse_args(argv)
     if given.list:
@@ -314,6 +341,7 @@ def main(argv: list[str] | None = None) -> None:
     if given.dry_run:
         print(overview(plan))
         return
+    require_rliable()
     from embedded.launch import set_up_process
 
     set_up_process()

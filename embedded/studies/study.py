@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -49,8 +49,10 @@ class Study(Variant):
     """Held-out seeds per task."""
     eval_interval: int = Field(default=10, ge=1)
     """Updates between two evaluations."""
+    measure: Literal["success", "progression", "return"] = "success"
+    """What held-out episodes are compared by: win rate, BALROG's progression, or the sum of rewards."""
     compares_time: bool = False
-    """Table and plot also show wall and CPU time. Runs then go one after the other."""
+    """Table and plot show wall time and not only CPU time. Runs then go one after the other."""
     variants: Mapping[str, Variant]
     """The compared settings by name."""
 

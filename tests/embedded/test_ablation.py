@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from safetensors.torch import load_file
 
 import embedded.studies.run as ablation
 from embedded.metrics_log import MetricsLog, read_rows
-from embedded.studies.report import Run, plot, read_runs, table
+from embedded.studies.plots import plot
+from embedded.studies.report import table
+from embedded.studies.results import Run, read_runs
 from embedded.studies.run import Plan, main, make_plan, run_one, run_study
 from embedded.studies.study import Study, Variant, check_study, load_study, run_keys, study_names
 from embedded.warmstart.imitation import WarmStart
@@ -125,6 +128,17 @@ def test_runs_in_parallel_processes_give_the_same_rows(small: dict[str, Any], tm
         one, two = (read_rows(tmp_path / f"{jobs}/tiny/v/seed_{seed}/rows.jsonl") for jobs in (1, 2))
         assert [row["update"] for row in one] == [row["update"] for row in two] == [0, 1, 1]
         assert one[0] == two[0]
+
+
+def test_a_run_that_another_study_has_done_is_copied(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_study(plan(tiny(small, updates=2), tmp_path), 1)
+    monkeypatch.setattr("embedded.train.train", lambda *_: pytest.fail("a finished run was run again"))
+    other = tiny(small, name="other", updates=2, variants={"same": {}})
+    assert "| same | 1 | " in run_study(plan(other, tmp_path), 1)
+    rows = [tmp_path / name / "seed_0" / "rows.jsonl" for name in ("tiny/v", "other/same")]
+    assert rows[0].read_text() == rows[1].read_text()
 
 
 def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_once(
@@ -278,7 +292,7 @@ def test_the_list_names_every_study_with_its_question(capsys: pytest.CaptureFixt
         assert name in text and load_study(name).question in text
 
 
-def test_the_table_counts_finished_runs_alone_and_gives_standard_errors_over_seeds(tmp_path: Path) -> None:
+def test_the_table_counts_finished_runs_alone_and_says_how_far_seeds_differ(tmp_path: Path) -> None:
     study = Study(question="Which?", variants={"a": Variant(), "b": Variant()})
 
     def run(variant: str, seed: int, after: float, done: bool = True) -> Run:
@@ -287,10 +301,24 @@ def test_the_table_counts_finished_runs_alone_and_gives_standard_errors_over_see
         trained = {"update": 2, "turns": 512, "critic/value_loss": 2.0, "train/actor_trains": 1.0}
         return Run(variant, seed, [evals[0], frozen, trained, evals[1]], done)
 
-    text = table(study, [run("a", 0, 0.6), run("a", 1, 0.8), run("b", 0, 0.9, done=False)])
-    assert "| a | 2 | 0.500 ± 0.000 | 0.700 ± 0.100 | 5.0 ± 0.0 | 2.0000 ± 0.0000 | - |" in text
+    # A quarter of the seeds is left out at each end, so 0.1 does not count.
+    ends = enumerate((0.1, 0.6, 0.7, 0.8))
+    text = table(study, [*(run("a", *end) for end in ends), run("b", 0, 0.9, done=False)])
+    assert re.search(r"\| a \| 4 \| 0.500 ± 0.000 \| 0.650 \[0\.[123]\d\d, 0\.[78]\d\d\] \| ", text)
+    assert " | 5.0 ± 0.0 | 2.0000 ± 0.0000 | - |" in text
     assert "| b | 0 | - |" in text and "Not finished, and not counted: b seed 0." in text
     assert read_runs(tmp_path, study) == []
+
+
+def test_several_held_out_tasks_get_a_table_of_their_own(small: dict[str, Any], tmp_path: Path) -> None:
+    tasks = ["goto", {"task": "goto", "name": "busy", "options": {"num_dists": 3}}]
+    study = tiny(small, updates=2, variants={"v": {"keys": {"eval": {"tasks": tasks}}}})
+    text = run_study(plan(study, tmp_path), 1)
+    rows = read_rows(tmp_path / "tiny" / "v" / "seed_0" / "rows.jsonl")
+    first, last = rows[0], rows[-1]
+    assert first["eval/success"] == (first["eval/goto/success"] + first["eval/busy/success"]) / 2
+    assert "| win rate after, by held-out task | busy | goto |" in text
+    assert f"| v | {last['eval/busy/success']:.3f} | {last['eval/goto/success']:.3f} |" in text
 
 
 def test_a_study_that_compares_time_runs_one_by_one_and_reports_both_curves(

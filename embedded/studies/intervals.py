@@ -1,0 +1,61 @@
+"""Means over seeds, with an interval that says how far to trust them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import numpy as np
+
+from slime_verlog import MissingDependencyError
+
+REPETITIONS = 2000
+"""Bootstrap samples per interval."""
+
+
+def require_rliable() -> None:
+    """Check that intervals can be computed, which a study finds out only at its end otherwise.
+
+    Raises:
+        MissingDependencyError: rliable is not installed.
+    """
+    if find_spec("rliable") is None:
+        raise MissingDependencyError(
+            "a study's table needs the package rliable; install it with: pip install 'slime-verlog[studies]'"
+        )
+
+
+def interquartile_mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """The interquartile mean and the ends of its 95 % bootstrap interval, by the package rliable.
+
+    Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021). A quarter of
+    the values is left out at each end, rounded down, so that this is the mean of up to three values.
+    """
+    from rliable import library, metrics
+
+    scores = {"": np.asarray(values, dtype=float)[:, None]}
+    mean_of = lambda sample: np.array([metrics.aggregate_iqm(sample)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # rliable passes arch the generator under its old name
+        means, ends = library.get_interval_estimates(
+            scores, mean_of, reps=REPETITIONS, random_state=np.random.RandomState(0)
+        )
+    return float(means[""][0]), float(ends[""][0, 0]), float(ends[""][1, 0])
+
+
+def iqm_cell(values: Sequence[float], form: str) -> str:
+    """A table's cell: interquartile mean and interval."""
+    if len(values) < 2:
+        return f"{values[0]:{form}}" if values else "-"
+    mean, low, high = interquartile_mean(values)
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def mean_cell(values: Sequence[float], form: str) -> str:
+    """A table's cell: mean ± standard error."""
+    if not values:
+        return "-"
+    n, mean = len(values), sum(values) / len(values)
+    error = (sum((value - mean) ** 2 for value in values) / (n - 1) / n) ** 0.5 if n > 1 else None
+    return f"{mean:{form}}" + (f" ± {error:{form}}" if error is not None else "")
