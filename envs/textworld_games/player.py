@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
 _STATUS_LINE = re.compile(r"-=[^\n]*=-\s*-?\d+/\d+$|(?<!\s)\s*-?\d+/\d+$")
 _LONGEST_STATUS = 200
 _AFTER_THE_END = "Would you like to RESTART"
+_parsing = threading.Lock()
+"""TextWorld reads all games with one parser, and threads that used it at the same time would break its stack."""
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 # Verbs of Inform besides TextWorld's own. All others are refused: they control the interpreter (save and script write
@@ -49,7 +52,8 @@ class Player:
     def __init__(self, game_file: Path, *, track: bool) -> None:
         wanted = {"admissible_commands": True, "policy_commands": True} if track else {}
         infos = textworld.EnvInfos(won=True, lost=True, score=True, max_score=True, objective=True, **wanted)
-        self._env = textworld.start(str(game_file), infos)
+        with _parsing:
+            self._env = textworld.start(str(game_file), infos)
         self._env.seed(0)
         self._turns = 0
         self.objective, self.max_score = "", 1

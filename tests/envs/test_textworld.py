@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,15 @@ def test_the_expert_wins_and_every_kind_of_reward_adds_up_to_one(task: str, rewa
     if reward == "dense":
         assert all(paid)
     env.close()
+
+
+def test_episodes_begin_in_several_threads_at_once() -> None:
+    """As they do with `env_backend: inline`."""
+    envs = [build(seed=seed, games=1) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(lambda env: str(env.reset()), envs))) == 1
+    for env in envs:
+        env.close()
 
 
 def test_dense_reward_is_taken_back_for_steps_away_and_still_adds_up_to_one() -> None:
