@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
+from scripts import write_results
 from scripts.write_reference import COMMAND, SCHEMA, environment_models, outputs
 from slime_verlog import ConfigError, Settings, read_settings
 
@@ -31,6 +32,12 @@ def validator(written: dict[Path, str]) -> jsonschema.Draft202012Validator:
 def test_the_files_match_the_models(written: dict[Path, str]) -> None:
     for path, text in written.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date; run: {COMMAND}"
+
+
+def test_the_tables_of_results_match_the_raw_numbers() -> None:
+    pytest.importorskip("rliable", reason="needs pip install 'slime-verlog[studies]'")
+    page = write_results.PAGE.read_text(encoding="utf-8")
+    assert write_results.filled(page) == page, f"docs/results.md is out of date; run: {write_results.COMMAND}"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)

@@ -64,33 +64,37 @@ def faults_of(runs: Sequence[Run]) -> list[str]:
 
 
 def table(study: Study, runs: Sequence[Run]) -> str:
-    """One Markdown row per variant over the seeds that are finished, and one per held-out task if there are several."""
-    columns = TIME_COLUMNS if study.compares_time else COLUMNS
-    finished = [run for run in runs if run.done and run.rows]
-    shortest = {over: min((run.total(over) for run in finished), default=0.0) for over in ("turns", "seconds")}
-    rows = {}
-    for variant in study.variants:
-        done = [run for run in finished if run.variant == variant]
-        means = [{f"mean_by_{over}": run.mean_result(over, end) for over, end in shortest.items()} for run in done]
-        facts = [{**run.facts(), **mean} for run, mean in zip(done, means, strict=True)]
-        rows[f"{variant} | {len(done)}"] = [_cell(facts, key, form) for _, key, form in columns]
-    titles = [title.format(measure=MEASURES[study.measure]) for title, _, _ in columns]
+    """The study's table with its question and notes; runs that are not finished are named and not counted."""
     open_runs = [f"{run.variant} seed {run.seed}" for run in runs if not run.done]
     notes = [NOTE, study.note]
     notes += [f"Not finished, and not counted: {', '.join(open_runs)}."] if open_runs else []
     notes += [f"Warning, {fault}." for fault in faults_of(runs)]
-    lines = [f"**{study.question}**", "", *_markdown("variant | seeds", titles, rows)]
-    lines += _task_table(study, finished)
+    lines = [f"**{study.question}**", "", *table_lines(study, [run for run in runs if run.done])]
     return "\n".join([*lines, "", *(note for note in notes if note)]) + "\n"
 
 
-def _task_table(study: Study, finished: Sequence[Run]) -> list[str]:
-    tasks = sorted({task for run in finished for task in run.task_results()})
+def table_lines(study: Study, runs: Sequence[Run]) -> list[str]:
+    """One Markdown row per variant, and a second table if there are several held-out tasks."""
+    columns = TIME_COLUMNS if study.compares_time else COLUMNS
+    runs = [run for run in runs if run.rows]
+    shortest = {over: min((run.total(over) for run in runs), default=0.0) for over in ("turns", "seconds")}
+    rows = {}
+    for variant in study.variants:
+        mine = [run for run in runs if run.variant == variant]
+        means = [{f"mean_by_{over}": run.mean_result(over, end) for over, end in shortest.items()} for run in mine]
+        facts = [{**run.facts(), **mean} for run, mean in zip(mine, means, strict=True)]
+        rows[f"{variant} | {len(mine)}"] = [_cell(facts, key, form) for _, key, form in columns]
+    titles = [title.format(measure=MEASURES[study.measure]) for title, _, _ in columns]
+    return [*_markdown("variant | seeds", titles, rows), *_task_table(study, runs)]
+
+
+def _task_table(study: Study, runs: Sequence[Run]) -> list[str]:
+    tasks = sorted({task for run in runs for task in run.task_results()})
     if not tasks:
         return []
     rows = {}
     for variant in study.variants:
-        results = [run.task_results() for run in finished if run.variant == variant]
+        results = [run.task_results() for run in runs if run.variant == variant]
         rows[variant] = [iqm_cell([found[task] for found in results if task in found], ".3f") for task in tasks]
     return ["", *_markdown("win rate after, by held-out task", tasks, rows)]
 
@@ -106,13 +110,14 @@ def _cell(facts: Sequence[Mapping[str, float | None]], key: str, form: str) -> s
 
 
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
-    """Write every number of every update and evaluation."""
+    """Write every number of every update and evaluation, with six digits."""
     names = sorted({key for run in runs for row in run.rows for key in row} - set(COUNTS))
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["variant", "seed", *COUNTS, *names])
         writer.writeheader()
         for run in runs:
-            writer.writerows({"variant": run.variant, "seed": run.seed, **row} for row in run.rows)
+            short = [{key: f"{value:.6g}" for key, value in row.items()} for row in run.rows]
+            writer.writerows({"variant": run.variant, "seed": run.seed, **row} for row in short)
 
 
 def write_summary_csv(path: Path, runs: Sequence[Run]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,16 @@ def read_runs(folder: Path, study: Study) -> list[Run]:
             done = (path.parent / "done.json").exists()
             runs.append(Run(variant, seed, read_rows(path), done, study.measure))
     return runs
+
+
+def read_csv(path: Path, measure: str = "success") -> list[Run]:
+    """The runs in a study's `raw.csv`, all of them finished."""
+    rows: dict[tuple[str, int], list[Row]] = {}
+    with open(path, encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            numbers = {key: float(value) for key, value in line.items() if value and key not in ("variant", "seed")}
+            rows.setdefault((line["variant"], int(line["seed"])), []).append(numbers)
+    return [Run(variant, seed, found, True, measure) for (variant, seed), found in rows.items()]
 
 
 def curve(rows: Sequence[Row], key: str, over: str = "turns") -> tuple[list[float], list[float]]:
