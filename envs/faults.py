@@ -37,7 +37,8 @@ def place_of(error: BaseException, own: str = "") -> str:
     """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return _place(error.filename, error.lineno)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    # Compiled modules name files that are not there, such as numpy/random/_generator.pyx.
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
     file = _file_of(own)
     for belongs in (
         lambda name: name == file or _is_users(name),
