@@ -107,14 +107,14 @@ def actor_fault(rows: Sequence[Mapping[str, float]]) -> str | None:
 
 
 def reward_note(rows: Sequence[Mapping[str, float]]) -> str | None:
-    """A warning if no answer was valid, or if all batches paid the same mean reward; None otherwise."""
+    """A warning if no answer was valid, or if two or more batches all paid the same mean reward; None otherwise."""
     valid = [row["turn/valid_action_ratio"] for row in rows if "turn/valid_action_ratio" in row]
     if valid and not any(valid):
         return "no answer was valid, so rewards taught nothing; the policy must imitate longer, or from more episodes"
-    rewards = {row["turn/reward"] for row in rows if "turn/reward" in row}
-    if len(rewards) != 1:
+    rewards = [row["turn/reward"] for row in rows if "turn/reward" in row]
+    if len(rewards) < 2 or len(set(rewards)) > 1:
         return None
     return (
-        f"every batch paid the same mean reward, {rewards.pop():g} per turn, so there was nothing to learn from; look "
+        f"every batch paid the same mean reward, {rewards[0]:g} per turn, so there was nothing to learn from; look "
         "at the episodes, and reward progress (a success by chance is needed at least now and then)"
     )

@@ -15,6 +15,7 @@ pytest.importorskip("tensorboard", reason="needs pip install 'slime-verlog[embed
 pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
 from embedded.launch import run_seed
+from embedded.metrics_log import reward_note
 from embedded.quickstart import CONFIG, main
 from embedded.report import win_rate
 from embedded.warmstart.imitation import WarmStart
@@ -69,3 +70,9 @@ def test_a_refused_configuration_ends_in_one_sentence_and_leaves_nothing(small: 
     with pytest.raises(SystemExit, match="error: unknown key 'n_envs'; did you mean 'n_env'"):
         main(["--config", small, "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+def test_one_batch_says_nothing_about_rewards_that_never_differ() -> None:
+    rows = [{"turn/reward": 0.25}] * 2
+    assert reward_note(rows[:1]) is None and reward_note([rows[0], {"turn/reward": 0.5}]) is None
+    assert "every batch paid the same mean reward, 0.25 per turn" in str(reward_note(rows))
