@@ -8,12 +8,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from inspection.command import PARTS, module_of
+from tests.fixtures.warm_python import run_python
 from tests.scripts.conftest import recorded_flags
 from tests.test_docs import DOCUMENTS, REPOSITORY
 
@@ -87,14 +87,8 @@ def run(folder: Path, line: str, *more: str) -> subprocess.CompletedProcess[str]
     """Run one `slime-verlog` command as a user does, in `folder`."""
     name, *words = [*shlex.split(line), *more]
     assert name == "slime-verlog"
-    return subprocess.run(
-        [sys.executable, "-m", "inspection", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
-    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    return run_python(["-m", "inspection", *words], folder, environment)
 
 
 @pytest.fixture(scope="module")

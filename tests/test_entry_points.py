@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +11,8 @@ import yaml
 from rollout.bridge.settings import load_settings
 from rollout.data_source import try_each_task
 from slime_verlog import SlimeVerlogError
+from tests.fixtures.warm_python import run_python
 
-ROOT = Path(__file__).parents[1]
 BROKEN_ENV = "def build_env(sample, args):\n    return {}['reward']\n"
 GOOD = {"rollout_interaction_env_path": "envs.babyai", "tasks": ["goto"]}
 MISTAKES = {
@@ -72,9 +70,7 @@ def test_a_command_prints_the_sentence_and_nothing_else(tmp_path: Path, command:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     path, sentence = write(tmp_path, mistake)
     words = [word.format(folder=tmp_path) for word in COMMANDS[command]]
-    done = subprocess.run(
-        [sys.executable, "-m", *words, "--config", str(path)], capture_output=True, text=True, cwd=ROOT
-    )
+    done = run_python(["-m", *words, "--config", str(path)])
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.strip().splitlines() == [f"error: {sentence}"]
@@ -86,7 +82,7 @@ def test_an_engine_without_its_models_tokenizer_is_named(tmp_path: Path) -> None
     path.write_text(yaml.safe_dump({**GOOD, "eval": {"episodes": 1}}))
     words = ["inspection", "evaluate", "--config", str(path), "--out", str(tmp_path / "out")]
     words += ["--player", "http://127.0.0.1:9", "--tokenizer", str(tmp_path)]
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT)
+    done = run_python(["-m", *words])
     assert done.returncode == 1
     assert f"error: no tokenizer can be loaded from the checkpoint '{tmp_path}'" in done.stderr
     assert "Traceback" not in done.stderr

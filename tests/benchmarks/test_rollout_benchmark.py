@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.simulated_sglang import Engine, PrefixCache, Request, Timing, saturated
+from tests.fixtures.warm_python import run_python
 
 REPOSITORY = Path(__file__).parents[2]
 TIMING = Timing(places=2, step_s=1.0, cached_token_s=0.0, prefill_s=0.5, prefill_token_s=0.0)
@@ -74,9 +75,8 @@ def test_a_saturated_engine_is_the_fastest_way_through_the_same_requests() -> No
 def run(folder: Path, *loops: str) -> list[dict[str, Any]]:
     out = folder / "rollout.json"
     sizes = ("--turns", "16", "--places", "4", "--batches", "1", "--json", str(out))
-    command = [sys.executable, "-m", "benchmarks.rollout", "--loops", *loops, *sizes]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, env=environment)
+    done = run_python(["-m", "benchmarks.rollout", "--loops", *loops, *sizes], env=environment)
     assert done.returncode == 0, done.stderr
     assert "of saturated" in done.stdout
     return json.loads(out.read_text())["rows"]

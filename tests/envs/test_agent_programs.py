@@ -12,7 +12,6 @@ import time
 import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -27,6 +26,7 @@ from rollout.workers.pool import EnvPool
 from tests.envs.test_agent import FIXTURES, PROGRAM, ROOT, options, started, texts
 from tests.envs.test_tool_env import call
 from tests.envs.tiny_repository import TASK, needs_sandbox, tiny_options
+from tests.fixtures.warm_python import run_python
 from tests.rollout.test_env_pool import config, is_alive
 
 __all__ = ["started"]
@@ -50,10 +50,9 @@ async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_i
     assert not any(map(is_alive, running))
 
 
-def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     """One `slime-verlog` command."""
-    argv = [sys.executable, "-m", "inspection", *arguments]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=180, **options)
+    return run_python(["-m", "inspection", *arguments], typed=typed)
 
 
 def test_an_agent_that_asks_for_another_model_costs_its_episode_in_a_command(tmp_path: Path) -> None:
@@ -70,7 +69,7 @@ def test_an_agent_that_asks_for_another_model_costs_its_episode_in_a_command(tmp
 @pytest.mark.parametrize("part", ["check", "play"])
 def test_the_shipped_configuration_is_checked_and_played(part: str) -> None:
     clients("openai")
-    done = command(part, "custom_configs/agent.yaml", input="4\n2\n1\n/quit\n")
+    done = command(part, "custom_configs/agent.yaml", typed="4\n2\n1\n/quit\n")
     assert done.returncode == 0, done.stderr
     words = ["no errors"] if part == "check" else ["at least 1 and at most 8", "the episode is over (terminated)"]
     assert all(word in done.stdout for word in words), done.stdout

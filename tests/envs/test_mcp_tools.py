@@ -26,6 +26,7 @@ from rollout.workers.guard import descendants
 from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
 from tests.envs.test_tool_env import call
+from tests.fixtures.warm_python import run_python
 from tests.rollout.test_env_pool import config, is_alive
 
 pytest.importorskip("mcp", reason="mcp is not installed; pip install 'slime-verlog[mcp]'")
@@ -272,14 +273,7 @@ def test_the_shipped_configuration_is_checked_and_played(command: str) -> None:
     _need("mcp-server-time")
     zones = {"source_timezone": "Asia/Kolkata", "target_timezone": "Asia/Singapore"}
     typed = call("convert_time", time="09:15", **zones).replace("\n", "") + "\n11:45\n/quit\n"
-    done = subprocess.run(
-        [sys.executable, "-m", "inspection", command, "custom_configs/tools_mcp.yaml"],
-        cwd=ROOT,
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    done = run_python(["-m", "inspection", command, "custom_configs/tools_mcp.yaml"], typed=typed)
     assert done.returncode == 0, done.stderr
     words = ["1 task: no errors"] if command == "check" else ["T11:45:00+08:00", "Your answer is right", "return 1"]
     assert all(word in done.stdout for word in words), done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from envs.swe.small_tasks import unified_diff
 from envs.swe.validate import main
 from envs.swe.verdict.pristine import commit_all
 from tests.envs.tiny_repository import FILES, TASK, needs_sandbox, tiny_instance, tiny_options
+from tests.fixtures.warm_python import run_python
 
 PATCH = unified_diff("shop/prices.py", FILES["shop/prices.py"], FILES["shop/prices.py"] + "\n# nothing\n")
 
@@ -97,8 +97,5 @@ def test_a_config_that_cannot_be_used_is_named(tmp_path: Path, capsys) -> None:
 
 
 def test_the_command_runs_as_a_module() -> None:
-    import sys
-
-    argv = [sys.executable, "-m", "envs.swe.validate", "--help"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    done = run_python(["-m", "envs.swe.validate", "--help"])
     assert done.returncode == 0 and "--config" in done.stdout
