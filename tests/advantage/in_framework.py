@@ -5,7 +5,6 @@ The framework is the one on PYTHONPATH. Prints one JSON object: check to null, o
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import random
@@ -23,72 +22,15 @@ from unittest.mock import patch as mock_patch
 import torch
 import torch.distributed as dist
 
+from tests.advantage.framework import NAME, framework_args, installed, loss_module, module
 from tests.fixtures.stand_ins import allow_absent_packages
 
-NAME = sys.argv[1] if len(sys.argv) > 1 else "slime"
 CHECKS: dict[str, Callable[[], None]] = {}
 
 
 def check(function: Callable[[], None]) -> Callable[[], None]:
     CHECKS[function.__name__] = function
     return function
-
-
-def module(path: str) -> ModuleType:
-    return importlib.import_module(f"{NAME}.{path}")
-
-
-def loss_module() -> ModuleType:
-    return module("backends.megatron_utils.loss" if NAME == "slime" else "backends.training_utils.loss")
-
-
-def framework_args(**changes: Any) -> Namespace:
-    from advantage.turn_table import CONVERTER
-
-    flags = dict(
-        advantage_estimator="ppo",
-        custom_advantage_function_path=None,
-        custom_convert_samples_to_train_data_path=CONVERTER.split()[-1],
-        custom_megatron_init_path="advantage.patch.install",
-        gamma_step=0.99,
-        lambda_step=0.95,
-        gamma_token=1.0,
-        lambda_token=1.0,
-        value_first_token_weight=1.0,
-        kl_coef=0.2,
-        kl_loss_type="k1",
-        use_rollout_logprobs=False,
-        use_opd=False,
-        normalize_advantages=False,
-        context_parallel_size=1,
-        value_clip=0.5,
-        qkv_format="thd",
-        allgather_cp=False,
-        log_multi_turn=False,
-        log_passrate=False,
-        log_correct_samples=False,
-        ci_test=False,
-        true_on_policy_mode=False,
-        balance_data=False,
-        balance_by_flops=False,
-        use_dynamic_batch_size=True,
-        max_tokens_per_gpu=64,
-        global_batch_size=4,
-    )
-    if NAME == "miles":
-        del flags["custom_advantage_function_path"]
-    return Namespace(**{**flags, **changes})
-
-
-@contextmanager
-def installed(args: Namespace) -> Iterator[None]:
-    from advantage import patch
-
-    patch.install(args)
-    try:
-        yield
-    finally:
-        patch.uninstall()
 
 
 def actor_batch(seed: int) -> tuple[list, dict[str, Any]]:

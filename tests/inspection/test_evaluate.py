@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-import os
-import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,86 +206,6 @@ def test_a_run_whose_first_episodes_all_fail_ends_early(tmp_path: Path) -> None:
     ):
         evaluate(*given, "--player", "random")
     assert rows_of(tmp_path)[0]["failed"] == 8
-
-
-def test_more_episodes_are_added_to_those_that_were_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = [*write_config(tmp_path, tasks=["count"]), "--player", "random"]
-    assert evaluate(*given) == 0
-    first = list(read_episodes(tmp_path / "out"))
-    assert evaluate(*given, "--episodes", "6", "--concurrency", "2") == 0
-    assert "4 of 6 episodes are already in" in capsys.readouterr().err
-    assert list(read_episodes(tmp_path / "out"))[:4] == first and rows_of(tmp_path)[0]["n"] == 6
-    assert evaluate(*given, "--episodes", "6", "--sweep", "memory.n=3") == 0
-    assert [row["setting"] for row in rows_of(tmp_path)] == ["memory.n=3"]
-
-
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
-        (["--player", "expert"], "holds another run: player.name is 'random' there and 'expert' here"),
-        (["--set", "memory.n=4"], "holds another run: config.memory.n is None there and 4 here"),
-        (["--set", "env.slow_s=0.1"], r"holds another run: config.env.slow_s is None there and 0.1 here"),
-    ],
-)
-def test_a_folder_of_another_run_is_refused(tmp_path: Path, extra: list[str], words: str) -> None:
-    module = tmp_path / "with_expert.py"
-    module.write_text(f"from {COUNTING} import build_env\n\ndef expert_action(env):\n    return 'left'\n")
-    given = write_config(tmp_path, rollout_interaction_env_path=str(module))
-    assert evaluate(*given, "--player", "random") == 0
-    with pytest.raises(SystemExit, match=f"error: {tmp_path}/out {words}; give another --out"):
-        evaluate(*given, "--player", "random", *extra)
-
-
-def test_a_line_that_was_cut_is_dropped_and_its_episode_played_again(tmp_path: Path) -> None:
-    given = [*write_config(tmp_path, tasks=["count"]), "--player", "random"]
-    assert evaluate(*given) == 0
-    file, table = tmp_path / "out" / "episodes.jsonl", (tmp_path / "out" / "table.csv").read_text()
-    whole = sorted(json.dumps(episode, sort_keys=True) for episode in read_episodes(file))
-    file.write_bytes(file.read_bytes()[:-50])
-    assert evaluate(*given) == 0
-    assert sorted(json.dumps(episode, sort_keys=True) for episode in read_episodes(file)) == whole
-    assert (tmp_path / "out" / "table.csv").read_text() == table
-
-
-def start(given: list[str], episodes: Path, lines: int) -> subprocess.Popen[str]:
-    """The command in another process, once it has played `lines` episodes."""
-    command = [sys.executable, "-m", "inspection", "evaluate", *given]
-    process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while not episodes.exists() or episodes.read_bytes().count(b"\n") < lines:
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.02)
-    return process
-
-
-def slow_run(folder: Path, episodes: int = 12) -> list[str]:
-    keys = {"env": {"slow_s": 0.05}, "env_backend": "process", "env_workers": 2, "eval": {"episodes": episodes}}
-    return [*write_config(folder, tasks=["count"], **keys), "--player", "random"]
-
-
-def test_a_killed_run_goes_on_and_ends_with_the_table_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    given, out = slow_run(tmp_path), tmp_path / "out"
-    process = start(given, out / "episodes.jsonl", 3)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert evaluate(*given) == 0
-    keys = [(episode["task_name"], episode["seed"]) for episode in read_episodes(out)]
-    assert len(keys) == len(set(keys)) == 12
-    assert evaluate(*given, "--out", str(tmp_path / "whole")) == 0
-    for name in ("table.csv", "table.json", "table.md", "table.tex"):
-        assert (out / name).read_text() == (tmp_path / "whole" / name).read_text()
-
-
-def test_ctrl_c_ends_in_a_sentence_and_keeps_what_was_played(tmp_path: Path) -> None:
-    given, out = slow_run(tmp_path, 2000), tmp_path / "out"
-    process = start(given, out / "episodes.jsonl", 2)
-    with pytest.raises(SystemExit, match="error: another evaluation is writing to"):
-        evaluate(*given)
-    process.send_signal(signal.SIGINT)
-    shown, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in errors
-    kept = len(list(read_episodes(out)))
-    assert f"interrupted: {kept} of 2000 episodes are in {out}, and the same command plays the others" in errors
-    assert kept >= 2 and f"Incomplete: {kept} of 2000 episodes were played" in shown
 
 
 @pytest.mark.parametrize(

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import random
-import resource
-import subprocess
-import sys
-import textwrap
-from array import array
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rollout.checkpoint import checkpoint_path, read_checkpoint
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
 from rollout.fixed_turn import collect_or_draw
 from rollout.play.runtime import close_runtimes
-from rollout.tokens.encoding import DeltaEncoder
-from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
 from tests.fixtures import counting_env
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
-from tests.fixtures.vision import picture, processor
 
 
 def plays(body: dict[str, Any], number: int) -> str:
@@ -204,217 +192,6 @@ async def test_a_checkpoint_cannot_name_the_code_that_runs(tmp_path: Path) -> No
     source.save(0)
     (output,) = await outputs(args, 1, 2, load=0)
     assert output.metrics["rollout/faults/episodes_lost_at_resume"] == 4 and not sprung.exists()
-
-
-@pytest.fixture
-async def saved(tmp_path: Path) -> Path:
-    await run(rollout_args(tmp_path, env={"max_length": 40}), 0, 1)
-    return checkpoint_path(str(tmp_path / "save"), 0)
-
-
-async def test_a_checkpoint_cut_at_any_byte_is_refused_whole(saved: Path, tmp_path: Path) -> None:
-    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
-    for length in reversed(range(saved.stat().st_size)):
-        os.truncate(saved, length)
-        with pytest.raises(CheckpointError, match="slime_verlog_0"):
-            source.load(0)
-        assert (source.saved_slots, source.kept, source.next_group) == ([], [], 0)
-
-
-def with_pictures(folder: Path) -> Path:
-    """A checkpoint whose kept turn has tensors."""
-    pictured(folder).save(0)
-    return checkpoint_path(str(folder / "save"), 0)
-
-
-def pictured(folder: Path) -> EpisodeSource:
-    """A source that keeps an episode with pictures, as a VLM's warm-up does: every prompt shows one more."""
-    log_probs = array("f", [-0.1, -0.2])
-    generation = Generation([5, 6], log_probs, "ab", FinishReason.STOP, ("3",), {"id": "x"}, trained=False)
-    pixels = [torch.arange(40, dtype=torch.bfloat16).reshape(4, 10) + number for number in range(3)]
-    parts = [{"pixels": each, "grid": torch.tensor([[1, 2, 2]])} for each in pixels]
-    images = ["first", "second", "first"]
-    prompts = [Prompt([1, 2, 3], images[:n], ImageChain(parts[:n])) for n in (1, 2, 3)]
-    turns = [Turn(0, i, prompts[i], generation, "a", True, "a", 1.0, False, False, None) for i in range(2)]
-    source = EpisodeSource(rollout_args(folder))
-    source.kept = [Segment("t", tuple(turns), prompts[2], StopReason.CUT)]
-    return source
-
-
-def test_pictures_are_restored_unchanged(tmp_path: Path) -> None:
-    with_pictures(tmp_path)
-    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
-    source.load(0)
-    (kept,), (wanted,) = source.kept, pictured(tmp_path).kept
-    prompts_of = lambda segment: [*(turn.prompt for turn in segment.turns), segment.bootstrap]
-    for found, truth in zip(prompts_of(kept), prompts_of(wanted), strict=True):
-        assert found.image_data == truth.image_data
-        assert dict(found.train_inputs).keys() == {"pixels", "grid"}
-        assert all(torch.equal(found.train_inputs[key], truth.train_inputs[key]) for key in found.train_inputs)
-
-
-def test_kept_turns_are_restored_unchanged_and_altered_answers_stay_masked(tmp_path: Path) -> None:
-    with_pictures(tmp_path)
-    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
-    source.load(0)
-    without_prompts = lambda segment: [replace(turn, prompt=Prompt([])) for turn in segment.turns]
-    (kept,), (wanted,) = source.kept, pictured(tmp_path).kept
-    assert without_prompts(kept) == without_prompts(wanted) and not kept.turns[0].generation.trained
-    assert replace(kept, turns=(), bootstrap=None) == replace(wanted, turns=(), bootstrap=None)
-
-
-def test_a_picture_is_stored_once_however_many_prompts_show_it(tmp_path: Path) -> None:
-    state, tensors = read_checkpoint(with_pictures(tmp_path))
-    assert state["images"] == ["first", "second"]
-    assert len(tensors) == 6
-    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
-    source.load(0)
-    first, second = (turn.prompt.train_inputs.parts[0]["pixels"] for turn in source.kept[0].turns)
-    assert first is second
-
-
-def test_a_warm_ups_pictures_are_stored_once_as_files_for_engine_and_training(tmp_path: Path) -> None:
-    encoder = DeltaEncoder(chatml_tokenizer(), processor(), small_pictures=True)
-    pictures = [picture(seed, 256, 256) for seed in range(4)]
-    asked = lambda *shown: [{"role": "user", "content": [{"type": "image", "image": image} for image in shown]}]
-    prompts = [encoder.prompt(asked(*pair)) for pair in pairwise(pictures)]
-    generation = Generation([5], array("f", [-0.1]), "a", FinishReason.STOP)
-    turns = [
-        Turn(0, i, prompt, generation, "a", True, "a", 1.0, False, False, None) for i, prompt in enumerate(prompts)
-    ]
-    source = EpisodeSource(rollout_args(tmp_path))
-    source.kept = [Segment("t", tuple(turns), None, StopReason.TIME_LIMIT)]
-    source.save(0)
-    files = sum(len(encoder.images.encode(image).inputs["pixel_values"]) for image in pictures)
-    assert checkpoint_path(str(tmp_path / "save"), 0).stat().st_size < 1.1 * files
-    again = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
-    again.load(0)
-    for found, truth in zip((turn.prompt for turn in again.kept[0].turns), prompts, strict=True):
-        assert found.image_data == truth.image_data
-        assert all(torch.equal(found.train_inputs[key], value) for key, value in truth.train_inputs.items())
-
-
-def test_a_checkpoint_of_the_version_before_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout.checkpoint.VERSION", "3")
-    with_pictures(tmp_path)
-    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
-    source.load(0)
-    assert source.kept[0].turns[1].prompt.image_data == ["first", "second"]
-
-
-async def test_a_checkpoint_with_any_flipped_bit_is_refused_or_reads_the_same(saved: Path) -> None:
-    flip_bits(saved)
-
-
-def test_a_checkpoint_with_a_flipped_bit_in_a_picture_is_refused(tmp_path: Path) -> None:
-    flip_bits(with_pictures(tmp_path))
-
-
-def flip_bits(saved: Path) -> None:
-    """One bit at a time, anywhere in the file."""
-    whole = saved.read_bytes()
-    truth, tensors = read_checkpoint(saved)
-    generator = random.Random(0)
-    refused = 0
-    for _ in range(300):
-        damaged = bytearray(whole)
-        damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
-        saved.write_bytes(damaged)
-        try:
-            state, read = read_checkpoint(saved)
-        except CheckpointError:
-            refused += 1
-            continue
-        assert state == truth and read.keys() == tensors.keys()
-        assert all(torch.equal(read[name], tensors[name]) for name in tensors)
-    assert refused > 290, "only what the header's padding holds may change unnoticed"
-
-
-def test_a_missing_checkpoint_says_how_to_start_afresh(tmp_path: Path) -> None:
-    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path)))
-    with pytest.raises(CheckpointError, match="--start-rollout-id 0"):
-        source.load(7)
-    source.load(-1)
-    source.load(None)
-
-
-def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    path = checkpoint_path(str(tmp_path), 3)
-    path.parent.mkdir(parents=True)
-    save_file({"weight": torch.zeros(3)}, path)
-    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path)))
-    with pytest.raises(CheckpointError, match="not a rollout checkpoint"):
-        source.load(3)
-
-
-def test_a_disk_that_fills_up_while_writing_leaves_the_previous_checkpoint_untouched(tmp_path: Path) -> None:
-    saved = with_pictures(tmp_path)
-    before = saved.read_bytes()
-    source = pictured(tmp_path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for room in (0, 1, 8, 100, len(before) // 2, len(before) - 1):
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))  # the kernel refuses every byte beyond it
-            with pytest.raises(CheckpointError, match="cannot be written"):
-                source.save(0)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert saved.read_bytes() == before
-        assert [p.name for p in saved.parent.iterdir()] == [saved.name]
-    source.save(0)
-
-
-@pytest.mark.slow
-def test_a_full_file_system_leaves_the_previous_checkpoint_untouched(tmp_path: Path) -> None:
-    script = textwrap.dedent(
-        """
-        import pathlib, sys
-        from rollout.errors import CheckpointError
-        from tests.rollout.test_checkpoint import with_pictures
-
-        folder = pathlib.Path(sys.argv[1])
-        (folder / "model").symlink_to(sys.argv[2])
-        saved = with_pictures(folder)
-        before = saved.read_bytes()
-        (folder / "filler").write_bytes(bytes(100_000 - 2 * len(before)))
-        try:
-            for _ in range(100):
-                with (folder / "filler").open("ab", buffering=0) as filler:
-                    filler.write(bytes(4096))
-        except OSError:
-            pass
-        try:
-            with_pictures(folder)
-        except CheckpointError as error:
-            print(error)
-        assert saved.read_bytes() == before
-        assert [path.name for path in saved.parent.iterdir()] == [saved.name]
-        """
-    )
-    model, small = tmp_path / "model", tmp_path / "small"
-    small.mkdir()
-    chatml_tokenizer().save_pretrained(model)
-    command = 'mount -t tmpfs -o size=128k none "$1" || exit 77; exec "$0" -c "$2" "$1" "$3"'
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", command, sys.executable, str(small), script, str(model)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": "."},
-    )
-    if done.returncode == 77 or "unshare failed" in done.stderr:
-        pytest.skip(f"a small file system cannot be mounted here; allow user namespaces: {done.stderr}")
-    assert done.returncode == 0, done.stderr
-    assert "cannot be written" in done.stdout and "os error 28" in done.stdout.lower() + done.stderr.lower()
-
-
-def test_a_state_that_cannot_be_serialized_is_refused(tmp_path: Path) -> None:
-    source = EpisodeSource(rollout_args(tmp_path))
-    source.saved_slots = [{"next_episode": 0, "episode": object()}]
-    with pytest.raises(CheckpointError, match="not JSON serializable"):
-        source.save(0)
 
 
 def test_groups_that_were_aborted_are_handed_out_again_after_a_restart(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from unittest.mock import patch as mock_patch
 import numpy as np
 import torch
 
-from tests.advantage.in_framework import NAME, framework_args, installed, loss_module, module, start
+from tests.advantage.framework import NAME, framework_args, installed, loss_module, module
+from tests.advantage.in_framework import start
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw

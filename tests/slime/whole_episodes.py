@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch as mock_patch
 
-from tests.advantage.in_framework import installed, log, loss_module, module, start
+from tests.advantage.framework import installed, loss_module, module
+from tests.advantage.in_framework import log, start
 from tests.fixtures.rollout_args import COUNTING
 from tests.fixtures.stand_ins import allow_absent_packages
 from tests.slime.data_path import Played, serve
