@@ -19,6 +19,7 @@ from embedded.warmstart.policy import PolicySize, build_policy, save_policy
 from embedded.warmstart.tokenizer import train_tokenizer
 from rollout.bridge.framework import train_data_keys
 from slime_verlog import read_settings
+from tests.fixtures.warm_python import warm_engines
 
 TEXTS = ("a wall 2 steps forward\na red ball 1 step left", "go to the red ball", "turn left go forward turn right") * 4
 SIZE = PolicySize(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, context=256)
@@ -27,6 +28,12 @@ SIZE = PolicySize(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, context=256)
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _warm_engines() -> Iterator[None]:
+    with warm_engines():
+        yield
 
 
 @pytest.fixture(scope="session")

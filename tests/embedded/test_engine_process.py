@@ -41,6 +41,11 @@ KEYS = {
 
 
 @pytest.fixture(autouse=True)
+def _warm_engines() -> None:
+    """Not here: these tests start the engine's process as a run does."""
+
+
+@pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the engines of a test keep their weights."""
     folder = tmp_path / "memory"

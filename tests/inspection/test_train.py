@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from embedded.report import RunReport
 from embedded.warmstart.policy import PolicySize
 from inspection.command import main
 from inspection.records import read_episodes
+from tests.fixtures.warm_python import warm_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
 
@@ -35,6 +37,12 @@ ISLAND = {
     "env_backend": "inline",
 }
 SMALL = ("--set-flag", "rollout_batch_size=16", "--set-flag", "global_batch_size=8")
+
+
+@pytest.fixture(autouse=True)
+def _warm_engines() -> Iterator[None]:
+    with warm_engines():
+        yield
 
 
 @pytest.fixture(autouse=True)

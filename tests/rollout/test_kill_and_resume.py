@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import signal
 import time
@@ -12,10 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.resumable_run import MOMENTS, log_of, newest, run
-
-# The fork server has imported everything, so each run is a new process that starts immediately.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.fixtures.resumable_run"])
+from tests.fixtures.warm_python import CONTEXT
 
 
 def start(folder: Path, batches: int, kill_at: str | None = None) -> Any:
