@@ -8,6 +8,10 @@
 
 VENV=${VENV:-.venv}
 
+# Packages are installed without compiled modules (see below), and a Python that may not keep those that it compiles
+# would compile torch again in each process.
+unset PYTHONDONTWRITEBYTECODE
+
 find_python() {
   local candidate
   for candidate in "${PYTHON:-}" python3.11 python3.12 python3 python; do

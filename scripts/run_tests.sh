@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the project with everything that its tests use, then runs ruff, the type checker, the documentation's build
-# and the tests. Arguments go to pytest:
+# Installs the project with everything that its tests use, then runs ruff, the type checker and the tests, which build
+# the documentation. Arguments go to pytest:
 #   bash scripts/run_tests.sh                 the default suite, with up to four test files at a time
 #   bash scripts/run_tests.sh -m slow         the slow tests, one at a time
 #   bash scripts/run_tests.sh tests/advantage one folder
@@ -15,8 +15,7 @@ install envs,embedded,dev,docs
 try_install text-games
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 selection=()
-case " $* " in *" -m "*) ;; *) selection=(-m "not slow" --numprocesses logical --maxprocesses 4 --dist loadfile) ;; esac
+case " $* " in *" -m "*) ;; *) selection=(-m "not slow" --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder) ;; esac
 "$VENV/bin/python" -m ruff check .
 "$VENV/bin/python" -m basedpyright --pythonpath "$VENV/bin/python"
-NO_MKDOCS_2_WARNING=1 "$VENV/bin/python" -m mkdocs build --strict --quiet
 "$VENV/bin/python" -m pytest -rs "${selection[@]}" "$@"

@@ -17,7 +17,7 @@ pytest.importorskip("mkdocs", reason="needs pip install -e '.[docs]'")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site as the static step of scripts/run_tests.sh builds it."""
+    """The site; a warning of the build is an error."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],

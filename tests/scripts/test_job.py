@@ -38,6 +38,11 @@ def test_help_answers_with_no_python_and_no_home(tmp_path: Path, script: str, op
     assert not (tmp_path / "venv").exists()
 
 
+def test_compiled_modules_are_kept_where_the_environment_says_otherwise() -> None:
+    done = bash("source scripts/install.sh; echo ${PYTHONDONTWRITEBYTECODE-unset}", PYTHONDONTWRITEBYTECODE="1")
+    assert (done.stdout, done.stderr) == ("unset\n", "")
+
+
 OPTIONS = {
     "run_quickstart.sh": "embedded/launch.py",
     "run_ablation.sh": "embedded/studies/run.py",
