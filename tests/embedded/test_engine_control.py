@@ -52,7 +52,8 @@ async def test_a_paused_request_continues_where_it_stopped(server: EngineServer,
     ids, params = prompts(1, seed=4)[0], {"seed": 5, "max_new_tokens": 150, "ignore_eos": True}
     whole = await generate(server, ids, **params)
     task = asyncio.create_task(generate(server, ids, **params))
-    await asyncio.sleep(0.01)
+    while server.engine.scheduler.load()["num_running_reqs"] == 0 and not task.done():
+        await asyncio.sleep(0)
     assert (await post(server, "/pause_generation", {"mode": mode}))[0] == 200
     await asyncio.sleep(0.05)
     assert (await post(server, "/continue_generation", {}))[0] == 200
@@ -64,9 +65,11 @@ async def test_a_paused_engine_flushes_its_cache_while_requests_wait(
 ) -> None:
     """A trainer pauses, flushes and updates while rollouts keep sending requests; SGLang holds those back too."""
     assert (await post(server, "/pause_generation", {"mode": "abort"}))[0] == 200
-    await asyncio.sleep(0.2)  # what was in flight is aborted by now
+    while server.engine.scheduler.load()["num_running_reqs"]:
+        await asyncio.sleep(0.01)
     task = asyncio.create_task(generate(server, prompts(1)[0], max_new_tokens=4, ignore_eos=True))
-    await asyncio.sleep(0.2)
+    while not server.engine.scheduler.load()["num_waiting_reqs"]:
+        await asyncio.sleep(0.01)
     assert not task.done() and (await get(server, "/flush_cache"))[0] == 200
     assert (await post(server, "/continue_generation", {}))[0] == 200
     assert len((await task)["output_ids"]) == 4

@@ -117,7 +117,8 @@ def test_new_weights_abort_the_answers_in_flight(running: EngineProcess, policy_
     before, long = ask(running, 8), {}
     thread = threading.Thread(target=lambda: long.update(ask(running, 240)))
     thread.start()
-    time.sleep(0.05)
+    while not running._call("GET", "/v1/loads")[1]["loads"][0]["num_running_reqs"]:
+        assert thread.is_alive()
     running.update_weights({name: weight * 1.5 for name, weight in weights.items()}, "7")
     thread.join()
     after = ask(running, 8)

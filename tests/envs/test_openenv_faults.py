@@ -67,7 +67,7 @@ def test_a_server_that_breaks_the_protocol_costs_the_episode(
 def test_a_second_reply_to_one_step_is_not_taken_for_the_next_observation(server: TinyServer) -> None:
     env = started(server)
     assert "once" in env.step("twice")[0]["obs_str"]
-    time.sleep(0.2)
+    time.sleep(1.0)
     with pytest.raises(EnvironmentFault, match="sent a second reply to one request"):
         env.step("3")
 
@@ -146,17 +146,16 @@ def test_a_full_server_is_waited_for_and_then_named() -> None:
 async def test_a_reset_that_waits_for_a_session_delays_the_other_episodes_of_its_worker_until_its_time_out() -> None:
     with TinyServer(capacity=1) as server:
         pool = EnvPool(config("inline", max_env_retries_per_turn=1))
-        options = {"url": server.url, "picture": "screen", "capacity_timeout_s": 1.0}
+        options = {"url": server.url, "picture": "screen", "capacity_timeout_s": 2.0}
         first, second = (EnvSpec("envs.openenv", {"task": "any", "seed": seed}, options) for seed in (SEED, 12))
         try:
             live = await pool.open(first)
             waiting = asyncio.create_task(pool.open(second))
-            await asyncio.sleep(0.2)
-            began = time.monotonic()
+            while not server.refused:
+                await asyncio.sleep(0.01)
             assert (await live.step("3")).done
-            assert 0.5 < time.monotonic() - began < 2.0
             await (await waiting).close()
-            assert pool.faults == {"raised": 1}, "the second attempt found the session that the first episode left"
+            assert pool.faults == {"raised": 1}, "the step came after the first attempt had timed out"
             await live.close()
         finally:
             pool.close()

@@ -121,7 +121,7 @@ def test_the_executed_action_says_the_calls_again_in_one_form() -> None:
 
 
 def test_a_command_that_hangs_or_floods_is_reported_and_the_episode_goes_on() -> None:
-    env = tiny_env(command_timeout_s=1.0)
+    env = tiny_env(command_timeout_s=3.0)
     assert "past its time limit" in act(env, call("run", command="sleep 60"))
     assert "printed too much" in act(env, call("run", command="yes"))
     env = tiny_env(tree_mb=8)
@@ -131,7 +131,7 @@ def test_a_command_that_hangs_or_floods_is_reported_and_the_episode_goes_on() ->
 
 
 def test_the_commands_of_one_turn_share_its_time() -> None:
-    env = tiny_env(command_timeout_s=1.0, test_timeout_s=1.5)
+    env = tiny_env(command_timeout_s=2.0, test_timeout_s=3.0)
     shown = act(env, call("run", command="sleep 60") * 3 + call("run", command="echo hello"))
     assert shown.count("past its time limit") == 2 and shown.count("is used up") == 2
     assert "hello\n" in act(env, call("run", command="echo hello"))

@@ -121,7 +121,7 @@ MISHAPS = {
 def test_a_failing_call_is_shown_to_the_model_and_counted(how: str) -> None:
     toolbox.release.clear()
     execution_module._hung.clear()
-    env = started(timeout_s=0.1 if how == "hang" else 20.0, tool_error_penalty=0.05)
+    env = started(timeout_s=1.0 if how == "hang" else 20.0, tool_error_penalty=0.05)
     observation, done, info = env.step(call("misbehave", how=how))
     toolbox.release.set()
     assert not done and info["valid_action"], "the model's call was right"

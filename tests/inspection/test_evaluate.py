@@ -26,7 +26,7 @@ from tests.fixtures.scripted_engine import ScriptedEngine, draw
 
 ROOT = Path(__file__).parents[2]
 COUNTING = "tests.fixtures.counting_env"
-QUICK = {"timeout_s": 5.0, "max_retries": 1, "backoff_s": 0.01, "backoff_max_s": 0.02}
+QUICK = {"timeout_s": 60.0, "max_retries": 1, "backoff_s": 0.01, "backoff_max_s": 0.02}
 
 
 def write_config(folder: Path, **keys: Any) -> list[str]:
