@@ -28,6 +28,7 @@ from embedded.warmstart.imitation import WarmStart
 from rollout.bridge.overrides import merge
 from rollout.bridge.settings import check_keys
 from slime_verlog import ConfigError, read_settings
+from tests.fixtures.warm_python import CONTEXT
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = "model.safetensors"
@@ -91,7 +92,7 @@ def test_a_study_in_a_file_runs_reports_and_is_not_run_again(
     del small["name"]
     variants = {"dual": None, "all_ones": {"keys": {"gamma_step": 1.0, "lambda_step": 1.0}}}
     path.write_text(yaml.safe_dump({**small, "variants": variants}, sort_keys=False))
-    command = [str(path), "--out", str(out), "--seeds", "0", "1"]
+    command = [str(path), "--out", str(out), "--seeds", "0", "1", "--jobs", "1"]
     main([*command, "--keep-policies"])
     text = capsys.readouterr().out
     assert "| dual | 2 | " in text and "| all_ones | 2 | " in text
@@ -120,7 +121,10 @@ def test_a_study_in_a_file_runs_reports_and_is_not_run_again(
     assert (folder / "table.md").read_text() in capsys.readouterr().out
 
 
-def test_runs_in_parallel_processes_give_the_same_rows(small: dict[str, Any], tmp_path: Path) -> None:
+def test_runs_in_parallel_processes_give_the_same_rows(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedded.studies.processes.multiprocessing.get_context", lambda method: CONTEXT)
     study = tiny(small, updates=1, eval_interval=9, seeds=[0, 1])
     for jobs in (1, 2):
         run_study(plan(study, tmp_path / str(jobs)), jobs)

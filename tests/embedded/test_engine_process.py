@@ -6,8 +6,6 @@ import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +24,7 @@ from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
 from embedded.train import train
 from rollout.errors import ConfigError, EngineError
+from tests.fixtures.warm_python import CONTEXT
 
 ROOT = Path(__file__).parents[2]
 CONTINUOUS = "rollout.continuous.generate_rollout"
@@ -150,18 +149,15 @@ def test_an_engine_that_is_killed_ends_the_run_in_one_sentence(
     assert not engines_of(os.getpid()) and not list(memory.iterdir())
 
 
-RUN = """
-import sys, time
-from pathlib import Path
-from embedded.engine import process
-from embedded.train import train
-from tests.embedded.test_engine_process import Tracker, settings
-process.IN_MEMORY = Path(sys.argv[1]) / "memory"
-def wait():
-    print("trained", flush=True)
-    time.sleep(60)
-train(settings(Path(sys.argv[1]), Path(sys.argv[2])), Tracker(wait))
-"""
+def train_and_wait(folder: Path, policy: Path) -> None:
+    """A run that says that it has trained, and then waits to be ended."""
+
+    def wait() -> None:
+        (folder / "trained").touch()
+        time.sleep(600)
+
+    process.IN_MEMORY = folder / "memory"
+    train(settings(folder, policy), Tracker(wait))
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the engine in /proc")
@@ -169,14 +165,16 @@ train(settings(Path(sys.argv[1]), Path(sys.argv[2])), Tracker(wait))
 def test_the_engine_ends_with_its_trainer(
     how: signal.Signals, policy_folder: Path, tmp_path: Path, memory: Path
 ) -> None:
-    command = [sys.executable, "-c", RUN, str(tmp_path), str(policy_folder)]
-    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert run.stdout is not None
-    assert run.stdout.readline() == "trained\n"
+    run = CONTEXT.Process(target=train_and_wait, args=(tmp_path, policy_folder))
+    run.start()
+    while not (tmp_path / "trained").exists():
+        assert run.is_alive()
+        time.sleep(0.02)
+    assert run.pid is not None
     (engine,) = engines_of(run.pid)
-    run.send_signal(how)
-    assert run.wait(timeout=60) != 0
-    run.stdout.close()
+    os.kill(run.pid, how)
+    run.join(60)
+    assert run.exitcode
     deadline = time.monotonic() + 30
     while is_running(engine) or list(memory.iterdir()):
         assert time.monotonic() < deadline
