@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the project with everything that its tests use, then runs ruff, the type checker and the tests, which build
-# the documentation. Arguments go to pytest:
+# Installs the project with everything that its tests use, then runs ruff, and the type checker beside the tests, which
+# build the documentation. Arguments go to pytest:
 #   bash scripts/run_tests.sh                 the default suite, with up to four test files at a time
 #   bash scripts/run_tests.sh -m slow         the slow tests, one at a time
 #   bash scripts/run_tests.sh tests/advantage one folder
@@ -17,5 +17,12 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 selection=()
 case " $* " in *" -m "*) ;; *) selection=(-m "not slow" --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder) ;; esac
 "$VENV/bin/python" -m ruff check .
-"$VENV/bin/python" -m basedpyright --pythonpath "$VENV/bin/python"
-"$VENV/bin/python" -m pytest -rs "${selection[@]}" "$@"
+# The type checker keeps one core busy for a while, so it runs beside the tests. Its complaints come last.
+said=$(mktemp)
+trap 'rm -f "$said"' EXIT
+"$VENV/bin/python" -m basedpyright --pythonpath "$VENV/bin/python" > "$said" &
+checker=$!
+status=0
+"$VENV/bin/python" -m pytest -rs "${selection[@]}" "$@" || status=$?
+wait "$checker" || { status=$?; cat "$said"; }
+exit "$status"

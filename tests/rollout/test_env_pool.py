@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +20,7 @@ from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
 from tests.fixtures.counting_env import CountingGame
 from tests.fixtures.faulty_worker import MALFORMED
+from tests.fixtures.warm_python import CONTEXT
 
 ENV = "tests.fixtures.counting_env"
 BOTH = ["inline", "process"]
@@ -264,43 +262,38 @@ async def test_an_environment_that_cannot_be_built_says_why(bad: str, words: str
         pool.close()
 
 
+def play_and_hang(folder: Path, how: object) -> None:
+    """A parent of two workers, one of which hangs."""
+
+    async def main() -> None:
+        pool = EnvPool(config("process", env_workers=2, env_step_timeout_s=600.0))
+        _, two = await pool.open(spec()), await pool.open(spec(seed=4, hang_at=0))
+        (folder / "written").write_text(" ".join(str(worker.host.process.pid) for worker in pool.workers))
+        (folder / "written").rename(folder / "workers")
+        hanging = asyncio.create_task(two.step("ACTION: left"))  # this worker never reads its closed socket
+        if how == "exception":
+            await asyncio.sleep(0.5)
+            raise RuntimeError("the trainer broke")
+        await hanging
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, "exception"])
-def test_no_worker_outlives_its_parent_however_that_ends(how: signal.Signals | str) -> None:
-    script = textwrap.dedent(
-        """
-        import asyncio, sys
-        from rollout.workers.pool import EnvPool
-        from tests.rollout.test_env_pool import config, spec
-
-        async def main():
-            pool = EnvPool(config("process", env_workers=2, env_step_timeout_s=600.0))
-            one, two = await pool.open(spec()), await pool.open(spec(seed=4, hang_at=0))
-            print(*(w.host.process.pid for w in pool.workers), flush=True)
-            hanging = asyncio.create_task(two.step("ACTION: left"))  # this worker never reads its closed socket
-            if sys.argv[1] == "exception":
-                await asyncio.sleep(0.5)
-                raise RuntimeError("the trainer broke")
-            await hanging
-
-        asyncio.run(main())
-        """
-    )
-    repo = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": "."}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", script, str(how)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=repo,
-        env=environment,
-    )
-    assert parent.stdout is not None
-    workers = [int(pid) for pid in parent.stdout.readline().split()]
+def test_no_worker_outlives_its_parent_however_that_ends(how: signal.Signals | str, tmp_path: Path) -> None:
+    parent = CONTEXT.Process(target=play_and_hang, args=(tmp_path, how))
+    parent.start()
+    file = tmp_path / "workers"
+    while not file.exists():
+        assert parent.is_alive() or file.exists()
+        time.sleep(0.02)
+    workers = [int(pid) for pid in file.read_text().split()]
     assert len(workers) == 2
     if isinstance(how, signal.Signals):
-        parent.send_signal(how)
-    parent.wait(timeout=120)
+        assert parent.pid is not None
+        os.kill(parent.pid, how)
+    parent.join(120)
+    assert parent.exitcode is not None
     deadline = time.monotonic() + 120
     while any(is_alive(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
