@@ -211,12 +211,12 @@ async def test_an_engine_that_hangs_is_given_up_after_the_timeout() -> None:
 
 
 async def test_a_refused_connection_ends_in_an_error_that_names_the_address() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    client = EngineClient(f"http://127.0.0.1:{port}", FAST)
-    with pytest.raises(EngineError, match=f"127.0.0.1:{port}/generate failed 3 times"):
-        await client.generate(PROMPT, {})
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        port = silent.getsockname()[1]
+        client = EngineClient(f"http://127.0.0.1:{port}", FAST)
+        with pytest.raises(EngineError, match=f"127.0.0.1:{port}/generate failed 3 times"):
+            await client.generate(PROMPT, {})
     assert client.faults == {"refused": 3}
     await client.close()
 
