@@ -108,7 +108,7 @@ MISHAPS = {
     "raise": "ValueError: no luck",
     "exit": "SystemExit",
     "timeout": "asleep",
-    "hang": "did not end within 0.1 s",
+    "hang": "did not end within 1 s",
     "huge picture": "3000 x 3000",
     "broken picture": "cannot be read",
     "many pictures": "at most 4",
