@@ -83,12 +83,23 @@ def test_the_tests_that_run_the_commands_exist() -> None:
     assert not [test for test in RUN_BY.values() if not (REPOSITORY / test).exists()]
 
 
+BRIEFLY = """
+import embedded.launch
+from inspection.command import main
+
+embedded.launch.IMITATION = {"epochs": 1}
+main()
+"""
+"""`slime-verlog` with an imitation that ends after one pass over its turns."""
+
+
 def run(folder: Path, line: str, *more: str) -> subprocess.CompletedProcess[str]:
     """Run one `slime-verlog` command as a user does, in `folder`."""
     name, *words = [*shlex.split(line), *more]
     assert name == "slime-verlog"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
-    return run_python(["-m", "inspection", *words], folder, environment)
+    program = ["-c", BRIEFLY] if words[0] == "train" else ["-m", "inspection"]
+    return run_python([*program, *words], folder, environment)
 
 
 @pytest.fixture(scope="module")
