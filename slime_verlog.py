@@ -94,14 +94,20 @@ def read_yaml(path: str, key: str) -> Any:
     """The content of a YAML file.
 
     Raises:
-        ConfigError: the file cannot be read or is not valid YAML; the text names `key`, the setting with the path.
+        ConfigError: the file cannot be read or is not valid YAML; the text names `key`, the setting with the path, and
+            the line.
     """
     try:
         return yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key}: {path} is not valid YAML: {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else path
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ConfigError(f"{key}: {where} is not valid YAML: {reason}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{key}: {path} is not a text file in UTF-8: {error.reason}") from error
 
 
 def _explain(model: type[Settings], error: Any, where: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import reprlib
 import sys
 import sysconfig
 import traceback
@@ -57,6 +58,12 @@ def place_of_method(instance: Any, name: str) -> str:
     method, owner = _source(getattr(kind, name, None)), _source(kind)
     file, line = owner if owner and method and method[0] != owner[0] and not _is_users(method[0]) else method or ("", 0)
     return f"{file}:{line}" if file else ""
+
+
+def place_of_function(function: Any) -> str:
+    """`FILE:LINE` where a function is defined; its name if that is not known."""
+    found = _source(inspect.unwrap(function))
+    return f"{found[0]}:{found[1]}" if found else reprlib.repr(function)
 
 
 def _source(thing: Any) -> tuple[str, int] | None:

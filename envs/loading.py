@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import reprlib
 import shlex
@@ -20,7 +21,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError, SlimeVerlogError
-from envs.faults import describe, place_of
+from envs.faults import describe, place_of, place_of_function
 
 _KEY = "rollout_interaction_env_path"
 _loading = threading.Lock()
@@ -64,16 +65,40 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
     """Call the module's `build_env`.
 
     Raises:
-        ConfigError: as `load_env_module`, or `build_env` did not return an environment.
+        ConfigError: as `load_env_module`, `build_env` did not return an environment, or one of its functions takes
+            other arguments.
     """
-    env = load_env_module(path).build_env(sample, args)
+    build_env = load_env_module(path).build_env
+    _check_arguments(build_env, "build_env(sample, args)", sample, args)
+    env = build_env(sample, args)
     lacking = [name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))]
     if lacking:
         raise ConfigError(
             f"{path}: build_env returned {reprlib.repr(env)}, which lacks {', '.join(lacking)}; "
             "return an instance of a subclass of envs.base.BaseInteractionEnv"
         )
+    _check_arguments(env.reset, "reset(self)")
+    _check_arguments(env.step, "step(self, response_text)", "")
     return env
+
+
+def _check_arguments(function: Any, form: str, *arguments: Any) -> None:
+    """Check that a function of an environment can be called, so that the error names its place and not the caller's.
+
+    Raises:
+        ConfigError: it takes other arguments than `form` says.
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # compiled code may have no signature
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"{place_of_function(function)}: {form.partition('(')[0]} cannot be called as {form}: {error}; write "
+            f"def {form}:"
+        ) from error
 
 
 def load_attribute(path: str, key: str) -> Any:

@@ -116,7 +116,9 @@ def _make_names_unique(specs: list[TaskSpec]) -> list[TaskSpec]:
     ]
     twice = [name for name, count in Counter(spec.name for spec in specs).items() if count > 1]
     if twice:
-        raise ConfigError(f"two tasks are called {twice[0]!r}, so their metrics would be mixed up; give one a name:")
+        raise ConfigError(
+            f"two tasks are called {twice[0]!r}, so their metrics would be mixed up; give one of them its own name"
+        )
     return specs
 
 

@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
     from inspection.checking.printing import ALL_ROWS, as_json, print_prompt, rows_of, sum_of
     from inspection.checking.session import check_task
 
+    target.check_numbers(options, {"seed": 0, "max_turns": 1})
     chosen = target.read_target(options.target, options.task, options.set)
     seed = chosen.settings.seed_start if options.seed is None else options.seed
     encoder, count = _tokenizing(options.tokenizer, chosen.settings) if options.tokenizer else (None, None)

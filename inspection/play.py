@@ -41,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
     from inspection.terminal.pictures import Pictures
     from inspection.terminal.session import Session
 
+    target.check_numbers(options, {"seed": 0})
     chosen = target.read_target(options.target, options.task, options.set)
     task, others = chosen.tasks[0], [task.name for task in chosen.tasks[1:]]
     seed = chosen.settings.seed_start if options.seed is None else options.seed

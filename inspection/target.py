@@ -7,7 +7,7 @@ import ast
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a YAML key; may be repeated"
     )
+
+
+def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> None:
+    """Check options that have a least value.
+
+    Raises:
+        ConfigError: one is below it.
+    """
+    for name, low in least.items():
+        value = getattr(options, name)
+        if value is not None and not value >= low:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
 
 
 def read_target(path: str, task: str | None = None, overrides: Sequence[str] = ()) -> Target:

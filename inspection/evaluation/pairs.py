@@ -13,6 +13,8 @@ from inspection.records import read_episodes
 from slime_verlog import ConfigError
 
 COLUMNS = {"success": "win rate", "return": "return", "progression": "progression", "turns": "turns"}
+KEYS = ("setting", "player", "task_name", "task", "env_path", "seed", "stop")
+"""What a comparison needs of an episode beside the columns."""
 RESAMPLES = 10_000
 SHOWN = 20
 """Seeds that a list names before it is cut."""
@@ -72,7 +74,9 @@ def _read(path: Path, setting: str | None) -> dict[Key, dict[str, Any]]:
     """The episodes by key, without their messages; under one name if a setting is chosen."""
     found: dict[Key, dict[str, Any]] = {}
     settings = set()
-    for episode in read_episodes(path):
+    for number, episode in enumerate(read_episodes(path), 1):
+        if missing := [name for name in (*KEYS, *COLUMNS) if name not in episode]:
+            raise ConfigError(f"{path}, episode {number}, has no key {missing[0]!r}, so it cannot be compared")
         settings.add(episode["setting"])
         if setting is not None and episode["setting"] != setting:
             continue

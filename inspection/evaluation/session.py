@@ -17,11 +17,18 @@ from inspection.evaluation.folder import RunFolder
 from inspection.evaluation.players import Contestant, check_experts, read_player
 from inspection.evaluation.points import Key, Point, read_points, without_speed
 from inspection.evaluation.seats import engine_of, seat
+from inspection.target import check_numbers
 from rollout.spec import EpisodeSpec
-from slime_verlog import ConfigError, SlimeVerlogError
+from slime_verlog import SlimeVerlogError
 
 HOPELESS = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
+
+LEAST = {
+    **{"episodes": 1, "max_response_len": 1, "max_context_len": 1, "concurrency": 1},
+    **{"allow_failures": 0, "temperature": 0, "seed": 0},
+}
+"""Least values of the options."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it."""
@@ -40,7 +47,7 @@ def evaluate(options: Namespace) -> int:
     Raises:
         SlimeVerlogError: nothing could be played, or the run ended early; one sentence.
     """
-    _check_numbers(options)
+    check_numbers(options, LEAST)
     contestant = read_player(options)
     config, points = read_points(options)
     if contestant.source == "expert":
@@ -60,14 +67,6 @@ def evaluate(options: Namespace) -> int:
         except SlimeVerlogError as stopped:
             error = stopped
         return _finish(options, points, folder, interrupted, error)
-
-
-def _check_numbers(options: Namespace) -> None:
-    least = {"episodes": 1, "max_response_len": 1, "max_context_len": 1, "concurrency": 1, "allow_failures": 0}
-    for name, low in {**least, "temperature": 0, "seed": 0}.items():
-        value = getattr(options, name)
-        if value is not None and not value >= low:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
 
 
 def _play(contestant: Contestant, points: Sequence[Point], options: Namespace, folder: RunFolder) -> None:

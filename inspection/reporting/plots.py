@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inspection.reporting.columns import Column
-from inspection.reporting.trends import Series, median_length, return_deviation
+from inspection.reporting.trends import Series, return_deviation
 from inspection.reporting.writing import clean
 
 _MOST_COLUMNS = 12
@@ -129,7 +129,7 @@ def _failures(axes: Any, columns: Sequence[Column]) -> None:
 def _over_updates(axes: Any, series: Sequence[Series]) -> None:
     curves: dict[str, Callable[[Column], float | None]] = {
         "valid answers": lambda column: column.values["valid_actions"].number,
-        "words of reasoning, median": median_length,
+        "words of reasoning, median": lambda column: column.values["reasoning_words"].number,
         "standard deviation of returns": return_deviation,
         "effective actions": lambda column: column.values["effective_actions"].number,
     }

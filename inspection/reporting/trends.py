@@ -68,12 +68,6 @@ def find_alarms(series: Sequence[Series]) -> list[Alarm]:
     return [alarm for alarm in found if alarm is not None]
 
 
-def median_length(column: Column) -> float | None:
-    """Median words of reasoning per answer, or tokens per answer where there is no reasoning."""
-    words, tokens = (column.values[key].number for key in ("reasoning_words", "response_tokens"))
-    return words if words is not None else tokens
-
-
 def return_deviation(column: Column) -> float | None:
     """Standard deviation of returns within tasks (root mean square over tasks)."""
     by_task: dict[str, list[float]] = {}
@@ -84,7 +78,9 @@ def return_deviation(column: Column) -> float | None:
 
 
 def _lengths(first: Column, last: Column) -> Alarm | None:
-    before, after = median_length(first), median_length(last)
+    unit = "words" if all(column.values["reasoning_words"].number for column in (first, last)) else "tokens"
+    key = {"words": "reasoning_words", "tokens": "response_tokens"}[unit]
+    before, after = first.values[key].number, last.values[key].number
     valid = [column.values["valid_actions"].number for column in (first, last)]
     if not before or after is None or valid[0] is None or valid[1] is None:
         return None
@@ -92,7 +88,7 @@ def _lengths(first: Column, last: Column) -> Alarm | None:
         return None
     loss = valid[0] - valid[1]
     sentence = (
-        f"answers grew from {before:g} to {after:g} words, and validity went from {valid[0]:.1%} to {valid[1]:.1%}"
+        f"answers grew from {before:g} to {after:g} {unit}, and validity went from {valid[0]:.1%} to {valid[1]:.1%}"
     )
     advice = "Stop the run, go back to the last good checkpoint, lower the learning rate or raise the KL penalty, and "
     advice += "limit the length of answers."

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
-import yaml
 from pydantic import model_validator
 
 from advantage.settings import AdvantageSettings
 from rollout.errors import ConfigError
 from slime_verlog import Field, Settings, read_settings
+from slime_verlog import read_yaml as read_yaml_file
 
 
 class MemorySettings(Settings):
@@ -163,12 +163,7 @@ def read_yaml(path: str | Path | None) -> dict[str, Any]:
     """
     if not path:
         return {}
-    try:
-        data: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--custom-config-path {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--custom-config-path {path} is not valid YAML: {error}") from error
+    data = read_yaml_file(str(path), "--custom-config-path")
     if data is None:
         return {}
     if not isinstance(data, dict):

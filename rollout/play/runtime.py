@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from rollout.bridge import tracing
@@ -163,7 +164,8 @@ def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        is_gone = path.startswith(("/", ".", "~")) and not Path(path).exists()
+        reason = "there is no such folder" if is_gone else str(error).strip().splitlines()[0]
         raise ConfigError(f"no tokenizer can be loaded from the checkpoint {path!r}: {reason}") from error
     return tokenizer, load_processor(path)
 

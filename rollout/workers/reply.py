@@ -92,7 +92,7 @@ def check_observation(observation: Any) -> None:
             f"the observation must be a mapping such as envs.base.make_observation(text), got "
             f"{type(observation).__name__} {reprlib.repr(observation)}{hint}"
         )
-    _check_keys("observation", observation, ("obs_str", "text"))
+    _check_keys("observation", observation, ("obs_str", "text"), "; envs.base.make_observation(text) has all of them")
     text = observation["text"]
     if not isinstance(text, Mapping):
         raise EnvironmentFault(
@@ -166,13 +166,13 @@ def check_info(info: Any, done: bool) -> None:
         raise EnvironmentFault(f"info['metrics'] must map names to finite numbers, got {reprlib.repr(metrics)}")
 
 
-def _check_keys(name: str, mapping: Mapping[Any, Any], needed: Sequence[str]) -> None:
+def _check_keys(name: str, mapping: Mapping[Any, Any], needed: Sequence[str], advice: str = "") -> None:
     missing = [key for key in needed if key not in mapping]
     if missing:
         others = [str(key) for key in mapping if key not in needed]
         near = difflib.get_close_matches(missing[0], others, n=1)
         hint = f"; rename '{near[0]}'" if near else f"; its keys are {', '.join(map(str, mapping)) or 'none'}"
-        raise EnvironmentFault(f"{name} has no key '{missing[0]}'{hint}")
+        raise EnvironmentFault(f"{name} has no key '{missing[0]}'{hint}{advice}")
 
 
 def _is_finite(value: Any) -> bool:

@@ -197,6 +197,12 @@ def test_every_task_of_a_yaml_is_checked_unless_one_is_chosen(
         (["--set", "max_turns"], "--set must look like memory.n=4, got 'max_turns'"),
         (["--set", "memry.n=2"], "unknown key 'memry'; did you mean 'memory'?"),
         (["--task", "stair"], "unknown task 'stair'; known: stairs"),
+        (["--max-turns", "0"], "--max-turns must be at least 1, got 0"),
+        (["--seed", "-1"], "--seed must be at least 0, got -1"),
+        (
+            ["--tokenizer", "/nowhere"],
+            "no tokenizer can be loaded from the checkpoint '/nowhere': there is no such folder",
+        ),
     ],
 )
 def test_a_wrong_option_is_one_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:

@@ -84,6 +84,8 @@ def test_what_cannot_be_paired_is_refused_in_one_sentence(tmp_path: Path) -> Non
     write(tmp_path / "other", [True], "open")
     write(tmp_path / "game", [True], env_path="envs.crafter")
     write(tmp_path / "lost", [True], stop="failed")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "episodes.jsonl").write_text('{"messages": [], "story": []}\n')
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "episodes.jsonl").touch()
     for other, words in {
@@ -93,6 +95,7 @@ def test_what_cannot_be_paired_is_refused_in_one_sentence(tmp_path: Path) -> Non
         "lost": "all 1 pairs of .* have a failed episode",
         "empty": "empty has no episodes$",
         "none": "none cannot be read",
+        "old": "old, episode 1, has no key 'setting', so it cannot be compared",
     }.items():
         with pytest.raises(SystemExit, match=f"error: .*{words}"):
             main(["compare", str(tmp_path / "a"), str(tmp_path / other)])

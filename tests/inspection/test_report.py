@@ -62,6 +62,15 @@ def test_answers_that_grow_while_validity_falls_raise_an_alarm(
     assert "1. Stop the run" in (tmp_path / "report.md").read_text()
 
 
+def test_answers_without_reasoning_are_compared_in_tokens(tmp_path: Path) -> None:
+    for update, length in ((0, 4), (20, 9)):
+        valid = update == 0
+        turns = [make_turn(str(k), "go", valid=valid, tokens={"text": ["x"] * length}) for k in range(30)]
+        write(tmp_path, turns, setting=f"update {update}")
+    report(tmp_path)
+    assert "answers grew from 4 to 9 tokens" in _alarms(tmp_path)["exploding length"]["sentence"]
+
+
 def test_growing_answers_that_stay_valid_are_only_worth_a_look(tmp_path: Path) -> None:
     for update, words in ((0, 20), (20, 60)):
         _fill(tmp_path / f"update_{update}", words, 1.0, 1.0)

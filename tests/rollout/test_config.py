@@ -63,7 +63,13 @@ def test_a_missing_environment_path_is_named() -> None:
         load_settings(Namespace(custom_config_path=None))
 
 
-@pytest.mark.parametrize(("text", "words"), [("a: [", "not valid YAML"), ("- a", "must hold a mapping")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\n  b: 2", r"config.yaml:2 is not valid YAML: mapping values are not allowed here$"),
+        ("- a", "must hold a mapping"),
+    ],
+)
 def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
