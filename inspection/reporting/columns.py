@@ -126,7 +126,7 @@ def _cautions(tally: Tally, values: Mapping[str, Value]) -> list[str]:
     elif n < _FEW_EPISODES:
         found.append(f"There are only {n} episodes: differences below two standard errors mean nothing.")
     if not tally.turns:
-        found.append("No episode has a turn: the environment was lost before the first answer.")
+        found.append("No episode has a turn: all failed before the first answer.")
     elif tally.is_scripted:
         found.append(f"The player is '{tally.player}': it gives no reasons, so reasoning is not judged.")
     elif not tally.reasoned:

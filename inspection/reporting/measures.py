@@ -225,11 +225,12 @@ MEASURES = (
     Measure(
         "lost_environment",
         4,
-        "episodes whose environment was lost",
+        "episodes that failed",
         0.0,
         0.02,
         False,
-        advice="Fix the environment first: `slime-verlog check` names the fault.",
+        advice="Read the faults below: the environment was lost, or the prompt was refused. `slime-verlog check` names "
+        "the line of an environment's fault.",
     ),
     Measure(
         "out_of_time",

@@ -75,7 +75,8 @@ def _reasoning(axes: Any, columns: Sequence[Column]) -> None:
             weights = [1 / len(clipped)] * len(clipped)
             axes[0].hist(clipped, bins=bins, weights=weights, histtype="step", label=_label(column))
     axes[0].set(title="words of reasoning", xlabel="words", ylabel="share of answers")
-    axes[0].legend(fontsize=7)
+    if axes[0].get_legend_handles_labels()[1]:
+        axes[0].legend(fontsize=7)
     keys = ("answers_with_reasoning", "text_after_action", "cut_answers")
     for offset, column in enumerate(columns):
         _bars(axes[1], [column.values[key].number or 0.0 for key in keys], offset, len(columns), _label(column))

@@ -98,7 +98,7 @@ def examples(column: Column) -> list[tuple[str, Place]]:
     shortest = column.tally.shortest[:1]
     found += [(f"shortest reasoning, {-size} word(s)", place) for size, place in shortest if size > -3]
     faults = [episode for episode in column.tally.episodes if episode.fault]
-    found += [("environment lost", Place(e.task, e.seed, e.turns, e.fault or "")) for e in faults[:2]]
+    found += [("failed", Place(e.task, e.seed, e.turns, e.fault or "")) for e in faults[:2]]
     return found
 
 

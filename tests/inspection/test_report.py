@@ -193,8 +193,12 @@ def test_one_episode_says_which_numbers_mean_nothing(tmp_path: Path) -> None:
     assert number(column, "equal_returns") is None and number(column, "early_losses") is None
 
 
-def test_an_environment_that_was_lost_before_the_first_turn_is_reported(tmp_path: Path) -> None:
+def test_an_environment_that_was_lost_before_the_first_turn_is_reported(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     write(tmp_path, [], stop="failed", fault="game.py, line 3: broken")
+    report(tmp_path, plots=True)
+    assert not recwarn.list
     column = numbers(tmp_path)
     assert column["questions"]["4"]["verdict"] == "act"
     assert any("No episode has a turn" in caution for caution in column["cautions"])
