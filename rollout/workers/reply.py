@@ -92,7 +92,7 @@ def check_observation(observation: Any) -> None:
             f"the observation must be a mapping such as envs.base.make_observation(text), got "
             f"{type(observation).__name__} {reprlib.repr(observation)}{hint}"
         )
-    _check_keys("observation", observation, ("obs_str", "text"), "; envs.base.make_observation(text) has all of them")
+    _check_keys("observation", observation, ("obs_str", "text"), "; envs.base.make_observation(text) builds one")
     text = observation["text"]
     if not isinstance(text, Mapping):
         raise EnvironmentFault(

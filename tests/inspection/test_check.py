@@ -72,6 +72,10 @@ QUESTIONABLE = {
     ),
     "a long observation": ([(SHOW, 'return "x" * 30_000 + f"You stand')], "warning observation: long: 30,021"),
     "the expert loses": ([('return "up"', 'return "down"')], "warning expert: the expert does not succeed"),
+    "progression in percent": (
+        [('"progression": float(won)', '"progression": 100.0 * won')],
+        "error expert: info['progression'] must be from 0 (start) to 1 (won), got 100",
+    ),
     "nothing ends the game": ([("max_steps = 20", "max_steps = 0"), HARD], "warning ending: an episode did not end"),
     "state survives a reset": (
         [(RESET, "self.steps, self.level = 0, getattr(self, 'level', 0)")],
