@@ -126,6 +126,9 @@ class EmbeddedFlags(OptimizerFlags):
     """Take the old log-probs from the engine instead of recomputing them."""
     use_dynamic_batch_size: bool = True
     """Micro-batches are filled by tokens; the only mode of the embedded trainer."""
+    bf16: bool = False
+    """Multiply in bfloat16, in the engine, in training and in imitation; weights, sums and optimizer stay float32.
+    Several times faster for models of a hundred million weights on CPUs with AMX; slower on CPUs without."""
     max_tokens_per_gpu: int = Field(default=2048, ge=1)
     """Most tokens in one micro-batch, padding included. Larger ones do not fit a CPU's cache and are slower."""
 

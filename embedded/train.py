@@ -110,6 +110,7 @@ def _engine_options(flags: EmbeddedFlags) -> EngineOptions:
         max_running_requests=flags.sglang_server_concurrency,
         context_length=flags.rollout_max_context_len,
         device="cuda" if torch.cuda.is_available() else "cpu",
+        bf16=flags.bf16,
         seed=flags.rollout_seed,
     )
 

@@ -54,8 +54,13 @@ class Layer:
 class Decoder:
     """Computes next-token logits for rows of a key-value cache."""
 
-    def __init__(self, folder: str | Path, rows: int, context_length: int | None, device: str = "cpu") -> None:
+    def __init__(
+        self, folder: str | Path, rows: int, context_length: int | None, device: str = "cpu", *, bf16: bool = False
+    ) -> None:
         """Load a Hugging Face model folder and allocate a cache of `rows` x `context_length` tokens.
+
+        Args:
+            bf16: keep weights and cache in bfloat16 instead of float32, and compute in it.
 
         Raises:
             ConfigError: the folder is unknown, or the model is not Qwen2/Llama-shaped.
@@ -73,8 +78,10 @@ class Decoder:
         self.device = torch.device(device)
         self._cos, self._sin = _rotary_table(model.model.rotary_emb, self.context_length, self.device)
         shape = (self.layer_count, 2, rows, self.kv_heads, self.context_length, self.head_dim)
+        self._dtype = torch.bfloat16 if bf16 else torch.float32
         # NumPy's zeros take up memory only where they are written, so an unused context costs nothing.
-        self.cache = torch.from_numpy(np.zeros(shape, dtype=np.float32)).to(self.device)
+        zeros = torch.from_numpy(np.zeros(shape, dtype=f"i{self._dtype.itemsize}"))
+        self.cache = zeros.view(self._dtype).to(self.device)
         self.load_weights(model.state_dict())
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -83,7 +90,7 @@ class Decoder:
         Raises:
             ConfigError: a weight is missing or has another shape. The old weights stay in place.
         """
-        take = _WeightReader(state, self.device)
+        take = _WeightReader(state, self.device, self._dtype)
         embed = take("model.embed_tokens.weight")
         layers = [self._read_layer(take, f"model.layers.{i}.") for i in range(self.layer_count)]
         norm = take("model.norm.weight")
@@ -196,6 +203,7 @@ class Decoder:
             rotated = _rotate(torch.cat([q, k], 1), self._cos[position], self._sin[position])
         else:
             rotated = _rotate(qkv[:, :split], self._cos[position], self._sin[position])
+        rotated = rotated.to(self._dtype)
         self.cache[index, 0][row, :, position] = rotated[:, self.heads :]
         self.cache[index, 1][row, :, position] = qkv[:, split:]
         return rotated[:, : self.heads]
@@ -210,7 +218,7 @@ class Decoder:
         return x + F.linear(F.silu(gate) * up, layer.down)
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(F.rms_norm(x, x.shape[-1:], self.norm, self.eps), self.head)
+        return F.linear(F.rms_norm(x, x.shape[-1:], self.norm, self.eps), self.head).float()
 
 
 def load_hf_model(folder: str | Path) -> Any:
@@ -234,15 +242,15 @@ def load_hf_model(folder: str | Path) -> Any:
 
 
 class _WeightReader:
-    """Reads named weights as float32 copies on one device."""
+    """Reads named weights as copies of one type on one device."""
 
-    def __init__(self, state: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        self._state, self._device = state, device
+    def __init__(self, state: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> None:
+        self._state, self._device, self._dtype = state, device, dtype
 
     def __call__(self, name: str) -> torch.Tensor:
         if name not in self._state:
             raise ConfigError(f"the new weights lack '{name}', so they belong to another model")
-        return self._state[name].detach().to(self._device, torch.float32, copy=True)
+        return self._state[name].detach().to(self._device, self._dtype, copy=True)
 
     def optional(self, name: str) -> torch.Tensor | None:
         return self(name) if name in self._state else None

@@ -35,6 +35,8 @@ class EngineOptions(Settings):
     """Largest number of tokens in prompt and answer together; default: the model's own length, at most 4096."""
     device: str = "cpu"
     """torch device."""
+    bf16: bool = False
+    """Compute in bfloat16 instead of float32; models with pictures always use float32."""
     seed: int = 0
     """Seed of requests without a sampling_seed."""
     prefix_cache: bool = True
@@ -87,7 +89,8 @@ class Engine:
 
     def _load_decoder(self) -> RowDecoder:
         options = self.options
-        return Decoder(options.model_path, options.max_running_requests, options.context_length, options.device)
+        rows, context = options.max_running_requests, options.context_length
+        return Decoder(options.model_path, rows, context, options.device, bf16=options.bf16)
 
     def takes_long(self, body: Mapping[str, Any]) -> bool:
         """Whether `prepare` is too slow for an event loop."""

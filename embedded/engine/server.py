@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--max-running-requests", type=int, default=32)
     parser.add_argument("--context-length", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16; faster on CPUs with AMX")
     parser.add_argument(
         "--admin-api-key", help="lets clients on other machines pause, abort and load weights; they send it as a bearer"
     )

@@ -114,7 +114,7 @@ def rotary_table(length: int, width: int, base: float, device: torch.device) -> 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=weight.dtype)
         scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         normed = x * scale
         ctx.save_for_backward(normed, weight, scale)

@@ -55,8 +55,10 @@ def initialize(port: int = 0) -> torch.device:
     return device
 
 
-def build_model(folder: str | Path, device: torch.device, *, critic: bool = False) -> GPTModel:
+def build_model(folder: str | Path, device: torch.device, *, critic: bool = False, bf16: bool = False) -> GPTModel:
     """Build a GPTModel with the folder's weights. A critic gets an untied head with one output, initially zero.
+
+    Weights are float32; with `bf16`, `precision` lets the model multiply in bfloat16.
 
     Raises:
         ConfigError: no such folder, or its model has an unsupported shape.
@@ -64,14 +66,14 @@ def build_model(folder: str | Path, device: torch.device, *, critic: bool = Fals
     from embedded.engine.decoder import load_hf_model
 
     hf = load_hf_model(folder)
-    model = _empty_model(hf.config, tied=hf.config.tie_word_embeddings and not critic)
+    model = _empty_model(hf.config, tied=hf.config.tie_word_embeddings and not critic, bf16=bf16)
     if critic:
         model.output_layer = ValueHead(hf.config.hidden_size)  # type: ignore[assignment]
     model.load_state_dict(hf_to_megatron(hf.state_dict(), megatron_shapes(hf.config), head=not critic), strict=False)
     return model.to(device)
 
 
-def _empty_model(config: Any, *, tied: bool) -> GPTModel:
+def _empty_model(config: Any, *, tied: bool, bf16: bool) -> GPTModel:
     rope = config.rope_parameters
     if rope.get("rope_type", "default") != "default":
         raise ConfigError(
@@ -96,6 +98,8 @@ def _empty_model(config: Any, *, tied: bool) -> GPTModel:
         qk_layernorm=is_qwen3,
         hidden_dropout=0.0,
         attention_dropout=0.0,
+        enable_autocast=bf16,
+        autocast_dtype=torch.bfloat16,
         use_cpu_initialization=True,
         # The folder's weights replace these at once.
         perform_initialization=False,
@@ -104,7 +108,7 @@ def _empty_model(config: Any, *, tied: bool) -> GPTModel:
     block: Any = spec.submodules
     block.input_layernorm = block.pre_mlp_layernorm = RmsNorm
     block.self_attention.submodules.core_attention = partial(CausalAttention, rotary_base=rope["rope_theta"])
-    return GPTModel(
+    model = GPTModel(
         config=transformer,
         transformer_layer_spec=spec,
         vocab_size=config.vocab_size,
@@ -113,6 +117,8 @@ def _empty_model(config: Any, *, tied: bool) -> GPTModel:
         # The core attention rotates queries and keys.
         position_embedding_type="none",
     )
+    model.decoder.final_layernorm = RmsNorm(transformer, config.hidden_size, config.rms_norm_eps)
+    return model
 
 
 class ValueHead(torch.nn.Linear):
@@ -151,6 +157,12 @@ def _packed(model: GPTModel, places: Places, wanted: torch.Tensor) -> Iterator[N
             attention.places, attention.first = None, 0
 
 
+def precision(model: GPTModel) -> torch.autocast:
+    """The context in which the model's forward and backward pass run: Megatron's autocast, where the model has it."""
+    device, config = next(model.parameters()).device, model.config
+    return torch.autocast(device.type, config.autocast_dtype, enabled=config.enable_autocast)
+
+
 def predict(model: GPTModel, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
     """Outputs [n, vocabulary or 1] in float32 at positions (row, column) of right-padded `ids` [batch, length].
 
@@ -161,7 +173,7 @@ def predict(model: GPTModel, ids: torch.Tensor, row: torch.Tensor, column: torch
     token_row, token_column = real.nonzero(as_tuple=True)
     places = Places(token_row, token_column, (real.shape[0], real.shape[1]))
     wanted = (lengths.cumsum(0) - lengths)[row] + column
-    with _packed(model, places, wanted):
+    with precision(model), _packed(model, places, wanted):
         return model(ids[token_row, token_column][None], None, None)[0].float()
 
 

@@ -27,7 +27,7 @@ from embedded.arguments import embedded_flags
 from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data
 from embedded.trainer.checkpoint import is_checkpoint, load_critic, load_trainer, save_trainer
 from embedded.trainer.losses import approx_kl, log_probs_and_entropy, policy_loss, value_loss
-from embedded.trainer.megatron import Adam, GPTModel, build_model, build_optimizer, initialize, predict
+from embedded.trainer.megatron import Adam, GPTModel, build_model, build_optimizer, initialize, precision, predict
 from embedded.trainer.weights import megatron_shapes, megatron_to_hf
 from envs.loading import load_attribute
 
@@ -57,14 +57,14 @@ class PpoTrainer:
             check_dis(advantage_flags(args))
         self.device = initialize()
         self.shapes = megatron_shapes(AutoConfig.from_pretrained(flags.hf_checkpoint))
-        self.actor = build_model(flags.hf_checkpoint, self.device)
+        self.actor = build_model(flags.hf_checkpoint, self.device, bf16=flags.bf16)
         saved = flags.critic_load if flags.critic_load and is_checkpoint(flags.critic_load) else None
         given = flags.hf_checkpoint if saved else flags.critic_load or flags.hf_checkpoint
-        self.critic = build_model(given, self.device, critic=True)
+        self.critic = build_model(given, self.device, critic=True, bf16=flags.bf16)
         if saved:
             load_critic(saved, self.critic)
         freeze(self.critic, self._settings.critic_frozen)
-        self.reference = build_model(flags.ref_load or flags.hf_checkpoint, self.device)
+        self.reference = build_model(flags.ref_load or flags.hf_checkpoint, self.device, bf16=flags.bf16)
         samples = flags.num_rollout * flags.rollout_batch_size * flags.n_samples_per_prompt
         self.actor_optimizer = build_optimizer(self.actor, flags, flags.lr, samples)
         self.critic_optimizer = build_optimizer(self.critic, flags, flags.critic_lr, samples)
@@ -242,9 +242,10 @@ class PpoTrainer:
             trained = [i for i in step if int(data["loss_masks"][i].sum())]
             optimizer.zero_grad()
             for batch in micro_batches(data, trained, self.flags.max_tokens_per_gpu):
-                outputs = predict(model, batch.ids, batch.row, batch.column)
-                loss, reported = loss_of(data, batch, outputs, sum_of_sample_mean(data, batch))
-                (loss / groups).backward()
+                with precision(model):
+                    outputs = predict(model, batch.ids, batch.row, batch.column)
+                    loss, reported = loss_of(data, batch, outputs, sum_of_sample_mean(data, batch))
+                    (loss / groups).backward()
                 for key, value in reported.items():
                     totals[key] += value.item() / groups
             _, norm, _ = optimizer.step()

@@ -17,7 +17,7 @@ from embedded.arguments import EmbeddedFlags, OptimizerFlags
 from embedded.engine.decoder import load_hf_model
 from embedded.trainer.batches import RolloutData, micro_batches
 from embedded.trainer.losses import log_probs_and_entropy
-from embedded.trainer.megatron import Adam, GPTModel, build_model, build_optimizer, initialize, predict
+from embedded.trainer.megatron import Adam, GPTModel, build_model, build_optimizer, initialize, precision, predict
 from embedded.trainer.weights import megatron_shapes, megatron_to_hf
 from embedded.warmstart.demonstrations import Demonstration, demonstrate
 from embedded.warmstart.policy import PolicySize, build_policy, save_policy
@@ -59,6 +59,10 @@ class WarmStart(Settings):
     """Learning rate at the start; it falls to 0 along a cosine."""
     max_tokens: int = Field(default=2048, ge=1)
     """Tokens per micro-batch."""
+    model: str | None = None
+    """Hugging Face folder whose model imitates, with its own tokenizer; default: a new policy of `size`."""
+    bf16: bool = False
+    """Multiply in bfloat16, as slime's flag of that name."""
     size: PolicySize = PolicySize()
     """Shape of the policy."""
 
@@ -93,6 +97,8 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
     Raises:
         ConfigError: there is neither an expert nor a list of actions, prompts have pictures, or answers are rejected.
     """
+    if settings.model:
+        return adapt_policy(config, settings.model, folder, settings, seed)
     turns = _demonstrate(config, settings, seed)
     tokenizer = train_tokenizer(
         [message["content"] for turn in turns for message in turn.messages] + [turn.answer for turn in turns],
@@ -147,7 +153,7 @@ def _imitate_into(
 ) -> Imitation:
     """Train the model on the demonstrations as a Megatron model, and write it with its tokenizer to `folder`."""
     save_policy(model, tokenizer, folder)
-    actor = build_model(folder, initialize())
+    actor = build_model(folder, initialize(), bf16=settings.bf16)
     loss = imitate(actor, _thin_out(data, settings.epoch_tokens), settings, seed)
     # A head that is tied to the embeddings has no weights in the state.
     tied = model.config.tie_word_embeddings
@@ -206,9 +212,10 @@ def _imitation_step(
     total = sum(data["response_lengths"][i] for i in samples)
     loss_sum = 0.0
     for batch in micro_batches(data, samples, max_tokens):
-        log_probs, _ = log_probs_and_entropy(predict(model, batch.ids, batch.row, batch.column), batch.targets, 1.0)
-        loss = -log_probs.sum() / total
-        loss.backward()
+        with precision(model):
+            log_probs, _ = log_probs_and_entropy(predict(model, batch.ids, batch.row, batch.column), batch.targets, 1.0)
+            loss = -log_probs.sum() / total
+            loss.backward()
         loss_sum += loss.item()
     optimizer.step()
     return loss_sum
