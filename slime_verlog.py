@@ -7,6 +7,9 @@ refused there, with a `ConfigError` that names the key, the value and the fix.
 from __future__ import annotations
 
 import difflib
+import os
+import select
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +39,28 @@ def command() -> Iterator[None]:
     """Decorator `@command()` for a command's `main`: prints a `SlimeVerlogError` without a traceback.
 
     Raises:
-        SystemExit: prints `error: <sentence>` on stderr and exits with code 1.
+        SystemExit: prints `error: <sentence>` on stderr and exits with code 1. The code is also 1, without a word, if
+            the program that reads the output has ended, as `head` does.
     """
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
     except SlimeVerlogError as error:
         raise SystemExit(f"error: {error}") from error
+    except BrokenPipeError:
+        if not _is_closed(sys.stdout.fileno()):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left when it ends
+        raise SystemExit(1) from None
+
+
+def _is_closed(file: int) -> bool:
+    """Whether nothing reads from this pipe any more."""
+    poll = select.poll()
+    poll.register(file, 0)
+    return bool(poll.poll(0))
 
 
 class Settings(BaseModel):

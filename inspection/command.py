@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -33,6 +32,7 @@ def module_of(part: str) -> ModuleType:
     return importlib.import_module(f"inspection.{part.replace('-', '_')}")
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one part; its exit code is 0 only if all went well."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -49,14 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             module.add_arguments(part)
             part.set_defaults(run=module.run)
     options = parser.parse_args(given)
-    with command():
-        try:
-            code = options.run(options)
-        except KeyboardInterrupt:
-            raise SystemExit("interrupted; nothing more was written") from None
-        except BrokenPipeError:  # what reads the output has ended, as `head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 1
+    try:
+        code = options.run(options)
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; nothing more was written") from None
     raise SystemExit(code)
 
 

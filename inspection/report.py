@@ -13,7 +13,6 @@ beside the first run: report.md, report.json and PNG plots. docs/report.md expla
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,10 +58,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder with --out") from error
     files = ", ".join(["report.md", "report.json", *plots])
     written = [f"Written to {folder}: {files}", f"See the episodes: slime-verlog view {first}"]
-    try:
-        print(summarize(columns, alarms, written), flush=True)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(summarize(columns, alarms, written))
     return 0
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +14,10 @@ import yaml
 from rollout.bridge.settings import load_settings
 from rollout.data_source import try_each_task
 from slime_verlog import SlimeVerlogError
+from tests.fixtures.played_episodes import invented_episode, write_run
 from tests.fixtures.warm_python import run_python
 
+ROOT = Path(__file__).parents[1]
 BROKEN_ENV = "def build_env(sample, args):\n    return {}['reward']\n"
 GOOD = {"rollout_interaction_env_path": "envs.babyai", "tasks": ["goto"]}
 MISTAKES = {
@@ -86,3 +91,15 @@ def test_an_engine_without_its_models_tokenizer_is_named(tmp_path: Path) -> None
     assert done.returncode == 1
     assert f"error: no tokenizer can be loaded from the checkpoint '{tmp_path}'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["embedded.studies.run", "--list"], ["inspection", "view", "{run}"]], ids=" ".join)
+def test_a_command_whose_output_is_no_longer_read_ends_without_a_traceback(tmp_path: Path, words: list[str]) -> None:
+    run = write_run(tmp_path, [invented_episode()])
+    read, write = os.pipe()
+    os.close(read)
+    line = [sys.executable, "-m", *(word.format(run=run) for word in words)]
+    done = subprocess.run(line, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    os.close(write)
+    assert done.returncode == 1
+    assert "Error" not in done.stderr

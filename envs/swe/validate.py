@@ -26,7 +26,7 @@ from envs.swe.verdict.counter_tests import build_reference
 from envs.swe.verdict.evaluate import evaluate
 from envs.swe.verdict.pristine import pristine_tree
 from envs.swe.verdict.runs import build_tree, run_tests
-from slime_verlog import read_settings
+from slime_verlog import command, read_settings
 
 
 @dataclass(frozen=True)
@@ -85,22 +85,19 @@ def tasks_of(config: Mapping[str, Any], settings: SWESettings) -> Sequence[str]:
     return list(dict.fromkeys(str(name) for name in names if name)) or list(known)
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one line per instance; the exit status is 1 if any of them failed."""
     parser = argparse.ArgumentParser(prog="python -m envs.swe.validate", description=__doc__)
     parser.add_argument("--config", required=True, help="YAML with the env: mapping and the tasks")
     parser.add_argument("tasks", nargs="*", help="instances to check instead of those that the YAML names")
     given = parser.parse_args(arguments)
-    try:
-        config = _read(given.config)
-        settings = read_settings(SWESettings, config.get("env"), "env.")
-        findings = []
-        for finding in validate_instances(settings, given.tasks or tasks_of(config, settings)):
-            print(finding, flush=True)
-            findings.append(finding)
-    except SlimeVerlogError as error:
-        print(error, file=sys.stderr)
-        return 2
+    config = _read(given.config)
+    settings = read_settings(SWESettings, config.get("env"), "env.")
+    findings = []
+    for finding in validate_instances(settings, given.tasks or tasks_of(config, settings)):
+        print(finding, flush=True)
+        findings.append(finding)
     failed = sum(bool(finding.problem) for finding in findings)
     print(f"{len(findings)} instances, {failed} failed")
     return int(failed > 0)
