@@ -23,24 +23,28 @@ def append_episode(path: Path, facts: Mapping[str, Any], player: str, setting: s
         file.write(line + "\n")
 
 
-def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
+def read_episodes(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
     """The episodes of a file, or of the `episodes.jsonl` in a folder. A last line without its end is left out.
+
+    Args:
+        skip: episodes at the start that are left out, without parsing them.
 
     Raises:
         ConfigError: the file cannot be read, or a line is not an episode.
     """
     path = path / FILE if path.is_dir() else path
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, "rb") as file:  # the last line may end within a character
             for number, line in enumerate(file, 1):
-                if not line.endswith("\n") and not _is_json(line):
+                if not line.endswith(b"\n") and not _is_json(line):
                     return
-                yield _episode(line, f"{path}, line {number},")
-    except (OSError, UnicodeDecodeError) as error:
+                if number > skip:
+                    yield _episode(line, f"{path}, line {number},")
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def _is_json(line: str) -> bool:
+def _is_json(line: bytes) -> bool:
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -48,7 +52,7 @@ def _is_json(line: str) -> bool:
     return True
 
 
-def _episode(line: str, where: str) -> dict[str, Any]:
+def _episode(line: bytes, where: str) -> dict[str, Any]:
     try:
         episode = json.loads(line)
     except (ValueError, RecursionError) as error:

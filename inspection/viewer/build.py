@@ -25,6 +25,7 @@ _MOST_RUNS = 2
 _SECONDS_PER_TURN = 0.4
 _IDLE_PER_BUSY = 3
 """A followed page costs at most a quarter of a CPU, however large it is."""
+_State = dict[Path, tuple[int, int]]
 
 
 class Book:
@@ -39,8 +40,9 @@ class Book:
         """Read the runs and add their new episodes; return how many there are."""
         added = 0
         for number, path in enumerate(self._options.runs):
-            known = self._counts[number]
-            episodes = itertools.islice(_read(path, self._options), known, self._options.most)
+            known, most = self._counts[number], self._options.most
+            left = None if most is None else most - known
+            episodes = itertools.islice(_read(path, self._options, known), left)
             for episode in tqdm(episodes, desc=str(path), unit=" episodes", leave=False, dynamic_ncols=True):
                 self._packer.add(episode, number, self._worlds.draw(episode))
                 self._counts[number] += 1
@@ -78,43 +80,52 @@ def write_once(options: Namespace) -> int:
 
 
 def follow(options: Namespace) -> int:
-    """Rewrite the page whenever the runs' files change, until Ctrl-C; then write it once more without reloading."""
-    book, path, before, opened = Book(_checked(options)), page_path(options), None, False
+    """Rewrite the page whenever the runs' files change, until Ctrl-C; then write it once more without reloading.
+
+    Raises:
+        ConfigError: a file cannot be read although it no longer changes.
+    """
+    book, path, opened = Book(_checked(options)), page_path(options), False
+    before: _State = {}
+    half_written: _State = {}
     print(f"following {', '.join(map(str, options.runs))}; Ctrl-C ends", flush=True)
     try:
         while True:
             began, state = time.monotonic(), _state(options.runs)
             if state != before:
-                book = book if before is None or _has_grown(before, state) else Book(options)
-                before = state
-                book.update()
-                book.write(path, options.every)
-                print(book.summary(path), flush=True)
-                opened = opened or _open(options, path)
+                try:
+                    fresh = book if _has_grown(before, state, len(options.runs)) else Book(options)
+                    fresh.update()
+                except ConfigError:
+                    if state == half_written:
+                        raise
+                    half_written = state
+                else:
+                    book, before = fresh, state
+                    book.write(path, options.every)
+                    print(book.summary(path), flush=True)
+                    opened = opened or _open(options, path)
             time.sleep(max(options.every, _IDLE_PER_BUSY * (time.monotonic() - began)))
     except KeyboardInterrupt:
-        book.write(path)
-        print(f"\nthe page no longer reloads: {path}")
+        if before:
+            book.write(path)
+        print(f"\nthe page no longer reloads: {path}" if before else "\nno episodes were written")
     return 0
 
 
-def _state(runs: Sequence[Path]) -> dict[Path, tuple[int, int]]:
-    """Size and modification time of every file; a run that does not exist yet has none."""
-    files = []
-    for run in runs:
-        if run.exists():
-            try:
-                files += find_files(run)
-            except ConfigError:
-                continue
+def _state(runs: Sequence[Path]) -> _State:
+    """Size and modification time of every file; empty until each run has one."""
+    try:
+        files = [path for run in runs for path in find_files(run)]
+    except ConfigError:
+        return {}
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
 
-def _has_grown(before: dict[Path, tuple[int, int]], now: dict[Path, tuple[int, int]]) -> bool:
+def _has_grown(before: _State, now: _State, runs: int) -> bool:
     """Whether each run is still one file of records that at most grew, so that its episodes keep their numbers."""
-    return all(path.suffix == ".jsonl" and now.get(path, (0, 0))[0] >= size for path, (size, _) in before.items()) and (
-        len(now) == len(before)
-    )
+    grew = all(path.suffix == ".jsonl" and now.get(path, (0, 0))[0] >= size for path, (size, _) in before.items())
+    return grew and len(now) == len(before) == runs
 
 
 def export_gif(options: Namespace) -> int:
@@ -130,8 +141,8 @@ def export_gif(options: Namespace) -> int:
     return 0
 
 
-def _read(run: Path, options: Namespace) -> Iterator[dict[str, Any]]:
-    return read_run(run, options.tokenizer, options.trust)
+def _read(run: Path, options: Namespace, skip: int = 0) -> Iterator[dict[str, Any]]:
+    return read_run(run, options.tokenizer, options.trust, skip=skip)
 
 
 def page_path(options: Namespace) -> Path:

@@ -47,7 +47,7 @@ def _order(path: Path) -> tuple[bool, int, str]:
 
 
 def read_run(
-    run: Path, tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False
+    run: Path, tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False, skip: int = 0
 ) -> Iterator[dict[str, Any]]:
     """The run's episodes, in order. If it has several files of records, `setting` names the file as well.
 
@@ -55,6 +55,7 @@ def read_run(
         tokenizer: folder of the tokenizer that reads the token ids of slime's dumps.
         trusted: load dumps that hold Python objects of other packages.
         with_ids: keep the token ids of slime's dumps.
+        skip: records at the start of each file that are left out.
 
     Raises:
         ConfigError: as `find_files`, or a file cannot be read.
@@ -66,7 +67,7 @@ def read_run(
         yield from read_dumps(files, tokenizer, trusted, with_ids=with_ids)
         return
     for path in files:
-        for episode in read_episodes(path):
+        for episode in read_episodes(path, skip):
             yield _named(episode, path.relative_to(run).with_suffix("").as_posix()) if len(files) > 1 else episode
 
 

@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from inspection.viewer.changes import find_changes
 from inspection.viewer.packing import Packer
 from inspection.viewer.templates import split_prompts, split_template
 from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
+from tests.fixtures.slime_dumps import write_by_hand
 
 
 def view(*words: str | Path) -> int:
@@ -103,6 +105,23 @@ def test_a_gif_has_one_frame_per_state(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"{episode['turns'] + 1} frames" in capsys.readouterr().out
 
 
+def follow(folder: Path, steps: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The seeds on the page after each step of a followed run, which Ctrl-C ends after the last."""
+    waiting, seeds = iter(steps), []
+
+    def sleep(seconds: float) -> None:
+        page = folder / "episodes.html"
+        seeds.append([row["seed"] for row in blocks(page)["head"][0]["episodes"]] if page.exists() else [])
+        step = next(waiting, None)
+        if step is None:
+            raise KeyboardInterrupt
+        step()
+
+    monkeypatch.setattr(build.time, "sleep", sleep)
+    assert view(folder, "--follow") == 0
+    return seeds
+
+
 def test_following_adds_new_episodes_and_stops_reloading_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,18 +144,43 @@ def test_following_adds_new_episodes_and_stops_reloading_at_the_end(
 
 def test_a_run_that_starts_over_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path, [invented_episode(k, turns=9) for k in (1, 2)])
-    seeds: list[list[int]] = []
 
-    def sleep(seconds: float) -> None:
-        seeds.append([row["seed"] for row in blocks(run / "episodes.html")["head"][0]["episodes"]])
-        if len(seeds) == 2:
-            raise KeyboardInterrupt
+    def start_over() -> None:
         (run / "episodes.jsonl").unlink()
         write_run(run, [invented_episode(7)])
 
-    monkeypatch.setattr(build.time, "sleep", sleep)
-    assert view(run, "--follow") == 0
-    assert seeds == [[1, 2], [7]]
+    assert follow(run, [start_over], monkeypatch) == [[1, 2], [7]]
+
+
+def test_a_run_may_start_after_it_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    steps = [lambda: run.mkdir(), lambda: write_run(run, [invented_episode(4)])]
+    assert follow(run, steps, monkeypatch) == [[], [], [4]]
+
+
+def test_files_that_grow_side_by_side_keep_all_their_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed, name in enumerate("ab"):
+        write_run(tmp_path / name, [invented_episode(seed)])
+    steps = [lambda: write_run(tmp_path / "a", [invented_episode(2)])]
+    assert follow(tmp_path, steps, monkeypatch) == [[0, 1], [0, 2, 1]]
+
+
+def test_a_dump_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_by_hand(tmp_path / "whole")
+    dump = (tmp_path / "whole" / "rollout_data" / "0.pt").read_bytes()
+    (tmp_path / "run").mkdir()
+    file = tmp_path / "run" / "rollout_0.pt"
+    steps = [lambda: file.write_bytes(dump[:1000]), lambda: file.write_bytes(dump)]
+    assert [len(seeds) for seeds in follow(tmp_path / "run", steps, monkeypatch)] == [0, 0, 2]
+
+
+def test_a_record_that_is_being_written_waits_for_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = (write_run(tmp_path / "x", [invented_episode(3, observation="é")]) / "episodes.jsonl").read_bytes()
+    run = write_run(tmp_path / "run", [invented_episode(1)])
+    file, whole = run / "episodes.jsonl", (run / "episodes.jsonl").read_bytes() + line
+    half = whole[: whole.index("é".encode(), len(whole) - len(line)) + 1]
+    steps = [lambda: file.write_bytes(half), lambda: file.write_bytes(whole)]
+    assert follow(run, steps, monkeypatch) == [[1], [1], [1, 3]]
 
 
 def test_under_a_memory_window_a_turn_shows_only_its_new_observation() -> None:
