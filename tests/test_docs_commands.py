@@ -29,11 +29,10 @@ RUN_BY = {
     r"bash scripts/run_\w+\.sh --flat": "tests/scripts/test_flat.py",
     r"python -m inspection\.demonstrations .*": "tests/inspection/test_demonstrations.py",
     r"python -m envs\.swe\.validate .*": "tests/envs/test_swe_validate.py",
-    r"slime-verlog (--help|check|play|evaluate|compare|report|view|train).*": "tests/test_docs_commands.py",
     r"slime-verlog serve-env .*": "tests/inspection/test_serve_env.py",
     r"slime-verlog export .*": "tests/inspection/test_export.py",
 }
-"""Test files that run the commands outside of the tutorial."""
+"""Test files that run commands of the documents. This file runs all others that begin with `slime-verlog`."""
 
 
 def commands(document: Path) -> list[tuple[str, str]]:
@@ -51,15 +50,26 @@ def tutorial() -> list[str]:
     return [line for title, line in commands(REPOSITORY / "docs" / "tutorial.md") if not title]
 
 
+def is_run_elsewhere(line: str) -> bool:
+    """Whether another test file runs the command."""
+    return any(re.fullmatch(pattern, line) for pattern in RUN_BY)
+
+
+def others() -> list[str]:
+    """The commands of the other pages that need nothing but this machine, and that no other test file runs."""
+    found = [line for document in DOCUMENTS for title, line in commands(document) if not title]
+    own = [line for line in found if line.startswith("slime-verlog") and not is_run_elsewhere(line)]
+    return [line for line in dict.fromkeys(own) if line not in tutorial()]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_is_run_by_a_test_or_says_what_it_needs(document: Path) -> None:
-    known = set(tutorial())
+    known = {*tutorial(), *others()}
     for title, line in commands(document):
         if title:
             assert NEEDS.fullmatch(title), f"{document.name}: say what the block needs, not {title!r}"
         else:
-            tests = [test for pattern, test in RUN_BY.items() if re.fullmatch(pattern, line)]
-            assert tests or line in known, f"{document.name}: no test runs {line!r}"
+            assert is_run_elsewhere(line) or line in known, f"{document.name}: no test runs {line!r}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -104,19 +114,32 @@ def run(folder: Path, line: str, *more: str) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the reader of the tutorial works."""
+    """Where the reader works: beside the shipped files, with the tutorial's environment and a copy of its YAML."""
     folder = tmp_path_factory.mktemp("tutorial")
     for name in ("treasure.py", "treasure.yaml"):
         shutil.copy(EXAMPLES / name, folder)
+    shutil.copy(EXAMPLES / "treasure.yaml", folder / "my_env.yaml")
+    for name in ("custom_configs", "docs"):
+        (folder / name).symlink_to(REPOSITORY / name)
     return folder
 
 
 SHORTER = {"train": ("--updates", "1", "--episodes", "4"), "evaluate": ("--episodes", "8")}
-"""Options that make a command of the tutorial short enough for a test."""
+"""Options that make a command short enough for a test."""
 
 
 @pytest.mark.parametrize("line", [line for line in tutorial() if line.startswith("slime-verlog")])
 def test_the_tutorial_runs(folder: Path, line: str) -> None:
     part = line.split()[1]
     done = run(folder, line, *SHORTER.get(part, ()))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=[pytest.mark.slow] * line.startswith("slime-verlog train")) for line in others()]
+)
+def test_the_commands_of_the_other_pages_run(folder: Path, line: str) -> None:
+    done = run(folder, line, *SHORTER.get(line.split()[1], ()))
+    if "pip install" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
