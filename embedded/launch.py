@@ -19,10 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from slime_verlog import ConfigError
-
 if TYPE_CHECKING:
     from embedded.pretraining import Stage
     from embedded.report import RunReport
@@ -95,6 +91,8 @@ def run_seed(
         EnvironmentFault: the environment cannot be built or played.
         MissingDependencyError: an optional package is not installed.
     """
+    import yaml
+
     from embedded.arguments import make_args, read_keys
     from embedded.pretraining import split_run
     from embedded.report import RunReport
@@ -161,6 +159,7 @@ def _check(stages: Sequence[Stage], folder: Path) -> RolloutSettings:
     from embedded.arguments import build_args
     from rollout.bridge.settings import check_keys
     from rollout.data_source import EpisodeSource, try_each_task
+    from slime_verlog import ConfigError
 
     for stage in stages:
         EpisodeSource(build_args(stage.keys, **stage.flags))

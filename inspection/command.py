@@ -1,7 +1,7 @@
 """The command `slime-verlog`: looks at environments, models and runs before, during and after training.
 
 Each part is a module of this package with `add_arguments(parser)` and `run(options)`, which returns the exit code. It
-imports slow packages inside `run`, so that `--help` answers at once.
+imports other packages inside `run`, so that `--help` answers at once, even before they are installed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import importlib
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-
-from slime_verlog import command
 
 PARTS = {
     "check": "try an environment: build every task, play, and check the contract",
@@ -32,7 +30,6 @@ def module_of(part: str) -> ModuleType:
     return importlib.import_module(f"inspection.{part.replace('-', '_')}")
 
 
-@command()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one part; its exit code is 0 only if all went well."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -50,9 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             part.set_defaults(run=module.run)
     options = parser.parse_args(given)
     try:
-        code = options.run(options)
-    except KeyboardInterrupt:
-        raise SystemExit("interrupted; nothing more was written") from None
+        from slime_verlog import command
+    except ModuleNotFoundError as error:
+        hint = "run: bash scripts/install.sh && source .venv/bin/activate"
+        raise SystemExit(f"error: the package {error.name} is missing; {hint}") from error
+    with command():
+        try:
+            code = options.run(options)
+        except KeyboardInterrupt:
+            raise SystemExit("interrupted; nothing more was written") from None
     raise SystemExit(code)
 
 

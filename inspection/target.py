@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_verlog import ConfigError, read_yaml
-
 if TYPE_CHECKING:
     from envs.mixture import TaskSpec
     from rollout.bridge.settings import RolloutSettings
@@ -36,6 +34,8 @@ class Target:
     @contextmanager
     def explained(self) -> Iterator[None]:
         """Adds to a `ConfigError` that no task was given, if that may be the reason."""
+        from slime_verlog import ConfigError
+
         try:
             yield
         except ConfigError as error:
@@ -76,6 +76,7 @@ def read_target(path: str, task: str | None = None, overrides: Sequence[str] = (
     """
     from rollout.bridge.overrides import with_assignments
     from rollout.bridge.settings import check_keys
+    from slime_verlog import ConfigError, read_yaml
 
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -21,4 +21,4 @@ if [ ! -f "$REFERENCE/latest_checkpointed_iteration.txt" ]; then
   run env "PYTHONPATH=$SLIME_PATH:$MEGATRON_PATH" python3 "$SLIME_PATH/tools/convert_hf_to_torch_dist.py" \
     "${MODEL_ARGS[@]}" --hf-checkpoint "$HF_CHECKPOINT" --save "$REFERENCE"
 fi
-echo "ready: $HF_CHECKPOINT and $REFERENCE"
+[ -n "$DRY_RUN" ] || echo "ready: $HF_CHECKPOINT and $REFERENCE"

@@ -4,7 +4,7 @@
 #   bash scripts/run_ablation.sh memory --seeds 0 1 2 3 4 --updates 90
 #   bash scripts/run_ablation.sh my_study.yaml   a study of your own (docs/studies.md)
 # One run per core at a time; --jobs N runs N at a time.
-# Studies: dual_discount stability gae_form memory fixed_turn warmup density estimator sft_mix (docs/algorithms.md).
+# Studies: the files in embedded/studies/definitions; --list prints their questions (docs/algorithms.md).
 # The same command also resumes: it skips finished runs and continues an interrupted one.
 # Options: --seeds, --variants NAME..., --updates N, --eval-episodes N, --eval-interval N, --config YAML, --out FOLDER,
 # --jobs N, --keep-policies, --list, --dry-run.

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from embedded.studies.study import Study
 from envs.loading import build_env_from
 from rollout.bridge.settings import RolloutSettings
 from rollout.play.metrics import FAULTS
@@ -105,6 +106,14 @@ def test_every_guarantee_of_reliability_names_its_test() -> None:
     assert len(rows) > 20
     assert all(NAMED.search(row.rsplit("|", 2)[1]) and "::" in row for row in rows)
     assert "…" not in guarantees, "test names must be complete, or they cannot be checked"
+
+
+def test_the_study_of_the_page_about_studies_shows_the_defaults() -> None:
+    text = (REPOSITORY / "docs" / "studies.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    study = read_settings(Study, yaml.safe_load(example))
+    for name in ("config", "seeds", "updates", "eval_episodes", "eval_interval"):
+        assert getattr(study, name) == Study.model_fields[name].default, name
 
 
 def test_every_stop_reason_and_fault_is_documented() -> None:

@@ -1,7 +1,9 @@
-"""The page of episodes that an evaluation wrote."""
+"""The command `slime-verlog`: help without any package, and the page of episodes that an evaluation wrote."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,3 +22,11 @@ def test_the_viewer_reads_what_an_evaluation_writes(tmp_path: Path, monkeypatch:
     assert "dance" in (tmp_path / "out" / "episodes.jsonl").read_text()
     page = (tmp_path / "out" / "episodes.html").read_text()
     assert 'id="chunk-0"' in page and "dance" not in page, "episodes are compressed"
+
+
+@pytest.mark.parametrize("part", command.PARTS)
+def test_a_part_explains_itself_before_anything_is_installed(part: str) -> None:
+    line = [sys.executable, "-S", "-m", "inspection", part, "--help"]  # -S: without installed packages
+    done = subprocess.run(line, cwd=Path(__file__).parents[2], capture_output=True, text=True, env={})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: slime-verlog {part} ")
