@@ -29,6 +29,8 @@ RUN_BY = {
     r"bash scripts/run_\w+\.sh --flat": "tests/scripts/test_flat.py",
     r"python -m inspection\.demonstrations .*": "tests/inspection/test_demonstrations.py",
     r"python -m envs\.swe\.validate .*": "tests/envs/test_swe_validate.py",
+    r"slime-verlog (check|play) custom_configs/agent\.yaml": "tests/envs/test_agent_programs.py",
+    r"slime-verlog (check|play) custom_configs/tools_mcp\.yaml": "tests/envs/test_mcp_tools.py",
     r"slime-verlog serve-env .*": "tests/inspection/test_serve_env.py",
     r"slime-verlog export .*": "tests/inspection/test_export.py",
 }

@@ -147,14 +147,18 @@ function onScroll() {
   writeAddress();
 }
 
-/** Colour the tokens by another value. */
+/** Colour the tokens by another value; the current turn stays where it is. */
 function recolour(key) {
+  const place = () => document.querySelector(".turn-row.current")?.getBoundingClientRect().top || 0;
+  const before = place();
   page.colour = key;
   setLimits();
   stage.open(page.episodes);
   stage.show(state.turn);
   $("colour")?.focus();
   for (const row of turnRows) for (const article of row.children) article.redraw?.();
+  isScrolledByUs = Date.now();
+  requestAnimationFrame(() => $("main").scrollBy(0, place() - before));
 }
 
 function showOverview(isStep = false) {

@@ -181,10 +181,16 @@ def test_the_world_plays_as_an_animation(browser: Browser, page: Path) -> None:
 
 
 def test_tokens_are_coloured_by_the_chosen_value(browser: Browser, page: Path) -> None:
-    browser.open(page, "#episode=11")
-    browser.wait("document.querySelector('#colour') && true")
+    browser.resize(1400, 400)  # the episode must be longer than the window
+    browser.open(page, "#episode=11&turn=2")
+    browser.wait("document.querySelector('#colour') && document.querySelector('.turn-row.current .filled') && true")
+    browser.text("h1")
+    place = f"document.querySelector('{CURRENT}').getBoundingClientRect().top"
+    before = browser.evaluate(place)
     browser.evaluate("document.querySelector('#colour').value = 'advantages'")
     browser.evaluate("document.querySelector('#colour').dispatchEvent(new Event('change'))")
+    browser.text("h1")
+    assert browser.evaluate(place) == pytest.approx(before, abs=1), "the turn stays in view"
     colours = browser.evaluate(
         "new Set([...document.querySelectorAll('.token')].map((t) => t.style.backgroundColor)).size"
     )
