@@ -137,9 +137,11 @@ def test_the_tutorial_runs(folder: Path, line: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "line", [pytest.param(line, marks=[pytest.mark.slow] * line.startswith("slime-verlog train")) for line in others()]
-)
+SLOW = re.compile(r"slime-verlog train.*|.*harbor.*")
+"""Commands that take more than ten seconds even when they are shortened."""
+
+
+@pytest.mark.parametrize("line", [pytest.param(s, marks=[pytest.mark.slow] * bool(SLOW.match(s))) for s in others()])
 def test_the_commands_of_the_other_pages_run(folder: Path, line: str) -> None:
     done = run(folder, line, *SHORTER.get(line.split()[1], ()))
     if "pip install" in done.stderr:
