@@ -88,7 +88,8 @@ def follow(options: Namespace) -> int:
     book, path, opened = Book(_checked(options)), page_path(options), False
     before: _State = {}
     half_written: _State = {}
-    print(f"following {', '.join(map(str, options.runs))}; Ctrl-C ends", flush=True)
+    waits = "" if _state(options.runs) else " (no episodes yet)"
+    print(f"following {', '.join(map(str, options.runs))}{waits}; Ctrl-C ends", flush=True)
     try:
         while True:
             began, state = time.monotonic(), _state(options.runs)

@@ -152,10 +152,13 @@ def test_a_run_that_starts_over_is_read_again(tmp_path: Path, monkeypatch: pytes
     assert follow(run, [start_over], monkeypatch) == [[1, 2], [7]]
 
 
-def test_a_run_may_start_after_it_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_may_start_after_it_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     steps = [lambda: run.mkdir(), lambda: write_run(run, [invented_episode(4)])]
     assert follow(run, steps, monkeypatch) == [[], [], [4]]
+    assert f"following {run} (no episodes yet)" in capsys.readouterr().out
 
 
 def test_files_that_grow_side_by_side_keep_all_their_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
