@@ -112,7 +112,7 @@ def test_the_study_of_the_page_about_studies_shows_the_defaults() -> None:
     text = (REPOSITORY / "docs" / "studies.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     study = read_settings(Study, yaml.safe_load(example))
-    for name in ("config", "seeds", "updates", "eval_episodes", "eval_interval"):
+    for name in ("config", "seeds", "updates", "eval_episodes", "eval_interval", "measure"):
         assert getattr(study, name) == Study.model_fields[name].default, name
 
 
