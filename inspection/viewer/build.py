@@ -93,7 +93,7 @@ def follow(options: Namespace) -> int:
     try:
         while True:
             began, state = time.monotonic(), _state(options.runs)
-            if state != before:
+            if state and state != before:
                 try:
                     fresh = book if _has_grown(before, state, len(options.runs)) else Book(options)
                     fresh.update()

@@ -145,11 +145,8 @@ def test_following_adds_new_episodes_and_stops_reloading_at_the_end(
 def test_a_run_that_starts_over_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path, [invented_episode(k, turns=9) for k in (1, 2)])
 
-    def start_over() -> None:
-        (run / "episodes.jsonl").unlink()
-        write_run(run, [invented_episode(7)])
-
-    assert follow(run, [start_over], monkeypatch) == [[1, 2], [7]]
+    steps = [(run / "episodes.jsonl").unlink, lambda: write_run(run, [invented_episode(7)])]
+    assert follow(run, steps, monkeypatch) == [[1, 2], [1, 2], [7]]
 
 
 def test_a_run_may_start_after_it_is_followed(
