@@ -60,6 +60,8 @@ def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> No
     Raises:
         ConfigError: one is below it.
     """
+    from slime_verlog import ConfigError
+
     for name, low in least.items():
         value = getattr(options, name)
         if value is not None and not value >= low:
