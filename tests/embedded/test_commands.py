@@ -16,7 +16,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 MISTAKES = {
     "an unreadable YAML": (
         ["embedded.quickstart", "--config", "missing.yaml"],
-        "--custom-config-path missing.yaml cannot be read",
+        "--custom-config-path: missing.yaml cannot be read",
     ),
     "an impossible number": (["embedded.quickstart", "--updates", "0"], "num_rollout must be at least 1, got 0"),
     "a study's budget": (

@@ -62,7 +62,7 @@ def test_one_task_name_in_two_environments_is_told_apart_by_the_environment() ->
 
 
 def test_two_tasks_that_cannot_be_told_apart_are_refused_unless_named() -> None:
-    with pytest.raises(ConfigError, match=r"two tasks are called 'babaisai/a'.*give one a name"):
+    with pytest.raises(ConfigError, match=r"two tasks are called 'babaisai/a'.*give one of them its own name"):
         expand("a", {"task": "a", "options": {"max_steps": 9}})
     assert [s.name for s in expand("a", {"task": "a", "name": "a_short", "options": {"max_steps": 9}})][1] == "a_short"
 
