@@ -109,15 +109,28 @@ def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str 
         raise ConfigError(_explain(model, first, where)) from error
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which PyYAML silently keeps the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        given: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key.value, str) and key.value in given:
+                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
+            given |= {key.value} if isinstance(key.value, str) else set()
+        return node
+
+
 def read_yaml(path: str, key: str) -> Any:
     """The content of a YAML file.
 
     Raises:
-        ConfigError: the file cannot be read or is not valid YAML; the text names `key`, the setting with the path, and
-            the line.
+        ConfigError: the file cannot be read, is not valid YAML, or gives a key twice; the text names `key`, the setting
+            with the path, and the line.
     """
     try:
-        return yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+        return yaml.load(Path(path).expanduser().read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
