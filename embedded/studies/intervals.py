@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 
@@ -36,11 +35,12 @@ def interquartile_mean(values: Sequence[float]) -> tuple[float, float, float]:
 
     scores = {"": np.asarray(values, dtype=float)[:, None]}
     mean_of = lambda sample: np.array([metrics.aggregate_iqm(sample)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # rliable passes arch the generator under its old name
-        means, ends = library.get_interval_estimates(
-            scores, mean_of, reps=REPETITIONS, random_state=np.random.RandomState(0)
-        )
+    state = np.random.get_state()
+    np.random.seed(0)  # rliable draws from the process-wide generator, whatever generator it is given
+    try:
+        means, ends = library.get_interval_estimates(scores, mean_of, reps=REPETITIONS)
+    finally:
+        np.random.set_state(state)
     return float(means[""][0]), float(ends[""][0, 0]), float(ends[""][1, 0])
 
 
