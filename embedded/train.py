@@ -74,12 +74,13 @@ def train(args: Namespace, tracker: Tracker) -> None:
             times = _Clocks.read(engine).since(began, rolled)
             tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **times})
             last = rollout_id + 1 == flags.num_rollout
-            if flags.save and (last or _due(flags.save_interval, rollout_id)):
-                trainer.save(flags.save, rollout_id)
-                source.save(rollout_id)
             if last or _due(flags.eval_interval, rollout_id):
                 result = evaluate(args, rollout_id, source, evaluation=True)
                 tracker.evaluation(rollout_id + 1, result, trainer.policy_state())
+            # After the evaluation, which a run that is resumed from this checkpoint does not repeat.
+            if flags.save and (last or _due(flags.save_interval, rollout_id)):
+                trainer.save(flags.save, rollout_id)
+                source.save(rollout_id)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
     pretraining, ppo = split_run(settings["keys"], settings["flags"], folder / "critic")
     path.write_text(yaml.safe_dump(dict(ppo.keys), sort_keys=False), encoding="utf-8")
     checkpoints = folder / "checkpoints"
-    resume = _rewind(folder / "rows.jsonl", checkpoints, settings["flags"]["num_rollout"])
+    resume = _rewind(folder / "rows.jsonl", checkpoints)
     policy = _policy(path, seed, plan.policies, settings)
     lengths = read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint=""))
     shared = {**lengths, "hf_checkpoint": str(policy)}
@@ -174,17 +174,13 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
     write_text(path, json.dumps(settings, indent=1))
 
 
-def _rewind(rows: Path, checkpoints: Path, updates: int) -> bool:
+def _rewind(rows: Path, checkpoints: Path) -> bool:
     """Drop the rows after an interrupted run's last checkpoint; returns whether there is a checkpoint to resume."""
     from embedded.metrics_log import read_rows
     from embedded.report import write_text
 
     latest = checkpoints / "latest.json"
     saved = json.loads(latest.read_text(encoding="utf-8"))["rollout_id"] + 1 if latest.exists() else -1
-    if saved >= updates:
-        # All updates are done, but perhaps not the last evaluation, which a resumed run would skip. Start again.
-        shutil.rmtree(checkpoints)
-        saved = -1
     kept = [row for row in read_rows(rows) if row["update"] <= saved]
     write_text(rows, "".join(json.dumps(row) + "\n" for row in kept))
     return saved >= 0

@@ -145,24 +145,29 @@ def test_a_run_that_another_study_has_done_is_copied(
     assert rows[0].read_text() == rows[1].read_text()
 
 
+@pytest.mark.parametrize("method", ["update", "evaluation"])
 def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_once(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ablation, "SAVE_INTERVAL", 1)
     work = plan(tiny(small, updates=3), tmp_path)
     folder = work.run_folder("v", 0)
-    update = MetricsLog.update
+    original = getattr(MetricsLog, method)
 
-    def fail_late(self: MetricsLog, rollout_id: int, metrics: Any) -> None:
-        update(self, rollout_id, metrics)
-        if rollout_id == 1:
+    def fail(self: MetricsLog, number: int, *values: Any) -> Any:
+        """After an update's row was written, or before that of an evaluation."""
+        if (method, number) == ("evaluation", 2):
             raise KeyboardInterrupt
+        result = original(self, number, *values)
+        if (method, number) == ("update", 1):
+            raise KeyboardInterrupt
+        return result
 
-    monkeypatch.setattr(MetricsLog, "update", fail_late)
+    monkeypatch.setattr(MetricsLog, method, fail)
     with pytest.raises(KeyboardInterrupt):
         run_one(work, "v", 0)
     assert not (folder / "done.json").exists()
-    monkeypatch.setattr(MetricsLog, "update", update)
+    monkeypatch.setattr(MetricsLog, method, original)
     run_one(work, "v", 0)
     rows = read_rows(folder / "rows.jsonl")
     assert [row["update"] for row in rows if "rollout/turns" in row] == [1, 2, 3]
