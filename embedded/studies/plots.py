@@ -45,7 +45,8 @@ def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
             axis.set(ylim=(0, 1.02))
         axis.grid(alpha=0.3)
     axes[0].set(title=textwrap.fill(study.question, 70))
-    axes[0].legend(loc="best")
+    # Below the panels, where it hides no curve.
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     axes[1].sharex(axes[0])
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

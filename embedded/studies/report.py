@@ -113,11 +113,12 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
     """Write every number of every update and evaluation, with six digits."""
     names = sorted({key for run in runs for row in run.rows for key in row} - set(COUNTS))
     with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ["variant", "seed", *COUNTS, *names])
+        writer = csv.DictWriter(file, ["variant", "seed", "finished", *COUNTS, *names])
         writer.writeheader()
         for run in runs:
             short = [{key: f"{value:.6g}" for key, value in row.items()} for row in run.rows]
-            writer.writerows({"variant": run.variant, "seed": run.seed, **row} for row in short)
+            about = {"variant": run.variant, "seed": run.seed, "finished": run.done}
+            writer.writerows({**about, **row} for row in short)
 
 
 def write_summary_csv(path: Path, runs: Sequence[Run]) -> None:

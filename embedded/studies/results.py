@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from embedded.metrics_log import Row, read_rows
+from embedded.studies.plan import DONE, ROWS
 from embedded.studies.study import Study
 
 MEASURES = {"success": "win rate", "progression": "progression", "return": "return"}
@@ -74,22 +75,22 @@ def read_runs(folder: Path, study: Study) -> list[Run]:
     """All runs in the folder, in the study's order of variants."""
     runs = []
     for variant in study.variants:
-        paths = (folder / variant).glob("seed_*/rows.jsonl")
+        paths = (folder / variant).glob(f"seed_*/{ROWS}")
         for path in sorted(paths, key=lambda path: int(path.parent.name.split("_")[1])):
             seed = int(path.parent.name.split("_")[1])
-            done = (path.parent / "done.json").exists()
+            done = path.with_name(DONE).exists()
             runs.append(Run(variant, seed, read_rows(path), done, study.measure))
     return runs
 
 
 def read_csv(path: Path, measure: str = "success") -> list[Run]:
-    """The runs in a study's `raw.csv`, all of them finished."""
-    rows: dict[tuple[str, int], list[Row]] = {}
+    """The runs in a study's `raw.csv`."""
+    rows: dict[tuple[str, int, bool], list[Row]] = {}
     with open(path, encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
-            numbers = {key: float(value) for key, value in line.items() if value and key not in ("variant", "seed")}
-            rows.setdefault((line["variant"], int(line["seed"])), []).append(numbers)
-    return [Run(variant, seed, found, True, measure) for (variant, seed), found in rows.items()]
+            run = (line.pop("variant"), int(line.pop("seed")), line.pop("finished") == "True")
+            rows.setdefault(run, []).append({key: float(value) for key, value in line.items() if value})
+    return [Run(variant, seed, found, done, measure) for (variant, seed, done), found in rows.items()]
 
 
 def curve(rows: Sequence[Row], key: str, over: str = "turns") -> tuple[list[float], list[float]]:

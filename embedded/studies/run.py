@@ -18,62 +18,20 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from embedded.studies.plan import DONE, ROWS, SAVE_INTERVAL, Plan, claim, left_to_do, make_plan, overview
 from embedded.studies.processes import cores, run_processes
 from embedded.studies.results import MEASURES
-from embedded.studies.study import Study, Variant, check_study, load_study, run_keys, study_names
+from embedded.studies.study import load_study, study_names
 from slime_verlog import ConfigError, SlimeVerlogError, command, read_settings
 
 if TYPE_CHECKING:
     import torch
-
-SAVE_INTERVAL = 10
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which runs of a study to do, and where their files go."""
-
-    study: Study
-    out: Path
-    variants: tuple[str, ...]
-    keep_policies: bool = False
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the study's results."""
-        return self.out / self.study.name
-
-    @property
-    def policies(self) -> Path:
-        """Folder of the initial policies, which studies share."""
-        return self.out / "policies"
-
-    def runs(self) -> list[tuple[str, int]]:
-        """Variant and seed of each run. Seeds come first, so that an interrupted study has complete comparisons."""
-        return [(variant, seed) for seed in self.study.seeds for variant in self.variants]
-
-    def run_folder(self, variant: str, seed: int) -> Path:
-        """Folder of one run."""
-        return self.folder / variant / f"seed_{seed}"
-
-
-def make_plan(study: Study, out: Path, only: Sequence[str] | None = None, *, keep_policies: bool = False) -> Plan:
-    """Check every variant, and plan the chosen ones.
-
-    Raises:
-        ConfigError: a chosen variant does not exist, or a variant's settings are rejected.
-    """
-    for name in only or ():
-        study.variant(name)
-    check_study(study)
-    return Plan(study, out, tuple(only or study.variants), keep_policies)
 
 
 def run_one(plan: Plan, variant: str, seed: int) -> None:
@@ -89,17 +47,17 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
     from embedded.warmstart.imitation import read_imitation
 
     folder = plan.run_folder(variant, seed)
-    settings = _settings(plan.study, plan.study.variant(variant), seed)
+    settings = plan.settings(variant, seed)
     folder.mkdir(parents=True, exist_ok=True)
     plan.policies.mkdir(parents=True, exist_ok=True)
-    _claim(folder, settings)
-    if (folder / "done.json").exists():
+    claim(folder, settings)
+    if (folder / DONE).exists():
         return
     path = folder / "run.yaml"
     pretraining, ppo = split_run(settings["keys"], settings["flags"], folder / "critic")
     path.write_text(yaml.safe_dump(dict(ppo.keys), sort_keys=False), encoding="utf-8")
     checkpoints = folder / "checkpoints"
-    resume = _rewind(folder / "rows.jsonl", checkpoints)
+    resume = _rewind(folder / ROWS, checkpoints)
     policy = _policy(path, seed, plan.policies, settings)
     lengths = read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint=""))
     shared = {**lengths, "hf_checkpoint": str(policy)}
@@ -107,9 +65,9 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
     paths = {"save": str(checkpoints), "load": str(checkpoints) if resume else None}
     args = make_args(path, **{**shared, **ppo.flags, **paths})
     source = policy if plan.keep_policies else None
-    tracker = _Tracker(folder, _name(plan, variant, seed), plan.study.measure, source, turns)
+    tracker = _Tracker(folder, plan.run_name(variant, seed), plan.study.measure, source, turns)
     train(args, tracker)
-    write_text(folder / "done.json", json.dumps({"updates": args.num_rollout, "turns": tracker.log.turns}))
+    write_text(folder / DONE, json.dumps({"updates": args.num_rollout, "turns": tracker.log.turns}))
     shutil.rmtree(checkpoints, ignore_errors=True)
 
 
@@ -122,7 +80,7 @@ class _Tracker:
         from embedded.metrics_log import MetricsLog
         from embedded.policies import write_policy
 
-        self.log, self._folder, self._source = MetricsLog(folder / "rows.jsonl", turns_before), folder, source
+        self.log, self._folder, self._source = MetricsLog(folder / ROWS, turns_before), folder, source
         self._name, self._measure, self._print = name, measure, tqdm.write
         if source is not None and not (folder / "policy_before").is_dir():
             shutil.copytree(source, folder / "policy_before")
@@ -143,35 +101,6 @@ class _Tracker:
         )
         if self._source is not None and rollout_id:
             self._write(self._source, weights, self._folder / "policy_after")
-
-
-def _settings(study: Study, variant: Variant, seed: int) -> dict[str, Any]:
-    """Everything that determines a run, as plain data."""
-    flags = {
-        "rollout_seed": seed,
-        "num_rollout": max(1, round(study.updates * variant.share)),
-        "eval_interval": study.eval_interval,
-        "save_interval": SAVE_INTERVAL,
-        **variant.flags,
-    }
-    return json.loads(json.dumps({"keys": run_keys(study, variant), "flags": flags, "warm": dict(variant.warm)}))
-
-
-def _claim(folder: Path, settings: dict[str, Any]) -> None:
-    """Make sure that a folder never mixes runs with different settings."""
-    from embedded.report import write_text
-
-    path = folder / "settings.json"
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found != settings:
-            part = next(key for key in settings if found.get(key) != settings[key])
-            raise ConfigError(
-                f"{folder} holds a run with other {part}: {found.get(part)} instead of {settings[part]}; "
-                "choose another --out, or delete the folder"
-            )
-        return
-    write_text(path, json.dumps(settings, indent=1))
 
 
 def _rewind(rows: Path, checkpoints: Path) -> bool:
@@ -222,15 +151,15 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
     """
     from embedded.studies.report import write_report
 
-    left = [run for run in plan.runs() if not (_is_finished(plan, *run) or _adopt(plan, *run))]
+    left = left_to_do(plan)
     at_once = min(jobs or cores(), len(left))
     failures: list[str] = []
     if at_once > 1:
-        named = {_name(plan, *run): (plan, *run) for run in left}
+        named = {plan.run_name(*run): (plan, *run) for run in left}
         failures = run_processes(named, _run_in_process, at_once)
     else:
         for run in left:
-            print(_name(plan, *run), flush=True)
+            print(plan.run_name(*run), flush=True)
             run_one(plan, *run)
     text = write_report(plan.folder, plan.study)
     if failures:
@@ -239,57 +168,12 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
     return text
 
 
-def _is_finished(plan: Plan, variant: str, seed: int) -> bool:
-    """Whether this run is finished; raises ConfigError if its folder holds a run with other settings."""
-    folder = plan.run_folder(variant, seed)
-    if not folder.exists():
-        return False
-    _claim(folder, _settings(plan.study, plan.study.variant(variant), seed))
-    return (folder / "done.json").exists()
-
-
-def _adopt(plan: Plan, variant: str, seed: int) -> bool:
-    """Copy the same run from another study in the output folder; returns whether there was one.
-
-    Runs of studies that compare time are not copied, because the machine was not the same for them.
-    """
-    from embedded.report import write_text
-
-    target = plan.run_folder(variant, seed)
-    settings = _settings(plan.study, plan.study.variant(variant), seed)
-    if plan.study.compares_time or plan.keep_policies or target.exists():
-        return False
-    for done in sorted(plan.out.glob(f"*/*/seed_{seed}/done.json")):
-        if json.loads((done.parent / "settings.json").read_text(encoding="utf-8")) == settings:
-            target.mkdir(parents=True)
-            for name in ("settings.json", "run.yaml", "rows.jsonl", "done.json"):
-                write_text(target / name, (done.parent / name).read_text(encoding="utf-8"))
-            print(f"{_name(plan, variant, seed)}: copied from {done.parent}/", flush=True)
-            return True
-    return False
-
-
-def _name(plan: Plan, variant: str, seed: int) -> str:
-    return f"{plan.study.name}: {variant}, seed {seed}"
-
-
 def _run_in_process(plan: Plan, variant: str, seed: int) -> None:
     from embedded.launch import set_up_process
 
     os.environ["TQDM_DISABLE"] = "1"  # the bars of several runs would overwrite each other
     set_up_process()
     run_one(plan, variant, seed)
-
-
-def overview(plan: Plan) -> str:
-    """The runs of a plan, one line each, with what is done already."""
-    lines = [plan.study.question]
-    for variant, seed in plan.runs():
-        folder = plan.run_folder(variant, seed)
-        flags = _settings(plan.study, plan.study.variant(variant), seed)["flags"]
-        state = "finished" if (folder / "done.json").exists() else "begun" if folder.is_dir() else "to do"
-        lines.append(f"  {variant}, seed {seed}: {flags['num_rollout']} updates, {state}, {folder}/")
-    return "\n".join(lines)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
 from embedded.arguments import EmbeddedFlags
@@ -21,6 +22,7 @@ from rollout.bridge.framework import train_data_keys
 from slime_verlog import read_settings
 from tests.fixtures.warm_python import warm_engines
 
+ROOT = Path(__file__).parents[2]
 TEXTS = ("a wall 2 steps forward\na red ball 1 step left", "go to the red ball", "turn left go forward turn right") * 4
 SIZE = PolicySize(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, context=256)
 
@@ -111,4 +113,26 @@ def made_up_batch(turns: int = 8, seed: int = 0, *, dummy: int = 5) -> dict[str,
         TABLE_KEY: rows,
         keys[0]: groups,
         keys[1]: [totals[group] for group in groups],
+    }
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> dict[str, Any]:
+    """What a study of tiny runs shares, as its YAML file would say it."""
+    keys = yaml.safe_load((ROOT / "custom_configs" / "quickstart.yaml").read_text())
+    keys["env"]["max_steps"], keys["n_env"] = 5, 4
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(keys))
+    flags = {"rollout_batch_size": 8, "global_batch_size": 4, "rollout_max_response_len": 6, "num_critic_only_steps": 1}
+    return {
+        "name": "tiny",
+        "question": "Which?",
+        "config": str(path),
+        "seeds": [0],
+        "updates": 2,
+        "eval_episodes": 2,
+        "eval_interval": 1,
+        "flags": flags,
+        "warm": {"episodes": 2, "epochs": 1, "size": {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "ffn": 64}},
+        "variants": {"v": {}},
     }

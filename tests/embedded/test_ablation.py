@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,8 @@ from safetensors.torch import load_file
 
 import embedded.studies.run as ablation
 from embedded.metrics_log import MetricsLog, read_rows
-from embedded.studies.plots import plot
-from embedded.studies.report import table
-from embedded.studies.results import Run, read_runs
 from embedded.studies.run import Plan, main, make_plan, run_one, run_study
-from embedded.studies.study import Study, Variant, check_study, load_study, run_keys, study_names
+from embedded.studies.study import Study, check_study, load_study, run_keys, study_names
 from embedded.warmstart.imitation import WarmStart
 from rollout.bridge.overrides import merge
 from rollout.bridge.settings import check_keys
@@ -32,29 +28,6 @@ from tests.fixtures.warm_python import CONTEXT
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = "model.safetensors"
-TINY: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "ffn": 64}
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> dict[str, Any]:
-    """What a study of tiny runs shares, as its YAML file would say it."""
-    keys = yaml.safe_load((ROOT / "custom_configs" / "quickstart.yaml").read_text())
-    keys["env"]["max_steps"], keys["n_env"] = 5, 4
-    path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(keys))
-    flags = {"rollout_batch_size": 8, "global_batch_size": 4, "rollout_max_response_len": 6, "num_critic_only_steps": 1}
-    return {
-        "name": "tiny",
-        "question": "Which?",
-        "config": str(path),
-        "seeds": [0],
-        "updates": 2,
-        "eval_episodes": 2,
-        "eval_interval": 1,
-        "flags": flags,
-        "warm": {"episodes": 2, "epochs": 1, "size": TINY},
-        "variants": {"v": {}},
-    }
 
 
 def tiny(small: dict[str, Any], **fields: Any) -> Study:
@@ -149,7 +122,7 @@ def test_a_run_that_another_study_has_done_is_copied(
 def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_once(
     method: str, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ablation, "SAVE_INTERVAL", 1)
+    monkeypatch.setattr("embedded.studies.plan.SAVE_INTERVAL", 1)
     work = plan(tiny(small, updates=3), tmp_path)
     folder = work.run_folder("v", 0)
     original = getattr(MetricsLog, method)
@@ -197,7 +170,7 @@ def test_two_shells_that_make_the_same_policy_both_go_on_with_it(
             (folder / "config.json").write_text(folder.name)
 
     monkeypatch.setattr("embedded.warmstart.imitation.make_policy", slow)
-    settings = ablation._settings(study, study.variant("v"), 0)
+    settings = plan(study, tmp_path).settings("v", 0)
     folder = ablation._policy(Path(study.config), 0, policies, settings)
     assert (folder / "config.json").read_text() == folder.name
     assert list(policies.iterdir()) == [folder]
@@ -302,57 +275,3 @@ def test_the_list_names_every_study_with_its_question(capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     for name in study_names():
         assert name in text and load_study(name).question in text
-
-
-def test_the_table_counts_finished_runs_alone_and_says_how_far_seeds_differ(tmp_path: Path) -> None:
-    study = Study(question="Which?", variants={"a": Variant(), "b": Variant()})
-
-    def run(variant: str, seed: int, after: float, done: bool = True) -> Run:
-        evals = [{"update": k, "turns": 0, "eval/success": s, "eval/turns": 5} for k, s in ((0, 0.5), (9, after))]
-        frozen = {"update": 1, "turns": 256, "critic/value_loss": 99.0, "train/actor_trains": 0.0}
-        trained = {"update": 2, "turns": 512, "critic/value_loss": 2.0, "train/actor_trains": 1.0}
-        return Run(variant, seed, [evals[0], frozen, trained, evals[1]], done)
-
-    # A quarter of the seeds is left out at each end, so 0.1 does not count.
-    ends = enumerate((0.1, 0.6, 0.7, 0.8))
-    text = table(study, [*(run("a", *end) for end in ends), run("b", 0, 0.9, done=False)])
-    assert re.search(r"\| a \| 4 \| 0.500 ± 0.000 \| 0.650 \[0\.[123]\d\d, 0\.[78]\d\d\] \| ", text)
-    assert " | 5.0 ± 0.0 | 2.0000 ± 0.0000 | - |" in text
-    assert "| b | 0 | - |" in text and "Not finished, and not counted: b seed 0." in text
-    assert read_runs(tmp_path, study) == []
-
-
-def test_several_held_out_tasks_get_a_table_of_their_own(small: dict[str, Any], tmp_path: Path) -> None:
-    tasks = ["goto", {"task": "goto", "name": "busy", "options": {"num_dists": 3}}]
-    study = tiny(small, updates=2, variants={"v": {"keys": {"eval": {"tasks": tasks}}}})
-    text = run_study(plan(study, tmp_path), 1)
-    rows = read_rows(tmp_path / "tiny" / "v" / "seed_0" / "rows.jsonl")
-    first, last = rows[0], rows[-1]
-    assert first["eval/success"] == (first["eval/goto/success"] + first["eval/busy/success"]) / 2
-    assert "| win rate after, by held-out task | busy | goto |" in text
-    assert f"| v | {last['eval/busy/success']:.3f} | {last['eval/goto/success']:.3f} |" in text
-
-
-def test_a_study_that_compares_time_runs_one_by_one_and_reports_both_curves(
-    small: dict[str, Any], tmp_path: Path
-) -> None:
-    """Win rates are averaged over 100 turns and 10 s, where the shortest run ends: linearly between evaluations."""
-    path = tmp_path / "timed.yaml"
-    path.write_text(yaml.safe_dump({**small, "compares_time": True}))
-    with pytest.raises(SystemExit, match="compares wall times, which runs side by side would change; use --jobs 1"):
-        main([str(path), "--jobs", "2", "--out", str(tmp_path)])
-    study = read_settings(Study, {**small, "compares_time": True, "variants": {"slow": {}, "fast": {}}})
-
-    def run(variant: str, seconds: float) -> Run:
-        cpu = {"perf/trainer_cpu_s": seconds, "perf/engine_cpu_s": 2.0}
-        update = {"update": 1, "turns": 100.0, "seconds": seconds, "turn/staleness": 0.5, "train/actor_trains": 1.0}
-        evals = [{"update": k, "turns": 100.0 * k, "seconds": seconds * k, "eval/success": 0.6 * k} for k in (0, 1)]
-        lengths = {"eval/turns": 5.0}
-        return Run(variant, 0, [{**evals[0], **lengths}, {**update, **cpu}, {**evals[1], **lengths}], True)
-
-    runs = [run("slow", 20.0), run("fast", 10.0)]
-    text = table(study, runs)
-    assert "| slow | 1 | 0.000 | 0.600 | 0.300 | 0.150 | 0.50 | - | 20 | 20 | 2 |" in text
-    assert "| fast | 1 | 0.000 | 0.600 | 0.300 | 0.300 | 0.50 | - | 10 | 10 | 2 |" in text
-    plot(tmp_path / "plot.png", study, runs)
-    assert (tmp_path / "plot.png").stat().st_size > 10_000

@@ -1,0 +1,84 @@
+"""A study's table and plot hold what its runs wrote."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
+pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
+
+from embedded.metrics_log import read_rows
+from embedded.studies.plan import Plan
+from embedded.studies.plots import plot
+from embedded.studies.report import table, write_csv
+from embedded.studies.results import Run, read_csv, read_runs
+from embedded.studies.run import main, run_study
+from embedded.studies.study import Study, Variant
+from slime_verlog import read_settings
+
+
+def test_the_table_counts_finished_runs_alone_and_says_how_far_seeds_differ(tmp_path: Path) -> None:
+    study = Study(question="Which?", variants={"a": Variant(), "b": Variant()})
+
+    def run(variant: str, seed: int, after: float, done: bool = True) -> Run:
+        evals = [{"update": k, "turns": 0, "eval/success": s, "eval/turns": 5} for k, s in ((0, 0.5), (9, after))]
+        frozen = {"update": 1, "turns": 256, "critic/value_loss": 99.0, "train/actor_trains": 0.0}
+        trained = {"update": 2, "turns": 512, "critic/value_loss": 2.0, "train/actor_trains": 1.0}
+        return Run(variant, seed, [evals[0], frozen, trained, evals[1]], done)
+
+    # A quarter of the seeds is left out at each end, so 0.1 does not count.
+    ends = enumerate((0.1, 0.6, 0.7, 0.8))
+    text = table(study, [*(run("a", *end) for end in ends), run("b", 0, 0.9, done=False)])
+    assert re.search(r"\| a \| 4 \| 0.500 ± 0.000 \| 0.650 \[0\.[123]\d\d, 0\.[78]\d\d\] \| ", text)
+    assert " | 5.0 ± 0.0 | 2.0000 ± 0.0000 | - |" in text
+    assert "| b | 0 | - |" in text and "Not finished, and not counted: b seed 0." in text
+    assert read_runs(tmp_path, study) == []
+
+
+def test_raw_numbers_say_which_runs_are_finished(tmp_path: Path) -> None:
+    rows = [{"update": 1.0, "turns": 8.0, "seconds": 0.5}]
+    runs = [Run("a", 0, rows, True), Run("a", 1, rows, False)]
+    write_csv(tmp_path / "raw.csv", runs)
+    assert read_csv(tmp_path / "raw.csv") == runs
+
+
+def test_several_held_out_tasks_get_a_table_of_their_own(small: dict[str, Any], tmp_path: Path) -> None:
+    tasks = ["goto", {"task": "goto", "name": "busy", "options": {"num_dists": 3}}]
+    study = read_settings(Study, {**small, "variants": {"v": {"keys": {"eval": {"tasks": tasks}}}}})
+    text = run_study(Plan(study, tmp_path, ("v",)), 1)
+    rows = read_rows(tmp_path / "tiny" / "v" / "seed_0" / "rows.jsonl")
+    first, last = rows[0], rows[-1]
+    assert first["eval/success"] == (first["eval/goto/success"] + first["eval/busy/success"]) / 2
+    assert "| win rate after, by held-out task | busy | goto |" in text
+    assert f"| v | {last['eval/busy/success']:.3f} | {last['eval/goto/success']:.3f} |" in text
+
+
+def test_a_study_that_compares_time_runs_one_by_one_and_reports_both_curves(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    """Win rates are averaged over 100 turns and 10 s, where the shortest run ends: linearly between evaluations."""
+    path = tmp_path / "timed.yaml"
+    path.write_text(yaml.safe_dump({**small, "compares_time": True}))
+    with pytest.raises(SystemExit, match="compares wall times, which runs side by side would change; use --jobs 1"):
+        main([str(path), "--jobs", "2", "--out", str(tmp_path)])
+    study = read_settings(Study, {**small, "compares_time": True, "variants": {"slow": {}, "fast": {}}})
+
+    def run(variant: str, seconds: float) -> Run:
+        cpu = {"perf/trainer_cpu_s": seconds, "perf/engine_cpu_s": 2.0}
+        update = {"update": 1, "turns": 100.0, "seconds": seconds, "turn/staleness": 0.5, "train/actor_trains": 1.0}
+        evals = [{"update": k, "turns": 100.0 * k, "seconds": seconds * k, "eval/success": 0.6 * k} for k in (0, 1)]
+        lengths = {"eval/turns": 5.0}
+        return Run(variant, 0, [{**evals[0], **lengths}, {**update, **cpu}, {**evals[1], **lengths}], True)
+
+    runs = [run("slow", 20.0), run("fast", 10.0)]
+    text = table(study, runs)
+    assert "| slow | 1 | 0.000 | 0.600 | 0.300 | 0.150 | 0.50 | - | 20 | 20 | 2 |" in text
+    assert "| fast | 1 | 0.000 | 0.600 | 0.300 | 0.300 | 0.50 | - | 10 | 10 | 2 |" in text
+    plot(tmp_path / "plot.png", study, runs)
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
