@@ -15,7 +15,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import pydantic
 import yaml
@@ -115,10 +115,10 @@ class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         given: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key.value, str) and key.value in given:
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in given:
                 raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
-            given |= {key.value} if isinstance(key.value, str) else set()
+            given.add(key.value)
         return node
 
 
@@ -140,6 +140,19 @@ def read_yaml(path: str, key: str) -> Any:
         raise ConfigError(f"{key}: {where} is not valid YAML: {reason}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{key}: {path} is not a text file in UTF-8: {error.reason}") from error
+
+
+def read_yaml_mapping(path: str, key: str) -> dict[str, Any]:
+    """The settings in a YAML file.
+
+    Raises:
+        ConfigError: as `read_yaml`, or the file holds something other than a mapping.
+    """
+    data = read_yaml(path, key)
+    if not isinstance(data, dict):
+        found = "nothing" if data is None else type(data).__name__
+        raise ConfigError(f"{key}: {path} must hold a mapping of settings, got {found}")
+    return cast("dict[str, Any]", data)
 
 
 def _explain(model: type[Settings], error: Any, where: str) -> str:

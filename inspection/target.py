@@ -78,15 +78,13 @@ def read_target(path: str, task: str | None = None, overrides: Sequence[str] = (
     """
     from rollout.bridge.overrides import with_assignments
     from rollout.bridge.settings import check_keys
-    from slime_verlog import ConfigError, read_yaml
+    from slime_verlog import read_yaml_mapping
 
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     guessed = False
     if path.endswith((".yaml", ".yml")):
-        config = read_yaml(path, "ENV_OR_YAML")
-        if not isinstance(config, dict):
-            raise ConfigError(f"{path} must hold a mapping of settings, got {type(config).__name__}")
+        config = read_yaml_mapping(path, "ENV_OR_YAML")
     else:
         named = task or default_task(path)
         guessed = named is None

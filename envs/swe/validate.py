@@ -11,12 +11,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from envs.errors import ConfigError, SlimeVerlogError
+from envs.errors import SlimeVerlogError
 from envs.swe.env import SWEEnv, SWESettings, check_machine, make_env
 from envs.swe.instances import load_instances
 from envs.swe.sandbox.workspace import Workspace
@@ -26,7 +23,7 @@ from envs.swe.verdict.counter_tests import build_reference
 from envs.swe.verdict.evaluate import evaluate
 from envs.swe.verdict.pristine import pristine_tree
 from envs.swe.verdict.runs import build_tree, run_tests
-from slime_verlog import command, read_settings
+from slime_verlog import command, read_settings, read_yaml_mapping
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="YAML with the env: mapping and the tasks")
     parser.add_argument("tasks", nargs="*", help="instances to check instead of those that the YAML names")
     given = parser.parse_args(arguments)
-    config = _read(given.config)
+    config = read_yaml_mapping(given.config, "--config")
     settings = read_settings(SWESettings, config.get("env"), "env.")
     findings = []
     for finding in validate_instances(settings, given.tasks or tasks_of(config, settings)):
@@ -101,16 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = sum(bool(finding.problem) for finding in findings)
     print(f"{len(findings)} instances, {failed} failed")
     return int(failed > 0)
-
-
-def _read(path: str) -> Mapping[str, Any]:
-    try:
-        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(config, Mapping):
-        raise ConfigError(f"{path} must hold a mapping of settings, got {type(config).__name__}")
-    return config
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from rollout.bridge.settings import RolloutSettings, check_keys
 from rollout.data_source import held_out_episodes, read_tasks, try_each_task
 from rollout.play.memory import build_memory
 from rollout.spec import EpisodeSpec
-from slime_verlog import ConfigError, read_yaml
+from slime_verlog import ConfigError, read_yaml_mapping
 
 Key = tuple[str, str, int]
 """Setting, task name and seed: what tells the episodes of one player apart."""
@@ -77,9 +77,7 @@ def read_points(options: Namespace) -> tuple[dict[str, Any], list[Point]]:
 
 def read_config(options: Namespace) -> dict[str, Any]:
     """The YAML's mapping with `--set`, `--episodes` and `--concurrency`."""
-    config = read_yaml(options.config, "--config")
-    if not isinstance(config, dict):
-        raise ConfigError(f"--config: {options.config} must hold a mapping, got {type(config).__name__}")
+    config = read_yaml_mapping(options.config, "--config")
     given = {"eval.episodes": options.episodes, "n_env": options.concurrency}
     config = with_assignments(config, options.set, "--set")
     for key, value in given.items():

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rollout.errors import ConfigError
+from slime_verlog import read_yaml
 
 OWN_FOLDER = "--megatron-config-path FILE with megatron: [{name: default, role: critic, overrides: {save: FOLDER}}]"
 
@@ -24,10 +23,7 @@ def overrides_of(args: Any, role: str) -> Mapping[str, Any]:
     path = getattr(args, "megatron_config_path", None)
     if not path:
         return {}
-    try:
-        content: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--megatron-config-path {path} cannot be read: {error}") from error
+    content = read_yaml(path, "--megatron-config-path")
     try:
         entries = [dict[str, Any](entry) for entry in content["megatron"]]
     except (TypeError, KeyError, ValueError) as error:

@@ -165,7 +165,7 @@ def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
     except (OSError, ValueError) as error:
         is_gone = path.startswith(("/", ".", "~")) and not Path(path).exists()
-        reason = "there is no such folder" if is_gone else str(error).strip().splitlines()[0]
+        reason = "the folder does not exist" if is_gone else str(error).strip().splitlines()[0]
         raise ConfigError(f"no tokenizer can be loaded from the checkpoint {path!r}: {reason}") from error
     return tokenizer, load_processor(path)
 

@@ -89,7 +89,7 @@ def test_an_instance_without_any_counter_test_says_so(tmp_path: Path, capsys) ->
 
 
 def test_a_config_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"error: .*gone\.yaml cannot be read as YAML"):
+    with pytest.raises(SystemExit, match=r"error: .*gone\.yaml cannot be read: No such file"):
         main(["--config", str(tmp_path / "gone.yaml")])
     (tmp_path / "bad.yaml").write_text("env: {max_step: 3}\n")
     with pytest.raises(SystemExit, match=r"error: .*did you mean 'env\.max_steps'"):

@@ -205,7 +205,7 @@ def test_every_task_of_a_yaml_is_checked_unless_one_is_chosen(
         (["--seed", "-1"], "--seed must be at least 0, got -1"),
         (
             ["--tokenizer", "/nowhere"],
-            "no tokenizer can be loaded from the checkpoint '/nowhere': there is no such folder",
+            "no tokenizer can be loaded from the checkpoint '/nowhere': the folder does not exist",
         ),
     ],
 )
