@@ -39,6 +39,19 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
+def lambda_returns(rewards: list[float], whitened_over: list[torch.Tensor] | None) -> list[float]:
+    """Each turn's advantage if V = 0 and token discounts are 1. Episodes end with turns 3 and 7 of eight."""
+    advantages, ahead = [0.0] * 8, 0.0
+    for i in reversed(range(8)):
+        ahead = rewards[i] + (0.0 if i in (3, 7) else 0.99 * 0.95 * ahead)
+        advantages[i] = ahead
+    if whitened_over is None:
+        return advantages
+    every_token = [a for a, turn in zip(advantages, whitened_over, strict=True) for _ in turn]
+    std, mean = torch.std_mean(torch.tensor(every_token))
+    return [(a - mean.item()) / std.item() for a in advantages]
+
+
 CONSTANT = {"lr_decay_style": "constant"}
 KL_LOSS = {"kl_coef": 0.0, "use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "low_var_kl"}
 
@@ -72,17 +85,9 @@ def test_an_actor_update_is_the_one_that_a_plain_loop_makes(
         table = torch.log_softmax(model(torch.tensor([tokens])).logits[0], -1)[len(tokens) - n - 1 : -1]
         return table[range(n), tokens[-n:]], -(table.exp() * table).sum(-1)
 
-    turns = range(8)
     with torch.no_grad():
-        old = [log_probs_of(i)[0] for i in turns]
-    # With V = 0 and token discounts of 1, A of every token is the lambda-return of its turn.
-    advantages, ahead = [0.0] * 8, 0.0
-    for i in reversed(turns):
-        ahead = batch["rewards"][i] + (0.0 if i in (3, 7) else 0.99 * 0.95 * ahead)
-        advantages[i] = ahead
-    if args.normalize_advantages:
-        std, mean = torch.std_mean(torch.tensor([a for a, row in zip(advantages, old, strict=True) for _ in row]))
-        advantages = [(a - mean.item()) / std.item() for a in advantages]
+        old = [log_probs_of(i)[0] for i in range(8)]
+    advantages = lambda_returns(batch["rewards"], whitened_over=old if args.normalize_advantages else None)
     for step in ([0, 1, 2, 3], [4, 5, 6, 7]):
         inner.zero_grad()
         for i in step:
