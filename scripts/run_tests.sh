@@ -14,8 +14,9 @@ need_package bwrap bubblewrap
 install envs,embedded,dev,docs
 try_install text-games
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
-selection=()
-case " $* " in *" -m "*) ;; *) selection=(-m "not slow" --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder) ;; esac
+# The longest test of the default suite takes half a minute, so after five minutes one hangs, and its stack is printed.
+default=(-m "not slow" --timeout 300 --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
+case " $* " in *" -m "*) selection=() ;; *) selection=("${default[@]}") ;; esac
 "$VENV/bin/python" -m ruff check .
 # The type checker keeps one core busy for a while, so it runs beside the tests. Its complaints come last.
 said=$(mktemp)
