@@ -41,7 +41,7 @@ def read_episodes(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
                 if number > skip:
                     yield _episode(line, f"{path}, line {number},")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _is_json(line: bytes) -> bool:

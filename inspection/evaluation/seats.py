@@ -25,7 +25,7 @@ Play = Callable[[EpisodeSpec], Awaitable[dict[str, Any]]]
 
 MAX_RESPONSE_LEN = 512
 PROBE_S = 10.0
-"""Seconds to wait for any answer from an SGLang address."""
+"""Seconds to wait for any answer from an address."""
 
 
 @contextmanager
@@ -70,6 +70,7 @@ async def seat(contestant: Contestant, point: Point, options: Namespace, engine:
         client = EngineClient(engine.address, point.settings.engine, use_proxy=True)
         player = ChatPlayer(client, contestant.name, options.api_key_env, options.temperature, engine.max_response_len)
         try:
+            await _probe(f"{engine.address}/models", use_proxy=True)
             async with _text_seat(point, player) as play:
                 yield play
         finally:
@@ -102,27 +103,27 @@ async def _token_seat(
 
     try:
         if contestant.kind is Kind.SGLANG:
-            await _probe(engine.address)
+            await _probe(f"{engine.address}/health", use_proxy=False)
         yield play
     finally:
         await runtime.close()
 
 
-async def _probe(address: str) -> None:
-    """Check that something answers, since the client itself would try for a minute.
+async def _probe(url: str, use_proxy: bool) -> None:
+    """Check that something answers, if only with an error, since the client itself would try for a minute.
 
     Raises:
         ConfigError: nothing does.
     """
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_S)) as session,
-            session.get(f"{address}/health"),
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_S), trust_env=use_proxy) as session,
+            session.get(url),
         ):
             pass
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         reason = str(error) or f"no answer within {PROBE_S:g} s"
-        raise ConfigError(f"no engine answers at {address}: {reason}") from error
+        raise ConfigError(f"no engine answers at {url}: {reason}") from error
 
 
 def _rollout_args(contestant: Contestant, point: Point, options: Namespace, engine: Namespace) -> Namespace:

@@ -94,7 +94,7 @@ def test_what_cannot_be_paired_is_refused_in_one_sentence(tmp_path: Path) -> Non
         "game": "goto 0 is not the same game in A and B: env_path is 'envs.babyai' and 'envs.crafter'",
         "lost": "all 1 pairs of .* have a failed episode",
         "empty": "empty has no episodes$",
-        "none": "none cannot be read",
+        "none": "none cannot be read: No such file or directory",
         "old": "old, episode 1, has no key 'setting', so it cannot be compared",
     }.items():
         with pytest.raises(SystemExit, match=f"error: .*{words}"):

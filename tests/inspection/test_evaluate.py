@@ -220,6 +220,7 @@ def test_a_run_whose_first_episodes_all_fail_ends_early(tmp_path: Path) -> None:
             ["--player", "http://127.0.0.1:1", "--tokenizer", "{folder}/model"],
             "no engine answers at http://127.0.0.1:1",
         ),
+        (["--player", "http://127.0.0.1:1/v1", "--model", "x"], "no engine answers at http://127.0.0.1:1/v1/models"),
         (["--player", "{folder}"], "is not a Hugging Face folder: it has no config.json"),
         (["--player", "expert"], f"{COUNTING} has no function expert_action"),
         (["--sweep", "memory.n"], "--sweep must look like memory.n=1,2,4, got 'memory.n'"),
