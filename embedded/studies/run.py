@@ -207,7 +207,7 @@ def main(argv: list[str] | None = None) -> None:
 
     given = _parser().parse_args(argv)
     if given.list:
-        print("\n".join(f"{name:<16}{load_study(name).question}" for name in study_names()))
+        print("\n".join(f"{name:<20}{load_study(name).question}" for name in study_names()))
         return
     if given.study is None:
         raise ConfigError("name a study, or give its YAML file; --list prints the studies")
