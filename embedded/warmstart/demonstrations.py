@@ -33,6 +33,7 @@ _SEEDS_EACH = 100_000
 """Distance between the first seeds of runs with consecutive `seed`; they repeat after 10,000 runs."""
 _MOST_WORDS = 12
 """Words of an observation that a thought repeats."""
+_SENTENCE_END = re.compile(r"(?<=[.!?]) ")
 _ARTICLES = re.compile(r"\b(?:the|a|an)\s+")
 
 
@@ -69,7 +70,8 @@ def demonstrate(
     """Play `episodes` of the config's tasks; each action is random with probability `random_share`.
 
     A turn's answer is the played action. With `expert_answers` it is always the expert's action, even if a random one
-    was played instead. `reason` writes the thoughts (default: `think`). Environments without a list of actions get no
+    was played instead. `reason` writes the thoughts; by default, they state what `explain_action` of the environment's
+    module says before its last sentence, or else quote the observation. Environments without a list of actions get no
     random ones.
 
     Args:
@@ -85,7 +87,6 @@ def demonstrate(
         raise ConfigError("demonstrations need one prompt per turn: use history: window")
     _check_seeds(config)
     tasks, rng = read_tasks(config), random.Random(seed)
-    thinker = reason or (lambda env, text, _: think(env.mission, text) if env.mission else quote(text, rng))
     turns: list[Demonstration] = []
     for k in tqdm(range(episodes), desc="demonstrations", unit="episode", leave=False):
         number = DEMONSTRATION_SEEDS[(seed * _SEEDS_EACH + k) % len(DEMONSTRATION_SEEDS)]
@@ -93,6 +94,7 @@ def demonstrate(
         expert = find_expert(spec.env.env_path)
         if expert is None and needs_expert:
             raise ConfigError(f"{spec.env.env_path} has no expert_action(env), so it cannot be demonstrated")
+        thinker = reason or _find_thinker(spec.env.env_path, rng)
         player = _Expert(expert, random_share, rng, thinker, expert_answers) if expert else _Random(rng)
         try:
             turns += _play(config, spec, player, most_turns)
@@ -110,6 +112,17 @@ def demonstrate(
 def find_expert(env_path: str) -> Callable[[Any], str] | None:
     """`expert_action` of the environment's module; None if it has none."""
     return getattr(load_env_module(env_path), "expert_action", None)
+
+
+def _find_thinker(env_path: str, rng: random.Random) -> Reason:
+    """Return the default `Reason` of an environment's module.
+
+    The last sentence of an explanation is left out: it names the expert's action, and most actions are random.
+    """
+    explain = getattr(load_env_module(env_path), "explain_action", None)
+    if explain is not None:
+        return lambda env, text, action: drop_last_sentence(explain(env))
+    return lambda env, text, action: think(env.mission, text) if env.mission else quote(text, rng)
 
 
 def _check_seeds(config: RolloutSettings) -> None:
@@ -206,6 +219,12 @@ def think(mission: str, observation: str) -> str:
         if f" {wanted} " in f" {line} ":
             return _shorten(_ARTICLES.sub("", line, count=1))
     return f"no {wanted} here"
+
+
+def drop_last_sentence(explanation: str) -> str:
+    """The explanation without its last sentence, unless it has only one."""
+    sentences = _SENTENCE_END.split(explanation)
+    return " ".join(sentences[:-1] or sentences)
 
 
 def quote(observation: str, rng: random.Random) -> str:

@@ -11,7 +11,7 @@ def explain_plan(world: World, observation: str, plan: Sequence[str]) -> str:
     """Return the reasoning behind the first move of a plan that wins from here; `observation` is the world as text."""
     if not plan:
         return f"{_goal(world, observation)} I find no way to win from here, so I wait."
-    return f"{_goal(world, observation)} {_purpose(world, plan)} Next: go one step {_name(plan[0])}."
+    return f"{_goal(world, observation)} {_purpose(world, plan)} go one step {_name(plan[0])}."
 
 
 def _goal(world: World, observation: str) -> str:
@@ -25,13 +25,16 @@ def _goal(world: World, observation: str) -> str:
 
 
 def _purpose(world: World, plan: Sequence[str]) -> str:
-    """Say what the next push is and which rule it helps to make or break, or that no push is needed."""
+    """Say what the next push is and which rule it helps to make or break, or that no push is needed.
+
+    The text goes on with the next step.
+    """
     push = _next_push(world, plan)
     if push is None:
-        return "Nothing has to be pushed, so I go there."
+        return "Nothing has to be pushed, so I"
     number, label, direction = push
     begin = "I push" if number == 0 else "I walk to where I can push"
-    return f"{begin} {label} {_name(direction)}{_rule_change(world, plan)}."
+    return f"{begin} {label} {_name(direction)}{_rule_change(world, plan)}. Next:"
 
 
 def _next_push(world: World, plan: Sequence[str]) -> tuple[int, str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,14 @@ def test_a_demonstration_shows_the_past_turn_as_the_rollout_does() -> None:
     assert [message["role"] for message in later.messages] == ["system", "user", "assistant", "user"]
     assert later.messages[2]["content"].startswith("Previous plan:\nTHINK: ")
     assert later.messages[3]["content"].startswith("Current Observation:\n")
+
+
+def test_thoughts_of_random_play_explain_what_is_seen_and_not_the_experts_action() -> None:
+    """A random line of the observation as the thought teaches a policy too little to learn BabaIsAI with PPO."""
+    puzzle = config(rollout_interaction_env_path="envs.babaisai", env={}, tasks=["goto_win-distr_obj"])
+    for turn in demonstrate(puzzle, episodes=2, random_share=0.85, seed=0):
+        seen = re.fullmatch(r"THINK: (\w+) is win, and I see (\1 .+)\.\nACTION: \w+", turn.answer)
+        assert seen is not None and seen[2] in turn.messages[-1]["content"].splitlines()
 
 
 @pytest.mark.parametrize(

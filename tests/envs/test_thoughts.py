@@ -48,7 +48,7 @@ def test_babaisais_thoughts_name_what_wins_where_it_is_and_what_the_push_is_for(
             assert not any(
                 line.startswith(f"{noun} ") for noun in winners for line in shown.split("map:")[1].splitlines()
             )
-        assert re.search(rf"Next: go one step (to the )?{action}\.$", thought)
+        assert re.search(rf" go one step (to the )?{action}\.$", thought)
         assert re.search(r"I push|I walk to where I can push|Nothing has to be pushed", thought)
         promised |= set(re.findall(r"to make (\w+ is \w+)", thought))
     assert promised <= kept
