@@ -56,8 +56,8 @@ class BaseInteractionEnv(abc.ABC):
 
     `build_env` raises `ConfigError` for an unknown task or a wrong setting, and `MissingDependencyError` if a package
     is not installed. A module may also offer `expert_action(env)`, the next action of a scripted player for
-    demonstrations, `explain_action(env)`, the reasoning behind it, and `DEFAULT_TASK = "name"`, the task of commands
-    that are given the module without a task.
+    demonstrations, `explain_action(env)`, the reasoning behind it, whose last sentence names the action, and
+    `DEFAULT_TASK = "name"`, the task of commands that are given the module without a task.
 
     Task, seed and responses determine all observations and rewards. `reset` may be called again to replay the
     episode from the start. The class attributes describe the task; `reset` fills them.
@@ -73,7 +73,7 @@ class BaseInteractionEnv(abc.ABC):
     answer_format: str = ""
     """Text appended to the current observation to ask for an answer; empty for none."""
     actions: Mapping[str, str] | Sequence[str] = ()
-    """Legal actions, optionally with descriptions; empty if the answer is free text."""
+    """Legal actions, optionally with descriptions; empty if the answer is free text. They may change with each step."""
     default_action: str = ""
     """The action executed in place of an invalid answer."""
     max_steps: int = 0

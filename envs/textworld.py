@@ -68,7 +68,7 @@ class TextWorldSettings(GameSettings):
     """`sparse`: 1 for winning. `score`: the game's points, scaled to 1 in total. `dense`: progress along the shortest
     known solution, scaled to 1 in total; steps away from it cost as much."""
     admissible_commands: bool = False
-    """List the commands that would work now with every observation."""
+    """List the commands that would work now with every observation. Random play then chooses among them."""
     games: int | None = Field(None, ge=1)
     """Number of different games; training and held-out seeds are mapped to separate sets of this size. Null: a new
     game for every seed."""
@@ -149,6 +149,7 @@ class TextWorld(CommandGame):
         moment, share = self._now, self._now.score / self._player.max_score
         ended = moment.won or moment.lost
         shown = moment.commands if self.settings.admissible_commands and not ended else ()
+        self.actions = shown
         return Frame(
             long_term=moment.text,
             short_term=list_commands(shown) if shown else "",

@@ -179,6 +179,7 @@ def test_every_listed_command_works_and_is_shown_with_the_current_observation_on
     text = env.reset()["text"]
     listed = text["short_term_context"].removeprefix("Commands that work now: ").removesuffix(".").split(", ")
     assert "look" in listed and text["long_term_context"].startswith("-=")
+    assert list(env.actions) == listed
     for command in listed:
         env.reset()
         assert env.step(command)[2]["valid_action"], command
