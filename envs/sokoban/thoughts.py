@@ -14,9 +14,9 @@ def explain_pushes(room: Room, state: State, pushes: Sequence[Push] | None) -> s
         return "I find no way to bring all boxes onto targets, so I wait."
     first = pushes[0]
     moves = moves_of(room, state, pushes[:1])
-    how = "I stand behind it" if len(moves) == 1 else "first I walk behind it"
+    how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
     left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
-    return f"{left}. Next I push the box {_where(room, state.player, first.box)} {_towards(first.direction)}; {how}."
+    return f"{left}. Next I push the box {_where(room, state.player, first.box)} {_towards(first.direction)}. {how}."
 
 
 def _where(room: Room, player: int, cell: int) -> str:
