@@ -121,7 +121,7 @@ def _find_thinker(env_path: str, rng: random.Random) -> Reason:
     """
     explain = getattr(load_env_module(env_path), "explain_action", None)
     if explain is not None:
-        return lambda env, text, action: drop_last_sentence(explain(env))
+        return lambda env, text, action: _drop_last_sentence(explain(env))
     return lambda env, text, action: think(env.mission, text) if env.mission else quote(text, rng)
 
 
@@ -221,8 +221,8 @@ def think(mission: str, observation: str) -> str:
     return f"no {wanted} here"
 
 
-def drop_last_sentence(explanation: str) -> str:
-    """The explanation without its last sentence, unless it has only one."""
+def _drop_last_sentence(explanation: str) -> str:
+    """The explanation without its last sentence, unless that is the only one."""
     sentences = _SENTENCE_END.split(explanation)
     return " ".join(sentences[:-1] or sentences)
 
