@@ -14,7 +14,7 @@ need_package bwrap bubblewrap
 install envs,embedded,dev,docs
 try_install text-games
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
-# The longest test of the default suite takes half a minute, so after five minutes one hangs, and its stack is printed.
+# A test of the default suite that takes five minutes hangs: it fails, and its stack is printed.
 default=(-m "not slow" --timeout 300 --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
 case " $* " in *" -m "*) selection=() ;; *) selection=("${default[@]}") ;; esac
 "$VENV/bin/python" -m ruff check .
