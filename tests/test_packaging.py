@@ -41,6 +41,7 @@ INDIRECT = {
     "mkdocstrings-python": "a plugin of mkdocs",
     "pandas": "a bound on what rliable imports",
     "pytest-asyncio": "a pytest plugin",
+    "pytest-timeout": "a pytest plugin",
     "pytest-xdist": "a pytest plugin",
     "ruff": "a command",
     "scienceworld": "imported by name",
