@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
 from advantage.settings import AdvantageSettings
 from rollout.errors import ConfigError
-from slime_verlog import Field, Settings, read_settings
-from slime_verlog import read_yaml as read_yaml_file
+from slime_verlog import Field, Settings, read_settings, read_yaml_mapping
 
 
 class MemorySettings(Settings):
@@ -135,9 +133,11 @@ def load_settings(args: Any) -> RolloutSettings:
     unknown keys.
 
     Raises:
-        ConfigError: unknown or mistyped key, one of slime's own flags in the YAML, or an impossible combination.
+        ConfigError: a file that cannot be read, an unknown or mistyped key, one of slime's own flags in the YAML, or an
+            impossible combination.
     """
-    given = read_yaml(getattr(args, "custom_config_path", None))
+    path = getattr(args, "custom_config_path", None)
+    given = read_yaml_mapping(str(path), "--custom-config-path") if path else {}
     known = {name: getattr(args, name) for name in YAML_KEYS if hasattr(args, name)}
     return check_keys({**given, **known})
 
@@ -153,22 +153,6 @@ def check_keys(keys: Mapping[str, Any]) -> RolloutSettings:
             flag = "--" + key.replace("_", "-")
             raise ConfigError(f"'{key}' is one of slime's own flags, read before the YAML; give {flag} instead")
     return read_settings(RolloutSettings, keys)
-
-
-def read_yaml(path: str | Path | None) -> dict[str, Any]:
-    """The mapping in a YAML file; empty for no file or an empty one.
-
-    Raises:
-        ConfigError: the file cannot be read, is not YAML, or holds something other than a mapping.
-    """
-    if not path:
-        return {}
-    data = read_yaml_file(str(path), "--custom-config-path")
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"--custom-config-path {path} must hold a mapping, got {type(data).__name__}")
-    return cast(dict[str, Any], data)
 
 
 CORE_FLAGS = frozenset(

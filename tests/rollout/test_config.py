@@ -68,7 +68,8 @@ def test_a_missing_environment_path_is_named() -> None:
     [
         ("a: 1\n  b: 2", r"config.yaml:2 is not valid YAML: mapping values are not allowed here$"),
         ("n_env: 4\nenv: {}\nn_env: 8", r"config.yaml:3 is not valid YAML: key 'n_env' is given twice$"),
-        ("- a", "must hold a mapping"),
+        ("- a", "must hold a mapping of settings, got list"),
+        ("", "must hold a mapping of settings, got nothing"),
     ],
 )
 def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, words: str) -> None:
