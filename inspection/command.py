@@ -45,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if module:
             module.add_arguments(part)
             part.set_defaults(run=module.run)
-    options = parser.parse_args(given)
+    options, unknown = parser.parse_known_args(given)
+    if unknown:  # argparse would answer with the usage of the whole command
+        parts.choices[options.part].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         from slime_verlog import command
     except ModuleNotFoundError as error:

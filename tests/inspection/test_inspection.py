@@ -30,3 +30,13 @@ def test_a_part_explains_itself_before_anything_is_installed(part: str) -> None:
     done = subprocess.run(line, cwd=Path(__file__).parents[2], capture_output=True, text=True, env={})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: slime-verlog {part} ")
+
+
+@pytest.mark.parametrize("given", ["check --config my.yaml", "compare one two --config my.yaml"])
+def test_an_unknown_option_shows_how_its_part_is_used(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    part = given.split()[0]
+    with pytest.raises(SystemExit, match="2"):
+        command.main(given.split())
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(f"usage: slime-verlog {part} ")
+    assert f"slime-verlog {part}: error: unrecognized arguments: --config" in stderr
