@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from embedded.studies.study import Study
 
 MEASURES = {"success": "win rate", "progression": "progression", "return": "return"}
 """Names of what held-out episodes are compared by."""
+_TASK_WIN_RATE = re.compile("eval/(.+)/success")
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Run:
         """The last evaluation's win rate in each held-out task, if there are several."""
         results = [row for row in self.rows if self.key in row]
         last = results[-1] if len(results) > 1 else {}
-        return {key.split("/")[1]: value for key, value in last.items() if key.count("/") == 2}
+        return {found[1]: value for key, value in last.items() if (found := _TASK_WIN_RATE.fullmatch(key))}
 
 
 def read_runs(folder: Path, study: Study) -> list[Run]:

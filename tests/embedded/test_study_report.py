@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedd
 from embedded.metrics_log import read_rows
 from embedded.studies.plan import Plan
 from embedded.studies.plots import plot
-from embedded.studies.report import table, write_csv
+from embedded.studies.report import table, table_lines, write_csv
 from embedded.studies.results import Run, read_csv, read_runs
 from embedded.studies.run import main, run_study
 from embedded.studies.study import Study, Variant
@@ -57,6 +57,15 @@ def test_several_held_out_tasks_get_a_table_of_their_own(small: dict[str, Any], 
     assert first["eval/success"] == (first["eval/goto/success"] + first["eval/busy/success"]) / 2
     assert "| win rate after, by held-out task | busy | goto |" in text
     assert f"| v | {last['eval/busy/success']:.3f} | {last['eval/goto/success']:.3f} |" in text
+
+
+def test_the_tasks_of_a_sweep_are_in_the_table() -> None:
+    study = Study(question="Which?", variants={"a": Variant()})
+    rates = {"eval/goto/num_dists=0/success": 0.75, "eval/goto/num_dists=3/success": 0.25}
+    rows = [{"turns": 0.0, "eval/success": 0.5, "eval/turns": 9.0, "eval/episodes": 4.0, **rates}] * 2
+    text = "\n".join(table_lines(study, [Run("a", 0, rows, True)]))
+    assert "| win rate after, by held-out task | goto/num_dists=0 | goto/num_dists=3 |" in text
+    assert "| a | 0.750 | 0.250 |" in text
 
 
 def test_a_study_that_compares_time_runs_one_by_one_and_reports_both_curves(
