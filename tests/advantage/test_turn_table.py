@@ -39,9 +39,8 @@ def rows(draw: st.DrawFn) -> TurnRow:
         anchor = draw(st.one_of(st.just(-1), IDS))
         reward, staleness = draw(st.floats(allow_nan=False, allow_infinity=False)), draw(st.integers(-1, 9))
         turns.append(TurnSpan(start, at, reward, action, anchor, staleness))
-    return TurnRow(
-        draw(IDS), draw(IDS), TurnKind.TURN, *draw(st.tuples(st.booleans(), st.booleans())), tuple(turns), draw(IDS)
-    )
+    kind = draw(st.sampled_from([TurnKind.TURN, TurnKind.HELD_OUT]))
+    return TurnRow(draw(IDS), draw(IDS), kind, draw(st.booleans()), draw(st.booleans()), tuple(turns), draw(IDS))
 
 
 def rows_of(columns: TurnColumns) -> list[TurnRow]:
@@ -51,17 +50,19 @@ def rows_of(columns: TurnColumns) -> list[TurnRow]:
     for _, group in groupby(entries, key=lambda entry: entry[0]):
         turns = [dict(zip(names, entry, strict=True)) for entry in group]
         first, last = turns[0], turns[-1]
-        kind = TurnKind(first["bootstrap"])
+        held_out = TurnKind.HELD_OUT if first["held_out"] else TurnKind.TURN
+        kind = TurnKind.BOOTSTRAP if first["bootstrap"] else held_out
         spans = tuple(
             TurnSpan(
                 *(int(t["start"]), int(t["end"]), t["reward"]),
                 *(int(t["action_start"]), int(t["anchor"]), int(t["staleness"])),
             )
             for t in turns
-            if kind is TurnKind.TURN
+            if kind is not TurnKind.BOOTSTRAP
         )
         assert [t["index"] for t in turns] == [first["index"] + k for k in range(len(turns))]
         assert not any(t["terminated"] or t["truncated"] for t in turns[:-1])
+        assert all(t["bootstrap"] == first["bootstrap"] and t["held_out"] == first["held_out"] for t in turns)
         assert {t["segment"] for t in turns} == {first["segment"]} and {t["group"] for t in turns} == {first["group"]}
         rows.append(
             TurnRow(
