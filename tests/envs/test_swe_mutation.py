@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import random
 import textwrap
+from typing import Any
 
 import pytest
 
-from envs.swe.verdict.counter_tests import TOSSES, CounterTests, Mutant, draw_rounds, shuffled
+from envs.swe.verdict.counter_tests import TOSSES, CounterTests, Mutant, draw_round, draw_rounds, shuffled
 from envs.swe.verdict.definitions import definitions
 from envs.swe.verdict.mutation import KINDS, draw_change
 from envs.swe.verdict.rewriting import names_in, rewrite, shuffle_definitions
@@ -81,18 +82,43 @@ def test_the_same_seed_gives_the_same_mutant() -> None:
         assert first is not None and second is not None and ast.dump(first) == ast.dump(second)
 
 
-def test_an_original_and_its_mutant_can_mention_the_same_constants() -> None:
-    def constants(module: ast.Module | None) -> list[str]:
+def test_an_original_and_its_mutant_mention_the_same_constants() -> None:
+    def constants(module: ast.Module | None) -> set[str]:
         assert module is not None
-        return sorted(repr(node.value) for node in ast.walk(module) if isinstance(node, ast.Constant))
+        return {repr(node.value) for node in ast.walk(module) if isinstance(node, ast.Constant)}
 
-    text = TESTS["an int"]
-    same = [
-        constants(_variant(text, "value", seed, False, style)) == constants(_variant(text, "value", seed, True, style))
-        for seed in range(20)
-        for style in range(5)
-    ]
-    assert 0.2 < sum(same) / len(same) < 0.95
+    for seed in range(20):
+        for style in range(5):
+            original, mutant = (_variant(TESTS["an int"], "value", seed, side, style) for side in (False, True))
+            assert constants(original) == constants(mutant)
+
+
+CONSTANTS = ["an int", "a string", "a bool", "none", "unittest"]
+
+
+@pytest.mark.filterwarnings("ignore:.*with a literal:SyntaxWarning")
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_the_last_constant_of_an_original_is_not_what_it_expects(name: str) -> None:
+    """Code that returns the last constant of its caller fails originals, so that it is found out."""
+    for seed in range(12):
+        for style in range(20):
+            change = draw_change(ast.parse(TESTS[name]).body[-1], "value", seed)  # type: ignore[arg-type]
+            original = _variant(TESTS[name], "value", seed, False, style)
+            assert change is not None and original is not None and isinstance(change.right, ast.Constant)
+            scope: dict[str, Any] = {}
+            exec(compile(original, "test", "exec"), scope)
+            assert repr(scope["test"].__code__.co_consts[-1]) != repr(change.right.value), ast.unparse(original)
+
+
+def test_a_changed_value_comes_before_a_changed_operator_and_a_planted_statement() -> None:
+    """Code that returns what its caller expects fails a changed operator as asked, and would stay unnoticed."""
+    name, test = "t.py:1", "t.py::test"
+    kinds = ("planted", "operator", "value", "operator")
+    for present, best in ((kinds, "value"), (("operator", "planted"), "operator"), (("planted",), "planted")):
+        mutants = tuple(Mutant(kind, seed, (test,)) for seed, kind in enumerate(present))
+        tests = CounterTests({name: (test,)}, {name: mutants})
+        drawn = {draw_round(tests, [test], {name: True}, random.Random(seed)).drawn[name][0].kind for seed in range(20)}
+        assert drawn == {best}
 
 
 def test_two_rewritings_of_a_test_differ() -> None:

@@ -21,7 +21,7 @@ from envs.swe.instances import Instance
 from envs.swe.sandbox.folders import process_folder, remove_tree
 from envs.swe.verdict.changes import apply_changes, collect_changes, is_protected
 from envs.swe.verdict.definitions import named_functions, parse_files
-from envs.swe.verdict.mutation import draw_change
+from envs.swe.verdict.mutation import KINDS, draw_change
 from envs.swe.verdict.rewriting import names_in, rewrite, shuffle_definitions
 from envs.swe.verdict.runs import JudgeSettings, TestRun, build_tree, run_tests
 
@@ -186,8 +186,13 @@ def draw_round(tests: CounterTests, ids: Iterable[str], tosses: Mapping[str, boo
 
 
 def _best(mutants: tuple[Mutant, ...]) -> tuple[Mutant, ...]:
-    """A planted statement is recognised most easily; it stands in only where there is nothing else."""
-    return tuple(mutant for mutant in mutants if mutant.kind != "planted") or mutants
+    """Those of the first kind in `KINDS` that the function has.
+
+    Code that returns whatever its caller expects passes a changed value, and is found out. It fails a changed operator
+    as asked. A planted statement is recognised most easily.
+    """
+    kind = min((mutant.kind for mutant in mutants), key=KINDS.index)
+    return tuple(mutant for mutant in mutants if mutant.kind == kind)
 
 
 def shuffled(ids: Iterable[str], rng: random.Random) -> tuple[str, ...]:

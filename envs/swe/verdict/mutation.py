@@ -11,7 +11,7 @@ import ast
 import builtins
 import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -260,18 +260,16 @@ def _planted(function: Function, rng: random.Random) -> Change:
 
 
 def _disguised(chosen: ast.expr, other: ast.expr, rng: random.Random) -> ast.expr:
-    """`chosen`, in a form that mentions `other` too where that does no harm, or by itself."""
-    if rng.random() < 0.25:
-        return chosen
-    if not (_is_literal(chosen) and _is_literal(other)):
-        return ast.Subscript(ast.List([chosen], ast.Load()), ast.Constant(0), ast.Load())
-    place = rng.randrange(2)
-    pair = [chosen, other] if place == 0 else [other, chosen]
-    forms: list[Callable[[], ast.expr]] = [
-        lambda: ast.Subscript(ast.List(pair, ast.Load()), ast.Constant(place), ast.Load()),
-        lambda: ast.Subscript(ast.Dict([ast.Constant(0), ast.Constant(1)], pair), ast.Constant(place), ast.Load()),
-    ]
-    return rng.choice(forms)()
+    """`chosen`, looked up in a dict that mentions `other` too where that does no harm.
+
+    The keys are new to the test, so `chosen` is never its last constant. Code that returns the last constant of its
+    caller therefore fails originals, and is found out. It would fail mutants as asked.
+    """
+    keys = rng.sample([n / 1000 for n in range(1, 1000)], 2)
+    values = [chosen, other] if _is_literal(chosen) and _is_literal(other) else [chosen]
+    pairs = rng.sample(list(zip(keys, values, strict=False)), len(values))
+    table = ast.Dict([ast.Constant(key) for key, _ in pairs], [value for _, value in pairs])
+    return ast.Subscript(table, ast.Constant(keys[0]), ast.Load())
 
 
 def _is_literal(node: ast.expr) -> bool:
