@@ -110,15 +110,21 @@ def test_the_last_constant_of_an_original_is_not_what_it_expects(name: str) -> N
             assert repr(scope["test"].__code__.co_consts[-1]) != repr(change.right.value), ast.unparse(original)
 
 
+def _kinds_drawn(*mutants: Mutant) -> set[str]:
+    name, ids = "t.py:1", ("t.py::test[1]", "t.py::test[2]")
+    tests = CounterTests({name: ids}, {name: mutants})
+    return {draw_round(tests, ids, {name: True}, random.Random(seed)).drawn[name][0].kind for seed in range(30)}
+
+
 def test_a_changed_value_comes_before_a_changed_operator_and_a_planted_statement() -> None:
     """Code that returns what its caller expects fails a changed operator as asked, and would stay unnoticed."""
-    name, test = "t.py:1", "t.py::test"
-    kinds = ("planted", "operator", "value", "operator")
-    for present, best in ((kinds, "value"), (("operator", "planted"), "operator"), (("planted",), "planted")):
-        mutants = tuple(Mutant(kind, seed, (test,)) for seed, kind in enumerate(present))
-        tests = CounterTests({name: (test,)}, {name: mutants})
-        drawn = {draw_round(tests, [test], {name: True}, random.Random(seed)).drawn[name][0].kind for seed in range(20)}
-        assert drawn == {best}
+    first, both = ("t.py::test[1]",), ("t.py::test[1]", "t.py::test[2]")
+    planted, operator, value = (Mutant(kind, 0, both) for kind in ("planted", "operator", "value"))
+    assert _kinds_drawn(planted, operator, value, operator) == {"value"}
+    assert _kinds_drawn(planted, operator) == {"operator"}
+    assert _kinds_drawn(planted) == {"planted"}
+    # No test may go without a mutant that makes it fail.
+    assert _kinds_drawn(planted, operator, Mutant("value", 0, first)) == {"value", "operator"}
 
 
 def test_two_rewritings_of_a_test_differ() -> None:

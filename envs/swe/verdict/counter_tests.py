@@ -186,13 +186,16 @@ def draw_round(tests: CounterTests, ids: Iterable[str], tosses: Mapping[str, boo
 
 
 def _best(mutants: tuple[Mutant, ...]) -> tuple[Mutant, ...]:
-    """Those of the first kind in `KINDS` that the function has.
+    """Mutants of the first kind in `KINDS`; those of a later kind only if they alone make some test fail.
 
     Code that returns whatever its caller expects passes a changed value, and is found out. It fails a changed operator
     as asked. A planted statement is recognised most easily.
     """
-    kind = min((mutant.kind for mutant in mutants), key=KINDS.index)
-    return tuple(mutant for mutant in mutants if mutant.kind == kind)
+    best: list[Mutant] = []
+    for kind in KINDS:
+        covered = {test for mutant in best for test in mutant.kills}
+        best += [mutant for mutant in mutants if mutant.kind == kind and not covered.issuperset(mutant.kills)]
+    return tuple(best)
 
 
 def shuffled(ids: Iterable[str], rng: random.Random) -> tuple[str, ...]:
