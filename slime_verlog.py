@@ -105,8 +105,11 @@ def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str 
     try:
         return model.model_validate(dict(mapping))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ConfigError(_explain(model, first, where)) from error
+        errors = error.errors(include_url=False)
+        # A required key that is misspelt is missing and unknown at once. The second says more.
+        unknown = (one for one in errors if one["type"] == "extra_forbidden")
+        told = next(unknown, errors[0]) if errors[0]["type"] == "missing" else errors[0]
+        raise ConfigError(_explain(model, told, where)) from error
 
 
 class _Loader(yaml.SafeLoader):

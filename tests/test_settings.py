@@ -98,10 +98,12 @@ def test_a_mistake_is_one_sentence(mapping: dict[str, Any], sentence: str) -> No
     assert str(caught.value) == sentence
 
 
-def test_a_missing_value_is_named() -> None:
+def test_a_missing_value_is_named_and_a_misspelt_one_is_called_unknown() -> None:
     class Needy(Settings):
         path: str
 
+    with pytest.raises(ConfigError, match="^unknown key 'pth'; did you mean 'path'\\?$"):
+        read_settings(Needy, {"pth": "a"})
     with pytest.raises(ConfigError, match="^path is missing; it has no default$"):
         read_settings(Needy, {})
 
