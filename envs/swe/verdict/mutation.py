@@ -262,14 +262,15 @@ def _planted(function: Function, rng: random.Random) -> Change:
 def _disguised(chosen: ast.expr, other: ast.expr, rng: random.Random) -> ast.expr:
     """`chosen`, looked up in a dict that mentions `other` too where that does no harm.
 
-    The keys are new to the test, so `chosen` is never its last constant. Code that returns the last constant of its
-    caller therefore fails originals, and is found out. It would fail mutants as asked.
+    The test hardly ever mentions the keys itself, so its last constant is a key. Code that returns the last constant of
+    its caller therefore fails originals, and is found out.
     """
-    keys = rng.sample([n / 1000 for n in range(1, 1000)], 2)
-    values = [chosen, other] if _is_literal(chosen) and _is_literal(other) else [chosen]
-    pairs = rng.sample(list(zip(keys, values, strict=False)), len(values))
+    key, other_key = rng.sample([n / 1000 for n in range(1, 1000)], 2)
+    pairs = [(key, chosen)]
+    if _is_literal(chosen) and _is_literal(other):
+        pairs.insert(rng.randrange(2), (other_key, other))
     table = ast.Dict([ast.Constant(key) for key, _ in pairs], [value for _, value in pairs])
-    return ast.Subscript(table, ast.Constant(keys[0]), ast.Load())
+    return ast.Subscript(table, ast.Constant(key), ast.Load())
 
 
 def _is_literal(node: ast.expr) -> bool:
