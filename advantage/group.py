@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from advantage.errors import FlagError, TurnTableError
+from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, all_turns, relayed, report_failure, turn_flags
 from advantage.maths.chain import solve_chain
-from advantage.maths.packing import PackedTurns, pack_turns
 from advantage.megatron.context_parallel import local_tokens
-from advantage.megatron.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, all_turns, relayed, report_failure, turn_flags
-from advantage.megatron.layout import Layout, current_layout
+from advantage.packing import PackedTurns, pack_turns
+from advantage.ranks import Layout, current_layout
 from advantage.settings import advantage_flags, advantage_settings
 from advantage.turn_table import TurnColumns, read_turn_table
 

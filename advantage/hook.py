@@ -2,9 +2,9 @@
 
 slime calls it in the processes of the actor and of the critic, before whitening. It has four steps:
 
-1. Pack the tokens of all turns end to end (`advantage/maths/packing.py`).
+1. Pack the tokens of all turns end to end (`advantage/packing.py`).
 2. Scan: run GAE inside each turn, as if nothing followed it (`advantage/maths/forms.py`).
-3. Exchange: find what follows each turn, on whichever rank it is (`advantage/megatron/exchange.py`).
+3. Exchange: find what follows each turn, on whichever rank it is (`advantage/exchange.py`).
 4. Finish: add what follows, discounted, to every token, and set untrained tokens to 0.
 
 The reward of each trained token is -kl_coef x KL. slime's critic has no log-probs, so its KL is 0, and KL never enters
@@ -22,16 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.convergence import watch_warmup
+from advantage.alarms import watch_warmup
 from advantage.errors import TurnTableError
-from advantage.maths.adaptive import scan_turns_by_decay
-from advantage.maths.checks import check_tokens
-from advantage.maths.dual_gae import Discounts
-from advantage.maths.forms import FORMS
-from advantage.maths.packing import PackedTurns, pack_turns, per_token
-from advantage.maths.scan import TokenRewards, TurnScan
-from advantage.megatron.context_parallel import LocalTokens, local_tokens
-from advantage.megatron.exchange import (
+from advantage.exchange import (
     ExchangeReport,
     TurnFacts,
     exchange_turns,
@@ -39,9 +32,16 @@ from advantage.megatron.exchange import (
     report_failure,
     turn_flags,
 )
-from advantage.megatron.layout import Layout, current_layout
+from advantage.gae import Discounts
+from advantage.maths.adaptive import scan_turns_by_decay
+from advantage.maths.checks import check_tokens
+from advantage.maths.forms import FORMS
+from advantage.megatron.context_parallel import LocalTokens, local_tokens
+from advantage.packing import PackedTurns, pack_turns, per_token
 from advantage.policy_loss import STALENESS
 from advantage.pretraining import progress_of
+from advantage.ranks import Layout, current_layout
+from advantage.scan import TokenRewards, TurnScan
 from advantage.settings import AdvantageFlags, AdvantageSettings, advantage_flags, advantage_settings
 from advantage.turn_table import TABLE_KEY, TurnColumns, read_turn_table
 from advantage.value_weight import check_first_tokens
@@ -171,7 +171,7 @@ def _scan(settings: AdvantageSettings, flags: AdvantageFlags, turns: LocalTurns,
 
 
 def _turn_facts(turns: LocalTurns, scan: TurnScan, columns: TurnColumns, d: Discounts) -> TurnFacts:
-    """How each turn or bootstrap state depends on what follows it, as `advantage/megatron/exchange.py` defines it."""
+    """How each turn or bootstrap state depends on what follows it, as `advantage/exchange.py` defines it."""
     packed = turns.packed
     labels = torch.stack([columns.segment, columns.index, turn_flags(columns).double()]).to(packed.rewards.device)
     empty = packed.lengths == 0

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from advantage.megatron.layout import current_layout
+from advantage.ranks import current_layout
 from advantage.settings import AdvantageSettings
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from advantage.errors import PretrainingError
-from advantage.megatron.layout import Group
+from advantage.ranks import Group
 from advantage.settings import PerRun, ValuePretrainingSettings
 from advantage.turn_table import TurnColumns, to_list
 

@@ -14,7 +14,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from advantage.errors import FlagError
-from advantage.maths.dual_gae import Discounts
+from advantage.gae import Discounts
 from slime_verlog import ConfigError, Field, Settings, read_settings
 
 KL_SPLIT = "advantage.kl_split.log_kl_split"

@@ -38,8 +38,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from advantage.gae import Discounts, dual_discount_gae
 from advantage.hook import compute_advantages
-from advantage.maths.dual_gae import Discounts, dual_discount_gae
 from advantage.settings import AdvantageSettings
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row, encode_row
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from advantage.megatron.versions import find_framework
+from advantage.patch.versions import find_framework
 from rollout.bridge.checks import SOURCE, check_flags, installs_advantages
 from rollout.bridge.command_line import captured_output, parse_command_line
 from rollout.bridge.flags import RolloutFlags

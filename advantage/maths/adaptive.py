@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from advantage.maths.chain import solve_runs
-from advantage.maths.scan import TokenRewards, TurnScan
+from advantage.scan import TokenRewards, TurnScan
 
 
 def scan_turns_by_decay(

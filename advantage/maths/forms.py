@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from advantage.maths.dual_gae import Discounts
-from advantage.maths.scan import TokenRewards, TurnScan, scan_turns
+from advantage.gae import Discounts
+from advantage.scan import TokenRewards, TurnScan, scan_turns
 
 Form = Callable[[Tensor, TokenRewards | None, Tensor, Tensor, Discounts], TurnScan]
 """values [N], rewards of tokens, turn lengths [T], turn rewards [T] and discounts to the result inside turns."""

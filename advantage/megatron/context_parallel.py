@@ -14,8 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from advantage.maths.packing import span_positions
-from advantage.megatron.layout import Group, Layout
+from advantage.packing import span_positions
+from advantage.ranks import Group, Layout
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from advantage.megatron.layout import current_layout
-from advantage.megatron.roles import report_frozen
-from advantage.megatron.whitening import whiten
 from advantage.off_policy_alarm import OffPolicyAlarm
+from advantage.patch.roles import report_frozen
+from advantage.patch.whitening import whiten
 from advantage.policy_loss import STALENESS, check_dis, dis_loss, dis_metrics, finish_dis
 from advantage.pretraining import progress_of
+from advantage.ranks import current_layout
 from advantage.settings import ROLE, advantage_flags, advantage_settings
 from advantage.value_weight import first_token_weights, weigh_reducer
 from embedded.arguments import embedded_flags

@@ -152,7 +152,7 @@ def installing_twice_is_installing_once_and_uninstalling_leaves_no_trace() -> No
 
 @check
 def whitening_reaches_over_context_parallelism_or_is_replaced() -> None:
-    from advantage.megatron.versions import find_framework, original
+    from advantage.patch.versions import find_framework, original
 
     args = framework_args(normalize_advantages=True, context_parallel_size=2)
     framework = find_framework()
@@ -199,7 +199,7 @@ def the_table_crosses_the_data_path_and_is_gone_before_the_logger_sums_it() -> N
 @check
 def slices_over_context_parallelism_are_the_frameworks_own() -> None:
     from advantage.megatron.context_parallel import local_tokens
-    from advantage.megatron.layout import Group, Layout
+    from advantage.ranks import Group, Layout
 
     utils = module("backends.megatron_utils.cp_utils" if NAME == "slime" else "backends.training_utils.cp_utils")
     can_pad = "max_seq_len" in inspect.signature(utils.slice_log_prob_with_cp).parameters

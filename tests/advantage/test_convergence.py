@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from advantage.convergence import SIGNIFICANCE, find_trend, warmup_losses, watch_warmup
-from advantage.megatron.layout import Group
+from advantage.alarms import SIGNIFICANCE, find_trend, warmup_losses, watch_warmup
+from advantage.ranks import Group
 from advantage.settings import AdvantageSettings
 
 

@@ -12,8 +12,8 @@ import torch
 from advantage.group import compute_advantages as compute_group_advantages
 from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split
-from advantage.megatron.layout import Group
-from advantage.megatron.whitening import whiten
+from advantage.patch.whitening import whiten
+from advantage.ranks import Group
 from advantage.settings import KL_SPLIT
 from advantage.turn_table import TurnRow, TurnSpan
 from advantage.value_weight import weigh_first_tokens

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advantage.maths import scan
-from advantage.maths.dual_gae import Discounts, dual_discount_gae
+from advantage import scan
+from advantage.gae import Discounts, dual_discount_gae
 from advantage.settings import advantage_settings
 from tests.advantage.reference import brute_force
 

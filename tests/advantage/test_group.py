@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from advantage.errors import FlagError, TurnTableError
+from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED
 from advantage.group import GroupOptions, GroupTurns, compute_advantages, group_advantages
-from advantage.megatron.exchange import BOOTSTRAP, TERMINATED, TRUNCATED
 from advantage.turn_table import TurnRow, TurnSpan, anchor_of, encode_row, with_group
 from slime_verlog import ConfigError
 from tests.advantage.batches import FakeSample, make_args, rollout_data

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from advantage.maths.packing import TrainedRuns, pack_turns, span_positions
+from advantage.packing import TrainedRuns, pack_turns, span_positions
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
 from tests.advantage.batches import make_samples, rollout_data
 

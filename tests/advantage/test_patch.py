@@ -15,7 +15,7 @@ import torch
 
 from advantage import patch
 from advantage.errors import ConfigError, FlagError, UnsupportedFrameworkError
-from advantage.megatron.versions import find_framework
+from advantage.patch.versions import find_framework
 from tests.fixtures.frameworks import FRAMEWORKS, failure_inside
 
 PROGRAM = Path(__file__).with_name("in_framework.py")

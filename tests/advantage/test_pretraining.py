@@ -12,8 +12,8 @@ import torch
 
 from advantage.errors import PretrainingError
 from advantage.hook import compute_advantages
-from advantage.megatron.layout import Group
 from advantage.pretraining import Progress, progress_of
+from advantage.ranks import Group
 from advantage.settings import ValuePretrainingSettings, advantage_settings
 from advantage.turn_table import TurnKind
 from slime_verlog import ConfigError

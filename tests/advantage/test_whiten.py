@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from advantage.megatron.layout import Group
-from advantage.megatron.whitening import whiten
+from advantage.patch.whitening import whiten
+from advantage.ranks import Group
 
 
 def test_trained_tokens_have_mean_zero_and_variance_one() -> None:

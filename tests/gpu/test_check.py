@@ -39,7 +39,7 @@ def test_without_a_gpu_it_ends_with_one_sentence() -> None:
 
 
 def test_a_wrong_advantage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from advantage.maths import scan
+    from advantage import scan
 
     monkeypatch.setattr(scan._Rows, "_solve_columns", lambda rows, columns: columns)
     findings = list(check.check_gae(torch.device("cpu"), turns=16, longest=20))

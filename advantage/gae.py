@@ -8,7 +8,7 @@ turn's reward.
     A_j     = d_j + gamma_token lambda_token A_{j+1}                        j < n-1
     A_{n-1} = d_{n-1} + gamma_step lambda_step A(next turn's first token)
 
-Method: `advantage/maths/scan.py` solves the recursion inside turns, and `advantage/maths/chain.py` between them, where
+Method: `advantage/scan.py` solves the recursion inside turns, and `advantage/maths/chain.py` between them, where
 it is affine in what follows (A = a + b A_next with 0 <= b <= 1). All sums are float64, and nothing is divided by a
 power of a discount, so any discount and any length of turn are safe.
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from advantage.maths.chain import gather_next, solve_chain
 from advantage.maths.checks import check_tokens, check_turns
-from advantage.maths.scan import TokenRewards, scan_turns
+from advantage.scan import TokenRewards, scan_turns
 
 
 @dataclass(frozen=True)

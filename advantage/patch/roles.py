@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from advantage.errors import FlagError, UnsupportedFrameworkError
-from advantage.megatron.layout import MEGATRON_STATE, Group, current_layout
-from advantage.megatron.versions import Framework, Replace
+from advantage.patch.versions import Framework, Replace
+from advantage.ranks import MEGATRON_STATE, Group, current_layout
 from advantage.settings import ROLE, AdvantageSettings, advantage_settings
 
 logger = logging.getLogger(__name__)

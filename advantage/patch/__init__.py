@@ -22,11 +22,11 @@ from typing import Any
 import yaml
 
 from advantage.errors import FlagError, UnsupportedFrameworkError
-from advantage.megatron.critic import install_critic, pretrain_critic
-from advantage.megatron.ppo import make_compute_advantages
-from advantage.megatron.roles import check_frozen_flags, install_roles
-from advantage.megatron.training_steps import install_training_steps
-from advantage.megatron.versions import Framework, find_framework, original
+from advantage.patch.critic import install_critic, pretrain_critic
+from advantage.patch.ppo import make_compute_advantages
+from advantage.patch.roles import check_frozen_flags, install_roles
+from advantage.patch.training_steps import install_training_steps
+from advantage.patch.versions import Framework, find_framework, original
 from advantage.policy_loss import check_dis, install_dis
 from advantage.settings import AdvantageSettings, advantage_flags, advantage_settings
 from advantage.turn_table import CONVERTER

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from advantage.hook import compute_advantages
 from advantage.megatron.context_parallel import local_tokens
-from advantage.megatron.layout import current_layout
-from advantage.megatron.whitening import whiten
+from advantage.patch.whitening import whiten
+from advantage.ranks import current_layout
 from advantage.settings import AdvantageFlags, advantage_flags
 
 

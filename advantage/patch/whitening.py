@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from advantage.megatron.layout import Group
+from advantage.ranks import Group
 
 
 @torch.no_grad()

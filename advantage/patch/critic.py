@@ -20,10 +20,10 @@ from collections.abc import Callable
 from typing import Any
 
 from advantage.errors import UnsupportedFrameworkError
-from advantage.megatron.layout import current_layout
-from advantage.megatron.roles import training_args
-from advantage.megatron.versions import Framework, Replace
+from advantage.patch.roles import training_args
+from advantage.patch.versions import Framework, Replace
 from advantage.pretraining import Progress, progress_of
+from advantage.ranks import current_layout
 from advantage.settings import AdvantageSettings, ValuePretrainingSettings
 
 

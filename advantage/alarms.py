@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.megatron.layout import Group
+from advantage.ranks import Group
 from advantage.settings import PerRun, advantage_flags, advantage_settings
 
 logger = logging.getLogger(__name__)

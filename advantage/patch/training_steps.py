@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from advantage.errors import UnsupportedFrameworkError
-from advantage.megatron.pictures import expand
-from advantage.megatron.versions import Replace
 from advantage.off_policy_alarm import OffPolicyAlarm
+from advantage.patch.versions import Replace
+from advantage.pictures import expand
 from advantage.policy_loss import STALENESS, finish_dis
 from advantage.settings import AdvantageSettings
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from advantage.errors import OtherRankError, TurnTableError
 from advantage.maths.chain import gather_next, solve_chain
-from advantage.megatron.layout import Group
+from advantage.ranks import Group
 from advantage.turn_table import TurnColumns
 
 TERMINATED, TRUNCATED, BOOTSTRAP = 1, 2, 4
