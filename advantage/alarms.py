@@ -1,7 +1,8 @@
-"""Warns if the critic's loss was still changing when its warm-up ended.
+"""Warns about a critic whose warm-up was too short, and about a policy far from the one that played the turns.
 
-In that case the actor starts on advantages from a critic that is still learning, which the warm-up should prevent.
-The loss is the mean squared error of values against returns, over the trained tokens of all ranks, before each update.
+`watch_warmup` warns if the critic's loss was still changing when its warm-up ended. In that case the actor starts on
+advantages from a critic that is still learning, which the warm-up should prevent. The loss is the mean squared error of
+values against returns, over the trained tokens of all ranks, before each update.
 
 The second half of the warm-up is tested for a trend with the Mann-Kendall rank test, whose only assumption is that the
 noise of single batches is independent. At most 5 % of settled critics cause a warning. At a batch noise of 30 %, a loss
@@ -22,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.ranks import Group
-from advantage.settings import PerRun, advantage_flags, advantage_settings
+from advantage.ranks import Group, current_layout
+from advantage.settings import AdvantageSettings, PerRun, advantage_flags, advantage_settings
 
 logger = logging.getLogger(__name__)
 
@@ -116,3 +117,65 @@ def _mean_squared_error(values: Tensor, returns: Tensor, mask: Tensor, group: Gr
     sums = torch.stack([error, mask.sum().to(error)]).double()
     total, count = (float(x) for x in group.total(sums, like=values))
     return total / max(count, 1.0)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The healthy range of one metric: 0 to `highest`."""
+
+    metric: str
+    meaning: str
+    highest: float
+    key: str
+    """The YAML key with `highest`."""
+    advice: str
+
+
+class OffPolicyAlarm:
+    """Watches the metrics of a run's training steps."""
+
+    def __init__(self, settings: AdvantageSettings) -> None:
+        masked = "pg_clipfrac" if settings.policy_loss == "dis" else "tis_clipfrac"
+        self._limits = (
+            Limit(
+                "train_rollout_logprob_abs_diff",
+                "the mean difference between the log-probs of trainer and engine",
+                settings.alarm_logprob_abs_diff,
+                "alarm_logprob_abs_diff",
+                "lower max_staleness or --lr; if no turn is stale, compare the checkpoint, the chat template and the "
+                "precision of the two",
+            ),
+            Limit(
+                masked,
+                "the share of tokens that the off-policy correction masks or truncates",
+                settings.alarm_masked_share,
+                "alarm_masked_share",
+                "lower max_staleness or --lr, or widen the interval (DIS: --eps-clip and --eps-clip-high; TIS and "
+                "IcePop: --tis-clip-low and --tis-clip)",
+            ),
+        )
+        self._outside: set[str] = set()
+        """Metrics that were outside their range in the step before."""
+        self._steps = 0
+
+    def watch(self, metrics: Mapping[str, float], rollout_id: int) -> dict[str, float]:
+        """Check one training step of the actor; warns when a metric leaves its range, not while it stays outside.
+
+        Returns:
+            `off_policy_alarms`, the number of this process's steps with a metric outside its range so far; nothing if
+            there was nothing to check.
+        """
+        watched = [limit for limit in self._limits if limit.metric in metrics]
+        if not watched:
+            return {}
+        outside = {limit.metric for limit in watched if not float(metrics[limit.metric]) <= limit.highest}
+        for limit in watched:
+            if limit.metric in outside - self._outside and current_layout().stage.rank == 0:
+                logger.warning(
+                    "%s (%s) is %.3g in rollout %d, and healthy is 0 to %g (%s): %s",
+                    *(limit.meaning, limit.metric, metrics[limit.metric], rollout_id),
+                    *(limit.highest, limit.key, limit.advice),
+                )
+        self._outside = outside
+        self._steps += bool(outside)
+        return {"off_policy_alarms": float(self._steps)}

@@ -1,14 +1,10 @@
 """Exchanges turns between data-parallel ranks, because the turns of one episode may be on any rank in any order.
 
-The previous turn sees a turn through its value V and advantage A, and both are affine in those of the next turn:
+Each turn sends eight numbers, however many tokens it has: segment, index, flags, and its `Links` (`advantage/gae.py`).
+There are two collectives, first the number of turns and then the turns. Every rank then solves all chains.
 
-    V = v + w V',   A = a + p V' + q A'      (' : the next turn's)
-
-So each turn sends eight numbers, however many tokens it has: segment, index, flags, v, w, a, p and q. There are two
-collectives, first the number of turns and then the turns. Every rank then solves all chains.
-
-If one rank failed, the others would wait in a collective forever. `relayed` and `report_failure` turn a failure on one
-rank into a failure on every rank of the group.
+If one rank failed, the others would wait in a collective forever. `relayed` and `Exchange` turn a failure on one rank
+into a failure on every rank of the group.
 """
 
 from __future__ import annotations
@@ -16,35 +12,17 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from advantage.errors import OtherRankError, TurnTableError
-from advantage.maths.chain import gather_next, solve_chain
+from advantage.gae import Links, solve_links
 from advantage.ranks import Group
 from advantage.turn_table import TurnColumns
 
 TERMINATED, TRUNCATED, BOOTSTRAP = 1, 2, 4
-
-
-@dataclass(frozen=True)
-class TurnFacts:
-    """One entry per turn or bootstrap state, all [T] float64; the module's docstring defines v, w, a, p and q."""
-
-    segment: Tensor
-    index: Tensor
-    flags: Tensor
-    """Sum of TERMINATED, TRUNCATED and BOOTSTRAP."""
-    v: Tensor
-    w: Tensor
-    a: Tensor
-    p: Tensor
-    q: Tensor
-
-    def stacked(self) -> Tensor:
-        columns = (self.segment, self.index, self.flags, self.v, self.w, self.a, self.p, self.q)
-        return torch.stack([x.double() for x in columns], 1)
 
 
 @dataclass(frozen=True)
@@ -60,31 +38,62 @@ class ExchangeReport:
     """By this rank, from the others."""
 
 
+class Exchange:
+    """One exchange among a group of ranks, all of which enter this context and make one exchange inside it.
+
+    If a rank fails before its exchange, the others raise OtherRankError instead of waiting for it.
+    """
+
+    report: ExchangeReport
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._made = False
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not self._made:
+            _report_failure(self._group)
+
+    def rows(self, own: Tensor) -> tuple[Tensor, slice]:
+        """The rows [T, k] of all ranks on the CPU, in rank order, and which of them are this rank's.
+
+        Raises:
+            OtherRankError: another rank failed.
+        """
+        self._made = True
+        table, start, self.report = all_turns(own, self._group)
+        return table.cpu(), slice(start, start + len(own))
+
+    def follow(self, columns: TurnColumns, links: Links) -> tuple[Tensor, Tensor]:
+        """V' and A' for each of this rank's turns (0 if nothing follows), both [T] float64 on the CPU.
+
+        Args:
+            columns: this rank's turns, which say where each belongs and how it ends.
+            links: of the same turns.
+
+        Raises:
+            TurnTableError: the turns of all ranks do not form episodes; names segment and turn. Every rank raises it.
+            OtherRankError: another rank failed.
+        """
+        labels = (columns.segment, columns.index, turn_flags(columns).double())
+        own = torch.stack([*(x.to(links.v.device) for x in labels), *vars(links).values()], 1)
+        table, mine = self.rows(own)
+        following = link_turns(table[:, 0], table[:, 1], table[:, 2].long())
+        next_value, next_advantage = solve_links(Links(*table[:, 3:].unbind(1)), following)
+        return next_value[mine], next_advantage[mine]
+
+
 def turn_flags(columns: TurnColumns) -> Tensor:
     """How each turn ends, as one number; [T]."""
     return TERMINATED * columns.terminated.long() + TRUNCATED * columns.truncated + BOOTSTRAP * columns.bootstrap
 
 
-def exchange_turns(facts: TurnFacts, group: Group) -> tuple[Tensor, Tensor, ExchangeReport]:
-    """V' and A' for each of this rank's turns (0 if nothing follows), both [T] float64 on the CPU.
-
-    Raises:
-        TurnTableError: the turns of all ranks do not form episodes; names segment and turn. Every rank raises it.
-        OtherRankError: another rank called `report_failure`.
-    """
-    own = facts.stacked()
-    table, start, report = all_turns(own, group)
-    table = table.cpu()
-    following = link_turns(table[:, 0], table[:, 1], table[:, 2].long())
-    _, _, _, v, w, a, p, q = table.unbind(1)
-    nothing = torch.zeros_like(v)
-    next_value = gather_next(solve_chain(v, w, following), following, nothing)
-    next_advantage = gather_next(solve_chain(a + p * next_value, q, following), following, nothing)
-    mine = slice(start, start + len(own))
-    return next_value[mine], next_advantage[mine], report
-
-
-def report_failure(group: Group) -> None:
+def _report_failure(group: Group) -> None:
     """Tell the other ranks, which wait in `all_turns` or `relayed`, that this rank failed."""
     if group.size > 1:
         _gather_counts(-1, group, group.device_like(None))
@@ -102,7 +111,7 @@ def relayed(group: Group) -> Generator[None]:
     try:
         yield
     except Exception:
-        report_failure(group)
+        _report_failure(group)
         raise
     if group.size > 1:
         _check_counts(_gather_counts(0, group, group.device_like(None)))
@@ -147,7 +156,7 @@ def all_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport]:
     """The rows [T, k] of all ranks in rank order, and the index of this rank's first row; two collectives.
 
     Raises:
-        OtherRankError: another rank called `report_failure`.
+        OtherRankError: another rank failed.
     """
     if group.size == 1:
         return own, 0, ExchangeReport(len(own), 1, 0, 0)

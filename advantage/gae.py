@@ -8,23 +8,29 @@ turn's reward.
     A_j     = d_j + gamma_token lambda_token A_{j+1}                        j < n-1
     A_{n-1} = d_{n-1} + gamma_step lambda_step A(next turn's first token)
 
-Method: `advantage/scan.py` solves the recursion inside turns, and `advantage/maths/chain.py` between them, where
-it is affine in what follows (A = a + b A_next with 0 <= b <= 1). All sums are float64, and nothing is divided by a
-power of a discount, so any discount and any length of turn are safe.
+`dual_discount_gae` has three steps:
 
-Sources: Verlog's paper, appendix B.3; GAE: Schulman et al. 2016.
+1. Inside: solve the recursion inside each turn, as if nothing followed it (`advantage/scan.py`).
+2. Follow: find V and A of the next turn's first token. Both are affine in those of the turn after it (`Links`), so an
+   episode's chain is solved from five numbers per turn, wherever its turns are (`advantage/exchange.py`).
+3. Finish: add what follows, discounted, to every token.
+
+All sums are float64, and nothing is divided by a power of a discount, so any discount and any length of turn are safe.
+
+Sources: Verlog's paper, appendix B.3; GAE: Schulman et al. 2016. `FORMS` has other definitions of step 1, which
+docs/algorithms.md compares.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from advantage.maths.chain import gather_next, solve_chain
-from advantage.maths.checks import check_tokens, check_turns
-from advantage.scan import TokenRewards, scan_turns
+from advantage.scan import TokenRewards, TurnScan, gather_next, scan_turns, scan_turns_by_decay, solve_chain
 
 
 @dataclass(frozen=True)
@@ -51,53 +57,158 @@ class Discounts:
         return self.gamma_step * self.lambda_step
 
 
+@dataclass(frozen=True)
+class Links:
+    """What the previous turn sees of a turn, in terms of the next turn ('), all [T] float64.
+
+    V = v + w V' and A = a + p V' + q A'.
+    """
+
+    v: Tensor
+    w: Tensor
+    a: Tensor
+    p: Tensor
+    q: Tensor
+
+
+Follow = Callable[[Links], tuple[Tensor, Tensor]]
+"""Finds V' and A' of each turn, both [T] float64; 0 if nothing follows."""
+
+
 @torch.no_grad()
 def dual_discount_gae(
     values: Tensor,
-    token_rewards: Tensor,
-    turn_lengths: Tensor,
+    token_rewards: TokenRewards | None,
+    lengths: Tensor,
     turn_rewards: Tensor,
-    next_turn: Tensor,
-    bootstrap_values: Tensor,
+    bootstrap: Tensor,
+    discounts: Discounts,
+    follow: Follow,
     *,
-    gamma_step: float,
-    lambda_step: float,
-    gamma_token: float,
-    lambda_token: float,
+    form: str = "dual",
+    lambdas: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of all tokens of all turns.
+    """Compute advantages and returns of all tokens of all turns.
 
     N tokens, T turns. The tokens of a turn are adjacent, and turns are in index order. A turn of length 0 is a step
-    without any token of the model: its value is r + gamma_step V(next), so its error is 0, and it counts as one step.
+    without any token of the model: its value is r + gamma_step V', so its error is 0, and it counts as one step.
 
     Args:
         values: [N] floating, the value of the prefix before each token.
-        token_rewards: [N] floating, reward of each token, without the turn's.
-        turn_lengths: [T] integer, tokens of each turn; they sum to N.
-        turn_rewards: [T] floating, given at each turn's last token.
-        next_turn: [T] integer, index of the turn that follows in the same episode, anywhere in the batch; -1 if none.
-        bootstrap_values: [T] floating, the value of the state after the turn if `next_turn` is -1 (0 if the episode
-            terminated); ignored otherwise.
-        gamma_step, lambda_step: discounts from a turn's last token to the next turn.
-        gamma_token, lambda_token: discounts from token to token inside a turn.
+        token_rewards: [N] rewards of single tokens; None if they are all 0.
+        lengths: [T] int64, tokens of each turn; they sum to N.
+        turn_rewards: [T] float64, given at each turn's last token.
+        bootstrap: [T] bool, whether the entry is not a turn but the state after a cut episode: only its value counts.
+        discounts: the four discounts.
+        follow: links turns of the same episode.
+        form: a key of `FORMS`.
+        lambdas: [T] float64, the lambda inside each turn instead of `discounts.lambda_token`; for the form `dual`.
 
     Returns:
         advantages [N] and returns (advantages + values) [N], in `values`' dtype, on its device.
 
     Raises:
-        ValueError: an argument is invalid; names it and the position.
+        ValueError: a value or reward is not finite; names it and its position.
     """
-    d = Discounts(gamma_step, lambda_step, gamma_token, lambda_token)
-    check_tokens(values, token_rewards)
-    check_turns(values, turn_lengths, turn_rewards, next_turn, bootstrap_values)
-    lengths, following = turn_lengths.long(), next_turn.long()
-    rewards, bootstrap = turn_rewards.double(), bootstrap_values.double()
-    scan = scan_turns(values, TokenRewards(token_rewards), lengths, rewards, d.gamma_token, d.token_decay)
-    empty, nothing = (lengths == 0).double(), torch.zeros_like(rewards)
-    worth = rewards + d.gamma_step * torch.where(following < 0, bootstrap, 0.0)
-    first = solve_chain(torch.where(lengths > 0, scan.entry_value, worth), d.gamma_step * empty, following)
-    next_value = gather_next(first, following, bootstrap)
-    entry = scan.entry_advantage + d.gamma_step * scan.entry_decay * next_value
-    advantage = solve_chain(entry, d.step_decay * (scan.entry_decay + empty), following)
-    carry = d.gamma_step * next_value + d.step_decay * gather_next(advantage, following, nothing)
-    return scan.finish(carry)
+    _check_finite("values", values)
+    if token_rewards is not None:
+        _check_finite("token_rewards", token_rewards.raw)
+    if lambdas is None:
+        inside = FORMS[form](values, token_rewards, lengths, turn_rewards, discounts)
+    else:
+        inside = scan_turns_by_decay(values, token_rewards, lengths, turn_rewards, discounts.gamma_token, lambdas)
+    next_value, next_advantage = follow(_links(inside, lengths, turn_rewards, bootstrap, discounts))
+    carry = discounts.gamma_step * next_value + discounts.step_decay * next_advantage
+    return inside.finish(carry.to(values.device))
+
+
+def _links(inside: TurnScan, lengths: Tensor, turn_rewards: Tensor, bootstrap: Tensor, d: Discounts) -> Links:
+    """An empty turn passes on everything that follows it, a bootstrap state nothing."""
+    empty = lengths == 0
+    decay = torch.where(empty, 1.0, inside.entry_decay) * ~bootstrap
+    return Links(
+        v=torch.where(empty, turn_rewards, inside.entry_value),
+        w=d.gamma_step * empty.double(),
+        a=torch.where(empty | bootstrap, 0.0, inside.entry_advantage),
+        p=d.gamma_step * decay * ~empty,
+        q=d.step_decay * decay,
+    )
+
+
+def solve_links(links: Links, following: Tensor) -> tuple[Tensor, Tensor]:
+    """Find V' and A' of each turn from `following`, the index of the turn that follows it, or -1; all [T]."""
+    nothing = torch.zeros_like(links.v)
+    next_value = gather_next(solve_chain(links.v, links.w, following), following, nothing)
+    advantage = solve_chain(links.a + links.p * next_value, links.q, following)
+    return next_value, gather_next(advantage, following, nothing)
+
+
+Form = Callable[[Tensor, TokenRewards | None, Tensor, Tensor, Discounts], TurnScan]
+"""values [N], rewards of tokens, turn lengths [T], turn rewards [T] and discounts to the result inside turns."""
+
+
+def scan_dual(
+    values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
+) -> TurnScan:
+    """Dual-discount GAE inside turns."""
+    return scan_turns(values, rewards, lengths, turn_rewards, d.gamma_token, d.token_decay)
+
+
+def scan_token(
+    values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
+) -> TurnScan:
+    """One discount for all tokens."""
+    return scan_turns(values, rewards, lengths, turn_rewards, d.gamma_step, d.step_decay)
+
+
+def scan_turn(
+    values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
+) -> TurnScan:
+    """The turn as one action: its reward is the sum over its tokens, its value that of its first token."""
+    turn = torch.repeat_interleave(lengths)
+    state = _pick(values, lengths.cumsum(0) - lengths)
+    alone = turn_rewards + _totals(rewards, turn, state) - state
+
+    def finish(carry: Tensor) -> tuple[Tensor, Tensor]:
+        advantages = alone + carry
+        return advantages[turn].to(values.dtype), (advantages + state)[turn].to(values.dtype)
+
+    return TurnScan(state, alone, torch.ones_like(state), finish)
+
+
+def scan_bi_level(
+    values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
+) -> TurnScan:
+    """Inside turns as `dual`, but the previous turn sees the last token's value, and the rewards before that token."""
+    inside = scan_dual(values, rewards, lengths, turn_rewards, d)
+    last = lengths.cumsum(0) - 1
+    state = _pick(values, last)
+    own = _pick(rewards.total(), last) if rewards is not None else torch.zeros_like(state)
+    before = _totals(rewards, torch.repeat_interleave(lengths), state) - own
+    return TurnScan(before + state, own + turn_rewards - state, torch.ones_like(state), inside.finish)
+
+
+FORMS: dict[str, Form] = {
+    "dual": scan_dual,
+    "token": scan_token,
+    "turn": scan_turn,
+    "bi_level": scan_bi_level,
+}
+
+
+def _totals(rewards: TokenRewards | None, turn: Tensor, like: Tensor) -> Tensor:
+    """Sum of the token rewards of each turn, [T]."""
+    total = torch.zeros_like(like)
+    return total if rewards is None else total.index_add_(0, turn, rewards.total())
+
+
+def _pick(x: Tensor, positions: Tensor) -> Tensor:
+    """x at the positions, [T] float64; an arbitrary entry if a position is out of range (turns without tokens)."""
+    return (x[positions.clamp(0, len(x) - 1)] if len(x) else x.new_zeros(len(positions))).double()
+
+
+def _check_finite(name: str, x: Tensor) -> None:
+    # One sum is several times cheaper than checking every entry, so entries are checked only if the sum is not finite.
+    if not math.isfinite(float(x.sum())) and bool((wrong := ~torch.isfinite(x)).any()):
+        position = int(wrong.nonzero()[0])
+        raise ValueError(f"{name}[{position}] is {x[position].item()}: it must be finite")

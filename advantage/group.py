@@ -26,11 +26,10 @@ import torch
 from torch import Tensor
 
 from advantage.errors import FlagError, TurnTableError
-from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, all_turns, relayed, report_failure, turn_flags
-from advantage.maths.chain import solve_chain
-from advantage.megatron.context_parallel import local_tokens
+from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, Exchange, relayed, turn_flags
 from advantage.packing import PackedTurns, pack_turns
-from advantage.ranks import Layout, current_layout
+from advantage.ranks import Layout, current_layout, local_tokens
+from advantage.scan import solve_chain
 from advantage.settings import advantage_flags, advantage_settings
 from advantage.turn_table import TurnColumns, read_turn_table
 
@@ -99,28 +98,16 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     layout = current_layout()
     if not layout.last_stage:
         return
-    with relayed(layout.stage):
-        options, packed, own = _read(args, rollout_data, layout)
-        table, start, _ = all_turns(own.stacked(), layout.data)
-        facts = table.cpu().unbind(1)
-        turns = replace(GroupTurns(*facts), flags=facts[2].long())
-        advantages = group_advantages(turns, options)[start : start + len(own.segment)]
-        rollout_data["advantages"] = _spread(packed, advantages, rollout_data, layout)
-        rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
-
-
-def _read(
-    args: Any, rollout_data: MutableMapping[str, Any], layout: Layout
-) -> tuple[GroupOptions, PackedTurns, GroupTurns]:
-    """This rank's part of the exchange; a failure is reported to the ranks that wait for it."""
-    try:
+    with relayed(layout.stage), Exchange(layout.data) as exchange:
         options, flags = GroupOptions.read(args), advantage_flags(args)
         columns = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
         packed = pack_turns(columns, rollout_data["loss_masks"], rollout_data["response_lengths"])
-        return options, packed, _group_turns(columns, packed, flags.n_samples_per_prompt == 1)
-    except Exception:
-        report_failure(layout.data)
-        raise
+        own = _group_turns(columns, packed, flags.n_samples_per_prompt == 1)
+        table, mine = exchange.rows(own.stacked())
+        facts = table.unbind(1)
+        turns = replace(GroupTurns(*facts), flags=facts[2].long())
+        rollout_data["advantages"] = _spread(packed, group_advantages(turns, options)[mine], rollout_data, layout)
+        rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
 
 
 def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.megatron.context_parallel import local_tokens
 from advantage.packing import span_positions
-from advantage.ranks import Layout, current_layout
+from advantage.ranks import Layout, current_layout, local_tokens
 from advantage.settings import AdvantageFlags, PerRun, advantage_flags, advantage_settings
 from advantage.turn_table import TurnColumns, read_turn_table
 

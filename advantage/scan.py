@@ -1,8 +1,14 @@
-"""The recursion inside turns, A_j = d_j + c A_{j+1}, for all turns at once; `dual_gae.py` defines d.
+"""The recursion inside turns, A_j = d_j + c A_{j+1}, for all turns at once; `gae.py` defines d.
 
-The tokens of all turns, end to end, are cut into rows of 32, whatever the turns. A matrix product solves every row in
-which no turn ends. The other rows, at most one per turn, are solved column by column. What follows a row reaches its
-first token with the factor c^32, so the rows of one turn form a chain, which is solved by doubling.
+The tokens of all turns, end to end, are cut into rows of 32, wherever turns begin and end ("|": a turn's last token):
+
+    row 0   . . . . . . . . . . . . . . . .     no turn ends here: one matrix product solves all such rows
+    row 1   . . . . . . | . . . . . . . . .     a turn ends here: solved column by column, at most one row per turn
+    row 2   . . . . . . . . . . . . . . . |
+
+A loop over tokens has as many steps as the longest turn has tokens; with rows it has 32, and the matrix keeps a CPU
+core busy. What follows a row reaches its first token with the factor c^32, so the rows of one turn form a chain, which
+is solved by doubling. Turns with a lambda of their own length (`scan_turns_by_decay`) use the chain for every token.
 
 To find what follows each turn, only the first tokens of rows are needed. The other tokens are computed at the end, in
 blocks that fit a CPU's cache: float64 copies of all tokens would take longer than the arithmetic.
@@ -17,8 +23,6 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from advantage.maths.chain import solve_runs
 
 ROW = 32
 """Tokens per row: the smallest matrix that keeps a CPU core busy."""
@@ -80,6 +84,36 @@ def scan_turns(
         per_turn(decay ** (last - first).double()),
         lambda carry: rows.finish(carry.index_select(0, nonempty)),
     )
+
+
+def scan_turns_by_decay(
+    values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, gamma: float, lambdas: Tensor
+) -> TurnScan:
+    """Run `scan_turns` with another lambda for each turn, `lambdas` [T]; several times slower."""
+    turn = torch.repeat_interleave(lengths)
+    last = lengths.cumsum(0) - 1
+    place = torch.arange(len(values), device=values.device)
+    is_last = place == last[turn]
+    deltas = gamma * torch.where(is_last, 0.0, values.double().roll(-1)) - values
+    if rewards is not None:
+        deltas += rewards.total()
+    deltas += torch.where(is_last, turn_rewards[turn], 0.0)
+    decay = gamma * lambdas
+    longest = int(lengths.max()) if len(lengths) else 0
+    alone = solve_runs(deltas, torch.where(is_last, 0.0, decay[turn]), longest)
+    reach = decay[turn] ** (last[turn] - place).double()
+
+    def finish(carry: Tensor) -> tuple[Tensor, Tensor]:
+        advantages = alone + reach * carry[turn]
+        return advantages.to(values.dtype), (advantages + values).to(values.dtype)
+
+    nonempty = (lengths > 0).nonzero()[:, 0]
+    first = (last - lengths + 1)[nonempty]
+
+    def per_turn(x: Tensor) -> Tensor:
+        return turn_rewards.new_zeros(len(lengths)).index_copy_(0, nonempty, x)
+
+    return TurnScan(per_turn(values[first].double()), per_turn(alone[first]), per_turn(reach[first]), finish)
 
 
 class _Rows:
@@ -199,3 +233,36 @@ def _rows(x: Tensor, rows: slice) -> Tensor:
     part = x[rows.start * ROW : rows.stop * ROW].double()
     missing = (rows.stop - rows.start) * ROW - len(part)
     return (F.pad(part, (0, missing)) if missing else part).view(-1, ROW)
+
+
+def solve_chain(a: Tensor, b: Tensor, following: Tensor) -> Tensor:
+    """Solve x[i] = a[i] + b[i] x[following[i]]; a `following` of -1 ends a chain. All [n], no cycles."""
+    n = a.numel()
+    a, b = torch.cat([a, a.new_zeros(1)]), torch.cat([b, b.new_zeros(1)])
+    jump = _with_sentinel(following)
+    while bool((jump != n).any()):
+        # index_select is several times faster on a CPU than indexing.
+        a = torch.addcmul(a, b, a.index_select(0, jump))
+        b, jump = b * b.index_select(0, jump), jump.index_select(0, jump)
+    return a[:n]
+
+
+def solve_runs(a: Tensor, b: Tensor, longest: int) -> Tensor:
+    """Solve x[i] = a[i] + b[i] x[i + 1] in place of `a`; of every `longest` adjacent b, at least one is 0. All [n]."""
+    step = 1
+    while step < min(longest, len(a)):
+        a[:-step] += b[:-step] * a[step:]
+        b = F.pad(b[:-step] * b[step:], (0, step))
+        step *= 2
+    return a
+
+
+def _with_sentinel(following: Tensor) -> Tensor:
+    """`following` with one extra entry that points at itself and ends every chain."""
+    n = following.numel()
+    return torch.cat([torch.where(following < 0, n, following), following.new_full((1,), n)])
+
+
+def gather_next(x: Tensor, following: Tensor, otherwise: Tensor) -> Tensor:
+    """x[following], or `otherwise` if nothing follows; all [T]."""
+    return torch.where(following >= 0, x[following.clamp(min=0)], otherwise) if x.numel() else otherwise

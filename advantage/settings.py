@@ -115,7 +115,7 @@ class AdvantageSettings(Settings):
     lambda_policy_alpha: float = Field(default=1.5, gt=0)
     """The factor in `lambda_policy: length_adaptive`; a larger value brings lambda closer to 1."""
     gae_form: Literal["dual", "token", "turn", "bi_level"] = "dual"
-    """The form of GAE that `advantage.hook.compute_advantages` computes; `advantage/maths/forms.py` defines each."""
+    """The form of GAE that `advantage.hook.compute_advantages` computes; `advantage/gae.py` defines each."""
     group_estimator: Literal["grpo", "rloo", "gigpo"] = "grpo"
     """The estimator that `advantage.group.compute_advantages` computes, without a critic."""
     gigpo_step_weight: float = Field(default=1.0, ge=0)

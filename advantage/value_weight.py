@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from advantage.errors import TurnTableError
-from advantage.megatron.context_parallel import local_tokens
 from advantage.packing import PackedTurns
-from advantage.ranks import current_layout
+from advantage.ranks import current_layout, local_tokens
 from advantage.settings import advantage_settings
 from advantage.turn_table import whole_numbers
 

@@ -12,9 +12,9 @@ Two parts, both on one thread; times are CPU time, the best of several rounds.
   The function does not, so the same copy is also timed right after each call of the function. A third line says what
   no scan can remove: joining the lists that the function reads (values, KL, masks, table) and splitting two vectors
   into the lists that it writes, without any arithmetic.
-- The same turns packed, for the algorithms alone: `dual_discount_gae`, the definition as a loop over tokens, a loop
-  over the columns of a padded block, and a loop with one discount. With SLIME_PATH set to a checkout, slime's
-  `chunked_gae` runs too; the last two pad and have one discount, so their results differ.
+- The same turns packed, for the algorithms alone: the definition as a loop over tokens, a loop over the columns of a
+  padded block, and a loop with one discount. With SLIME_PATH set to a checkout, slime's `chunked_gae` runs too; the
+  last two pad and have one discount, so their results differ.
 
 A check comes first: all methods with two discounts compute the same advantages.
 """
@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from advantage.gae import Discounts, dual_discount_gae
+from advantage.gae import Discounts
 from advantage.hook import compute_advantages
 from advantage.settings import AdvantageSettings
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row, encode_row
@@ -209,13 +209,8 @@ def largest_difference(work: Work, d: Discounts, hook: Tensor) -> float:
     """Largest difference between the definition and the other methods with two discounts."""
     kept = torch.arange(work["padded_values"].shape[1]) < work["turn_lengths"][:, None]
     slow = token_by_token(work, d)
-    others = (dual(work, d), loop_over_columns(work, d)[kept], hook)
+    others = (loop_over_columns(work, d)[kept], hook)
     return max(float((other.double() - slow).abs().max()) for other in others)
-
-
-def dual(work: Work, d: Discounts) -> Tensor:
-    names = ("values", "token_rewards", "turn_lengths", "turn_rewards", "next_turn", "bootstrap_values")
-    return dual_discount_gae(**{name: work[name] for name in names}, **vars(d))[0]
 
 
 def methods(work: Work, data: dict[str, Any], args: Namespace, rounds: int) -> dict[str, tuple[Any, int]]:
@@ -225,7 +220,6 @@ def methods(work: Work, data: dict[str, Any], args: Namespace, rounds: int) -> d
         "memory copy": (copy_of_outputs(data), 5 * rounds),
         "its lists joined and split, no arithmetic": (lambda: join_and_split(data), rounds),
         "compute_advantages": (lambda: run_hook(args, data), rounds),
-        "dual_discount_gae": (lambda: dual(work, d), rounds),
         "double loop, token by token": (lambda: token_by_token(work, d), 1),
         "double loop, all episodes at once": (lambda: loop_over_columns(work, d), 1),
         "single discount, loop over columns": (lambda: single_discount(work, d), rounds),

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from advantage.hook import compute_advantages
-from advantage.megatron.context_parallel import local_tokens
 from advantage.patch.whitening import whiten
-from advantage.ranks import current_layout
+from advantage.ranks import current_layout, local_tokens
 from advantage.settings import AdvantageFlags, advantage_flags
 
 

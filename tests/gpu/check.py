@@ -73,7 +73,7 @@ def gae_work(turns: int, longest: int, seed: int) -> dict[str, list[Any]]:
 
 def check_gae(device: torch.device, turns: int, longest: int) -> Iterator[Finding]:
     """The pure function in both precisions, and how long it takes; errors are relative to 1 + |advantage|."""
-    from advantage.gae import dual_discount_gae
+    from tests.advantage.one_process import dual_discount_gae
     from tests.advantage.reference import brute_force
 
     for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
@@ -105,8 +105,8 @@ def _now(device: torch.device) -> float:
 
 def check_exchange(device: torch.device, cases: int) -> Iterator[Finding]:
     """The hook on this device against the definition, then through the collectives against itself."""
+    from advantage import exchange
     from advantage.hook import compute_advantages
-    from advantage.megatron import exchange
     from advantage.ranks import current_layout
     from tests.advantage.batches import expected, make_args, make_samples, rollout_data
 

@@ -1,1 +1,0 @@
-"""Pure functions of tensors, without process groups or a framework."""

@@ -1,1 +1,0 @@
-"""What depends on Megatron: parallel layout, exchange between ranks, whitening, framework versions."""
