@@ -18,6 +18,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 default=(-m "not slow" --timeout 300 --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
 case " $* " in *" -m "*) selection=() ;; *) selection=("${default[@]}") ;; esac
 "$VENV/bin/python" -m ruff check .
+"$VENV/bin/python" -m ruff format --check .
 # The type checker keeps one core busy for a while, so it runs beside the tests. Its complaints come last.
 said=$(mktemp)
 trap 'rm -f "$said"' EXIT

@@ -68,9 +68,7 @@ def _ignore(module: Any, *names: str) -> None:
 
 
 def _devices(cuda: ModuleType, cpu: Any) -> None:
-    properties = SimpleNamespace(
-        total_memory=MEMORY, major=8, minor=0, multi_processor_count=1, name="cpu", uuid="cpu"
-    )
+    properties = SimpleNamespace(total_memory=MEMORY, major=8, minor=0, multi_processor_count=1, name="cpu", uuid="cpu")
     cuda.current_device = lambda: cpu
     cuda.device_count = lambda: 1
     _ignore(cuda, "set_device", "synchronize", "_lazy_init")
