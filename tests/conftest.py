@@ -1,10 +1,9 @@
-"""What all tests share: where the recordings are, and the skip sentence where they are not."""
+"""What all tests share: the recordings, and the system packages that would unlock skipped tests."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 import signal
 import sys
@@ -22,21 +21,13 @@ settings.load_profile("default-without-deadline")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-GOLDEN = Path(os.environ.get("SLIME_VERLOG_GOLDEN", Path(__file__).parents[2] / "shared" / "golden"))
+RECORDINGS = Path(__file__).parent / "recordings"
 
 
-def load_golden(name: str) -> Any:
-    """Read one recording, or skip with the sentence that says how to enable the test."""
-    path = GOLDEN / name
-    if not path.exists():
-        pytest.skip(f"recordings not found at {GOLDEN}; set SLIME_VERLOG_GOLDEN to the folder that holds {name}")
-    with gzip.open(path, "rt", encoding="utf-8") as file:
+def load_recording(name: str) -> Any:
+    """Read one recording of BALROG's or Verlog's own code."""
+    with gzip.open(RECORDINGS / name, "rt", encoding="utf-8") as file:
         return json.load(file)
-
-
-@pytest.fixture
-def golden() -> Any:
-    return load_golden
 
 
 @pytest.fixture(autouse=True)

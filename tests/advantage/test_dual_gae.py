@@ -16,6 +16,7 @@ from advantage.gae import Discounts
 from advantage.settings import advantage_settings
 from tests.advantage.one_process import dual_discount_gae
 from tests.advantage.reference import brute_force
+from tests.conftest import load_recording
 
 ONES = dict(gamma_step=1.0, lambda_step=1.0, gamma_token=1.0, lambda_token=1.0)
 VERLOG = dict(gamma_step=0.99, lambda_step=0.95, gamma_token=1.0, lambda_token=1.0)
@@ -223,16 +224,16 @@ def test_discounts_are_read_from_args_and_default_to_verlogs() -> None:
 
 
 @pytest.mark.parametrize("case", [0, 1])
-def test_verlogs_recorded_advantages_are_reproduced_on_its_real_tokens(golden: Any, case: int) -> None:
-    batch, recorded, discounts = verlog_batch(golden("verlog_gae.json.gz")[case], "mask")
+def test_verlogs_recorded_advantages_are_reproduced_on_its_real_tokens(case: int) -> None:
+    batch, recorded, discounts = verlog_batch(load_recording("verlog_gae.json.gz")[case], "mask")
     advantages, returns = dual_discount_gae(**batch, **discounts)
     torch.testing.assert_close(advantages, recorded["advantages_raw"], atol=1e-6, rtol=0)
     torch.testing.assert_close(returns, recorded["returns"], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("case", [0, 1])
-def test_verlogs_phantom_position_can_be_reproduced_from_the_outside(golden: Any, case: int) -> None:
-    batch, recorded, discounts = verlog_batch(golden("verlog_gae.json.gz")[case], "critic_mask")
+def test_verlogs_phantom_position_can_be_reproduced_from_the_outside(case: int) -> None:
+    batch, recorded, discounts = verlog_batch(load_recording("verlog_gae.json.gz")[case], "critic_mask")
     advantages, _ = dual_discount_gae(**batch, **discounts)
     torch.testing.assert_close(advantages, recorded["advantages_raw"], atol=1e-6, rtol=0)
 

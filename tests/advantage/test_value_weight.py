@@ -16,6 +16,7 @@ from advantage.packing import pack_turns
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
 from advantage.value_weight import check_first_tokens, first_token_weights, weigh_first_tokens
 from tests.advantage.batches import make_args, make_samples
+from tests.conftest import load_recording
 
 
 def check(rows: TurnRow | list[TurnRow], *masks: Tensor) -> None:
@@ -121,8 +122,8 @@ def test_a_refusal_names_the_sample_and_its_own_token_positions() -> None:
 
 
 @pytest.mark.parametrize("weight", ["0", "3", "5"])
-def test_the_value_loss_reproduces_verlogs_recorded_loss(golden: Any, weight: str) -> None:
-    for record in golden("verlog_gae.json.gz"):
+def test_the_value_loss_reproduces_verlogs_recorded_loss(weight: str) -> None:
+    for record in load_recording("verlog_gae.json.gz"):
         values, predicted, returns = (torch.tensor(record[k]) for k in ("values", "vpreds", "returns"))
         masks = torch.tensor(record["critic_mask"]).float()
         clipped = values + (predicted - values).clamp(-0.5, 0.5)

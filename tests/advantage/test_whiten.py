@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from advantage.patch.whitening import whiten
 from advantage.ranks import Group
+from tests.conftest import load_recording
 
 
 def test_trained_tokens_have_mean_zero_and_variance_one() -> None:
@@ -29,8 +28,8 @@ def test_a_batch_without_trained_tokens_is_refused() -> None:
 
 
 @pytest.mark.parametrize("case", [0, 1])
-def test_whitening_reproduces_verlogs_recorded_advantages(golden: Any, case: int) -> None:
-    record = golden("verlog_gae.json.gz")[case]
+def test_whitening_reproduces_verlogs_recorded_advantages(case: int) -> None:
+    record = load_recording("verlog_gae.json.gz")[case]
     rows, masks, wanted = (torch.tensor(record[k]) for k in ("advantages_raw", "mask", "advantages_whitened"))
     white = torch.stack(whiten(list(rows), list(masks), Group()))
     torch.testing.assert_close(white, wanted, atol=1e-5, rtol=1e-5)

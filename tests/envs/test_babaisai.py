@@ -18,10 +18,10 @@ from envs.babaisai_world.tasks import TASKS
 from envs.errors import ConfigError
 from envs.loading import build_env_from
 from rollout.bridge.settings import load_settings
-from tests.conftest import load_golden
+from tests.conftest import load_recording
 
 ALL_TASKS = sorted(TASKS)
-recording = cache(load_golden)
+recording = cache(load_recording)
 
 
 def make(task: str = "goto_win", seed: int = 0, **env: Any) -> BabaIsAI:

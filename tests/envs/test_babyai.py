@@ -17,7 +17,7 @@ from envs.babyai_world import levels
 from envs.babyai_world.levels import HELD_OUT, MIXED_GOALS, level_names
 from envs.babyai_world.view import describe_view
 from envs.errors import ConfigError, MissingDependencyError
-from tests.conftest import load_golden
+from tests.conftest import load_recording
 
 LEVELS = sorted(set(level_names().values()))
 RECORDINGS = {"babyai.json.gz": {}, "babyai_bot.json.gz": {}, "babyai_dists8.json.gz": {"num_dists": 8}}
@@ -29,7 +29,7 @@ def build(task: str = "goto", seed: int = 0, **options: Any) -> babyai.BabyAI:
 
 @pytest.mark.parametrize("file", RECORDINGS)
 def test_every_recorded_step_of_balrog_is_replayed_exactly(file: str) -> None:
-    for episode in load_golden(file)["episodes"]:
+    for episode in load_recording(file)["episodes"]:
         env = build(episode["task"], episode["seed"], preset="balrog", **RECORDINGS[file])
         text = env.reset()["text"]
         assert [text["long_term_context"], text["short_term_context"]] == episode["initial"]
@@ -44,7 +44,7 @@ def test_every_recorded_step_of_balrog_is_replayed_exactly(file: str) -> None:
 
 
 def test_answers_are_translated_and_paid_as_in_verlog() -> None:
-    recorded = [e for e in load_golden("verlog_prompts.json.gz")["episodes"] if e["env"] == "babyai"]
+    recorded = [e for e in load_recording("verlog_prompts.json.gz")["episodes"] if e["env"] == "babyai"]
     assert recorded
     for episode in recorded:
         env = build(episode["task"], episode["seed"])
@@ -231,7 +231,7 @@ def test_mixed_missions_never_name_what_is_held_out_and_generation_is_silent(goa
 
 
 def test_the_expert_plays_the_recorded_expert_games() -> None:
-    for episode in load_golden("babyai_bot.json.gz")["episodes"]:
+    for episode in load_recording("babyai_bot.json.gz")["episodes"]:
         env = build(episode["task"], episode["seed"])
         env.reset()
         for step in episode["steps"]:

@@ -18,7 +18,7 @@ from envs import crafter
 from envs.crafter_world.rules import ACHIEVEMENTS
 from envs.crafter_world.vocabulary import ACTIONS, translate
 from envs.errors import ConfigError
-from tests.conftest import load_golden
+from tests.conftest import load_recording
 
 RECORDINGS = ("crafter.json.gz", "crafter_long.json.gz", "crafter_script.json.gz")
 
@@ -42,7 +42,7 @@ def _internals(env: crafter.Crafter) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", RECORDINGS)
 def test_every_recorded_step_of_balrog_is_replayed_exactly(file: str) -> None:
-    for episode in load_golden(file)["episodes"]:
+    for episode in load_recording(file)["episodes"]:
         env = build(episode["seed"], preset="balrog")
         text = env.reset()["text"]
         assert [text["long_term_context"], text["short_term_context"]] == episode["initial"]
@@ -58,7 +58,7 @@ def test_every_recorded_step_of_balrog_is_replayed_exactly(file: str) -> None:
 
 
 def test_answers_are_translated_and_penalized_as_in_verlog() -> None:
-    recorded = [e for e in load_golden("verlog_prompts.json.gz")["episodes"] if e["env"] == "crafter"]
+    recorded = [e for e in load_recording("verlog_prompts.json.gz")["episodes"] if e["env"] == "crafter"]
     assert recorded
     for episode in recorded:
         env = build(episode["seed"])

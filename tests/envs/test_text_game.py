@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from envs.errors import ConfigError
 from envs.text_game import Frame, GameSettings, TextGame, find_action, render_template
-from tests.conftest import load_golden
+from tests.conftest import load_recording
 
 MARKED = st.lists(st.sampled_from(["ACTION:", "action:", "Action", "THINK:", " ", "\n", "go", "left", "\u2003"]))
 
@@ -30,7 +30,7 @@ def test_the_action_is_found_where_verlog_finds_it_and_its_span_marks_it(answer:
 
 
 def test_recorded_answers_of_all_games_have_their_action_marked() -> None:
-    for episode in load_golden("verlog_prompts.json.gz")["episodes"]:
+    for episode in load_recording("verlog_prompts.json.gz")["episodes"]:
         for step in episode["steps"]:
             candidate, (start, end) = find_action(step["response"])
             assert candidate == _verlogs_rule(step["response"]) == step["response"][start:end]

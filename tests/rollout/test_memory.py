@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,7 @@ from envs.base import make_observation
 from rollout.bridge.settings import MemorySettings
 from rollout.errors import ConfigError
 from rollout.play.memory import Exchange, build_memory, build_messages
+from tests.conftest import load_recording
 
 
 def past(count: int) -> list[Exchange]:
@@ -93,9 +93,9 @@ def test_an_unknown_memory_is_refused_by_name(kind: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["babyai", "babaisai"])
-def test_prompts_lay_out_history_as_verlog_does(golden: Any, family: str) -> None:
+def test_prompts_lay_out_history_as_verlog_does(family: str) -> None:
     """The request for an answer is in our own words, and a rejected answer is not shown; the rest is the same."""
-    (episode,) = [e for e in golden("verlog_prompts.json.gz")["episodes"] if e["env"] == family]
+    (episode,) = [e for e in load_recording("verlog_prompts.json.gz")["episodes"] if e["env"] == family]
     memory = build_memory(MemorySettings())
     for step, following in itertools.pairwise(episode["steps"]):
         shown, now = following["messages"][0]["content"], following["messages"][-1]["content"]

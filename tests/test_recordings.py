@@ -1,0 +1,24 @@
+"""The recordings that define parity are in the repository, and a test without its recording fails."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import RECORDINGS, load_recording
+
+
+def test_the_readme_lists_all_recordings() -> None:
+    listed = re.findall(r"^\| `([\w.]+)` \|", (RECORDINGS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in RECORDINGS.glob("*.gz"))
+
+
+def test_each_recording_can_be_read() -> None:
+    for path in RECORDINGS.glob("*.gz"):
+        assert load_recording(path.name)
+
+
+def test_a_missing_recording_fails_the_test_that_reads_it() -> None:
+    with pytest.raises(FileNotFoundError, match="absent"):
+        load_recording("absent.json.gz")
