@@ -67,50 +67,51 @@ def dis_metrics(
     reduce: Reducer,
     staleness: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """What was masked, and how far the policy has moved; each is a masked mean over tokens.
+    """What was masked, and how far the policy has moved; slime adds these up over micro-batches and ranks.
 
-    `dis_ess` is the effective sample size (sum r)^2 / (n sum r^2): 1 if all ratios are equal. With the `staleness` of
-    each token in actor updates (-1: unknown), further sums by staleness are added, which `finish_dis` turns into means.
+    Each value is linear in the tokens, so the sums do not depend on how the tokens are split; `finish_dis` makes means
+    and effective sample sizes of them. With the `staleness` of each token in actor updates (-1: unknown), there are
+    further sums by staleness.
     """
     ratio = ratio_of(ppo_kl.detach())
     low, high = ratio <= 1 - eps_clip, ratio >= 1 + eps_clip_high
     up = advantages > 0
-    mean, square = reduce(ratio), reduce(ratio**2)
-    return {
+    found = {
         "dis_masked_low_positive": reduce((low & up).float()),
         "dis_masked_low_negative": reduce((low & ~up).float()),
         "dis_masked_high_positive": reduce((high & up).float()),
         "dis_masked_high_negative": reduce((high & ~up).float()),
-        "dis_ratio": mean,
-        # `reduce` sums means of samples, so with m samples this is m times the effective sample size, as it should be.
-        "dis_ess": mean**2 / square.clamp_min(1e-12),
-        **({} if staleness is None else _sums_by_staleness(ratio, (low | high).float(), staleness, reduce)),
+        **_sums("dis", torch.ones_like(ratio), ratio, reduce),
     }
-
-
-def _sums_by_staleness(ratio: Tensor, masked: Tensor, staleness: Tensor, reduce: Reducer) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for age in range(OLDEST + 1):
+    for age in range(OLDEST + 1) if staleness is not None else ():
         here = ((staleness == age) if age < OLDEST else (staleness >= age)).float()
-        for name, x in {"share": here, "masked": here * masked, "ratio": here * ratio, "ess": here * ratio**2}.items():
-            found[f"dis_stale{age}_{name}"] = reduce(x)
+        found |= _sums(f"dis_stale{age}", here, ratio, reduce)
+        found[f"dis_stale{age}_masked"] = reduce(here * (low | high).float())
     return found
 
 
-def finish_dis(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics of a whole training step, with the sums by staleness turned into means over the tokens of each staleness.
+def _sums(prefix: str, here: Tensor, ratio: Tensor, reduce: Reducer) -> dict[str, Tensor]:
+    """The number of tokens that are `here`, and the sums of their ratios and of the squares."""
+    sums = {"share": here, "ratio": here * ratio, "ess": here * ratio**2}
+    return {f"{prefix}_{name}": reduce(x) for name, x in sums.items()}
 
-    Names without tokens in this step are left out, except for their share, which is 0.
+
+def finish_dis(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics of a whole training step, with the sums of `dis_metrics` turned into means over their tokens.
+
+    `dis_ess` is the effective sample size (sum r)^2 / (n sum r^2): 1 if all ratios are equal. Names without tokens in
+    this step are left out, except for the share of each staleness, which is 0.
     """
     found = dict(metrics)
-    for age in range(OLDEST + 1):
-        names = [f"dis_stale{age}_{name}" for name in ("share", "masked", "ratio", "ess")]
+    for prefix in ("dis", *(f"dis_stale{age}" for age in range(OLDEST + 1))):
+        names = [f"{prefix}_{name}" for name in ("share", "ratio", "ess", "masked")]
         if names[0] not in found:
             continue
-        share, masked, ratio, square = (float(found.pop(name)) for name in names)
-        found[names[0]] = share
-        if share > 0 and square > 0:
-            found |= dict(zip(names[1:], (masked / share, ratio / share, ratio**2 / (share * square)), strict=True))
+        share, ratio, square, masked = (float(found.pop(name, 0.0)) for name in names)
+        means = {names[1]: ratio / share, names[2]: ratio**2 / (share * square)} if share > 0 and square > 0 else {}
+        if prefix != "dis":
+            means |= {names[0]: share, **({names[3]: masked / share} if means else {})}
+        found |= means
     return found
 
 

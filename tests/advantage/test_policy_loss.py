@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from advantage.errors import FlagError
 from advantage.policy_loss import check_dis, dis_loss, dis_metrics, finish_dis, install_dis
@@ -96,12 +101,46 @@ def test_ppo_clipping_is_another_loss() -> None:
 def test_metrics_split_what_was_masked_by_side_and_sign() -> None:
     ratios = torch.tensor([0.1, 0.1, 0.1, 1.0, 9.0, 9.0, 1.0, 1.0]).log()
     advantages = torch.tensor([1.0, 1.0, -1.0, 1.0, 1.0, -1.0, -1.0, 1.0])
-    metrics = {k: v.item() for k, v in dis_metrics(-ratios, advantages, LOW, HIGH, torch.mean).items()}
+    metrics = finish_dis({k: v.item() for k, v in dis_metrics(-ratios, advantages, LOW, HIGH, torch.mean).items()})
     sides = [metrics[f"dis_masked_{side}"] for side in ("low_positive", "low_negative", "high_positive")]
     assert sides == [2 / 8, 1 / 8, 1 / 8] and metrics["dis_masked_high_negative"] == 1 / 8
     r = ratios.exp()
     assert metrics["dis_ess"] == pytest.approx((r.sum() ** 2 / (8 * (r**2).sum())).item())
-    assert dis_metrics(torch.zeros(5), torch.ones(5), LOW, HIGH, torch.mean)["dis_ess"] == 1.0
+    assert finish_dis(dis_metrics(torch.zeros(5), torch.ones(5), LOW, HIGH, torch.mean))["dis_ess"] == 1.0
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_any_split_into_micro_batches_and_ranks_gives_the_same_metrics(data: st.DataObject) -> None:
+    """slime adds up what the micro-batches of all ranks report, then divides by the number of samples or tokens."""
+    lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=8), "tokens of each sample")
+    homes = [data.draw(st.integers(0, 3), "micro-batch of the sample") for _ in lengths]
+    masks = [data.draw(st.lists(st.booleans(), min_size=n, max_size=n)) for n in lengths]
+    numbers = np.random.default_rng(data.draw(st.integers(0, 99), "seed"))
+    rows = [
+        tuple(
+            torch.from_numpy(x) for x in (numbers.normal(0, 1, n), numbers.normal(0, 1, n), numbers.integers(-1, 4, n))
+        )
+        for n in lengths
+    ]
+    per_token = data.draw(st.booleans(), "--calculate-per-token-loss")
+    count = sum(map(sum, masks)) if per_token else len(lengths)
+
+    def metrics_of(batches: Sequence[Sequence[int]]) -> dict[str, float]:
+        total: Counter[str] = Counter()
+        for batch in filter(None, batches):
+            parts = [torch.tensor(masks[k]).double() for k in batch]
+            weights = torch.cat([mask if per_token else mask / mask.sum().clamp_min(1) for mask in parts])
+            kl, advantages, stale = (torch.cat(column) for column in zip(*(rows[k] for k in batch), strict=True))
+            total.update(dis_metrics(kl, advantages, LOW, HIGH, lambda x, w=weights: (x * w).sum(), stale))
+        return finish_dis({name: float(value) / max(count, 1) for name, value in total.items()})
+
+    whole = metrics_of([range(len(lengths))])
+    split = metrics_of([[k for k, home in enumerate(homes) if home == number] for number in range(4)])
+    assert split == pytest.approx(whole, rel=1e-9)
+    if per_token and count:
+        ratio = torch.cat([row[0][torch.tensor(mask)] for row, mask in zip(rows, masks, strict=True)]).neg().exp()
+        assert whole["dis_ess"] == pytest.approx((ratio.sum() ** 2 / (count * (ratio**2).sum())).item(), rel=1e-9)
 
 
 def test_metrics_by_staleness_are_those_of_each_staleness_alone() -> None:
