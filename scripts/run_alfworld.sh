@@ -18,4 +18,6 @@ UPDATES=295                       # after the critic's warm-up
 source scripts/lib/slime.sh
 parse_options "$@"
 build_arguments
+# Ray may have been started in another shell, where the environments would find only the demo rooms.
+[ -z "${ALFWORLD_DATA:-}" ] || JOB_ENV+=("ALFWORLD_DATA=$ALFWORLD_DATA")
 submit

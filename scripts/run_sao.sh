@@ -16,15 +16,14 @@ MEM_FRACTION=${MEM_FRACTION:-0.75}
 CRITIC_LR=${CRITIC_LR:-5.0e-6}
 TURNS=2048 STEP_TURNS=1024        # turns per batch, turns per training step
 PROMPT_LEN=4096 RESPONSE_LEN=512
-UPDATES=290                       # the first 10 train the critic alone
+UPDATES=280                       # after the critic's
+CRITIC_ONLY=10                    # batches that train the critic alone, unless it is a pretrained one
 
 source scripts/lib/slime.sh
 LAYOUT=disaggregated
 parse_options "$@"
 build_arguments
 HOOK_ARGS=("${HOOK_ARGS[@]/#rollout.fixed_turn.generate_rollout/rollout.continuous.generate_rollout}")
-# With a pretrained critic, the actor trains from the start.
-[ -n "$PRETRAINING$PRETRAINED_CRITIC" ] || CRITIC_ONLY_STEPS=10
 # No KL, no entropy bonus; the interval of ratios is the paper's for mathematics and tools, 0.8 and 3.0 are for coding.
 PPO_ARGS=(
   --advantage-estimator ppo

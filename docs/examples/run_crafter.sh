@@ -169,14 +169,10 @@ MISC_ARGS=(  # numerics
   --attention-backend flash
 )
 
-PATHS=$REPO:$SLIME_PATH:$MEGATRON_PATH
-RUNTIME_ENV_JSON="{
-  \"env_vars\": {
-    \"PYTHONPATH\": \"$PATHS\",
-    \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\",
-    \"TENSORBOARD_DIR\": \"$RUN_DIR/tensorboard\"
-  }
-}"
+PATHS=$REPO:$SLIME_PATH:$MEGATRON_PATH${PYTHONPATH:+:$PYTHONPATH}
+RUNTIME_ENV_JSON="{\"env_vars\": {\"PYTHONPATH\": \"$PATHS\",
+  \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\",
+  \"TENSORBOARD_DIR\": \"$RUN_DIR/tensorboard\"}}"
 
 # A Ray head on this machine; delete this line if one is running.
 ray start --head --num-gpus=8 --dashboard-port=8265 --disable-usage-stats

@@ -59,18 +59,10 @@ HEAD
 print_flat_end() {
   local group
   [ -z "$PREPARATION" ] || printf '\n%s\n' "$PREPARATION"
-  cat << 'END'
-
-PATHS=$REPO:$SLIME_PATH:$MEGATRON_PATH
-RUNTIME_ENV_JSON="{
-  \"env_vars\": {
-    \"PYTHONPATH\": \"$PATHS\",
-    \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\",
-    \"TENSORBOARD_DIR\": \"$RUN_DIR/tensorboard\"
-  }
-}"
-
-END
+  printf '\nPATHS=$REPO:$SLIME_PATH:$MEGATRON_PATH${PYTHONPATH:+:$PYTHONPATH}\n'
+  PATHS='$PATHS'
+  set_job_environment
+  printf 'RUNTIME_ENV_JSON="%s"\n\n' "$(runtime_environment $',\n  ' | sed 's/"/\\"/g')"
   [ "$NUM_NODES" -gt 1 ] || printf '# A Ray head on this machine; delete this line if one is running.\n%s\n' \
     "ray start --head --num-gpus=$NUM_GPUS --dashboard-port=8265 --disable-usage-stats"
   printf 'ray job submit --address=%s \\\n  --runtime-env-json="$RUNTIME_ENV_JSON" \\\n' "$RAY_ADDRESS"

@@ -30,7 +30,8 @@ submit() {
     TRAIN_ARGS+=("${words[@]}")
   done
   PATHS=$REPO:$SLIME_PATH:$MEGATRON_PATH${PYTHONPATH:+:$PYTHONPATH}
-  JOB=(ray job submit "--address=$RAY_ADDRESS" "--runtime-env-json=$(job_environment)")
+  set_job_environment
+  JOB=(ray job submit "--address=$RAY_ADDRESS" "--runtime-env-json=$(runtime_environment ', ')")
   if [ -n "$DRY_RUN" ]; then
     print_job
     check_job_if_possible >&2
@@ -39,7 +40,7 @@ submit() {
   [ -f "$SLIME_PATH/$TRAIN_SCRIPT" ] || die "no $SLIME_PATH/$TRAIN_SCRIPT; set SLIME_PATH to a slime checkout"
   [ "$REFERENCE" = "$HF_CHECKPOINT" ] || [ -f "$REFERENCE/latest_checkpointed_iteration.txt" ] ||
     die "$REFERENCE holds no finished checkpoint; run: bash scripts/prepare_model.sh $MODEL"
-  PYTHONPATH=$PATHS python3 -m rollout.preflight "$TRAIN_SCRIPT" "${TRAIN_ARGS[@]}"
+  in_job_environment python3 -m rollout.preflight "$TRAIN_SCRIPT" "${TRAIN_ARGS[@]}"
   find_ray
   [[ " ${TRAIN_ARGS[*]} " != *" --use-tensorboard "* ]] ||
     echo "metrics: tensorboard --logdir $RUN_DIR/tensorboard --reload_multifile=true"
@@ -48,17 +49,30 @@ submit() {
 
 # A dry run needs no slime; where there is one, and the model, it ends with preflight's verdict.
 check_job_if_possible() {
-  if [ -f "$HF_CHECKPOINT/config.json" ] && PYTHONPATH=$PATHS python3 -c 'import slime, megatron' 2> /dev/null; then
-    PYTHONPATH=$PATHS python3 -m rollout.preflight "$TRAIN_SCRIPT" "${TRAIN_ARGS[@]}"
+  if [ -f "$HF_CHECKPOINT/config.json" ] && in_job_environment python3 -c 'import slime, megatron' 2> /dev/null; then
+    in_job_environment python3 -m rollout.preflight "$TRAIN_SCRIPT" "${TRAIN_ARGS[@]}"
   else
     echo "note: the flags were not checked, which needs slime, Megatron and $HF_CHECKPOINT"
   fi
 }
 
-# Every process of the job inherits these. slime's writers take TENSORBOARD_DIR before any flag.
-job_environment() {
-  printf '{"env_vars": {"PYTHONPATH": "%s", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "TENSORBOARD_DIR": "%s"}}' \
-    "$PATHS" "$RUN_DIR/tensorboard"
+# What every process of the job inherits, as NAME=VALUE; a script may append to JOB_ENV. Preflight gets the same, because
+# Megatron reads CUDA_DEVICE_MAX_CONNECTIONS while it checks flags. slime's writers take TENSORBOARD_DIR before any flag.
+set_job_environment() {
+  JOB_ENV+=("PYTHONPATH=$PATHS" CUDA_DEVICE_MAX_CONNECTIONS=1 "TENSORBOARD_DIR=$RUN_DIR/tensorboard")
+}
+
+in_job_environment() {
+  env "${JOB_ENV[@]}" "$@"
+}
+
+# The job's environment as Ray takes it; the argument goes between the variables.
+runtime_environment() {
+  local pair pairs=
+  for pair in "${JOB_ENV[@]}"; do
+    pairs+="${pairs:+$1}\"${pair%%=*}\": \"${pair#*=}\""
+  done
+  printf '{"env_vars": {%s}}' "$pairs"
 }
 
 # Prints a script that submits the same job, one flag per line. Only the run's folder was written to.

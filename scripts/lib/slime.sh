@@ -2,11 +2,13 @@
 #
 # A script sets EXPERIMENT CONFIG MODEL NUM_GPUS TURNS STEP_TURNS PROMPT_LEN RESPONSE_LEN UPDATES and calls
 #   parse_options "$@"; build_arguments; submit
-# It may append to any *_ARGS array in between; later flags win. Environment variables override the paths below.
-# scripts/lib/job.sh prints the job, checks it and hands it to Ray; scripts/lib/flat.sh prints it as one file.
+# It may append to any *_ARGS array, and NAME=VALUE to JOB_ENV, in between; later flags win. Environment variables
+# override the paths below. Beside this file, resume.sh finds the step that a run continues from, job.sh prints the job,
+# checks it and hands it to Ray, and flat.sh prints it as one file.
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/job.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/flat.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/resume.sh"
 
 SLIME_PATH=${SLIME_PATH:-/root/slime}             # the checkout whose train.py runs
 MEGATRON_PATH=${MEGATRON_PATH:-/root/Megatron-LM}
@@ -22,8 +24,9 @@ NUM_NODES=${NUM_NODES:-1}
 CHECKPOINTS_KEPT=${CHECKPOINTS_KEPT:-2}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-1}
 ENGINE_GPUS=${ENGINE_GPUS:-1}
-EXTRA_ARGS=()
+EXTRA_ARGS=() JOB_ENV=()
 PRETRAINING=${PRETRAINING:-}              # set by run_value_pretraining.sh
+CRITIC_ONLY=${CRITIC_ONLY:-0}             # batches that train the critic alone, beside those of the YAML's warm-up
 PRETRAINED_CRITIC=${PRETRAINED_CRITIC:-}  # the critic that it saved; PPO starts from it, without a warm-up
 
 usage() {
@@ -113,12 +116,13 @@ write_config() {
     add_key chat_template_kwargs '{enable_thinking: false}'
   fi
   [ -z "$PRETRAINING$PRETRAINED_CRITIC" ] || replace_warmup
-  CRITIC_ONLY_STEPS=$(($(config_number w_epoch) + $(config_number w_iter) + $(config_number batches)))
+  CRITIC_ONLY_STEPS=$((CRITIC_ONLY + $(config_number w_epoch) + $(config_number w_iter) + $(config_number batches)))
 }
 
 # Value pretraining, and a critic that comes from it, do without the warm-up.
 replace_warmup() {
   local batches
+  CRITIC_ONLY=0
   batches=$(config_number w_epoch)
   CONFIG_TEXT=$(awk '/^critic_warmup:/ { skip = 1; next } skip && /^[ \t]/ { next } { skip = 0; print }' <<< "$CONFIG_TEXT")
   if [ -n "$PRETRAINING" ]; then
@@ -153,42 +157,6 @@ keep_checkpoints() {
 
 config_number() {
   awk -v key="$1:" '$1 == key { print $2; found = 1; exit } END { if (!found) print 0 }' <<< "$CONFIG_TEXT"
-}
-
-last_step() {
-  cat "$1/latest_checkpointed_iteration.txt" 2> /dev/null || echo -1
-}
-
-# Where actor and critic go on. The actor is not saved while only the critic trains, the critic always is.
-resume_arguments() {
-  local actor critic actor_load=$ACTOR_DIR critic_load=${PRETRAINED_CRITIC:-$REFERENCE} resumed=
-  actor=$(last_step "$ACTOR_DIR") critic=$(last_step "$CRITIC_DIR")
-  RESUME_ARGS=()
-  if [ "$critic" -ge 0 ]; then
-    critic_load=$CRITIC_DIR
-    if [ "$actor" -lt 0 ]; then
-      # slime takes a run without an actor's checkpoint for a fresh one: it would drop the critic's optimizer, and v0.3.1
-      # begins at rollout 0 whatever it is told. So the actor's load is the reference, as slime would set it.
-      RESUME_ARGS=(--start-rollout-id $((critic + 1)) --finetune --no-load-optim --no-load-rng)
-      actor_load=$REFERENCE
-      resumed=", finetune: false, no_load_optim: false, no_load_rng: false"
-    elif [ "$actor" -ne "$critic" ]; then
-      RESUME_ARGS=(--ckpt-step $((actor < critic ? actor : critic)))
-    fi
-  fi
-  ROLES_FILE=$RUN_DIR/roles.yaml
-  ROLES_TEXT="megatron:
-  - {name: default, role: critic, overrides: {lr: ${CRITIC_LR:-1.0e-5}, load: $critic_load, save: $CRITIC_DIR$resumed}}"
-  [ -n "$FLAT" ] || printf '%s\n' "$ROLES_TEXT" > "$ROLES_FILE"
-  CKPT_ARGS=(
-    --hf-checkpoint "$HF_CHECKPOINT"
-    --ref-load "$REFERENCE"
-    --load "$actor_load"
-    --save "$ACTOR_DIR"
-    --save-interval 20
-    --megatron-config-path "$ROLES_FILE"
-    "${RESUME_ARGS[@]}"
-  )
 }
 
 hook_arguments() {

@@ -1,10 +1,12 @@
-"""What tests of the training scripts share: a folder that looks like a slime checkout, and the recorded flags."""
+"""What tests of the training scripts share: a fresh shell beside a slime checkout, and the recorded flags."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -27,36 +29,76 @@ SHOW_WORDS = 'ray() { printf "%s\\0" ray "$@"; }; source "$1"'
 """What the printed script would run, without running it."""
 
 
+@dataclass
+class Fresh:
+    """A fresh shell in a folder that stands for slime's image: HOME, PATH, and where the image's folders are here."""
+
+    home: Path
+    slime: Path
+
+    @property
+    def output(self) -> Path:
+        return self.home / "out"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """All that the shell has; programs in `home`/bin come first."""
+        folders = {"SLIME_PATH": str(self.slime), "OUTPUT": str(self.output), "MODELS": str(self.home / "models")}
+        return {"HOME": str(self.home), "PATH": f"{self.home}/bin:{os.environ['PATH']}", **folders}
+
+    def install(self, program: str, text: str) -> None:
+        """Put a shell script into `home`/bin."""
+        path = self.home / "bin" / program
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def run(self, script: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Start one of the scripts, with what the user exported."""
+        words = ["bash", str(REPO / "scripts" / script), *options]
+        variables = {**self.variables, **environment}
+        return subprocess.run(words, capture_output=True, text=True, env=variables, timeout=300)
+
+    def words(self, done: subprocess.CompletedProcess[str]) -> list[str]:
+        """The words that Ray would be given by the script that a dry run printed."""
+        assert done.returncode == 0, done.stderr
+        printed = self.home / "printed.sh"
+        printed.write_text(done.stdout)
+        bash = ["bash", "-euc", SHOW_WORDS, "-", str(printed)]
+        shown = subprocess.run(bash, capture_output=True, text=True, env=self.variables)
+        assert shown.returncode == 0, shown.stderr
+        return shown.stdout.split("\0")[:-1]
+
+    def job(self, script: str, *options: str, **environment: str) -> list[str]:
+        """The words that Ray would be given by the script."""
+        return self.words(self.run(script, "--dry-run", *options, **environment))
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Fresh:
+    """A fresh shell beside a folder that has slime's model files and no slime."""
+    models = tmp_path / "slime" / "scripts" / "models"
+    models.mkdir(parents=True)
+    for name in MODELS:
+        (models / f"{name}.sh").write_text(SPEC if "3.5" in name else QWEN_3B)
+    return Fresh(tmp_path, tmp_path / "slime")
+
+
+@pytest.fixture
+def command(fresh: Fresh) -> Command:
+    """`Fresh.job`, for tests that need nothing else."""
+    return fresh.job
+
+
 def recorded_flags() -> dict[str, str]:
     """Every flag of train.py, and how many values it takes: 0, 1 or +."""
     return dict(line.split() for line in FLAGS.read_text().splitlines())
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> Command:
-    """Runs a script with --dry-run, then what it printed; returns the words that Ray would be given."""
-
-    def run(script: str, *options: str, slime: Path | None = None, **environment: str) -> list[str]:
-        folder = slime or tmp_path / "slime"
-        if slime is None:
-            (folder / "scripts" / "models").mkdir(parents=True, exist_ok=True)
-            for name in MODELS:
-                (folder / "scripts" / "models" / f"{name}.sh").write_text(SPEC if "3.5" in name else QWEN_3B)
-        variables = {"SLIME_PATH": str(folder), "OUTPUT": str(tmp_path / "out"), "MODELS": str(tmp_path / "models")}
-        done = subprocess.run(
-            ["bash", str(REPO / "scripts" / script), "--dry-run", *options],
-            capture_output=True,
-            text=True,
-            env={"PATH": os.environ["PATH"], **variables, **environment},
-        )
-        assert done.returncode == 0, done.stderr
-        printed = tmp_path / "printed.sh"
-        printed.write_text(done.stdout)
-        shown = subprocess.run(["bash", "-euc", SHOW_WORDS, "-", str(printed)], capture_output=True, text=True)
-        assert shown.returncode == 0, shown.stderr
-        return shown.stdout.split("\0")[:-1]
-
-    return run
+def job_environment(words: list[str]) -> dict[str, str]:
+    """The variables that Ray is told to give every process of the job."""
+    given = next(word for word in words if word.startswith("--runtime-env-json="))
+    return json.loads(given.partition("=")[2])["env_vars"]
 
 
 def train_flags(words: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.conftest import REPO, Command, train_flags
+from tests.scripts.conftest import REPO, Command, job_environment, train_flags
 from tests.scripts.test_run_scripts import SCRIPTS
 
 EXAMPLE = REPO / "docs" / "examples" / "run_crafter.sh"
@@ -58,6 +58,8 @@ def test_the_file_submits_the_job_of_the_dry_run_with_the_same_yaml_files(
     assert done.returncode == 0, done.stderr
     words = done.stdout.split("\0")[:-1]
     assert train_flags(words) == [word.replace(str(tmp_path / "out"), str(output)) for word in train_flags(dry)]
+    given = {name: value.replace(str(tmp_path / "out"), str(output)) for name, value in job_environment(dry).items()}
+    assert job_environment(words) == given
     for written in (tmp_path / "out").rglob("*.yaml"):
         mine = output / written.relative_to(tmp_path / "out")
         assert mine.read_text() == written.read_text().replace(str(tmp_path / "out"), str(output))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import json
 import os
 import re
 import subprocess
@@ -14,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.scripts.conftest import REPO, Command, by_flag, train_flags
+from tests.scripts.conftest import REPO, Command, Fresh, by_flag, job_environment, train_flags
+from tests.scripts.test_run_scripts import SCRIPTS as CLUSTER_SCRIPTS
 
 SCRIPTS = sorted(path.name for path in (REPO / "scripts").glob("*.sh"))
 
@@ -131,9 +131,51 @@ def test_words_with_spaces_quotes_and_braces_come_back_as_they_were_given(comman
 
 
 def test_metrics_land_in_the_runs_folder(command: Command, tmp_path: Path) -> None:
-    words = command("run_babyai.sh")
-    environment = json.loads(next(w for w in words if w.startswith("--runtime-env-json=")).split("=", 1)[1])["env_vars"]
+    environment = job_environment(command("run_babyai.sh"))
     assert environment["TENSORBOARD_DIR"] == str(tmp_path / "out/babyai-Qwen2.5-3B-Instruct/tensorboard")
+
+
+PREFLIGHT = """
+case "$*" in *rollout.preflight*)
+  [ "$CUDA_DEVICE_MAX_CONNECTIONS" = 1 ] || { echo "error: tensor parallelism needs it" >&2; exit 1; }
+  env > "$HOME/preflight" ;;
+esac
+"""
+"""A `python3` in which preflight writes down its environment, after Megatron has looked at it."""
+
+
+@pytest.mark.parametrize("options", [("--dry-run",), ()], ids=["--dry-run", "started"])
+@pytest.mark.parametrize("script", CLUSTER_SCRIPTS)
+def test_preflight_runs_in_the_environment_that_ray_gives_to_the_job(
+    fresh: Fresh, script: str, options: tuple[str, ...]
+) -> None:
+    """The machine has slime and the model, and a Ray cluster that takes whatever it is given."""
+    words = fresh.job(script)
+    fresh.install("python3", PREFLIGHT)
+    fresh.install("hf", "exit 0")
+    fresh.install("curl", 'echo \'{"ray_version": "2.50.0"}\'')
+    fresh.install("ray", 'printf "%s\\0" ray "$@" > "$HOME/submitted"')
+    (fresh.slime / "train.py").write_text("")
+    flags = by_flag(train_flags(words))
+    for flag, name in (("--hf-checkpoint", "config.json"), ("--ref-load", "latest_checkpointed_iteration.txt")):
+        if flag in flags:
+            Path(flags[flag][0]).mkdir(parents=True)
+            (Path(flags[flag][0]) / name).write_text("")
+    done = fresh.run(script, *options)
+    assert done.returncode == 0, done.stderr
+    if not options:
+        words = (fresh.home / "submitted").read_text().split("\0")
+    had = dict(line.split("=", 1) for line in (fresh.home / "preflight").read_text().splitlines())
+    given = job_environment(words)
+    assert {name: had.get(name) for name in given} == given
+
+
+def test_the_job_finds_the_games_that_the_user_named(command: Command) -> None:
+    """A Ray cluster that was started in another shell does not know the variable."""
+    assert (
+        job_environment(command("run_alfworld.sh", ALFWORLD_DATA="/data/alfworld"))["ALFWORLD_DATA"] == "/data/alfworld"
+    )
+    assert "ALFWORLD_DATA" not in job_environment(command("run_alfworld.sh"))
 
 
 def test_checkpoints_rotate_unless_all_are_wanted(command: Command) -> None:

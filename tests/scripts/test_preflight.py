@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 import yaml
 
 from tests.fixtures.broken_envs import BROKEN
-from tests.scripts.conftest import REPO, Command, by_flag, train_flags
+from tests.scripts.conftest import REPO, Fresh, by_flag, job_environment, train_flags
 from tests.slime.cpu.harness import IMPORTS, Slime, find_slime
 
 pytestmark = pytest.mark.slow
@@ -63,43 +62,60 @@ def without(words: list[str], flag: str) -> list[str]:
     return words[:at] + words[end:]
 
 
-def preflight(slime: Slime, words: list[str], work: Path, *script: str) -> subprocess.CompletedProcess[str]:
-    flags = by_flag(words)
-    (work / "out").mkdir(exist_ok=True)
-    for name in ("--hf-checkpoint", "--ref-load"):
+IMAGE_PYTHON = """
+export PYTHONPATH={imports}:$PYTHONPATH SLIME_CPU_WORK=$HOME TORCHDYNAMO_DISABLE=1
+exec {python} "$@"
+"""
+"""The `python3` of slime's image, on a CPU that pretends to be a GPU older than Blackwell."""
+
+
+@pytest.fixture
+def image(slime: Slime, tmp_path: Path) -> Fresh:
+    """A fresh shell beside the slime checkout, where `python3` has what slime needs."""
+    fresh = Fresh(tmp_path, slime.path)
+    fresh.install("python3", IMAGE_PYTHON.format(imports=IMPORTS, python=slime.python))
+    return fresh
+
+
+def write_weights(words: list[str]) -> None:
+    """What `prepare_model.sh` leaves, as far as preflight looks at it."""
+    flags = by_flag(train_flags(words))
+    for name, write in (("--hf-checkpoint", write_model), ("--ref-load", write_reference)):
         folder = Path(flags[name][0]) if name in flags else None
         if folder and not folder.exists():
-            write_model(folder, flags) if name == "--hf-checkpoint" else write_reference(folder)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, (IMPORTS, slime.path, REPO))),
-        "SLIME_CPU_WORK": str(work),
-        "TORCHDYNAMO_DISABLE": "1",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    }
-    command = [str(slime.python), "-m", "rollout.preflight", *script, *words]
-    return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=300)
+            write(folder, flags)
+
+
+def preflight(image: Fresh, words: list[str], script: str = "train.py") -> subprocess.CompletedProcess[str]:
+    """Preflight as the script would run it, for a job whose words may have been changed."""
+    write_weights(words)
+    variables = {**image.variables, **job_environment(words)}
+    command = ["python3", "-m", "rollout.preflight", script, *train_flags(words)]
+    return subprocess.run(command, cwd=REPO, env=variables, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("options", [(), ("--disaggregated",), ("--model", "Qwen3-4B")], ids=" ".join)
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_slimes_own_parser_takes_every_script(
-    command: Command, slime: Slime, tmp_path: Path, script: str, options: tuple[str, ...]
+def test_a_dry_run_of_every_script_ends_with_the_verdict_of_slimes_own_parser(
+    image: Fresh, script: str, options: tuple[str, ...]
 ) -> None:
+    """From a fresh shell, where slime and the model are there."""
     if options and script != "run_babyai.sh":
         pytest.skip("one script stands for all: the variants come from their common part")
-    words = train_flags(command(script, *options, slime=slime.path))
-    if PATCHED_MEGATRON in words:
-        refused = preflight(slime, words, tmp_path)
-        assert refused.returncode == 0 or f"knows {PATCHED_MEGATRON}" in refused.stderr, refused.stderr
-    done = preflight(slime, [word for word in words if word != PATCHED_MEGATRON], tmp_path)
+    words = image.job(script, *options)
+    write_weights(words)
+    done = image.run(script, "--dry-run", *options)
+    assert done.stdout.startswith("#!/usr/bin/env bash")
+    if PATCHED_MEGATRON in words and done.returncode == 1:
+        assert f"knows {PATCHED_MEGATRON}" in done.stderr, done.stderr
+        done = preflight(image, without(words, PATCHED_MEGATRON))
     if done.returncode == 1 and script in OWN_PACKAGES:
         # Environments are made last, after parser and checks, and not every one is installed beside slime.
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert errors and "install it" in errors[0], done.stderr[-3000:]
         return
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "preflight: flags, YAML and environments are fine" in done.stdout
+    assert "preflight: flags, YAML and environments are fine\n" in (done.stdout + done.stderr)
 
 
 MISTAKES = [
@@ -121,24 +137,22 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("mistake", "words"), MISTAKES, ids=[mistake[0][0] for mistake in MISTAKES])
 def test_a_mistake_ends_with_one_sentence_before_anything_starts(
-    command: Command, slime: Slime, tmp_path: Path, mistake: tuple[str, ...], words: str
+    image: Fresh, mistake: tuple[str, ...], words: str
 ) -> None:
-    done = preflight(slime, train_flags(command("run_babyai.sh", "--", *mistake, slime=slime.path)), tmp_path)
+    done = preflight(image, image.job("run_babyai.sh", "--", *mistake))
     assert done.returncode == 1 and done.stderr.startswith("error: ") and words in done.stderr
     assert len((done.stdout + done.stderr).splitlines()) == 1
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_environment_ends_with_one_sentence_before_anything_starts(
-    command: Command, slime: Slime, tmp_path: Path, broken: str
-) -> None:
-    config, sentence = BROKEN[broken].write(tmp_path)
-    flags = train_flags(command("run_babyai.sh", slime=slime.path))
+def test_a_broken_environment_ends_with_one_sentence_before_anything_starts(image: Fresh, broken: str) -> None:
+    config, sentence = BROKEN[broken].write(image.home)
+    flags = image.job("run_babyai.sh")
     own = yaml.safe_load(Path(by_flag(flags)["--custom-config-path"][0]).read_text(encoding="utf-8"))
     keys = {key: value for key, value in own.items() if key not in ("env", "eval")}
     config.write_text(yaml.safe_dump({**keys, **yaml.safe_load(config.read_text(encoding="utf-8"))}))
     flags[flags.index("--custom-config-path") + 1] = str(config)
-    done = preflight(slime, flags, tmp_path)
+    done = preflight(image, flags)
     assert done.returncode == 1 and done.stderr.startswith("error: ") and sentence in done.stderr
     assert len((done.stdout + done.stderr).splitlines()) == 1
 
@@ -151,8 +165,8 @@ def test_a_broken_environment_ends_with_one_sentence_before_anything_starts(
     ],
     ids=" ".join,
 )
-def test_continuous_batches_pass(command: Command, slime: Slime, tmp_path: Path, flags: tuple[str, ...]) -> None:
-    done = preflight(slime, train_flags(command("run_babyai.sh", "--", *flags, slime=slime.path)), tmp_path)
+def test_continuous_batches_pass(image: Fresh, flags: tuple[str, ...]) -> None:
+    done = preflight(image, image.job("run_babyai.sh", "--", *flags))
     assert done.returncode == 0, done.stderr
 
 
@@ -164,10 +178,8 @@ SAO_MISTAKES = [
 
 
 @pytest.mark.parametrize(("mistake", "words"), SAO_MISTAKES, ids=[mistake[0][0] for mistake in SAO_MISTAKES])
-def test_another_loss_on_the_ratio_of_dis_is_refused(
-    command: Command, slime: Slime, tmp_path: Path, mistake: tuple[str, ...], words: str
-) -> None:
-    done = preflight(slime, train_flags(command("run_sao.sh", "--", *mistake, slime=slime.path)), tmp_path)
+def test_another_loss_on_the_ratio_of_dis_is_refused(image: Fresh, mistake: tuple[str, ...], words: str) -> None:
+    done = preflight(image, image.job("run_sao.sh", "--", *mistake))
     assert done.returncode == 1 and words in done.stderr
 
 
@@ -175,25 +187,23 @@ def test_another_loss_on_the_ratio_of_dis_is_refused(
     ("instead", "words"),
     [((), "give --use-rollout-logprobs"), (("--use-tis",), "--use-tis would weigh the same ratio twice")],
 )
-def test_dis_without_the_rollouts_log_probs_is_refused(
-    command: Command, slime: Slime, tmp_path: Path, instead: tuple[str, ...], words: str
-) -> None:
-    flags = without(train_flags(command("run_sao.sh", slime=slime.path)), "--use-rollout-logprobs")
-    done = preflight(slime, [*flags, *instead], tmp_path)
+def test_dis_without_the_rollouts_log_probs_is_refused(image: Fresh, instead: tuple[str, ...], words: str) -> None:
+    flags = without(image.job("run_sao.sh"), "--use-rollout-logprobs")
+    done = preflight(image, [*flags, *instead])
     assert done.returncode == 1 and words in done.stderr
 
 
-def test_train_async_with_shared_gpus_is_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
-    flags = train_flags(command("run_babyai.sh", slime=slime.path))
-    done = preflight(slime, flags, tmp_path, "train_async.py")
+def test_train_async_with_shared_gpus_is_refused(image: Fresh) -> None:
+    flags = image.job("run_babyai.sh")
+    done = preflight(image, flags, "train_async.py")
     assert done.returncode == 1 and "--colocate cannot share their GPUs: leave it out" in done.stderr
 
 
-def test_continuous_batches_without_staleness_are_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
-    flags = train_flags(command("run_sao.sh", slime=slime.path))
+def test_continuous_batches_without_staleness_are_refused(image: Fresh) -> None:
+    flags = image.job("run_sao.sh")
     path = Path(by_flag(flags)["--custom-config-path"][0])
     path.write_text(path.read_text().replace("max_staleness: 1", "max_staleness: 0"))
-    done = preflight(slime, flags, tmp_path)
+    done = preflight(image, flags)
     assert done.returncode == 1 and "max_staleness: 0 would stop all slots" in done.stderr
 
 
@@ -207,38 +217,34 @@ def test_continuous_batches_without_staleness_are_refused(command: Command, slim
         ("--megatron-config-path", "both actor and critic"),
     ],
 )
-def test_a_missing_hook_is_refused_though_slime_has_a_default_for_it(
-    command: Command, slime: Slime, tmp_path: Path, missing: str, words: str
-) -> None:
-    flags = without(train_flags(command("run_babyai.sh", slime=slime.path)), missing)
-    done = preflight(slime, flags, tmp_path)
+def test_a_missing_hook_is_refused_though_slime_has_a_default_for_it(image: Fresh, missing: str, words: str) -> None:
+    flags = without(image.job("run_babyai.sh"), missing)
+    done = preflight(image, flags)
     assert done.returncode == 1 and words in done.stderr
 
 
-def test_roles_that_share_a_folder_are_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
-    flags = train_flags(command("run_babyai.sh", slime=slime.path))
+def test_roles_that_share_a_folder_are_refused(image: Fresh) -> None:
+    flags = image.job("run_babyai.sh")
     roles = Path(by_flag(flags)["--megatron-config-path"][0])
     roles.write_text(roles.read_text().replace("/critic}", "/actor}"))
-    done = preflight(slime, flags, tmp_path)
+    done = preflight(image, flags)
     assert done.returncode == 1 and "both actor and critic" in done.stderr
 
 
-def test_an_empty_reference_folder_is_refused(command: Command, slime: Slime, tmp_path: Path) -> None:
-    flags = train_flags(command("run_babyai.sh", slime=slime.path))
+def test_an_empty_reference_folder_is_refused(image: Fresh) -> None:
+    flags = image.job("run_babyai.sh")
     Path(by_flag(flags)["--ref-load"][0]).mkdir(parents=True)
-    done = preflight(slime, flags, tmp_path)
+    done = preflight(image, flags)
     assert done.returncode == 1 and "no Megatron checkpoint" in done.stderr
 
 
-def test_flags_without_effect_are_named_and_the_verdict_comes_last(
-    command: Command, slime: Slime, tmp_path: Path
-) -> None:
+def test_flags_without_effect_are_named_and_the_verdict_comes_last(image: Fresh) -> None:
     vain = ("--gamma", "0.9", "--lambd", "0.9", "--custom-rm-path", "a.b", "--custom-reward-post-process-path", "a.c")
     vain += ("--custom-generate-function-path", "a.d")
-    flags = train_flags(command("run_babyai.sh", "--", *vain, slime=slime.path))
+    flags = image.job("run_babyai.sh", "--", *vain)
     roles = Path(by_flag(flags)["--megatron-config-path"][0])
     roles.write_text(roles.read_text().replace("overrides: {", "overrides: {gamma_step: 0.5, gamma: 0.5, "))
-    done = preflight(slime, flags, tmp_path)
+    done = preflight(image, flags)
     warned = done.stderr.splitlines()
     assert done.returncode == 0 and all(line.startswith("warning: ") for line in warned)
     named = ("--gamma 0.9", "--lambd 0.9", "--custom-rm-path", "--custom-reward-post-process-path")
@@ -247,33 +253,13 @@ def test_flags_without_effect_are_named_and_the_verdict_comes_last(
     assert done.stdout == "preflight: flags, YAML and environments are fine\n"
 
 
-def test_training_on_saved_batches_may_carry_the_engines_flags(command: Command, slime: Slime, tmp_path: Path) -> None:
+def test_training_on_saved_batches_may_carry_the_engines_flags(image: Fresh) -> None:
     saved = ("--debug-train-only", "--load-debug-rollout-data", "/data/{rollout_id}.pt")
-    done = preflight(slime, train_flags(command("run_babyai.sh", "--", *saved, slime=slime.path)), tmp_path)
+    done = preflight(image, image.job("run_babyai.sh", "--", *saved))
     assert done.returncode == 0, done.stderr
 
 
-def test_a_dry_run_ends_with_the_verdict_where_slime_and_the_model_are_there(
-    command: Command, slime: Slime, tmp_path: Path
-) -> None:
-    flags = by_flag(train_flags(command("run_babyai.sh", slime=slime.path)))
-    write_model(Path(flags["--hf-checkpoint"][0]), flags)
-    write_reference(Path(flags["--ref-load"][0]))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python3").write_text(f'#!/bin/sh\nexec {slime.python} "$@"\n')
-    (tmp_path / "bin" / "python3").chmod(0o755)
-    environment = {
-        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-        "PYTHONPATH": str(IMPORTS),
-        "SLIME_PATH": str(slime.path),
-        "SLIME_CPU_WORK": str(tmp_path),
-        "MODELS": str(tmp_path / "models"),
-        "OUTPUT": str(tmp_path / "out"),
-        "TORCHDYNAMO_DISABLE": "1",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    }
-    script = ["bash", str(REPO / "scripts/run_babyai.sh"), "--dry-run"]
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0 and done.stderr == "preflight: flags, YAML and environments are fine\n", done.stderr
-    wrong = subprocess.run([*script, "--", "--lora-rank", "8"], capture_output=True, text=True, env=environment)
+def test_a_dry_run_of_a_mistake_ends_with_the_error(image: Fresh) -> None:
+    write_weights(image.job("run_babyai.sh"))
+    wrong = image.run("run_babyai.sh", "--dry-run", "--", "--lora-rank", "8")
     assert wrong.returncode == 1 and "knows --lora-rank" in wrong.stderr and wrong.stdout.startswith("#!")

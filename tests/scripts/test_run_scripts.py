@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from argparse import Namespace
@@ -15,7 +14,7 @@ from envs.loading import load_attribute
 from rollout.bridge.checks import check_flags
 from rollout.bridge.settings import YAML_KEYS, RolloutSettings, check_keys, load_settings
 from slime_verlog import read_settings
-from tests.scripts.conftest import REPO, Command, by_flag, recorded_flags, train_flags
+from tests.scripts.conftest import REPO, Command, by_flag, job_environment, recorded_flags, train_flags
 
 SCRIPTS = sorted(
     path.name for path in (REPO / "scripts").glob("run_*.sh") if "lib/slime.sh" in path.read_text(encoding="utf-8")
@@ -126,39 +125,11 @@ def test_disaggregated_gpus_are_split_between_training_and_serving(command: Comm
     assert (apart["--actor-num-gpus-per-node"], apart["--rollout-num-gpus"]) == (["3"], ["1"])
 
 
-def _saved(folder: Path, step: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
-
-
-def test_a_stopped_run_goes_on_from_what_both_roles_have(command: Command, tmp_path: Path) -> None:
-    run = tmp_path / "out" / "babyai-Qwen2.5-3B-Instruct"
-
-    def start() -> tuple[dict[str, list[str]], dict[str, object]]:
-        flags = by_flag(train_flags(command("run_babyai.sh")))
-        return flags, yaml.safe_load((run / "roles.yaml").read_text())["megatron"][0]["overrides"]
-
-    flags, critic = start()
-    assert "--start-rollout-id" not in flags and str(critic["load"]).endswith("_torch_dist")
-    _saved(run / "critic", 19)
-    flags, critic = start()
-    assert flags["--start-rollout-id"] == ["20"] and critic["load"] == str(run / "critic")
-    assert flags["--load"][0].endswith("_torch_dist") and "--finetune" in flags
-    assert (critic["finetune"], critic["no_load_optim"], critic["no_load_rng"]) == (False, False, False)
-    _saved(run / "critic", 59)
-    _saved(run / "actor", 59)
-    flags, critic = start()
-    assert "--start-rollout-id" not in flags and "--ckpt-step" not in flags and "finetune" not in critic
-    _saved(run / "actor", 79)
-    assert start()[0]["--ckpt-step"] == ["59"]
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_job_finds_the_project_and_kills_nothing(command: Command, script: str) -> None:
     words = command(script)
     assert words[:3] == ["ray", "job", "submit"]
-    environment = json.loads(next(w for w in words if w.startswith("--runtime-env-json=")).split("=", 1)[1])
-    assert environment["env_vars"]["PYTHONPATH"].split(":")[0] == str(REPO)
+    assert job_environment(words)["PYTHONPATH"].split(":")[0] == str(REPO)
     text = (REPO / "scripts" / script).read_text() + (REPO / "scripts" / "lib" / "slime.sh").read_text()
     assert "kill" not in text and "ray stop" not in text
 
@@ -186,7 +157,7 @@ def test_ppo_starts_from_what_supervised_training_saved(command: Command, tmp_pa
 
 
 def test_value_pretraining_takes_the_settings_of_a_ppo_script_which_then_starts_from_its_critic(
-    command: Command, tmp_path: Path
+    command: Command,
 ) -> None:
     pretraining = by_flag(train_flags(command("run_value_pretraining.sh", RUN="crafter", BATCHES="7")))
     ppo = by_flag(train_flags(command("run_crafter.sh", PRETRAINED_CRITIC="/critics/mine")))
@@ -203,10 +174,6 @@ def test_value_pretraining_takes_the_settings_of_a_ppo_script_which_then_starts_
     assert "critic_warmup" not in config and "critic_warmup" not in plain and "value_pretraining" not in plain
     roles = yaml.safe_load(Path(ppo["--megatron-config-path"][0]).read_text())["megatron"]
     assert roles[0]["overrides"]["load"] == "/critics/mine"
-    _saved(tmp_path / "out" / "crafter-Qwen2.5-7B-Instruct" / "critic", 19)
-    again = by_flag(train_flags(command("run_crafter.sh", PRETRAINED_CRITIC="/critics/mine")))
-    roles = yaml.safe_load(Path(again["--megatron-config-path"][0]).read_text())["megatron"]
-    assert roles[0]["overrides"]["load"].endswith("crafter-Qwen2.5-7B-Instruct/critic"), "a resumed run has its own"
 
 
 def test_value_pretraining_collects_as_many_batches_as_the_warm_up_unless_told(command: Command) -> None:

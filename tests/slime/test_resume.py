@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ def script_arguments(run: Run) -> list[str]:
     """What `scripts/lib/slime.sh` gives train.py to start or resume the experiment in `run.work`."""
     program = f"""
       source {REPO}/scripts/lib/slime.sh
+      CRITIC_ONLY_STEPS={critic_only_steps(run)}
       RUN_DIR={run.work} ACTOR_DIR={run.work}/actor CRITIC_DIR={run.work}/critic
       HF_CHECKPOINT={run.model} REFERENCE={run.reference} CRITIC_LR=5.0e-3
       resume_arguments; printf '%s\\n' "${{CKPT_ARGS[@]}}"
@@ -35,9 +37,14 @@ def script_arguments(run: Run) -> list[str]:
     return [*done.stdout.split(), "--save-interval", "1"]
 
 
+def critic_only_steps(run: Run) -> int:
+    flags = list(run.flags)
+    return int(flags[flags.index("--num-critic-only-steps") + 1]) if "--num-critic-only-steps" in flags else 0
+
+
 @pytest.fixture(scope="module")
 def runs(make_run: Callable[..., Run], engine: EngineServer) -> Iterator[tuple[Run, Run]]:
-    """The same experiment twice: straight through, and killed once in the warm-up and once in PPO.
+    """The same experiment twice: straight through, and killed in the warm-up, within the actor's first save, and in PPO.
 
     `per_env`, because with a global quota the engine's speed decides which slot plays the batch's last turns.
     """
@@ -50,13 +57,25 @@ def runs(make_run: Callable[..., Run], engine: EngineServer) -> Iterator[tuple[R
     straight = make_run("straight", *flags, **settings)
     straight.train(script_arguments(straight))
     killed = make_run("killed", *flags, **settings)
-    for last in (0, 2):
+    for last, lost in ((0, None), (2, 2), (2, None)):
         process = killed.start(script_arguments(killed))
         wait_for(killed, process, partial(complete, killed, last))
         stop_all(killed.work)
         process.wait(60)
+        if lost is not None:
+            lose_critic(killed, lost)
     killed.train(script_arguments(killed))
     yield straight, killed
+
+
+def lose_critic(run: Run, step: int) -> None:
+    """As if the run had been killed after the actor's save of this step, before the critic's."""
+    critic = run.work / "critic"
+    shutil.rmtree(critic / f"iter_{step:07d}")
+    if (critic / f"iter_{step - 1:07d}").exists():
+        (critic / "latest_checkpointed_iteration.txt").write_text(str(step - 1))
+    else:
+        shutil.rmtree(critic)
 
 
 def complete(run: Run, step: int) -> bool:
@@ -106,3 +125,21 @@ def test_the_actor_goes_on_with_the_same_weights(runs: tuple[Run, Run], rollout:
 def test_no_episode_was_lost_at_either_resume(runs: tuple[Run, Run]) -> None:
     said = re.findall(r"'rollout/faults/episodes_lost_at_resume': ([\d.]+)", runs[1].log.read_text(errors="replace"))
     assert len(said) >= ROLLOUTS - WARMUP["w_iter"] and not any(map(float, said))
+
+
+def test_a_kill_within_the_very_first_save_starts_the_same_run_from_its_beginning(
+    make_run: Callable[..., Run], engine: EngineServer
+) -> None:
+    """Without a warm-up: the actor has learned from the first batch, its critic is lost, so neither may go on."""
+    flags = (*engine_flags(engine), "--sglang-enable-deterministic-inference", "--num-rollout", "1")
+    run = make_run("first", *flags, turn_quota="per_env")
+    run.train(script_arguments(run))
+    first = run.samples(0), run.records("actor", 0)[0]["data"]
+    lose_critic(run, 0)
+    arguments = script_arguments(run)
+    assert arguments[arguments.index("--start-rollout-id") + 1] == "0"
+    run.train(arguments)
+    again = run.samples(0), run.records("actor", 0)[0]["data"]
+    assert [story(s) for s in again[0]] == [story(s) for s in first[0]]
+    torch.testing.assert_close(torch.cat(again[1]["log_probs"]), torch.cat(first[1]["log_probs"]))
+    assert all((run.work / role / "latest_checkpointed_iteration.txt").read_text() == "0" for role in ("actor", "critic"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.harness import IMPORTS, REPO, Run
-from tests.slime.test_resume import script_arguments
+from tests.slime.test_resume import lose_critic, script_arguments
 
 pytestmark = pytest.mark.slow
 
@@ -83,10 +82,10 @@ def test_a_checkpoint_becomes_a_hugging_face_folder_with_the_trained_weights(run
 
 def test_a_run_that_died_between_the_two_saves_goes_on_from_the_last_common_step(run: Run) -> None:
     critic = run.work / "critic"
-    shutil.rmtree(critic / "iter_0000003")
-    (critic / "latest_checkpointed_iteration.txt").write_text("2")
+    lose_critic(run, ROLLOUTS - 1)
     arguments = script_arguments(run)
-    assert arguments[arguments.index("--ckpt-step") + 1] == "2"
+    view = run.work / "resume" / "actor"
+    assert arguments[arguments.index("--load") + 1] == str(view) and steps(view) == [ROLLOUTS - 2]
     more = ("--num-rollout", str(ROLLOUTS + 1), "--override-opt-param-scheduler")
     run.train([*arguments, *more])
     assert steps(run.work / "actor") == steps(critic) == [3, 4]

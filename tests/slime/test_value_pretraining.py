@@ -17,6 +17,7 @@ from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.harness import REPO, Run
 from tests.slime.expectation import Trained, trained_samples
+from tests.slime.test_resume import critic_only_steps
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +33,7 @@ def start_flags(run: Run, critic: Path | None = None) -> list[str]:
     program = f"""
       PRETRAINED_CRITIC={critic or ""}
       source {REPO}/scripts/lib/slime.sh
+      CRITIC_ONLY_STEPS={critic_only_steps(run)}
       RUN_DIR={run.work} ACTOR_DIR={run.work}/actor CRITIC_DIR={run.work}/critic
       HF_CHECKPOINT={run.model} REFERENCE={run.reference} CRITIC_LR=1.0e-3
       resume_arguments; printf '%s\\n' "${{CKPT_ARGS[@]}}"
