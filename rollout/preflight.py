@@ -39,7 +39,7 @@ def main() -> None:
         check_start_weights(args)
         if installs_advantages(args):
             find_framework()
-        warnings = flags_without_effect(args)
+        warnings = flags_without_effect(args, {word.partition("=")[0] for word in sys.argv[1:]})
     for warning in [*notes, *warnings]:
         print(f"warning: {warning}", file=sys.stderr)
     print("preflight: flags, YAML and environments are fine")

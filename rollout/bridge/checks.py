@@ -7,13 +7,14 @@ source. Flags that the installed framework does not have are not checked.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from advantage.errors import FlagError
 from advantage.patch import check_flags as check_patch
 from advantage.settings import AdvantageSettings, advantage_settings
-from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.flags import RolloutFlags, sentences
 from rollout.bridge.roles import check_roles, role_args
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError
@@ -38,13 +39,24 @@ NEEDS_INSTALL = (
 )
 """Keys of the YAML that only `advantage.patch.install` puts into effect."""
 
-OUTER_LOOP_FLAGS = ("partial_rollout", "dynamic_sampling_filter_path", "rollout_sample_filter_path", "group_rm")
-"""Flags that only slime's own outer loop reads; so is `over_sampling_batch_size`, which slime fills in by itself."""
-
 
 def installs_advantages(args: Any) -> bool:
     """Whether `advantage.patch.install` runs in every training process."""
     return getattr(args, "custom_megatron_init_path", None) == INSTALL
+
+
+def hooks_in_use(args: Any) -> set[str]:
+    """The hooks of this plugin that `args` names, under the names that `slime_flags.yaml` has for them."""
+    batches = getattr(args, "rollout_function_path", None) in BATCHES
+    generate = getattr(args, "custom_generate_function_path", None) == GENERATE
+    found = {
+        "batches": batches,
+        "plays": batches or generate,
+        "source": getattr(args, "data_source_path", None) == SOURCE,
+        "converter": getattr(args, "custom_convert_samples_to_train_data_path", None) == CONVERTER,
+        "patch": installs_advantages(args),
+    }
+    return {name for name, used in found.items() if used}
 
 
 def check_flags(args: Any, config: RolloutSettings) -> None:
@@ -70,17 +82,18 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
     if getattr(args, "rollout_function_path", None) == CONTINUOUS:
         _check_continuous(RolloutFlags.read(args), config)
     _check_context(args)
+    _refuse(args, hooks_in_use(args) | {"batches", "plays"})
     _check_outer_loop(args)
     if getattr(args, "debug_rollout_only", False):
         return
-    _check_training(args)
+    _check_training(args, config)
     _check_warmup(args, config)
     _check_pretraining(args, config)
     _require(args, "data_source_path", SOURCE, "episodes and their tasks come from the YAML")
-    if getattr(args, "use_dynamic_batch_size", True) is False:
+    if static := _static_roles(args):
         raise ConfigError(
-            "fixed-turn batches hold bootstrap samples beside the turns, so the number of samples varies: add "
-            "--use-dynamic-batch-size --max-tokens-per-gpu N"
+            f"fixed-turn batches hold bootstrap samples beside the turns, so the number of samples varies: add "
+            f"--use-dynamic-batch-size --max-tokens-per-gpu N, for actor and critic (missing for the {static[0]})"
         )
     if getattr(args, "use_dynamic_global_batch_size", False):
         raise ConfigError("--use-dynamic-global-batch-size asks for slime's own converter; leave it out")
@@ -94,6 +107,7 @@ def check_generate(args: Any, config: RolloutSettings) -> None:
         ConfigError: names the flag to change.
     """
     _check_context(args)
+    _refuse(args, hooks_in_use(args))
     if config.critic_warmup.w_epoch:
         raise ConfigError(
             f"critic_warmup keeps fixed-turn batches: give --rollout-function-path {FIXED_TURN}, or leave "
@@ -103,10 +117,10 @@ def check_generate(args: Any, config: RolloutSettings) -> None:
         raise ConfigError(f"value_pretraining collects fixed-turn batches: give --rollout-function-path {FIXED_TURN}")
     if getattr(args, "debug_rollout_only", False):
         return
-    _check_training(args)
+    _check_training(args, config)
     if not getattr(args, "prompt_data", None):
         _require(args, "data_source_path", SOURCE, "without --prompt-data the episodes come from the YAML")
-    if config.history == "window" and getattr(args, "use_dynamic_batch_size", True) is False:
+    if config.history == "window" and _static_roles(args):
         raise ConfigError(
             "history: window makes one sample per turn, so the number of samples varies: add --use-dynamic-batch-size "
             "--max-tokens-per-gpu N, or use history: full"
@@ -128,14 +142,45 @@ def _check_entry(args: Any) -> None:
         )
 
 
-def _check_training(args: Any) -> None:
+def _check_training(args: Any, config: RolloutSettings) -> None:
     """Checks of training itself, for fixed-turn batches and for whole episodes."""
+    _check_loss(args, config)
     if getattr(args, "fp16", False):
         raise ConfigError(
             "--fp16 without a working loss scale makes every gradient NaN: steps are skipped while the learning "
             "rate's warm-up goes on; leave it out, slime trains in bf16"
         )
     check_roles(args)
+
+
+def _static_roles(args: Any) -> list[str]:
+    """Roles whose micro-batches all hold the same number of samples."""
+    roles = ("actor", "critic") if getattr(args, "advantage_estimator", None) == "ppo" else ("actor",)
+    return [role for role in roles if not getattr(role_args(args, role), "use_dynamic_batch_size", True)]
+
+
+def _check_loss(args: Any, config: RolloutSettings) -> None:
+    """The actor's loss must be one that reads the advantages; the critic's is always slime's value loss."""
+    loss = getattr(args, "loss_type", "policy_loss")
+    if loss == "sft_loss":
+        raise ConfigError(
+            "--loss-type sft_loss would imitate every turn that was played, whatever the environment paid for it; "
+            "leave it out"
+        )
+    if loss == "custom_loss" and not getattr(args, "custom_loss_function_path", None):
+        raise ConfigError(
+            "--loss-type custom_loss needs --custom-loss-function-path, which slime loads in the first step"
+        )
+    if loss == "custom_loss" and config.policy_loss != AdvantageSettings().policy_loss:
+        raise ConfigError(
+            f"policy_loss: {config.policy_loss} in the YAML would never be computed, because --loss-type custom_loss "
+            "replaces the policy loss; leave one of them out"
+        )
+    if getattr(args, "use_opd", False) and getattr(args, "opd_type", None) == "sglang":
+        raise ConfigError(
+            "--opd-type sglang takes the teacher's log-probs from a reward function, which turns do not have; use "
+            "--opd-type megatron"
+        )
 
 
 def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
@@ -230,14 +275,18 @@ def _model_length(folder: str | None) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def _refuse(args: Any, hooks: Collection[str]) -> None:
+    """Refuse what `slime_flags.yaml` refuses beside these hooks; the value of a flag that is not given is false."""
+    for flag, sentence in sentences("refused", hooks).items():
+        if getattr(args, flag[2:].replace("-", "_"), None):
+            raise ConfigError(sentence)
+
+
 def _check_outer_loop(args: Any) -> None:
-    given = [name for name in OUTER_LOOP_FLAGS if getattr(args, name, None)]
     if (getattr(args, "over_sampling_batch_size", None) or 0) > args.rollout_batch_size:
-        given.append("over_sampling_batch_size")
-    if given:
         raise ConfigError(
-            f"{_flag(given[0])} steers slime's own outer loop, which fixed-turn batches replace; leave it out, or play "
-            f"whole episodes with --custom-generate-function-path {GENERATE} instead of --rollout-function-path"
+            f"--over-sampling-batch-size {args.over_sampling_batch_size} steers slime's own outer loop, which "
+            "fixed-turn batches replace; leave it out"
         )
     if getattr(args, "rollout_global_dataset", True) is False and getattr(args, "save", None):
         raise ConfigError(

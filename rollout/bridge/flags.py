@@ -1,9 +1,14 @@
-"""slime's flags that the rollout reads, as a frozen record."""
+"""slime's flags that the rollout reads, as a frozen record, and what becomes of all others (`slime_flags.yaml`)."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +130,23 @@ class RolloutFlags:
     def request_extra(self) -> dict[str, Any]:
         """Request fields for what slime needs besides tokens and log-probs."""
         return {"return_routed_experts": True} if self.use_rollout_routing_replay else {}
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    return yaml.safe_load(Path(__file__).with_name("slime_flags.yaml").read_text(encoding="utf-8"))
+
+
+def decisions() -> list[tuple[str, str]]:
+    """Every flag in the table, with the decision about it."""
+    found: list[tuple[str, str]] = []
+    for decision, content in _table().items():
+        words = content if isinstance(content, str) else " ".join(row["flags"] for row in content)
+        found += [(flag, decision) for flag in words.split()]
+    return found
+
+
+def sentences(decision: Literal["refused", "warned"], hooks: Collection[str]) -> dict[str, str]:
+    """By flag, why it is refused or warned about beside these hooks."""
+    rows = [row for row in _table()[decision] if row["hook"] in hooks]
+    return {flag: f"{flag} {row['why']}" for row in rows for flag in row["flags"].split()}

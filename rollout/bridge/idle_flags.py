@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from rollout.bridge.checks import BATCHES, CONVERTER, GENERATE, INSTALL
+from rollout.bridge.checks import BATCHES, hooks_in_use
+from rollout.bridge.flags import sentences
 from rollout.bridge.roles import overrides_of
 
 DISCOUNTS = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
 SLIME_DISCOUNTS = {"gamma": "gamma_step and gamma_token", "lambd": "lambda_step and lambda_token"}
 
 
-def flags_without_effect(args: Any) -> list[str]:
-    """One sentence per flag without effect, with what to set instead."""
-    return [*_hooks(args), *_discounts(args)]
+def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
+    """One sentence per flag without effect, with what to set instead.
+
+    Args:
+        given: the flags on the command line; in `args`, slime has filled in others from them.
+    """
+    hooks = hooks_in_use(args)
+    idle = [sentence for flag, sentence in sentences("warned", hooks).items() if flag in given]
+    return [*idle, *_replaced(args, hooks), *_discounts(args, hooks)]
 
 
-def _hooks(args: Any) -> list[str]:
-    played_by = getattr(args, "rollout_function_path", None)
-    fixed_turn = played_by in BATCHES
-    generate = getattr(args, "custom_generate_function_path", None)
+def _replaced(args: Any, hooks: Collection[str]) -> list[str]:
+    """What a function of the user's own replaces."""
     found: list[str] = []
-    if fixed_turn and generate:
+    evaluates = getattr(args, "eval_function_path", None)
+    if "batches" in hooks and evaluates and evaluates not in BATCHES:
+        found.append(f"--eval-function-path {evaluates} plays the evaluations, so eval in the YAML is not read")
+    if "plays" in hooks and getattr(args, "loss_type", None) == "custom_loss":
         found.append(
-            f"--custom-generate-function-path {generate} is never called: --rollout-function-path {played_by} plays "
-            "the turns; leave one of them out"
-        )
-    reward = getattr(args, "custom_rm_path", None)
-    if reward and (fixed_turn or generate == GENERATE):
-        found.append(f"--custom-rm-path {reward} is never called: the environment pays every turn; leave it out")
-    process = getattr(args, "custom_reward_post_process_path", None)
-    if process and getattr(args, "custom_convert_samples_to_train_data_path", None) == CONVERTER:
-        found.append(
-            f"--custom-reward-post-process-path {process} is never called: {CONVERTER} replaces the converter that "
-            "would call it; leave it out"
+            f"--loss-type custom_loss: {args.custom_loss_function_path} replaces the policy loss, so clipping, entropy "
+            "and KL flags have no effect unless it reads them"
         )
     return found
 
 
-def _discounts(args: Any) -> list[str]:
-    if getattr(args, "custom_megatron_init_path", None) != INSTALL:
+def _discounts(args: Any, hooks: Collection[str]) -> list[str]:
+    """Discounts in the roles' own settings."""
+    if "patch" not in hooks:
         return []
-    found = [
-        f"--{name} {getattr(args, name)} is not read: the discounts are {keys} in the YAML"
-        for name, keys in SLIME_DISCOUNTS.items()
-        if getattr(args, name, 1.0) != 1.0
-    ]
+    found: list[str] = []
     actor, critic = overrides_of(args, "actor"), overrides_of(args, "critic")
     for role, overrides in (("actor", actor), ("critic", critic)):
         found += [

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from rollout.bridge.checks import CONVERTER, FIXED_TURN, GENERATE, INSTALL, SOURCE, check_flags
+from rollout.bridge.flags import decisions
 from rollout.bridge.framework import FRAMEWORK
+from rollout.bridge.idle_flags import flags_without_effect
 from rollout.bridge.settings import load_settings
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
 from rollout.fixed_turn import generate_rollout
 from rollout.preflight import check, main
 from tests.fixtures.rollout_args import rollout_args
+from tests.scripts.conftest import REPO, recorded_own_flags
 
 HOOKS = {
     "rollout_function_path": FIXED_TURN,
@@ -54,6 +57,20 @@ FIXED_TURN_FAULTS = [
     ({"custom_advantage_function_path": "my.function"}, "would replace it, drop one of them .in the actor"),
     ({"value_first_token_weight": 0}, "value_first_token_weight must be"),
     ({"fp16": True}, "--fp16"),
+    ({"mask_offpolicy_in_partial_rollout": True}, "--mask-offpolicy-in-partial-rollout steers"),
+    ({"buffer_filter_path": "a.b"}, "--buffer-filter-path steers slime's own outer loop"),
+    ({"rollout_sample_hook_path": ["a.b"]}, "--rollout-sample-hook-path steers"),
+    ({"rollout_all_samples_process_path": "a.b"}, "--rollout-all-samples-process-path steers"),
+    ({"group_rm": True}, "--group-rm lets slime score whole groups"),
+    ({"log_passrate": True}, "--log-passrate expects whole groups"),
+    ({"reward_key": "score", "eval_reward_key": "score"}, "--reward-key looks for a key in the reward"),
+    ({"log_reward_category": "kind"}, "--log-reward-category looks for a key"),
+    ({"num_epoch": 3}, "--num-epoch .* give --num-rollout"),
+    ({"allgather_cp": True}, "--allgather-cp"),
+    ({"loss_type": "sft_loss"}, "--loss-type sft_loss would imitate"),
+    ({"loss_type": "custom_loss"}, "needs --custom-loss-function-path"),
+    ({"loss_type": "custom_loss", "custom_loss_function_path": "a.b", "policy_loss": "dis"}, "policy_loss: dis in the"),
+    ({"use_opd": True, "opd_type": "sglang"}, "--opd-type sglang"),
     ({"megatron_config_path": None}, "is the folder of both actor and critic"),
 ]
 
@@ -65,6 +82,50 @@ def test_fixed_turn_batches_are_refused_before_anything_is_played(
     args = rollout_args(tmp_path, **{**HOOKS, **overrides})
     with pytest.raises(ConfigError, match=words):
         EpisodeSource(args)
+
+
+def test_a_role_with_static_micro_batches_is_refused(tmp_path: Path) -> None:
+    roles = tmp_path / "roles.yaml"
+    overrides = {"save": str(tmp_path / "critic"), "use_dynamic_batch_size": False}
+    roles.write_text(json.dumps({"megatron": [{"name": "default", "role": "critic", "overrides": overrides}]}))
+    with pytest.raises(ConfigError, match="missing for the critic"):
+        EpisodeSource(rollout_args(tmp_path, **HOOKS, megatron_config_path=str(roles)))
+
+
+def test_flags_without_effect_beside_fixed_turns_are_named_once_each(tmp_path: Path) -> None:
+    given = """
+        --rm-type --rm-url --custom-rm-path --prompt-data --rollout-shuffle --apply-chat-template --input-key
+        --custom-generate-function-path --custom-reward-post-process-path --disable-rewards-normalization --eval-config
+        --rollout-skip-special-tokens --n-samples-per-eval-prompt --loss-mask-type --gamma --lambd
+    """.split()  # noqa: SIM905 - reads better as words
+    args = rollout_args(tmp_path, **HOOKS, eval_function_path=FIXED_TURN)
+    warned = flags_without_effect(args, ["--rollout-batch-size", *given])
+    assert sorted(sentence.split()[0] for sentence in warned) == sorted(given)
+    assert flags_without_effect(args, ["--rollout-batch-size", "--eval-function-path"]) == []
+
+
+def test_functions_that_replace_the_evaluation_or_the_loss_are_named(tmp_path: Path) -> None:
+    custom = {"loss_type": "custom_loss", "custom_loss_function_path": "my.loss"}
+    args = rollout_args(tmp_path, **HOOKS, **custom, eval_function_path="my.evaluation")
+    evaluation, loss = flags_without_effect(args, ())
+    assert "--eval-function-path my.evaluation plays the evaluations" in evaluation
+    assert "my.loss replaces the policy loss" in loss
+    EpisodeSource(args)
+
+
+def test_every_flag_of_slimes_parser_has_one_decision() -> None:
+    """The recorded flags; a slow test compares them with the checkout's own parser."""
+    flags = [flag for flag, _ in decisions()]
+    assert len(flags) == len(set(flags))
+    assert recorded_own_flags() - set(flags) == set(), "decide about these flags in rollout/bridge/slime_flags.yaml"
+    assert set(flags) - recorded_own_flags() == set(), "slime has no such flags"
+
+
+def test_the_docs_name_every_flag_that_is_refused_or_warned_about() -> None:
+    page = (REPO / "docs" / "slime.md").read_text(encoding="utf-8")
+    assert [
+        flag for flag, decision in decisions() if decision in ("refused", "warned") and f"`{flag}" not in page
+    ] == []
 
 
 def test_good_flags_pass(tmp_path: Path) -> None:

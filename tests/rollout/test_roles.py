@@ -83,9 +83,9 @@ def test_a_reference_without_weights_is_refused_without_a_critic_too(tmp_path: P
 def test_discounts_given_to_one_role_only_are_named(tmp_path: Path) -> None:
     install = {"custom_megatron_init_path": "advantage.patch.install"}
     args = make_args(tmp_path, {"gamma_step": 0.5, "lambd": 0.5}, **install)
-    warned = flags_without_effect(args)
+    warned = flags_without_effect(args, ())
     assert len(warned) == 2 and "lambd for the critic" in warned[0] and "gamma_step 0.5" in warned[1]
-    assert flags_without_effect(make_args(tmp_path, {"lr": 1.0}, **install)) == []
+    assert flags_without_effect(make_args(tmp_path, {"lr": 1.0}, **install), ()) == []
 
 
 def write_checkpoint(folder: Path, shapes: dict[str, tuple[int, ...]]) -> str:

@@ -92,7 +92,12 @@ def command(fresh: Fresh) -> Command:
 
 def recorded_flags() -> dict[str, str]:
     """Every flag of train.py, and how many values it takes: 0, 1 or +."""
-    return dict(line.split() for line in FLAGS.read_text().splitlines())
+    return {words[0]: words[1] for words in map(str.split, FLAGS.read_text().splitlines())}
+
+
+def recorded_own_flags() -> set[str]:
+    """The flags of slime's own parser."""
+    return {line.split()[0] for line in FLAGS.read_text().splitlines() if line.endswith(" slime")}
 
 
 def job_environment(words: list[str]) -> dict[str, str]:

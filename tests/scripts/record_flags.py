@@ -1,4 +1,5 @@
-"""Writes `slime_flags.txt`: every flag that train.py takes, and how many values each takes (0, 1 or +).
+"""Writes `slime_flags.txt`: every flag that train.py takes, how many values it takes (0, 1 or +), and whether it is
+slime's own.
 
     PYTHONPATH=tests/slime/cpu/imports:$SLIME_PATH:. SLIME_CPU_WORK=/tmp $SLIME_CPU_PYTHON tests/scripts/record_flags.py
 
@@ -24,6 +25,14 @@ def values_of(action: argparse.Action) -> str:
     return "1" if action.nargs in (None, "?") else "+"
 
 
+def own_flags() -> set[str]:
+    """The flags of slime's own parser, those of Megatron that it changes included."""
+    from slime.utils.arguments import get_slime_extra_args_provider
+
+    parser = get_slime_extra_args_provider()(argparse.ArgumentParser(add_help=False))
+    return {name for action in parser._actions for name in action.option_strings} | set(PRE_PARSED)
+
+
 def main() -> None:
     """Collect from slime's, Megatron's and SGLang's parsers."""
     from megatron.training.arguments import add_megatron_arguments
@@ -37,7 +46,8 @@ def main() -> None:
     if len(sys.argv) > 1:
         found = json.loads(Path(sys.argv[1]).read_text()) | found
     found.pop("--help", None)
-    lines = [f"{name} {values}" for name, values in sorted(found.items())]
+    own = own_flags()
+    lines = [f"{name} {values}{' slime' * (name in own)}" for name, values in sorted(found.items())]
     Path(__file__).with_name("slime_flags.txt").write_text("\n".join(lines) + "\n")
     print(f"{len(lines)} flags")
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.fixtures.broken_envs import BROKEN
-from tests.scripts.conftest import REPO, Fresh, by_flag, job_environment, train_flags
+from tests.scripts.conftest import REPO, Fresh, by_flag, job_environment, recorded_own_flags, train_flags
 from tests.slime.cpu.harness import IMPORTS, Slime, find_slime
 
 pytestmark = pytest.mark.slow
@@ -80,10 +80,10 @@ def image(slime: Slime, tmp_path: Path) -> Fresh:
 def write_weights(words: list[str]) -> None:
     """What `prepare_model.sh` leaves, as far as preflight looks at it."""
     flags = by_flag(train_flags(words))
-    for name, write in (("--hf-checkpoint", write_model), ("--ref-load", write_reference)):
+    for name in ("--hf-checkpoint", "--ref-load"):
         folder = Path(flags[name][0]) if name in flags else None
         if folder and not folder.exists():
-            write(folder, flags)
+            write_model(folder, flags) if name == "--hf-checkpoint" else write_reference(folder)
 
 
 def preflight(image: Fresh, words: list[str], script: str = "train.py") -> subprocess.CompletedProcess[str]:
@@ -247,10 +247,20 @@ def test_flags_without_effect_are_named_and_the_verdict_comes_last(image: Fresh)
     done = preflight(image, flags)
     warned = done.stderr.splitlines()
     assert done.returncode == 0 and all(line.startswith("warning: ") for line in warned)
-    named = ("--gamma 0.9", "--lambd 0.9", "--custom-rm-path", "--custom-reward-post-process-path")
+    named = ("--gamma is", "--lambd is", "--custom-rm-path", "--custom-reward-post-process-path")
     for words in (*named, "--custom-generate-function-path", "sets gamma for the critic", "sets gamma_step 0.5"):
         assert sum(words in line for line in warned) == 1, (words, warned)
     assert done.stdout == "preflight: flags, YAML and environments are fine\n"
+
+
+def test_the_recorded_flags_of_slimes_own_parser_are_those_of_this_checkout(image: Fresh, slime: Slime) -> None:
+    """Run tests/scripts/record_flags.py after a change in slime, then decide in rollout/bridge/slime_flags.yaml."""
+    program = "from tests.scripts.record_flags import own_flags; print(*own_flags())"
+    path = f"{IMPORTS}:{slime.path}:{REPO}"
+    variables = {**image.variables, "PYTHONPATH": path}
+    done = subprocess.run(["python3", "-c", program], capture_output=True, text=True, env=variables, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) - recorded_own_flags() == set()
 
 
 def test_training_on_saved_batches_may_carry_the_engines_flags(image: Fresh) -> None:
