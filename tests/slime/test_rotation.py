@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM
 
 from embedded.engine.server import EngineServer
+from tests.scripts.conftest import Fresh
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.harness import IMPORTS, REPO, Run
 from tests.slime.test_resume import lose_critic, script_arguments
@@ -59,17 +58,10 @@ def read_tags(path: Path) -> list[str]:
 
 
 def test_a_checkpoint_becomes_a_hugging_face_folder_with_the_trained_weights(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {run.slime.python} "$@"\n')
-    (tmp_path / "python3").chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{IMPORTS}:{REPO}",
-        "SLIME_PATH": str(run.slime.path),
-        "SLIME_CPU_WORK": str(tmp_path),
-    }
-    command = ["bash", str(REPO / "scripts/export_model.sh"), str(run.work), str(run.model)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    image = Fresh(tmp_path, run.slime.path)
+    path = f"{IMPORTS}:{REPO}:$PYTHONPATH"
+    image.install("python3", f'export PYTHONPATH={path} SLIME_CPU_WORK=$HOME\nexec {run.slime.python} "$@"')
+    done = image.run("export_model.sh", str(run.work), str(run.model))
     assert done.returncode == 0, done.stderr[-3000:]
     folder = Path(done.stdout.splitlines()[-1].removeprefix("ready: "))
     trained, initial = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (folder, run.model))

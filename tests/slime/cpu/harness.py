@@ -187,7 +187,6 @@ def start_script(
         "TORCHDYNAMO_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         **({} if script.startswith("train") else {**ONE_PROCESS, "MASTER_PORT": str(free_port())}),
     }
