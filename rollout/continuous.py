@@ -2,7 +2,7 @@
 
 A batch holds the next `rollout_batch_size` x `n_samples_per_prompt` turns that finish, cut and bootstrapped as a
 fixed-turn batch. The engine does not wait for a batch's last turn, and its weights change in mid-stream: an episode may
-see many versions, each turn sees one. `max_staleness` bounds a turn's age in actor updates by admission alone.
+see many versions, each turn sees one. No turn older than `max_staleness` actor updates is trained on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     faults, load = stream.since_last_batch()
     stale = source.staleness(cut.segments, rollout_id)
     metrics = await asyncio.to_thread(batch_metrics, cut.segments, faults, load, stale)
-    metrics["rollout/turns_pending"] = float(pending)
+    metrics |= {"rollout/turns_pending": float(pending), "rollout/turns_masked_as_stale": float(cut.masked)}
+    metrics["rollout/stale_wait_s"] = cut.waited_s
     return Batch(cut.segments, metrics, cut.slots, stale)
 
 

@@ -44,7 +44,7 @@ class EpisodeSource:
         self._written: SourceState | None = None
         self.tasks = read_tasks(self.settings)
         self.eval_tasks = read_tasks(self.settings, self.settings.eval)
-        self.clock = WeightClock(self.flags.update_weights_interval, self.flags.num_critic_only_steps)
+        self.clock = WeightClock(self.flags.push_interval, self.flags.num_critic_only_steps)
         self.next_episode = 0
         """Next id for `get_samples`; slots of the fixed-turn rollout number their own."""
         self.next_group = 0
@@ -72,7 +72,8 @@ class EpisodeSource:
         -1 if the engine does not number its weights.
         """
         versions = [version_of(turn.generation) for segment in segments for turn in segment.turns]
-        self.clock.start(rollout_id, versions)
+        if known := [version for version in versions if version is not None]:
+            self.clock.learn(rollout_id, min(known))
         return [-1 if version is None else self.clock.staleness(version, rollout_id) for version in versions]
 
     def episode(self, episode_id: int) -> EpisodeSpec:

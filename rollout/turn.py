@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -95,7 +95,8 @@ class Generation:
     meta_info: Mapping[str, Any] = field(default_factory=dict)
     """SGLang's meta_info without the per-token lists, for slime's own bookkeeping."""
     trained: bool = True
-    """False masks every token: the answer was altered on arrival, so its log-probs are not those of its tokens."""
+    """False masks every token: the answer was altered on arrival, so its log-probs are not those of its tokens, or the
+    turn is older than `max_staleness`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,11 @@ class Turn:
     @property
     def done(self) -> bool:
         return self.terminated or self.truncated
+
+
+def without_loss(turn: Turn) -> Turn:
+    """The turn with all its tokens masked; rewards and values still pass through it."""
+    return replace(turn, generation=replace(turn.generation, trained=False))
 
 
 @dataclass(frozen=True)

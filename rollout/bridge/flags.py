@@ -50,6 +50,7 @@ class RolloutFlags:
     num_rollout: int | None = None
     load: str | None = None
     update_weights_interval: int = 1
+    release_train: bool = False
     num_critic_only_steps: int = 0
     colocate: bool = False
     offload_rollout: bool | None = None
@@ -85,6 +86,11 @@ class RolloutFlags:
         groups = self.rollout_batch_size + (self.over_sampling_batch_size or self.rollout_batch_size)
         engines = max(self.rollout_num_engines or self.rollout_num_gpus or 1, 1)
         return max(groups * self.n_samples_per_prompt, (self.sglang_server_concurrency or 0) * engines)
+
+    @property
+    def push_interval(self) -> int:
+        """Rollouts between two pushes of weights under `train_async.py`; 1 with `--release-train`."""
+        return 1 if self.release_train else self.update_weights_interval
 
     @property
     def engine_leaves(self) -> bool:

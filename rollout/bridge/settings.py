@@ -91,6 +91,10 @@ class RolloutSettings(AdvantageSettings):
     turns."""
     max_staleness: int = Field(default=1, ge=0, le=4)
     """With `rollout.continuous`: the largest number of actor updates between playing and training a turn, 1 to 4."""
+    stale_turns: Literal["wait", "mask"] = "wait"
+    """With `rollout.continuous`: what happens if a turn is so slow that it would be older than `max_staleness`. `wait`:
+    the last batch that may train on it waits for it. `mask`: no batch waits; the turn keeps its place in its episode
+    and its tokens get no loss."""
     bootstrap_on_time_limit: bool = False
     """After a time limit, use the critic's value for the rest of the episode. False uses 0, as Verlog does."""
 

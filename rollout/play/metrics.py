@@ -52,7 +52,7 @@ def batch_metrics(
 
     Args:
         faults: failures and retries of this batch by name.
-        stale: for each turn whose weights are numbered, the actor updates between playing and training it.
+        stale: for each turn, the actor updates between playing and training it; -1 if unknown.
     """
     turns = [turn for segment in segments for turn in segment.turns]
     stops = Counter(segment.stop for segment in segments)
@@ -97,7 +97,7 @@ def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
 
 def _turn_metrics(turns: Sequence[Turn], stale: Sequence[int]) -> dict[str, float]:
     lengths = [len(turn.generation.token_ids) for turn in turns]
-    stale = [updates for updates in stale if updates >= 0]
+    stale = [updates for turn, updates in zip(turns, stale, strict=False) if turn.generation.trained and updates >= 0]
     return {
         "turn/reward": mean(turn.reward for turn in turns),
         "turn/valid_action_ratio": mean(turn.valid for turn in turns),

@@ -151,21 +151,20 @@ async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runti
 
 def slots_state(slots: Sequence[Slot]) -> list[Mapping[str, Any]]:
     """The slots as plain data, copied."""
-    return [slot_state(slot) for slot in slots]
+    return [saved_slot(slot.next_episode, slot.episode) for slot in slots]
 
 
-def slot_state(slot: Slot, turns: int | None = None) -> Mapping[str, Any]:
+def saved_slot(next_episode: int, episode: Episode | None, turns: int | None = None) -> Mapping[str, Any]:
     """The next episode's id, and the live episode as its seed and its first `turns` answers (None: all)."""
-    episode = slot.episode
     if episode is None:
-        return {"next_episode": slot.next_episode, "episode": None}
+        return {"next_episode": next_episode, "episode": None}
     count = len(episode.answers) if turns is None else turns
     live = {
         "spec": _spec_state(episode.spec),
         "answers": episode.answers[:count],
         "digests": episode.session.digests[: count + 1],
     }
-    return {"next_episode": slot.next_episode, "episode": live}
+    return {"next_episode": next_episode, "episode": live}
 
 
 def _spec_state(spec: EpisodeSpec) -> Mapping[str, Any]:

@@ -1,16 +1,24 @@
-"""Slots that never stop playing; their finished turns become batches, in the order in which they finish.
+"""Slots that never stop playing; their finished turns become batches, those of the oldest weights first.
 
-Invariants: every issued turn is playing, or pending in a batch that is not handed out yet, or handed out exactly once.
-A turn is issued only if the weights that play it may still be trained on under `max_staleness`.
+Invariants: every issued turn is playing, or finished and pending, or handed out exactly once, and the turns of a slot
+are handed out in the order in which they were played. No turn older than `max_staleness` is trained on:
+
+- A turn is due in the last batch whose updates still allow the weights that play it. It is issued only if the batches
+  up to that one have a place for it and for all issued turns that are due no later.
+- A batch holds the finished turns that are due first. If the turns still playing could then not all be trained on in
+  time, it waits for them (`stale_turns: wait`).
+- A turn that is overdue all the same, as it may be with `stale_turns: mask`, keeps its place and loses its loss.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from bisect import bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from rollout.errors import ConfigError, EngineError, EnvironmentFault
@@ -18,17 +26,43 @@ from rollout.play.episode import Episode
 from rollout.play.failures import FailureBudget
 from rollout.play.metrics import BatchLoad, measure
 from rollout.play.runtime import Runtime
-from rollout.play.slots import Slot, slot_state
+from rollout.play.slots import Slot, saved_slot
 from rollout.play.staleness import WeightClock, version_of
-from rollout.turn import Prompt, Segment, StopReason, Turn
+from rollout.turn import Prompt, Segment, StopReason, Turn, without_loss
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A batch: its segments in slot order, and the slots' state when its last turn had finished."""
+    """A batch: its segments in slot order, and the state in which each slot continues after it."""
 
     segments: list[Segment]
     slots: list[Mapping[str, Any]]
+    waited_s: float
+    """Seconds for which it had enough turns and waited for turns that would have become too old."""
+    masked: int
+    """Turns that are too old and therefore have no loss."""
+
+
+@dataclass
+class _Finished:
+    """A finished turn that is not handed out yet."""
+
+    slot: int
+    episode: Episode
+    segment: Segment
+    """The turn alone, made when it finished; the episode's own prompt may have moved on since."""
+    version: int
+    due: int
+    """The last rollout that may train on it."""
+    next_episode: int
+    """The slot's next episode after this one."""
+
+    @property
+    def turn(self) -> Turn:
+        return self.segment.turns[0]
+
+
+_due = attrgetter("due")
 
 
 class Stream:
@@ -47,16 +81,17 @@ class Stream:
         self.on_turn: Callable[[], Any] = lambda: None
         """Called after every finished turn."""
         self._runtime, self._slots, self._size, self._clock = runtime, slots, size, clock
-        self._open: dict[int, _OpenSegment] = {}
-        """By slot number: its episode's turns in the batch that is being filled."""
-        self._closed: dict[int, list[Segment]] = {}
-        """By slot number: that batch's segments whose episodes ended."""
+        self._finished: list[_Finished] = []
+        """Sorted by `due`; equal ones in the order in which they finished."""
+        self._latest: dict[int, _Finished] = {}
+        """By slot number: the turn that finished last."""
+        self._playing: dict[int, int] = {}
+        """By slot number: the last rollout that may train on the turn in flight."""
         self._recorded = {slot.number: len(slot.episode.answers) for slot in slots if slot.episode is not None}
         """By slot number: finished turns of its episode; the episode may already have taken the next answer."""
-        self._filled, self._failures = 0, FailureBudget(runtime)
-        self._ready: deque[Cut] = deque()
+        self._failures = FailureBudget(runtime)
         self._rollout_id, self._pushes, self._limit = 0, 0, 0
-        self._playing, self._paused, self._stopped = 0, True, False
+        self._paused, self._stopped = True, False
         self._error: BaseException | None = None
         self._faults, self._load = faults, measure(runtime)
         self._probe = Prompt([min(runtime.encoder.end_of_turn_ids)])
@@ -66,27 +101,29 @@ class Stream:
     @property
     def pending(self) -> int:
         """Turns that are finished and not handed out."""
-        return self.ledger["finished"] - self.ledger["handed_out"]
+        return len(self._finished)
 
     async def next_batch(self, rollout_id: int) -> Cut:
-        """The batch of this rollout; waits until it is full.
+        """The batch of this rollout; waits until it is full and leaves no turn behind that would become too old.
 
         Raises:
             ConfigError: the engine does not number its weights.
             EngineError, FailureBudgetError: as in fixed-turn batches. The stream has stopped.
         """
-        if self._clock.first is not None:
-            # slime asks for batch r at the earliest after the push that follows rollout r - 2.
-            self._pushes = max(self._pushes, (rollout_id - 1 - self._clock.first[0]) // self._clock.interval)
+        self._pushes = max(self._pushes, self._clock.pushes_before(rollout_id))
         self._rollout_id, self._paused = rollout_id, False
         self._set_limit()
-        if not self._may_issue():
+        if self._clock.needs_answer(rollout_id) or not self._may_issue():
             await self._ask_version()
-        await self._news.until(lambda: bool(self._ready) or self._error is not None)
+        await self._news.until(lambda: len(self._finished) >= self._size or self._error is not None)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if self._runtime.settings.stale_turns == "wait":
+            await self._news.until(lambda: not self._must_wait() or self._error is not None)
         if self._error is not None:
             await self.close()
             raise self._error
-        cut = self._ready.popleft()
+        cut = self._cut(loop.time() - began)
         self.ledger["handed_out"] += self._size
         self._rollout_id = rollout_id + 1
         self._set_limit()
@@ -105,7 +142,7 @@ class Stream:
         For engines that give their GPUs to the trainer. What finishes meanwhile belongs to the next batch.
         """
         self._paused = True
-        await self._news.until(lambda: self._playing == 0 or self._error is not None)
+        await self._news.until(lambda: not self._playing or self._error is not None)
 
     async def close(self) -> None:
         """Stop playing."""
@@ -114,14 +151,27 @@ class Stream:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _last_rollout(self, pushes: int) -> int:
+        """The last rollout that may train on turns of the weights after so many pushes."""
+        clock, allowed = self._clock, self._runtime.settings.max_staleness
+        updates = clock.updates_before(self._rollout_id) if clock.first is None else clock.updates_after(pushes)
+        return clock.last_rollout(updates, allowed)
+
     def _set_limit(self) -> None:
         """Let turns be issued for the batches that today's weights may still play."""
-        clock, allowed = self._clock, self._runtime.settings.max_staleness
-        start = self._rollout_id if clock.first is None else clock.first[0]
-        updates = clock.updates_before(start + self._pushes * clock.interval)
-        batches = [clock.updates_before(self._rollout_id + k) - updates <= allowed for k in range(allowed + 1)]
-        self._limit = self.ledger["handed_out"] + sum(batches) * self._size
+        allowed = self._runtime.settings.max_staleness
+        batches = min(self._last_rollout(self._pushes) - self._rollout_id, allowed) + 1
+        self._limit = self.ledger["handed_out"] + max(batches, 0) * self._size
         self._gate.send()
+
+    def _must_wait(self) -> bool:
+        """Whether the batches after this one would be too few for the turns in flight, each before it is too old."""
+        for due in set(self._playing.values()):
+            left = max(0, bisect_right(self._finished, due, key=_due) - self._size)
+            left += sum(other <= due for other in self._playing.values())
+            if left > (due - self._rollout_id) * self._size:
+                return True
+        return False
 
     async def _play(self, slot: Slot) -> None:
         """Play the slot for as long as the stream runs; `next_batch` raises the first error of any slot."""
@@ -129,11 +179,11 @@ class Stream:
             while not self._stopped:
                 await self._gate.until(self._may_issue)
                 self.ledger["issued"] += 1
-                self._playing += 1
+                self._playing[slot.number] = self._last_rollout(self._pushes)
                 try:
                     await self._play_turn(slot)
                 finally:
-                    self._playing -= 1
+                    del self._playing[slot.number]
                     self._news.send()
         except Exception as error:
             self._error = self._error or error
@@ -145,13 +195,14 @@ class Stream:
     async def _play_turn(self, slot: Slot) -> None:
         try:
             episode = await slot.live()
-            turn = await self._turn(episode)
+            turn = await self._turn(slot, episode)
         except EnvironmentFault as fault:
             self.ledger["issued"] -= 1
             self._gate.send()
             self._recorded.pop(slot.number, None)
-            if (part := self._open.pop(slot.number, None)) is not None:
-                self._close_segment(slot, part.ended(StopReason.FAILED))
+            latest = self._latest.get(slot.number)
+            if latest is not None and latest.episode is slot.episode:
+                latest.segment = replace(latest.segment, stop=StopReason.FAILED)
             self._failures.count(fault)
             await slot.leave()
             return
@@ -159,7 +210,7 @@ class Stream:
         if episode.stop is not None:
             await episode.close()
 
-    async def _turn(self, episode: Episode) -> Turn:
+    async def _turn(self, slot: Slot, episode: Episode) -> Turn:
         """Play one turn with weights of a single version; an answer that spans an update is requested again."""
         runtime, params = self._runtime, self._runtime.flags.sampling_params()
         tries = runtime.settings.max_turn_retries + 1
@@ -167,6 +218,7 @@ class Stream:
             began = time.perf_counter()
             generation = await episode.generate(params)
             if len(set(generation.weight_versions)) <= 1:
+                self._playing[slot.number] = self._follow_weights(version_of(generation))
                 return await episode.take(generation, time.perf_counter() - began)
             runtime.counters["turns_spanning_update"] += 1
         raise EngineError(
@@ -175,69 +227,67 @@ class Stream:
         )
 
     def _record(self, slot: Slot, episode: Episode, turn: Turn) -> None:
-        """Add a finished turn to the batch, and cut the batch if it is full. Nothing is awaited in between."""
-        self._follow_weights(version_of(turn.generation))
+        """Add a finished turn; nothing is awaited in between."""
+        version, latest = version_of(turn.generation), self._latest.get(slot.number)
+        assert version is not None
+        due = self._playing[slot.number]
+        if latest is not None and latest.due > due:  # the turns of a slot stay in order
+            due = latest.due
+        segment = episode.segment([turn], episode.stop or StopReason.CUT)
+        self._latest[slot.number] = finished = _Finished(slot.number, episode, segment, version, due, slot.next_episode)
+        insort(self._finished, finished, key=_due)
         self.ledger["finished"] += 1
-        self._filled += 1
-        part = self._open.setdefault(slot.number, _OpenSegment())
-        part.turns.append(turn)
+        if self.ledger["finished"] % self._size == 0:
+            self._failures = FailureBudget(self._runtime)
         if episode.stop is None:
-            part.cut = episode.segment([turn], StopReason.CUT)
             self._recorded[slot.number] = episode.index
         else:
-            del self._open[slot.number]
             self._recorded.pop(slot.number, None)
-            self._close_segment(slot, episode.segment(part.turns, episode.stop))
             slot.release()
-        if self._filled == self._size:
-            self._ready.append(self._make_cut())
         self.on_turn()
 
     async def _ask_version(self) -> None:
         """Learn the engine's weight version from a request of one token; no turn is playing that would tell it."""
         params = {**self._runtime.flags.sampling_params(), "max_new_tokens": 1}
         generation = await self._runtime.engine.generate(self._probe, params)
-        self._follow_weights(version_of(generation))
+        self._follow_weights(version_of(generation), asked_since=True)
 
-    def _follow_weights(self, version: int | None) -> None:
+    def _follow_weights(self, version: int | None, asked_since: bool = False) -> int:
+        """Learn from an answer's version, and return the last rollout that may train on the answer."""
         if version is None:
             raise ConfigError(
                 "the engine does not say which weights answered (its meta_info has no numeric weight_version), so "
                 "staleness cannot be bounded; use an engine that does, or --rollout-function-path "
                 "rollout.fixed_turn.generate_rollout"
             )
-        self._clock.start(self._rollout_id, [version])
+        self._clock.learn(self._rollout_id, version, asked_since)
         assert self._clock.first is not None
-        if (pushes := version - self._clock.first[1]) > self._pushes:
+        pushes = version - self._clock.first[1]
+        if pushes > self._pushes:
             self._pushes = pushes
             self._set_limit()
+        return self._last_rollout(pushes)
 
-    def _make_cut(self) -> Cut:
-        """The batch of the turns that have finished; running episodes get a bootstrap prompt."""
-        segments: list[Segment] = []
-        for slot in self._slots:
-            segments += self._closed.get(slot.number, [])
-            if (part := self._open.get(slot.number)) is not None:
-                segments.append(part.ended(StopReason.CUT))
-        assert sum(len(segment.turns) for segment in segments) == self._size
-        self._open, self._closed, self._filled, self._failures = {}, {}, 0, FailureBudget(self._runtime)
-        return Cut(segments, [slot_state(slot, self._recorded.get(slot.number, 0)) for slot in self._slots])
-
-    def _close_segment(self, slot: Slot, segment: Segment) -> None:
-        self._closed.setdefault(slot.number, []).append(segment)
-
-
-@dataclass
-class _OpenSegment:
-    """Turns of an episode that runs on."""
-
-    turns: list[Turn] = field(default_factory=list)
-    cut: Segment | None = None
-    """The last turn as a segment, made when it finished; the episode's own prompt may have moved on since."""
-
-    def ended(self, stop: StopReason) -> Segment:
-        assert self.cut is not None
-        return replace(self.cut, turns=tuple(self.turns), stop=stop)
+    def _cut(self, waited_s: float) -> Cut:
+        """Take a batch of the turns that are due first; running episodes get a bootstrap prompt."""
+        chosen, self._finished = self._finished[: self._size], self._finished[self._size :]
+        parts: dict[tuple[int, int], list[_Finished]] = {}
+        masked = 0
+        for finished in chosen:
+            if self._clock.staleness(finished.version, self._rollout_id) > self._runtime.settings.max_staleness:
+                finished.segment = replace(finished.segment, turns=(without_loss(finished.turn),))
+                masked += 1
+            parts.setdefault((finished.slot, finished.turn.episode_id), []).append(finished)
+        ordered = sorted(parts.items(), key=lambda item: item[0][0])
+        segments = [replace(part[-1].segment, turns=tuple(done.turn for done in part)) for _, part in ordered]
+        left = {finished.slot: finished for finished in reversed(self._finished)}
+        states = [
+            saved_slot(first.next_episode, first.episode, first.turn.index)
+            if (first := left.get(slot.number)) is not None
+            else saved_slot(slot.next_episode, slot.episode, self._recorded.get(slot.number, 0))
+            for slot in self._slots
+        ]
+        return Cut(segments, states, waited_s, masked)
 
 
 class _Signal:

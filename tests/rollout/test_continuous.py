@@ -183,7 +183,7 @@ async def test_an_engine_that_leaves_finds_no_turn_in_flight_and_none_is_lost(tm
     quiet: list[int] = []
 
     async def train(engine: Engine, rollout_id: int) -> None:
-        quiet.append(trainer.stream._playing)
+        quiet.append(len(trainer.stream._playing))
         asked = len(engine.requests)
         await asyncio.sleep(0.05)
         assert len(engine.requests) == asked, "nothing is asked while the engine is away"

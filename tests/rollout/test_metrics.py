@@ -54,7 +54,7 @@ def test_busy_shares_queues_and_host_time_are_those_of_the_batch() -> None:
 
 def test_staleness_counts_the_updates_between_playing_and_training() -> None:
     turns = (turn(("5",)), turn(("3", "4")), turn(("5",)), turn(("step-7",)))
-    metrics = batch_metrics([Segment("count", turns, None, StopReason.CUT)], Counter(), IDLE, [0, 2, 0])
+    metrics = batch_metrics([Segment("count", turns, None, StopReason.CUT)], Counter(), IDLE, [0, 2, 0, -1])
     assert (metrics["turn/staleness"], metrics["turn/staleness_max"]) == (pytest.approx(2 / 3), 2.0)
     assert metrics["turn/off_policy_ratio"] == pytest.approx(1 / 3)
     assert metrics["turn/mixed_weights_ratio"] == 0.25
@@ -69,21 +69,40 @@ def test_the_oldest_numbered_version_of_an_answer_counts() -> None:
 def test_under_train_async_every_batch_but_the_first_is_one_update_old(first: int) -> None:
     """train_async.py plays batch r + 1 with the weights that batch r is about to update."""
     clock = WeightClock()
-    clock.start(10, [first])
+    clock.learn(10, first)
     played_with = [first, first, first + 1, first + 2]
     assert [clock.staleness(version, 10 + k) for k, version in enumerate(played_with)] == [0, 1, 1, 1]
 
 
 def test_with_an_interval_between_pushes_the_age_cycles() -> None:
     clock = WeightClock(interval=2)
-    clock.start(0, [1])
+    clock.learn(0, 1)
+    clock.learn(1, 1)
     # train_async.py pushes after rollouts 1, 3, ...; batch r + 1 is complete before the push.
     assert [clock.staleness(version, k) for k, version in enumerate([1, 1, 2, 2, 3, 3])] == [0, 1, 0, 1, 0, 1]
 
 
+@pytest.mark.parametrize("script", ["train.py", "train_async.py"])
+@pytest.mark.parametrize("interval", [1, 2, 3, 5])
+@pytest.mark.parametrize("start", [0, 1, 2, 20])
+def test_the_clock_follows_both_of_slimes_loops_from_any_beginning(script: str, interval: int, start: int) -> None:
+    """slime counts pushes in absolute rollout ids, and only in train_async.py."""
+    clock, versions = WeightClock(interval), {1: start}
+    for rollout in range(start, start + 20):
+        if script == "train.py" and rollout > start:
+            versions[len(versions) + 1] = rollout  # the push after rollout - 1
+        elif rollout > start + 1 and (rollout - 1) % interval == 0:
+            versions[len(versions) + 1] = rollout - 1  # the push after rollout - 2
+        now = len(versions)
+        clock.learn(rollout, now)
+        assert [clock.updates_in(version) for version in versions] == list(versions.values())
+        assert clock.pushes_before(rollout) <= now - 1
+        assert clock.after_each is None or clock.after_each == (script == "train.py") or interval == 1
+
+
 def test_pushes_of_a_frozen_actor_do_not_count() -> None:
     clock = WeightClock(frozen=3)
-    clock.start(0, [1])
+    clock.learn(0, 1)
     assert [clock.staleness(1, k) for k in range(6)] == [0, 0, 0, 0, 1, 2]
     assert clock.staleness(4, 3) == 0
 

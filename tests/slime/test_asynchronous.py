@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from tests.slime.test_resume import script_arguments, state_of, wait_for
 pytestmark = pytest.mark.slow
 
 ROLLOUTS = 4
+STREAMED = 7
 CONTINUOUS = ("--rollout-function-path", "rollout.continuous.generate_rollout")
+WANDB = ("--use-wandb", "--wandb-mode", "offline", "--wandb-project", "test", "--wandb-group", "test")
 FLAGS = ("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "0")
 
 
@@ -39,7 +42,7 @@ def logged(run: Run, name: str) -> list[float]:
 @pytest.fixture(scope="module")
 def fixed(make_run: Callable[..., Run], engine: EngineServer) -> Run:
     """Fixed-turn batches under train_async.py."""
-    run = make_run("async", *engine_flags(engine), *FLAGS, script="train_async.py")
+    run = make_run("async", *engine_flags(engine), *FLAGS, *WANDB, script="train_async.py")
     run.train(script_arguments(run))
     return run
 
@@ -61,38 +64,93 @@ def test_the_state_of_a_step_is_the_state_after_its_batch_not_after_the_next_one
         assert state.next_group == (rollout + 1) * 16
 
 
-@pytest.fixture(scope="module", params=["train.py", "train_async.py"])
-def stream(request: Any, make_run: Callable[..., Run], engine: EngineServer) -> Run:
-    """Continuous batches; with train_async.py, a batch is complete before the push, so 2 updates are allowed."""
-    name = "stream-" + request.param.removesuffix(".py")
-    limit = 1 if request.param == "train.py" else 2
-    flags = (*engine_flags(engine), *FLAGS, *CONTINUOUS)
-    run = make_run(name, *flags, script=request.param, max_staleness=limit)
+STREAMS = {
+    "train.py, wait": ("train.py", {"max_staleness": 1}),
+    "train.py, mask": ("train.py", {"max_staleness": 1, "stale_turns": "mask"}),
+    "train_async.py, wait": ("train_async.py", {"max_staleness": 2}),
+}
+
+
+@pytest.fixture(scope="module", params=STREAMS)
+def stream(request: Any, make_run: Callable[..., Run], engine: EngineServer, ground: Path) -> Run:
+    """Continuous batches, and one environment step that lasts until batch 5 is there, or 25 s.
+
+    With train_async.py, a batch is complete before the push, so 2 updates are allowed.
+    """
+    script, settings = STREAMS[request.param]
+    name = "stream-" + re.sub(r"\W+", "-", request.param)
+    work = ground / name
+    slow = {"seed": 1, "until": str(work / "samples" / "5.pt"), "at_most_s": 25}
+    env = {"ledger": str(work / "ledger"), "longest": 9, "slow": slow}
+    flags = (*engine_flags(engine), *CONTINUOUS, "--num-rollout", str(STREAMED), "--num-critic-only-steps", "0")
+    run = make_run(name, *flags, script=script, env=env, env_workers=4, **settings)
     run.train(script_arguments(run))
     return run
 
 
 def test_no_turn_of_a_stream_is_lost_or_trained_twice(stream: Run) -> None:
-    played = places(stream, range(ROLLOUTS))
-    assert len(played) == len(set(played)) == ROLLOUTS * 16
+    played = places(stream, range(STREAMED))
+    assert len(played) == len(set(played)) == STREAMED * 16
     for episode in {episode for episode, _ in played}:
         indices = [index for number, index in played if number == episode]
         assert indices == list(range(len(indices)))
 
 
-def test_turns_of_a_stream_are_played_while_slime_trains_and_none_is_too_old(stream: Run) -> None:
-    limit = stream.config["max_staleness"]
-    for rollout in range(ROLLOUTS):
+def test_turns_of_a_stream_are_played_while_slime_trains_and_none_that_is_trained_is_too_old(stream: Run) -> None:
+    """Also not the turn whose environment step outlasts several batches."""
+    limit, old = stream.config["max_staleness"], 0
+    for rollout in range(STREAMED):
         for sample in turns_of(stream, rollout):
             (version,) = sample["weight_versions"]
-            assert 0 <= rollout - (int(version) - 1) <= limit
+            age = rollout - (int(version) - 1)
+            assert age >= 0
+            if any(sample["loss_mask"]):
+                assert age <= limit
+            else:
+                assert age > limit, "only turns that are too old are masked"
+                old += 1
     assert max(logged(stream, "turn/staleness_max")) >= 1
+    assert sum(logged(stream, "rollout/turns_masked_as_stale")) == old
+    waits = stream.config.get("stale_turns") != "mask"
+    assert (old, max(logged(stream, "rollout/stale_wait_s")) > 0) == ((0, True) if waits else (1, False))
 
 
-def test_the_advantages_of_a_stream_are_finite_and_every_turn_is_trained(stream: Run) -> None:
-    for rollout in range(ROLLOUTS):
+def test_every_turn_of_a_stream_reaches_the_trainer(stream: Run) -> None:
+    for rollout in range(STREAMED):
         (record,) = stream.records("actor", rollout)
         assert len(record["data"]["advantages"]) == len(stream.samples(rollout))
+
+
+def test_weights_and_biases_gets_our_metrics_offline(fixed: Run) -> None:
+    files = list((fixed.work / "wandb").glob("offline-run-*/run-*.wandb"))
+    written = b"".join(path.read_bytes() for path in files)
+    names = ("turn/staleness", "turn/valid_action_ratio", "rollout/stop/cut", "episode/return", "train/pg_loss")
+    assert [name for name in names if name.encode() not in written] == []
+
+
+def test_staleness_is_counted_in_slimes_absolute_rollout_ids_after_a_resume(
+    make_run: Callable[..., Run], engine: EngineServer
+) -> None:
+    """train_async.py pushes after rollouts 2 and 5; batch r + 1 is played while batch r is trained on, before a push.
+
+    The resumed run begins at 2, so its pushes are not every three rollouts from its beginning.
+    """
+    run = make_run("interval", *engine_flags(engine), *INTERVAL, script="train_async.py")
+    run.train([*script_arguments(run), "--num-rollout", "2"])
+    run.train([*script_arguments(run), "--num-rollout", "8"])
+    assert logged(run, "turn/staleness") == [*[0, 1], *[0, 1, 1, 2, 3, 1]], "first run, resumed run"
+
+
+def test_train_py_pushes_after_every_rollout_whatever_the_interval(
+    make_run: Callable[..., Run], engine: EngineServer
+) -> None:
+    run = make_run("no-interval", *engine_flags(engine), *INTERVAL, "--num-rollout", "3")
+    run.train()
+    assert logged(run, "turn/staleness") == [0, 0, 0]
+    assert [{v for s in turns_of(run, k) for v in s["weight_versions"]} for k in range(3)] == [{"1"}, {"2"}, {"3"}]
+
+
+INTERVAL = ("--num-critic-only-steps", "0", "--update-weights-interval", "3")
 
 
 @pytest.mark.parametrize("flags", [(), CONTINUOUS], ids=["fixed-turn", "continuous"])

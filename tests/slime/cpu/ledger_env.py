@@ -2,7 +2,7 @@
 
 `env: {ledger: FOLDER, longest: 9}`. Any answer is an action; what it pays follows from the seed, the turn and the
 answer, or is always the same with `steady: true`. An episode of seed s ends by itself or, for every third seed, by its
-time limit.
+time limit. With `slow: {seed: S, until: FILE, at_most_s: T}`, the first step of seed S waits until the file exists.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,13 @@ class LedgerGame(BaseInteractionEnv):
     actions = ()
     default_action = "wait"
 
-    def __init__(self, seed: int, ledger: Path, longest: int, steady: bool = False) -> None:
+    def __init__(
+        self, seed: int, ledger: Path, longest: int, steady: bool = False, slow: Mapping[str, Any] | None = None
+    ) -> None:
         self.seed = seed
         self.ledger = ledger
         self.steady = steady
+        self.slow = slow if slow is not None and slow["seed"] == seed else None
         draw = random.Random(seed)
         self.length = draw.randint(1, longest)
         self.times_out = draw.random() < 0.34
@@ -38,6 +43,8 @@ class LedgerGame(BaseInteractionEnv):
         return self._observe()
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
+        if self.slow is not None and self.turn == 0:
+            _wait_for(Path(self.slow["until"]), self.slow["at_most_s"])
         draw = random.Random(f"{self.seed}/{self.turn}/{response_text}")
         valid = draw.random() < 0.7
         reward = draw.randint(-16, 16) / 16 if valid else -0.125
@@ -73,9 +80,16 @@ class LedgerGame(BaseInteractionEnv):
             file.write(json.dumps(line) + "\n")
 
 
+def _wait_for(path: Path, at_most_s: float) -> None:
+    deadline = time.monotonic() + at_most_s
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def build_env(sample: Any, args: Any) -> LedgerGame:
     _, seed = describe_task(sample)
     options = args.env
     ledger = Path(options["ledger"])
     ledger.mkdir(parents=True, exist_ok=True)
-    return LedgerGame(seed, ledger, int(options.get("longest", 9)), bool(options.get("steady")))
+    longest, steady = int(options.get("longest", 9)), bool(options.get("steady"))
+    return LedgerGame(seed, ledger, longest, steady, options.get("slow"))
