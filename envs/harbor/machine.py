@@ -9,10 +9,10 @@ from pathlib import Path
 
 from envs.errors import ConfigError
 from envs.harbor.dockerfile import UnsupportedLine
-from envs.harbor.places import SOLUTION, TESTS, VERDICT, VERIFIER_HOME, Place, lay_out
+from envs.harbor.places import SOLUTION, TESTS, VERDICT, VERIFIER_HOME, Place, lay_out, outside
 from envs.harbor.settings import EXPORT, HarborSettings
 from envs.harbor.task import HarborTask
-from envs.swe.sandbox.sandbox import AGENT_ID, Sandbox
+from envs.swe.sandbox.sandbox import AGENT_ID, Sandbox, python_folders, python_in
 from envs.swe.sandbox.supervise import Limits
 from envs.swe.sandbox.workspace import Workspace
 
@@ -49,8 +49,11 @@ class Machine:
         variables = {"HOME": VERIFIER_HOME, **self.task.verifier_variables}
         sandbox = self._sandbox((*places, *_FOR_TESTS), variables, self.task.verifier_s)
         given = dict(sandbox.variables)
-        found = [folder for folder in given["PATH"].split(":") if not any(place.holds(folder) for place in places)]
-        given["PATH"] = ":".join(folder for folder in found if folder.startswith("/"))
+        pythons = python_folders(self.task.python) if self.task.root is None else ()
+        fixed = [Place(str(folder)) for folder in pythons]
+        folders = [os.path.normpath(folder) for folder in given["PATH"].split(":") if folder.startswith("/")]
+        changed = [f for f in folders if _is_in(f, places) and not _is_in(f, fixed)]
+        given["PATH"] = ":".join(folder for folder in folders if folder not in changed)
         return replace(sandbox, variables=tuple(given.items()))
 
     def _sandbox(self, places: Iterable[Place], variables: Mapping[str, str], seconds: float) -> Sandbox:
@@ -90,10 +93,27 @@ def start(task: HarborTask, settings: HarborSettings) -> Machine:
     context = task.folder / "environment"
     try:
         workspace = Workspace(lambda tree: lay_out(tree, task.places, task.image, context, task.root))
+        _reserve_python(workspace.tree, task)
     except UnsupportedLine as error:
         raise ConfigError(f"{task.name}: {error}; {EXPORT}") from error
     (workspace.folder / "passwd").write_text(_users(task), encoding="utf-8")
     return Machine(task, settings, workspace)
+
+
+def _is_in(path: str, places: Iterable[Place]) -> bool:
+    return any(place.holds(path) for place in places)
+
+
+def _reserve_python(tree: Path, task: HarborTask) -> None:
+    """Make the folders in which Python will be mounted, before the agent can put anything else there."""
+    for part in () if task.root is not None else python_in((place.path for place in task.places), task.python):
+        covered = tree / str(outside(tree, task.places, str(part)))
+        if os.path.lexists(covered):
+            raise ConfigError(
+                f"{task.name}: the task needs the folder {part}, where {task.python} is installed; set env.python to "
+                "an interpreter elsewhere, such as /usr/bin/python3"
+            )
+        covered.mkdir()
 
 
 def _refuse_links(name: str, root: Path, paths: Iterable[str]) -> None:

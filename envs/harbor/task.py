@@ -19,7 +19,6 @@ from envs.harbor.dockerfile import Image, UnsupportedLine, read_exported, read_i
 from envs.harbor.places import Place, find_places, home_of
 from envs.harbor.settings import EXPORT, HarborSettings
 from envs.harbor.tables import EXCLUDE, Table, check_keys
-from envs.swe.sandbox.sandbox import python_folders
 
 _MAX_BYTES = 4 << 20
 _DEFAULT_VERIFIER_S = 600.0
@@ -99,8 +98,7 @@ def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
         variables={**image.variables, **environment.variables(settings.variables), **settings.variables},
     )
     _check_tests(folder, settings)
-    python = settings.interpreter()
-    places = _places(folder, image, root, python, settings)
+    places = _places(folder, image, root, settings)
     image = replace(image, folders=(*image.folders, *settings.writable))
     return HarborTask(
         name=name,
@@ -108,7 +106,7 @@ def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
         instruction=read_text(folder, "instruction.md"),
         image=image,
         root=root,
-        python=python,
+        python=settings.interpreter(),
         places=places,
         agent_s=agent.seconds("timeout_sec"),
         verifier_s=_verifier_seconds(verifier, settings),
@@ -195,19 +193,11 @@ def _check_tests(folder: Path, settings: HarborSettings) -> None:
             )
 
 
-def _places(folder: Path, image: Image, root: Path | None, python: Path, settings: HarborSettings) -> tuple[Place, ...]:
+def _places(folder: Path, image: Image, root: Path | None, settings: HarborSettings) -> tuple[Place, ...]:
     try:
-        places = find_places(folder / "environment", image, root, settings.writable)
+        return find_places(folder / "environment", image, root, settings.writable)
     except UnsupportedLine as error:
         raise ConfigError(f"{folder.name}: {error}; {EXPORT}") from error
-    for place in places if root is None else ():
-        for installed in python_folders(python):
-            if installed.is_relative_to(place.path):
-                raise ConfigError(
-                    f"{folder.name}: the task changes files in {place.path}, where {python} is installed; set "
-                    "env.python to an interpreter elsewhere, such as /usr/bin/python3"
-                )
-    return places
 
 
 def _verifier_seconds(verifier: Table, settings: HarborSettings) -> float:

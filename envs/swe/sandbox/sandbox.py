@@ -103,6 +103,10 @@ class Sandbox:
         shown = [(path, str(path)) for path in python_folders(self.python)]
         mounts += _read_only((*shown, *self.readable))
         mounts += self._tree()
+        for part in python_in((place for _, place in self.places), self.python):
+            inside = [(path, place) for path, place in shown if path.is_relative_to(part)]
+            # Not listable, so that `rm -rf /tmp/*` says one sentence about it and not one for each file.
+            mounts += ["--perms", "0111", "--tmpfs", str(part), *_read_only(inside), "--remount-ro", str(part)]
         return [*mounts, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", self.folder, *self._variables()]
 
     def _image_mounts(self, root: Path) -> list[str]:
@@ -200,6 +204,12 @@ def python_folders(python: Path) -> tuple[Path, ...]:
     folders |= {folder.resolve() for folder in folders}
     outside = sorted(f for f in folders if not f.is_relative_to("/usr"))
     return tuple(f for f in outside if not any(f != g and f.is_relative_to(g) for g in outside))
+
+
+def python_in(places: Iterable[str], python: Path) -> tuple[Path, ...]:
+    """Entries of `places`, or places, that hold a folder of `python`. They show Python and nothing else."""
+    found = [(f, place) for place in places for f in python_folders(python) if f.is_relative_to(place)]
+    return tuple(sorted({Path(place, *folder.relative_to(place).parts[:1]) for folder, place in found}))
 
 
 @functools.lru_cache(maxsize=1)

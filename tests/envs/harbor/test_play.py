@@ -7,6 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import venv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +210,37 @@ def test_the_files_of_a_killed_process_are_removed_by_the_next_one(tmp_path: Pat
     assert run("os.kill(os.getpid(), signal.SIGKILL)") == "1\n" and os.listdir(tmp_path)
     assert run("") == "1\n"
     assert not os.listdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def python_in_tmp() -> Iterator[Path]:
+    """An interpreter below /tmp, where every agent may write: people clone there, and install into `.venv`."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        venv.create(f"{folder}/clone/.venv", symlinks=True)
+        yield Path(folder, "clone/.venv/bin/python")
+
+
+def test_an_interpreter_in_a_folder_of_the_agent_runs_and_cannot_be_changed(
+    tmp_path: Path, python_in_tmp: Path
+) -> None:
+    test = f"[ $(which python3) = {python_in_tmp}3 ] && python3 -c 'print(1)' > /logs/verifier/reward.txt"
+    make_task(tmp_path, test=test)
+    env = start(tmp_path, python=str(python_in_tmp))
+    prefix = python_in_tmp.parents[1]
+    top = prefix.parents[1]
+    assert str(prefix) in run(env, "which python3; touch /tmp/mine; python3 -c 'import sys; print(sys.prefix)'")
+    for attempt in (f"echo 1 > {python_in_tmp}", f"mv {top} /tmp/x", f"rm -rf {prefix}", f"mkdir {top}/own"):
+        assert "(exit status 7)" in run(env, f"{attempt} || exit 7")
+    assert "Permission denied" in run(env, f"ls {top}")
+    run(env, f"mkdir -p {top}/clone/.venv/bin; echo exit 7 > {top}/clone/.venv/bin/python3; chmod -R 777 {top}")
+    assert env.step(SUBMIT)[2]["reward"] == 1.0
+
+
+def test_a_task_with_files_where_the_interpreter_is_installed_is_refused(tmp_path: Path, python_in_tmp: Path) -> None:
+    top = python_in_tmp.parents[3]
+    make_task(tmp_path, dockerfile=f"FROM ubuntu:24.04\nWORKDIR {top}/work\n")
+    with pytest.raises(
+        ConfigError, match=rf"needs the folder {top}, where {python_in_tmp} is installed; set env.python"
+    ):
+        start(tmp_path, python=str(python_in_tmp))
