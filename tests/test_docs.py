@@ -49,6 +49,12 @@ def test_every_link_leads_to_a_page_and_a_heading(document: Path) -> None:
             assert anchor in _anchors(target), f"{document.name} links to {path}#{anchor}"
 
 
+def test_the_results_link_to_each_of_their_pages() -> None:
+    """The site's navigation leaves these pages out."""
+    links = {path for path, _ in LINKS.findall((REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8"))}
+    assert not {f"results/{page.name}" for page in (REPOSITORY / "docs" / "results").glob("*.md")} - links
+
+
 def _anchors(page: Path) -> set[str]:
     """GitHub's anchors of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
