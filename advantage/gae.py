@@ -31,30 +31,7 @@ import torch
 from torch import Tensor
 
 from advantage.scan import TokenRewards, TurnScan, gather_next, scan_turns, scan_turns_by_decay, solve_chain
-
-
-@dataclass(frozen=True)
-class Discounts:
-    """The four discounts, each in [0, 1]."""
-
-    gamma_step: float
-    lambda_step: float
-    gamma_token: float
-    lambda_token: float
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name} must be a number between 0 and 1, got {value!r}")
-
-    @property
-    def token_decay(self) -> float:
-        return self.gamma_token * self.lambda_token
-
-    @property
-    def step_decay(self) -> float:
-        return self.gamma_step * self.lambda_step
+from advantage.settings import Discounts
 
 
 @dataclass(frozen=True)

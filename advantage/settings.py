@@ -8,14 +8,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
 
 from pydantic import model_validator
-from torch import Tensor
 
 from advantage.errors import FlagError
-from advantage.gae import Discounts
 from slime_verlog import ConfigError, Field, Settings, read_settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KL_SPLIT = "advantage.kl_split.log_kl_split"
 """The `--rollout-data-postprocess-path` hook, which reads the turn table after the advantages."""
@@ -54,6 +55,30 @@ class PerRun(Generic[T]):
         if self._value is None or self._args is None or self._args() is not args:
             self._args, self._value = weakref.ref(args), self._make()
         return self._value
+
+
+@dataclass(frozen=True)
+class Discounts:
+    """The four discounts, each in [0, 1]."""
+
+    gamma_step: float
+    lambda_step: float
+    gamma_token: float
+    lambda_token: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name} must be a number between 0 and 1, got {value!r}")
+
+    @property
+    def token_decay(self) -> float:
+        return self.gamma_token * self.lambda_token
+
+    @property
+    def step_decay(self) -> float:
+        return self.gamma_step * self.lambda_step
 
 
 class WarmupSettings(Settings):

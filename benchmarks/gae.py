@@ -38,9 +38,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from advantage.gae import Discounts
 from advantage.hook import compute_advantages
-from advantage.settings import AdvantageSettings
+from advantage.settings import AdvantageSettings, Discounts
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row, encode_row
 
 TURNS_PER_EPISODE = 16

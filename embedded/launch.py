@@ -158,7 +158,8 @@ def _check(stages: Sequence[Stage], folder: Path) -> RolloutSettings:
     """
     from embedded.arguments import build_args
     from rollout.bridge.settings import check_keys
-    from rollout.data_source import EpisodeSource, try_each_task
+    from rollout.data_source import EpisodeSource
+    from rollout.tasks import try_each_task
     from slime_verlog import ConfigError
 
     for stage in stages:
@@ -173,7 +174,7 @@ def _check(stages: Sequence[Stage], folder: Path) -> RolloutSettings:
 def _teacher(settings: RolloutSettings) -> str:
     """What the policy imitates, in words."""
     from embedded.warmstart.demonstrations import find_expert
-    from rollout.data_source import read_tasks
+    from rollout.tasks import read_tasks
 
     paths = dict.fromkeys(task.env_path for task in read_tasks(settings))
     untaught = [path for path in paths if find_expert(path) is None]

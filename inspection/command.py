@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+VERSION = "0.1.0"
 PARTS = {
     "check": "try an environment: build every task, play, and check the contract",
     "play": "play an environment in the terminal, with the model's own prompts",
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one part; its exit code is 0 only if all went well."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="slime-verlog", description="The author's bench of slime-verlog.")
+    parser.add_argument("--version", action="version", version=f"slime-verlog {VERSION}")
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
     chosen = next((word for word in given if not word.startswith("-")), None)
     for name, text in PARTS.items():

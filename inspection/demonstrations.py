@@ -21,7 +21,7 @@ from typing import Any
 from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
 from envs.errors import MissingDependencyError
 from rollout.bridge.settings import load_settings
-from rollout.data_source import try_each_task
+from rollout.tasks import try_each_task
 from slime_verlog import ConfigError, command
 
 

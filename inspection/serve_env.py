@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
 
     from inspection.serving.server import EnvServer
     from inspection.serving.session import Catalogue
-    from rollout.data_source import make_episode, read_tasks
+    from rollout.tasks import make_episode, read_tasks
     from rollout.workers.trial import try_environments
     from slime_verlog import ConfigError
 

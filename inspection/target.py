@@ -95,7 +95,7 @@ def read_target(path: str, task: str | None = None, overrides: Sequence[str] = (
 
 def _choose(settings: RolloutSettings, task: str | None) -> list[TaskSpec]:
     """All distinct tasks of training and evaluation, or those with this name."""
-    from rollout.data_source import read_tasks
+    from rollout.tasks import read_tasks
 
     if task is not None and not settings.tasks:
         settings = settings.model_copy(update={"tasks": (task,)})

@@ -16,7 +16,7 @@ from rollout.play.conversation import Conversation
 from rollout.play.memory import Memory, Message, build_memory
 from rollout.spec import EpisodeSpec
 from rollout.story import Story
-from rollout.tokens.images import data_uri, read_image
+from rollout.tokens.pictures import data_uri, read_image
 from rollout.turn import StopReason
 from rollout.workers.pool import EnvPool, EnvSession
 

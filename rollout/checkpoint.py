@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from rollout.errors import CheckpointError
 from rollout.play.slots import check_slot, read_ids, read_whole
-from rollout.tokens.images import png_of, png_uri
+from rollout.tokens.pictures import png_of, png_uri
 from rollout.tokens.token_prefix import TokenPrefix
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
 

@@ -21,8 +21,9 @@ from rollout.bridge.framework import FRAMEWORK
 from rollout.bridge.idle_flags import flags_without_effect
 from rollout.bridge.roles import check_start_weights
 from rollout.bridge.settings import load_settings
-from rollout.data_source import EpisodeSource, try_each_task
+from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, MissingDependencyError
+from rollout.tasks import try_each_task
 from slime_verlog import command
 
 

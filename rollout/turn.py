@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class FinishReason(enum.StrEnum):
@@ -58,7 +59,7 @@ class SampleKind(enum.StrEnum):
     """An episode whose environment was lost; nothing is trained on."""
 
 
-class ImageChain(Mapping[str, torch.Tensor]):
+class ImageChain(Mapping[str, "torch.Tensor"]):
     """Training inputs of several pictures, in order: one tensor per key, concatenated along dim 0 on each read.
 
     A turn's prompt holds only references to its pictures' tensors, so an episode's memory grows linearly.
@@ -68,6 +69,8 @@ class ImageChain(Mapping[str, torch.Tensor]):
         self.parts = tuple(parts)
 
     def __getitem__(self, key: str) -> torch.Tensor:
+        import torch
+
         return torch.cat([part[key] for part in self.parts])
 
     def __iter__(self) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rollout.bridge.settings import load_settings
-from rollout.data_source import try_each_task
+from rollout.tasks import try_each_task
 from slime_verlog import SlimeVerlogError
 from tests.fixtures.played_episodes import invented_episode, write_run
 from tests.fixtures.warm_python import run_python

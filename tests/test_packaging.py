@@ -17,6 +17,8 @@ import pytest
 import yaml
 from setuptools import find_packages
 
+from inspection.command import VERSION
+
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = ("rollout", "envs", "advantage", "embedded", "inspection")
@@ -184,9 +186,9 @@ def test_pre_commit_hooks_run_tools_of_the_dev_extra() -> None:
     assert tools <= _names(PROJECT["project"]["optional-dependencies"]["dev"])
 
 
-def test_the_citation_names_the_version_and_licence_of_the_project() -> None:
+def test_citation_and_command_name_the_version_of_the_project() -> None:
     citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
     project = PROJECT["project"]
     assert (citation["title"], citation["license"]) == (project["name"], project["license"])
-    assert str(citation["version"]) == project["version"]
+    assert str(citation["version"]) == project["version"] == VERSION
     assert [author["name"] for author in citation["authors"]] == [author["name"] for author in project["authors"]]

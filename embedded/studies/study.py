@@ -116,7 +116,8 @@ def check_study(study: Study) -> None:
     from embedded.pretraining import split_run
     from embedded.warmstart.imitation import WarmStart
     from rollout.bridge.settings import check_keys
-    from rollout.data_source import EpisodeSource, try_each_task
+    from rollout.data_source import EpisodeSource
+    from rollout.tasks import try_each_task
 
     built: list[Any] = []
     for name in study.variants:

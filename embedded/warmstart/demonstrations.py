@@ -21,10 +21,10 @@ from tqdm import tqdm
 from envs.base import Observation
 from envs.loading import load_env_module
 from rollout.bridge.settings import RolloutSettings
-from rollout.data_source import make_episode, pick_task, read_tasks
 from rollout.errors import ConfigError, EnvironmentFault, SlimeVerlogError
 from rollout.play.memory import Exchange, Memory, build_memory, build_messages
 from rollout.spec import EpisodeSpec
+from rollout.tasks import make_episode, pick_task, read_tasks
 
 DEMONSTRATION_SEEDS = range(2_000_000_000, 3_000_000_000)
 """Seeds of demonstrated episodes. By default, training seeds start at 0 and evaluation seeds at 1,000,000,000.

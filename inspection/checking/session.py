@@ -11,11 +11,11 @@ from envs.mixture import TaskSpec
 from inspection.checking.findings import Finding, Status, judge
 from inspection.checking.playthrough import Playthrough, play, replay_difference
 from inspection.target import Target
-from rollout.data_source import make_episode
 from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
 from rollout.play.memory import Message
 from rollout.spec import EpisodeSpec
-from rollout.workers.trial import ServiceError, Trial
+from rollout.tasks import make_episode
+from rollout.workers.trial import ServiceError, Trial, start_again, threads_left
 
 
 @dataclass
@@ -55,7 +55,10 @@ async def check_task(
             abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
             twice = await replay_difference(trial, episode, plays[0])
             await trial.close(episode)
+            _, left = await start_again(trial, episode)
         report.findings += judge(plays, abilities, target.settings, count_tokens)
+        status = Status.WARNING if left else Status.OK
+        report.findings.append(Finding("threads", status, threads_left(left) if left else "none outlives an episode"))
         async with _trial(target, episode) as other:
             elsewhere = await replay_difference(other, episode, plays[-1])
         report.findings.append(_determinism(plays[0], twice, elsewhere))

@@ -10,7 +10,7 @@ from typing import Any
 from rollout.engine import EngineClient
 from rollout.errors import ConfigError, EngineError
 from rollout.play.memory import Message
-from rollout.tokens.images import data_uri, read_image
+from rollout.tokens.pictures import data_uri, read_image
 from rollout.workers.pool import EnvSession
 
 LENGTH_KEYS = ("max_tokens", "max_completion_tokens")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ from typing import Any
 
 from rollout.bridge.overrides import read_value, set_key, split_assignment, with_assignments
 from rollout.bridge.settings import RolloutSettings, check_keys
-from rollout.data_source import held_out_episodes, read_tasks, try_each_task
 from rollout.play.memory import build_memory
 from rollout.spec import EpisodeSpec
+from rollout.tasks import held_out_episodes, read_tasks, try_each_task
 from slime_verlog import ConfigError, read_yaml_mapping
 
 Key = tuple[str, str, int]
@@ -71,7 +72,8 @@ def read_points(options: Namespace) -> tuple[dict[str, Any], list[Point]]:
     if twice:
         raise ConfigError(f"--sweep has {twice[0]} twice")
     for settings in {point.world: point.settings for point in points}.values():
-        try_each_task(settings)
+        for note in try_each_task(settings):
+            print(f"note: {note}", file=sys.stderr)
     return config, points
 
 

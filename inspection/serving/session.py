@@ -19,9 +19,9 @@ from envs.openenv.protocol import (
 )
 from inspection.serving.frames import Answer, ResetRequest, ShownState, error_frame, observation_frame, shown
 from rollout.bridge.settings import RolloutSettings
-from rollout.data_source import make_episode, pick_task
 from rollout.errors import ConfigError, EnvironmentFault, SlimeVerlogError
 from rollout.spec import EnvSpec
+from rollout.tasks import make_episode, pick_task
 from rollout.workers.pool import EnvPool, EnvSession
 from slime_verlog import read_settings
 

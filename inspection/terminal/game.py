@@ -9,10 +9,10 @@ from typing import Any, Self
 from envs.base import StepInfo
 from envs.mixture import TaskSpec
 from inspection.target import Target
-from rollout.data_source import make_episode
 from rollout.errors import EnvironmentFault
 from rollout.play.conversation import Conversation
 from rollout.play.memory import Message, build_memory
+from rollout.tasks import make_episode
 from rollout.workers.reply import EnvReply, digest
 from rollout.workers.trial import Trial
 

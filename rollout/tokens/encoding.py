@@ -15,8 +15,9 @@ from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import GENERATION, START, USER, ChatTemplate, Message
 from rollout.tokens.composition import Composer
-from rollout.tokens.images import LARGEST_PIXELS, EncodedImage, ImageEncoder, Part, expanded, unexpanded
+from rollout.tokens.images import EncodedImage, ImageEncoder, Part, expanded, unexpanded
 from rollout.tokens.one_shot import OneShot
+from rollout.tokens.pictures import LARGEST_PIXELS
 from rollout.tokens.sanity import SanityCheck, compare
 from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import Generation, ImageChain, Prompt

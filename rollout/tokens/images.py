@@ -5,29 +5,20 @@ A picture is read and processed once; conversations hold references to the resul
 
 from __future__ import annotations
 
-import base64
-import io
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from envs.plain_text import PlainText, TemplateText
-from rollout.errors import EncodingError, MissingDependencyError
+from rollout.errors import EncodingError
+from rollout.tokens.pictures import pillow, png_uri, read_image, shrunk, size_of, write_png
 from rollout.tokens.small_pictures import GRID, PIXELS, make_small
 
 if TYPE_CHECKING:
     from PIL import Image
-
-LARGEST_PIXELS = 1 << 26
-"""Limit of a picture before it is scaled down; decoding one of this size takes 192 MiB."""
-
-PNG_URI = "data:image/png;base64,"
 
 TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Keys of a processor's output that describe tokens rather than pictures."""
@@ -87,7 +78,7 @@ class ImageEncoder:
         if kept is not None and kept[0]() is image:
             return kept[1]
         encoded = self._encode(shrunk(read_image(image), self._max_pixels, self._side))
-        if isinstance(image, _pillow().Image):
+        if isinstance(image, pillow().Image):
             key = id(image)
             self._kept[key] = (weakref.ref(image, lambda _: self._kept.pop(key, None)), encoded)
         return encoded
@@ -96,7 +87,7 @@ class ImageEncoder:
         try:
             out = self._processor(text=[self.placeholder_text], images=[picture], return_tensors="pt")
         except (ValueError, TypeError, RuntimeError, OSError) as error:
-            raise EncodingError(f"the processor rejects a picture of {_size(picture)}: {error}") from error
+            raise EncodingError(f"the processor rejects a picture of {size_of(picture)}: {error}") from error
         ids = out["input_ids"][0].tolist()
         inputs = {k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)}
         self._check(ids, inputs, picture)
@@ -130,7 +121,7 @@ class ImageEncoder:
             expected = int(inputs[GRID].prod(-1).sum()) // merge**2
             if found != expected:
                 raise EncodingError(
-                    f"a picture of {_size(picture)} has {found} placeholder tokens in the text but its grid "
+                    f"a picture of {size_of(picture)} has {found} placeholder tokens in the text but its grid "
                     f"{inputs[GRID].tolist()} requires {expected}; processor and chat template do not match"
                 )
         if not found:
@@ -145,89 +136,6 @@ class ImageEncoder:
         return TemplateText(head, tuple(ids[at[0] : at[-1] + 1]), tail)
 
 
-def shrunk(picture: Image.Image, max_pixels: int, side: int) -> Image.Image:
-    """The picture, scaled down if it has more than `max_pixels` pixels.
-
-    The sides of a scaled picture are multiples of `side`, the pixels along one token's edge. A processor that rounds
-    to whole tokens then cannot exceed `max_pixels`.
-    """
-    if picture.width * picture.height <= max_pixels:
-        return picture
-    scale = (max_pixels / (picture.width * picture.height)) ** 0.5
-    size = [max(side, int(length * scale) // side * side) for length in picture.size]
-    return picture.resize((size[0], size[1]), _pillow().Resampling.BICUBIC)
-
-
-def _pillow() -> ModuleType:
-    """Pillow's `Image` module; an optional dependency."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("pictures need Pillow; install it with: pip install pillow") from error
-    return Image
-
-
-def read_image(image: Any) -> Image.Image:
-    """An RGB picture from a PIL image, a uint8 array [height, width, 3], encoded bytes or a data URI.
-
-    Raises:
-        EncodingError: it has another type, cannot be decoded, or has more than `LARGEST_PIXELS` pixels.
-        MissingDependencyError: Pillow is not installed.
-    """
-    pillow = _pillow()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
-            picture = _open(image)
-            if picture.width * picture.height > LARGEST_PIXELS:
-                raise EncodingError(
-                    f"a picture of {_size(picture)} has more than {LARGEST_PIXELS} pixels; "
-                    "the environment must send a smaller one"
-                )
-            return picture.convert("RGB")
-    except EncodingError:
-        raise
-    except (OSError, ValueError, TypeError, SyntaxError, pillow.DecompressionBombError) as error:
-        raise EncodingError(f"a picture given as {type(image).__name__} cannot be read: {error}") from error
-
-
-def _open(image: Any) -> Image.Image:
-    if isinstance(image, _pillow().Image):
-        return image
-    if isinstance(image, np.ndarray):
-        return _pillow().fromarray(image)
-    if isinstance(image, str) and image.startswith("data:"):
-        image = base64.b64decode(image.partition(",")[2], validate=True)
-    if isinstance(image, bytes):
-        return _pillow().open(io.BytesIO(image))
-    raise TypeError("expected a PIL image, a uint8 array, the bytes of an image file or a data URI")
-
-
-def write_png(picture: Image.Image) -> bytes:
-    """The picture as a PNG file."""
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", compress_level=1)
-    return buffer.getvalue()
-
-
-def data_uri(picture: Image.Image) -> str:
-    """The picture as a PNG data URI, a form that SGLang accepts in `image_data`."""
-    return png_uri(write_png(picture))
-
-
-def png_uri(png: bytes) -> str:
-    """A PNG file as data URI."""
-    return PNG_URI + base64.b64encode(png).decode("ascii")
-
-
-def png_of(uri: str) -> bytes | None:
-    """The PNG file in a data URI; None for another text."""
-    if not uri.startswith(PNG_URI):
-        return None
-    png = base64.b64decode(uri.removeprefix(PNG_URI))
-    return png if png_uri(png) == uri else None
-
-
 def _image_token_id(processor: Any, text: PlainText) -> int:
     token_id = getattr(processor, "image_token_id", None)
     token = getattr(processor, "image_token", None)
@@ -236,7 +144,3 @@ def _image_token_id(processor: Any, text: PlainText) -> int:
     if token_id is None:
         raise EncodingError(f"{type(processor).__name__} does not say which token stands for a picture")
     return int(token_id)
-
-
-def _size(picture: Image.Image) -> str:
-    return f"{picture.width} x {picture.height}"

@@ -112,17 +112,22 @@ class ProcessHost:
     module = "rollout.workers.worker"
     """The module whose `main` serves the socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: int | None = None) -> None:
+        """Start the worker. What it prints goes to the file `output`, or where this process prints."""
         self.lost = False
         self._number = 0
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        if output is not None:
+            environment["PYTHONUNBUFFERED"] = "1"  # a worker that is killed has printed all it said
         guard = "from rollout.workers.guard import main; main()"
         self.process = subprocess.Popen(
             [sys.executable, "-c", guard, str(theirs.fileno()), self.module, str(os.getpid())],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             cwd=os.getcwd(),
             start_new_session=True,
         )

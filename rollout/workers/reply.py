@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import inspect
 import math
 import numbers
 import reprlib
@@ -108,6 +109,17 @@ def check_observation(observation: Any) -> None:
         for images in pictures.values()
     ):
         raise EnvironmentFault(f"multi_modal_data must map names to lists of pictures, got {reprlib.repr(pictures)}")
+
+
+def refuse_coroutine(answer: Any, method: str) -> None:
+    """Check that a method of the environment is not async.
+
+    Raises:
+        EnvironmentFault: it returned a coroutine.
+    """
+    if inspect.iscoroutine(answer):
+        answer.close()  # or Python prints that it was never awaited
+        raise EnvironmentFault(f"{method} is async; write def {method}, and call async code in it with asyncio.run")
 
 
 def read_step(answer: Any) -> tuple[Any, bool, Any]:

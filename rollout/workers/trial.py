@@ -10,6 +10,8 @@ import ast
 import asyncio
 import contextlib
 import importlib.util
+import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,10 +39,34 @@ ERRORS: dict[str, type[SlimeVerlogError]] = {
 """Classes of faults that are raised again as they are; all others become an `EnvironmentFault`."""
 
 
+MOST_OUTPUT = 4000
+"""Bytes of what environments print that are shown."""
+PATIENCE_S = 1.0
+"""Time in which threads may end after `close`."""
+
+
 class TrialProcess(ProcessHost):
-    """A worker process that explains faults."""
+    """A worker process that explains faults. The start of what it prints goes to stderr, and the rest nowhere."""
 
     module = "rollout.workers.trial_worker"
+
+    def __init__(self) -> None:
+        ours, theirs = os.pipe()
+        super().__init__(theirs)
+        os.close(theirs)
+        threading.Thread(target=_show, args=[ours], name="env-output", daemon=True).start()
+
+
+def _show(file: int) -> None:
+    """Copy up to `MOST_OUTPUT` bytes to stderr, and read on, so that the writer never waits."""
+    left, told = MOST_OUTPUT, False
+    with open(file, "rb", buffering=0) as pipe:
+        while data := pipe.read(1 << 16):
+            shown, left = data[:left], max(left - len(data), 0)
+            if len(shown) < len(data) and not told:
+                shown += f"\n(the environment prints more than {MOST_OUTPUT:,} bytes; the rest is not shown)\n".encode()
+                told = True
+            os.write(2, shown)
 
 
 def try_environments(
@@ -49,7 +75,8 @@ def try_environments(
     """Build every episode's environment, reset it and take a first step, as far as the budget allows.
 
     The first episode of each environment module is always reset and stepped, further ones until `budget_s` seconds
-    have passed. Returns notes about what could not be tried, such as a judge whose server does not answer yet.
+    have passed. The first is started a second time. Returns notes about what could not be tried, such as a judge whose
+    server does not answer yet, about a second start that differs, and about threads that outlive an episode.
 
     Raises:
         SlimeVerlogError: about the first fault; one sentence.
@@ -63,18 +90,48 @@ async def _try_all(episodes: Sequence[EpisodeSpec], settings: RolloutSettings, b
     try:
         for episode in episodes:
             await trial.build(episode)
-            if episode.env.env_path not in known or time.monotonic() - began < budget_s:
+            is_new = episode.env.env_path not in known
+            if is_new or time.monotonic() - began < budget_s:
                 known.add(episode.env.env_path)
-                await trial.reset(episode)
+                first = await trial.reset(episode)
                 await trial.abilities(episode)
                 try:
                     await trial.step(episode, await trial.suggest(episode, "random", 0))
                 except ServiceError as error:
                     notes.append(str(error))
+                await trial.close(episode)
+                if is_new and time.monotonic() - began < budget_s:
+                    again, left = await start_again(trial, episode)
+                    if first.deterministic and again.digest != first.digest:
+                        notes.append(f"task {episode.name!r}: {BEGINS_ANEW}")
+                    notes += [f"task {episode.name!r}: {threads_left(left)}"] * bool(left)
             await trial.close(episode)
     finally:
         trial.end()
     return list(dict.fromkeys(notes))
+
+
+async def start_again(trial: Trial, episode: EpisodeSpec) -> tuple[EnvReply, list[str]]:
+    """Start a closed episode again and close it: its first reply, and the threads that this left running."""
+    before = await trial.threads(episode)
+    await trial.build(episode)
+    reply = await trial.reset(episode)
+    await trial.close(episode)
+    deadline = time.monotonic() + PATIENCE_S
+    while len(after := await trial.threads(episode)) > len(before) and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    return reply, after[len(before) :]
+
+
+def threads_left(names: Sequence[str]) -> str:
+    """The sentence about threads that an episode leaves running."""
+    return f"each episode leaves threads running ({', '.join(names[:3])}); end them in close"
+
+
+BEGINS_ANEW = (
+    "the same task and seed begin with another observation; draw everything random from the seed, or set "
+    "deterministic = False"
+)
 
 
 class Trial:
@@ -105,6 +162,10 @@ class Trial:
 
     async def abilities(self, episode: EpisodeSpec) -> Abilities:
         return await self._call(episode, "abilities")
+
+    async def threads(self, episode: EpisodeSpec) -> list[str]:
+        """Names of the threads in the worker process."""
+        return await self._call(episode, "threads")
 
     async def close(self, episode: EpisodeSpec) -> None:
         await self._call(episode, "close")

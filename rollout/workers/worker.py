@@ -24,7 +24,7 @@ from envs.timing import collect
 from rollout.spec import EnvSpec
 from rollout.workers.observation_limits import ObservationLimits
 from rollout.workers.players import PLAYERS
-from rollout.workers.reply import EnvReply, check_observation, check_reply, read_step
+from rollout.workers.reply import EnvReply, check_observation, check_reply, read_step, refuse_coroutine
 
 HEADER = struct.Struct("!Q")
 """Precedes every reply: the number of bytes in its pickle."""
@@ -46,6 +46,7 @@ class EnvHost:
         observation = env.reset()
         seconds = time.perf_counter() - began
         with _placed(env, "reset"):
+            refuse_coroutine(observation, "reset")
             return _within(_reply(env, observation, seconds), spec.limits)
 
     def start(self, key: int, spec: EnvSpec) -> EnvReply:
@@ -60,6 +61,7 @@ class EnvHost:
         answer = env.step(response_text)
         seconds = time.perf_counter() - began
         with _placed(env, "step"):
+            refuse_coroutine(answer, "step")
             observation, done, info = read_step(answer)
             reply = _within(_reply(env, observation, seconds, done, info), spec.limits)
             if parts:

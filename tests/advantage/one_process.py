@@ -7,6 +7,7 @@ from torch import Tensor
 
 from advantage import gae
 from advantage.scan import TokenRewards
+from advantage.settings import Discounts
 
 
 def dual_discount_gae(
@@ -30,7 +31,7 @@ def dual_discount_gae(
         torch.cat([turn_lengths, nothing + 1]),
         torch.cat([turn_rewards.double(), nothing.double()]),
         torch.cat([torch.zeros_like(following, dtype=torch.bool), nothing == 0]),
-        gae.Discounts(**discounts),
+        Discounts(**discounts),
         lambda links: gae.solve_links(links, torch.cat([following, nothing - 1])),
     )
     return advantages[:n], returns[:n]

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advantage import scan
-from advantage.gae import Discounts
-from advantage.settings import advantage_settings
+from advantage.settings import Discounts, advantage_settings
 from tests.advantage.one_process import dual_discount_gae
 from tests.advantage.reference import brute_force
 from tests.conftest import load_recording

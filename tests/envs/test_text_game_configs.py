@@ -12,7 +12,7 @@ from envs.errors import MissingDependencyError
 from envs.loading import build_env_from
 from envs.text_game import GameSettings
 from rollout.bridge.settings import load_settings
-from rollout.data_source import read_tasks
+from rollout.tasks import read_tasks
 
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from rollout.bridge.settings import load_settings
-from rollout.data_source import try_each_task
 from rollout.errors import SlimeVerlogError
+from rollout.tasks import try_each_task
 from tests.fixtures.broken_envs import BROKEN, WORKING, Broken
 
 

@@ -12,6 +12,7 @@ import yaml
 from inspection.command import main
 from tests.fixtures.broken_envs import BROKEN
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.warm_python import run_python
 
 GAME = """\
 import os
@@ -213,3 +214,10 @@ def test_a_wrong_option_is_one_sentence(tmp_path: Path, words: list[str], senten
     path = write(tmp_path)
     with pytest.raises(SystemExit, match=sentence.replace("?", "\\?")):
         main(["check", str(path), *words])
+
+
+def test_an_environment_that_prints_megabytes_does_not_flood_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(GAME.replace(RESET, f"{RESET}; print('.' * 10_000_000)"))
+    done = run_python(["-m", "inspection", "check", str(tmp_path / "game.py"), "--json"])
+    assert done.returncode == 0 and json.loads(done.stdout)["errors"] == 0
+    assert "prints more than 4,000 bytes; the rest is not shown" in done.stderr and len(done.stderr) < 20_000

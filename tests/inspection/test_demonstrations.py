@@ -16,8 +16,8 @@ from envs.loading import load_env_module
 from envs.text_game import find_action
 from inspection.demonstrations import explain, main, to_row, write_rows
 from rollout.bridge.settings import load_settings
-from rollout.data_source import make_episode, read_tasks
 from rollout.errors import ConfigError
+from rollout.tasks import make_episode, read_tasks
 from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.frameworks import slime_checkouts

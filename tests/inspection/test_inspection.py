@@ -10,6 +10,7 @@ import pytest
 
 from inspection import command
 from tests.fixtures.chat_server import KEY, ChatServer
+from tests.fixtures.played_episodes import invented_episode, write_run
 from tests.inspection.test_evaluate import evaluate, write_config
 
 
@@ -30,6 +31,35 @@ def test_a_part_explains_itself_before_anything_is_installed(part: str) -> None:
     done = subprocess.run(line, cwd=Path(__file__).parents[2], capture_output=True, text=True, env={})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: slime-verlog {part} ")
+
+
+AT_END = """
+import sys
+from inspection.command import main
+try:
+    main()
+finally:
+    print("loaded:", {"torch", "transformers"} & set(sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--help",
+        "--version",
+        "check envs.babaisai --task two_room-goto_win",
+        "play envs.babaisai --task two_room-goto_win",
+        "compare {run} {run}",
+        "report {run}",
+        "view {run}",
+    ],
+)
+def test_commands_without_a_model_load_neither_torch_nor_transformers(tmp_path: Path, line: str) -> None:
+    run = write_run(tmp_path, [invented_episode()])
+    words = [sys.executable, "-c", AT_END, *line.format(run=run).split()]
+    done = subprocess.run(words, cwd=Path(__file__).parents[2], input="/quit\n", capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded: set()"), done.stderr
 
 
 @pytest.mark.parametrize("given", ["check --config my.yaml", "compare one two --config my.yaml"])

@@ -13,7 +13,7 @@ import pytest
 from inspection.records import append_episode, read_episodes
 from inspection.text_episode import play_text_episode, scripted
 from rollout.bridge.settings import load_settings
-from rollout.data_source import make_episode, read_tasks
+from rollout.tasks import make_episode, read_tasks
 from rollout.workers.pool import EnvPool
 from slime_verlog import ConfigError
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from rollout.bridge.settings import RolloutSettings, load_settings
-from rollout.data_source import make_episode, read_tasks, try_each_task
 from rollout.errors import EnvironmentFault
 from rollout.spec import EpisodeSpec
+from rollout.tasks import make_episode, read_tasks, try_each_task
 from rollout.workers.trial import try_environments
 
 GAME = """\
@@ -98,8 +98,21 @@ def test_tasks_of_training_and_evaluation_that_are_the_same_are_tried_once(
 ) -> None:
     tried: list[str] = []
     monkeypatch.setattr(
-        "rollout.data_source.try_environments", lambda found, _: tried.extend(episode.name for episode in found) or []
+        "rollout.tasks.try_environments", lambda found, _: tried.extend(episode.name for episode in found) or []
     )
     _, settings = episodes(tmp_path, "a", "b")
     try_each_task(settings)
     assert tried == ["a", "b"]
+
+
+def test_a_random_reset_and_threads_that_outlive_an_episode_are_named(tmp_path: Path) -> None:
+    found, settings = episodes(tmp_path, "a")
+    path = tmp_path / "game.py"
+    start = "threading.Thread(target=threading.Event().wait, daemon=True, name='leaked').start()"
+    changed = (
+        f"        import random, threading\n        {start}\n        return make_observation(str(random.random()))"
+    )
+    path.write_text(GAME.replace('        return make_observation("start")', changed))
+    random, threads = try_environments(found, settings)
+    assert "task 'a': the same task and seed begin with another observation" in random
+    assert threads == "task 'a': each episode leaves threads running (leaked); end them in close"

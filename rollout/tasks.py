@@ -1,0 +1,73 @@
+"""Tasks and episodes of a configuration: which there are, and how one is drawn. Nothing here loads torch."""
+
+from __future__ import annotations
+
+import random
+
+from envs.mixture import TaskSpec, expand_tasks
+from rollout.bridge.settings import EvalSettings, RolloutSettings
+from rollout.errors import ConfigError
+from rollout.spec import EnvSpec, EpisodeSpec
+from rollout.workers.trial import try_environments
+
+
+def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) -> list[TaskSpec]:
+    """The YAML's `tasks` (or `eval.tasks`, which default to `tasks`), expanded and checked."""
+    entries = (held_out.tasks if held_out is not None else ()) or settings.tasks
+    if not entries:
+        raise ConfigError("tasks is empty; name at least one task, for example tasks: [goto]")
+    specs = expand_tasks(entries, default_env_path=settings.rollout_interaction_env_path, default_options=settings.env)
+    if sum(task.weight for task in specs) <= 0:
+        raise ConfigError("the weights of tasks must add up to more than 0")
+    return specs
+
+
+def try_each_task(settings: RolloutSettings) -> list[str]:
+    """Try one episode of every task in a worker process, so that a mistake shows before anything expensive starts.
+
+    Returns notes about what could not be tried; see `rollout.workers.trial`.
+
+    Raises:
+        SlimeVerlogError: a task, an option or the environment is wrong; one sentence with the file, line and fix.
+    """
+    tasks = [*read_tasks(settings), *read_tasks(settings, settings.eval)]
+    distinct = [task for number, task in enumerate(tasks) if not any(_same(task, other) for other in tasks[:number])]
+    return try_environments([make_episode(settings, task, 0, settings.seed_start) for task in distinct], settings)
+
+
+def _same(task: TaskSpec, other: TaskSpec) -> bool:
+    return (task.env_path, task.task, task.options) == (other.env_path, other.task, other.options)
+
+
+def held_out_episodes(settings: RolloutSettings, tasks: list[TaskSpec]) -> list[EpisodeSpec]:
+    """The episodes of an evaluation: the same seeds for every task."""
+    held_out = settings.eval
+    settings = settings.model_copy(update={"max_turns": held_out.max_turns or settings.max_turns})
+    return [
+        make_episode(settings, task, number * held_out.episodes + k, held_out.seed_start + k)
+        for number, task in enumerate(tasks)
+        for k in range(held_out.episodes)
+    ]
+
+
+def pick_task(tasks: list[TaskSpec], seed: int, episode_id: int) -> TaskSpec:
+    """Draw a task by weight; the draw depends on the run's seed and the episode's id alone."""
+    draw = random.Random(f"{seed}/{episode_id}").random()
+    total = sum(task.weight for task in tasks)
+    edge = 0.0
+    for task in tasks:
+        edge += task.weight / total
+        if draw < edge:
+            return task
+    return tasks[-1]
+
+
+def make_episode(settings: RolloutSettings, task: TaskSpec, episode_id: int, seed: int) -> EpisodeSpec:
+    """The episode of one task and seed, as the environment pool starts it."""
+    env = EnvSpec(
+        env_path=task.env_path,
+        metadata={"task": task.task, "seed": seed},
+        options=dict(task.options),
+        max_turns=settings.max_turns,
+    )
+    return EpisodeSpec(episode_id=episode_id, name=task.name, env=env)
