@@ -6,7 +6,7 @@ import functools
 import random
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,9 @@ from inspection.reporting.translations import find_match
 SAMPLED_TURNS = 4000
 """Turns that are kept for the measures that compare texts."""
 LOOP = 3
-"""Turns in a row with the same action and an unchanged observation that count as a loop."""
+"""Turns in a row with the same action, and an observation that stays the same, that count as a loop."""
+_REPEATS = 2
+"""Earlier occurrences of an attempt after which it counts as repeated."""
 _MOST_CANDIDATES = 20_000
 _TEXT = 2000
 _EXCERPT = 160
@@ -106,8 +108,7 @@ class Tally:
     def add(self, episode: EpisodeRecord) -> None:
         """Count an episode."""
         self.env_paths[episode.env_path] = None
-        stuck = self._count_stuck(episode)
-        looped = self._count_loops(episode)
+        looped, stuck = self._count_repeats(episode)
         for index, turn in enumerate(episode.turns):
             self._add_turn(episode, index, turn)
         self.episodes.append(
@@ -171,33 +172,23 @@ class Tally:
             self.rejected.setdefault(key, new)
         self.rejected[key].count += 1
 
-    def _count_loops(self, episode: EpisodeRecord) -> int:
-        """Turns in stretches of at least `LOOP` turns with the same action and an unchanged observation."""
-        looped = length = 0
-        before: tuple[int, str] | None = None
-        for index, turn in enumerate([*episode.turns, None]):
-            here = (turn.state, turn.executed) if turn is not None and turn.state is not None else None
-            if here is not None and here == before:
-                length += 1
-                continue
-            if length >= LOOP and before is not None:
-                looped += length
-                text = f"{before[1][:_EXCERPT]} x {length}"
-                self._keep(self.loops, length, functools.partial(_place, episode, index - length, text))
-            before, length = here, 1
-        return looped
+    def _count_repeats(self, episode: EpisodeRecord) -> tuple[int, int]:
+        """Turns in loops, and turns that repeat an earlier attempt; both 0 in an episode that was won.
 
-    def _count_stuck(self, episode: EpisodeRecord) -> int:
-        """Turns whose observation and action occurred together at least twice before in the episode."""
+        An attempt is an action in an observation. A stretch of equal attempts that ends in another observation had an
+        effect, such as a walk through an empty room, and counts as one attempt.
+        """
+        looped = stuck = 0
         seen: Counter[tuple[int, str]] = Counter()
-        stuck = 0
-        for turn in episode.turns:
-            if turn.state is None:
-                continue
-            pair = (turn.state, turn.executed)
-            stuck += seen[pair] >= 2
-            seen[pair] += 1
-        return stuck
+        for start, attempt, length, changed in [] if episode.success else _stretches(episode.turns):
+            repeats = 1 if changed else length
+            stuck += sum(seen[attempt] + k >= _REPEATS for k in range(repeats))
+            seen[attempt] += repeats
+            if length >= LOOP and not changed:
+                looped += length
+                text = f"{attempt[1][:_EXCERPT]} x {length}"
+                self._keep(self.loops, length, functools.partial(_place, episode, start, text))
+        return looped, stuck
 
     def _keep(self, worst: list[tuple[int, Place]], size: int, place: Callable[[], Place], most: int = 3) -> None:
         if len(worst) < most or size > worst[-1][0]:
@@ -227,3 +218,17 @@ class Tally:
 
 def _place(episode: EpisodeRecord, index: int, text: str) -> Place:
     return Place(episode.task, episode.seed, index + 1, text[-_EXCERPT:].strip())
+
+
+def _stretches(turns: Sequence[TurnRecord]) -> Iterator[tuple[int, tuple[int, str], int, bool]]:
+    """Turns in a row with one action and one observation: start, (observation, action), length, and whether the
+    observation after them differs. Turns whose observation is not known are left out."""
+    start = 0
+    while start < len(turns):
+        end, state = start + 1, turns[start].state
+        while end < len(turns) and (turns[end].state, turns[end].executed) == (state, turns[start].executed):
+            end += 1
+        if state is not None:
+            changed = end < len(turns) and turns[end].state != state
+            yield start, (state, turns[start].executed), end - start, changed
+        start = end

@@ -72,6 +72,8 @@ def find_match(candidate: str, actions: Sequence[str]) -> Match | None:
         actions: the legal actions, as the environment names them.
     """
     text = candidate.strip()[:_MOST_CHARACTERS]
+    if "\ufffd" in text:  # half a character: the rest of the answer cannot be trusted either
+        return None
     names = {_plain(action): action for action in actions if _plain(action)}
     parts = [part for part in re.split(r"[,;\n]|->|→|\band\b|\bthen\b", _plain_parts(text)) if part.strip()]
     named = [names[_plain(part)] for part in parts if _plain(part) in names]
@@ -106,11 +108,15 @@ def _by_synonyms(line: str, names: Mapping[str, str]) -> Match | None:
 
 
 def _means(meant: Sequence[frozenset[str]], name: str) -> bool:
-    """Whether the words mean the action: they agree but for verbs of motion, or add an object to a verb like `open`."""
+    """Whether the words mean the action: they agree but for verbs of motion, or add an object to a verb like `open`.
+
+    The `up` of `pick up` may be missing, but no direction: `go` does not mean `go north`.
+    """
     wanted = [_canonical(word) for word in name.split()]
     missing = [word for word in wanted if not any(word & other for other in meant)]
     extra = [word for word in meant if not any(word & other for other in wanted)]
-    if any(not word & (_MOTION | {"up"}) for word in missing) or len(missing) == len(wanted):
+    spare = _MOTION | ({"up"} if "up" in name.split() and not wanted[0] & _MOTION else set())
+    if any(not word & spare for word in missing) or len(missing) == len(wanted):
         return False
     takes_object = bool(meant[0] & wanted[0] & _TAKES_OBJECT)
     return takes_object or all(word & _MOTION for word in extra)

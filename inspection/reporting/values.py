@@ -158,19 +158,27 @@ def _failures(tally: Tally) -> dict[str, Value]:
 
 
 def _equal_returns(episodes: Sequence[EpisodeLine]) -> Value:
-    """Share of starts (task and seed) that were played more than once with one return; else of tasks."""
-    starts: dict[tuple[str, str], list[float]] = defaultdict(list)
-    tasks: dict[str, list[float]] = defaultdict(list)
+    """Share of starts (task and seed) that were played more than once with one return; else of tasks.
+
+    Those that were always won count as unequal: they are solved, which is no reason to worry.
+    """
+    starts: dict[tuple[str, str], list[EpisodeLine]] = defaultdict(list)
+    tasks: dict[str, list[EpisodeLine]] = defaultdict(list)
     for episode in episodes:
         if episode.fault is None:
-            starts[(episode.task, str(episode.seed))].append(episode.episode_return)
-            tasks[episode.task].append(episode.episode_return)
+            starts[(episode.task, str(episode.seed))].append(episode)
+            tasks[episode.task].append(episode)
     for name, groups in (("starts", starts), ("tasks", tasks)):
-        repeated = [returns for returns in groups.values() if len(returns) > 1]
+        repeated = [group for group in groups.values() if len(group) > 1]
         if repeated:
-            equal = sum(max(returns) - min(returns) < 1e-9 for returns in repeated)
+            equal = sum(_all_equal(group) for group in repeated)
             return Value(equal / len(repeated), f"{equal} of {len(repeated)} {name}")
     return Value(None, _ONE_EPISODE)
+
+
+def _all_equal(episodes: Sequence[EpisodeLine]) -> bool:
+    returns = [episode.episode_return for episode in episodes]
+    return max(returns) - min(returns) < 1e-9 and not all(episode.success for episode in episodes)
 
 
 def _share(count: int, total: int, otherwise: str = "no turns") -> Value:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
+from inspection.command import main
+from inspection.records import read_episodes
 from inspection.reporting.answers import split_answer
 from inspection.reporting.information import mean_overlap, mutual_information, state_information
 from inspection.reporting.translations import find_match
@@ -120,14 +123,57 @@ def test_validity_its_error_and_its_loss_within_episodes(tmp_path: Path) -> None
 
 
 def test_loops_and_repeated_attempts_are_counted(tmp_path: Path) -> None:
-    seen = ["wall", "wall", "wall", "free", "wall", "door"]
-    write(tmp_path, [make_turn(text, "go", "go") for text in seen], stop="time_limit")
+    played = [("wall", "go")] * 3 + [("wall", "turn"), ("free", "go"), ("wall", "go")]
+    write(tmp_path, [make_turn(text, action, action) for text, action in played], stop="time_limit")
     column = numbers(tmp_path)
     assert number(column, "loop_turns") == pytest.approx(3 / 6)
     assert number(column, "stuck_turns") == pytest.approx(2 / 6), "the third and the fourth attempt at the wall"
     assert number(column, "out_of_time") == 1.0
     (loop,) = [example for example in column["examples"] if example["what"].startswith("loop")]
     assert (loop["seed"], loop["turn"], loop["text"]) == (1, 1, "go x 3")
+
+
+def test_a_walk_that_leads_somewhere_is_no_loop(tmp_path: Path) -> None:
+    seen = ["an empty room"] * 6 + ["a door"]
+    write(tmp_path, [make_turn(text, "go", "go") for text in seen], stop="time_limit")
+    column = numbers(tmp_path)
+    assert number(column, "loop_turns") == 0.0 and number(column, "stuck_turns") == 0.0
+
+
+EXPERTS = {
+    "babyai": {"rollout_interaction_env_path": "envs.babyai", "tasks": ["goto", "pickup"]},
+    "sokoban": {"rollout_interaction_env_path": "envs.sokoban", "tasks": ["one_box"]},
+}
+
+
+@pytest.mark.parametrize("game", EXPERTS)
+@pytest.mark.parametrize("lost", [False, True])
+def test_optimal_play_is_never_called_a_loop_or_a_failure(game: str, lost: bool, tmp_path: Path) -> None:
+    """Also if the record says that the episode was lost: an expert's last step then came too late."""
+    pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
+    config = tmp_path / "game.yaml"
+    config.write_text(yaml.safe_dump({**EXPERTS[game], "env_backend": "inline", "eval": {"episodes": 12}}))
+    with pytest.raises(SystemExit) as end:
+        main(["evaluate", "--config", str(config), "--player", "expert", "--out", str(tmp_path / "expert")])
+    assert end.value.code == 0
+    for episode in read_episodes(tmp_path / "expert"):
+        changed = {"player": "policy", **({"success": False, "progression": 0.5} if lost else {})}
+        (tmp_path / "policy").mkdir(exist_ok=True)
+        with open(tmp_path / "policy" / "episodes.jsonl", "a") as file:
+            file.write(json.dumps({**episode, **changed}) + "\n")
+    column = numbers(tmp_path / "policy")
+    assert number(column, "loop_turns") == 0.0 and number(column, "stuck_turns") == 0.0
+    assert lost or column["questions"]["4"]["verdict"] == "good", column["questions"]["4"]
+
+
+def test_answers_with_broken_characters_are_no_aliases(tmp_path: Path) -> None:
+    actions = ["go north", "go south", "go east", "go west"]
+    turns = [make_turn(str(k), f"ACTION: {action}", action) for k, action in enumerate(actions)]
+    for text in ("go\ufffd", "go nort\ufffd", "go", "walk"):
+        turns += [make_turn(text, f"ACTION: {text}", "go north", valid=False)]
+    write(tmp_path, turns)
+    column = numbers(tmp_path)
+    assert column["aliases"] == [] and number(column, "translatable") == 0.0
 
 
 def test_variety_in_the_same_state_is_the_chance_of_a_difference(tmp_path: Path) -> None:
