@@ -34,13 +34,17 @@ class MissingDependencyError(SlimeVerlogError, ImportError):
     """An optional package is missing. The text names the command that installs it."""
 
 
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended, as shells have it."""
+
+
 @contextmanager
 def command() -> Iterator[None]:
-    """Decorator `@command()` for a command's `main`: prints a `SlimeVerlogError` without a traceback.
+    """Decorator `@command()` for a command's `main`: prints a `SlimeVerlogError` or Ctrl-C without a traceback.
 
     Raises:
-        SystemExit: prints `error: <sentence>` on stderr and exits with code 1. The code is also 1, without a word, if
-            the program that reads the output has ended, as `head` does.
+        SystemExit: after `error: <sentence>` on stderr, with code 1. After Ctrl-C, with code `INTERRUPTED`, and the
+            text of the `KeyboardInterrupt`, or else "interrupted". On a broken pipe, silently with code 1.
     """
     try:
         try:
@@ -49,6 +53,9 @@ def command() -> Iterator[None]:
             sys.stdout.flush()
     except SlimeVerlogError as error:
         raise SystemExit(f"error: {error}") from error
+    except KeyboardInterrupt as error:
+        print(str(error) or "interrupted", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
         if not _is_closed(sys.stdout.fileno()):
             raise

@@ -121,14 +121,26 @@ def _mean_squared_error(values: Tensor, returns: Tensor, mask: Tensor, group: Gr
 
 @dataclass(frozen=True)
 class Limit:
-    """The healthy range of one metric: 0 to `highest`."""
+    """The healthy range of one metric: `lowest` to `highest`. Every alarm of a run is one of these."""
 
     metric: str
     meaning: str
     highest: float
     key: str
-    """The YAML key with `highest`."""
+    """The YAML key with `highest`; empty if no key changes it."""
     advice: str
+    lowest: float = 0.0
+
+    def holds(self, value: float) -> bool:
+        """Whether the value is in the range; NaN is not."""
+        return self.lowest <= value <= self.highest
+
+    def sentence(self, value: float, when: str) -> str:
+        """What is wrong, and what to try."""
+        healthy = (
+            f"{self.lowest:g} or more" if self.highest == math.inf else f"{self.lowest:g} to {self.highest:g}"
+        ) + (f" ({self.key})" if self.key else "")
+        return f"{self.meaning} ({self.metric}) is {value:.3g} {when}, and healthy is {healthy}: {self.advice}"
 
 
 class OffPolicyAlarm:
@@ -168,14 +180,10 @@ class OffPolicyAlarm:
         watched = [limit for limit in self._limits if limit.metric in metrics]
         if not watched:
             return {}
-        outside = {limit.metric for limit in watched if not float(metrics[limit.metric]) <= limit.highest}
+        outside = {limit.metric for limit in watched if not limit.holds(float(metrics[limit.metric]))}
         for limit in watched:
             if limit.metric in outside - self._outside and current_layout().stage.rank == 0:
-                logger.warning(
-                    "%s (%s) is %.3g in rollout %d, and healthy is 0 to %g (%s): %s",
-                    *(limit.meaning, limit.metric, metrics[limit.metric], rollout_id),
-                    *(limit.highest, limit.key, limit.advice),
-                )
+                logger.warning("%s", limit.sentence(metrics[limit.metric], f"in rollout {rollout_id}"))
         self._outside = outside
         self._steps += bool(outside)
         return {"off_policy_alarms": float(self._steps)}

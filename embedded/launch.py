@@ -10,14 +10,27 @@ import json
 import logging
 import os
 import platform
-import shlex
 import shutil
-import sys
+import signal
 import warnings
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from embedded.ending import ending, lengths_of, seeds_table
+from embedded.run_folder import (
+    CHECKPOINTS,
+    SUMMARY,
+    IfHeld,
+    check_folder,
+    claimed,
+    is_finished,
+    saved_updates,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from embedded.pretraining import Stage
@@ -31,8 +44,11 @@ IMITATION: dict[str, Any] = {"least_steps": 200}
 """Fields of `WarmStart`: short episodes give few demonstrated turns, so the policy sees them more often."""
 
 
-def add_arguments(parser: ArgumentParser, config: str | None, out: str) -> None:
-    """Declare the command's flags; without a default `config`, it must be given."""
+def add_arguments(parser: ArgumentParser, config: str | None, out: str, if_held: IfHeld = "refuse") -> None:
+    """Declare the command's flags; without a default `config`, it must be given.
+
+    `if_held` says what happens without `--resume` and `--overwrite` to a folder that holds a run.
+    """
     parser.add_argument("--config", default=config, required=config is None, metavar="YAML", help="the environment")
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=int, default=0, help="seed of imitation, training episodes and sampling")
@@ -40,6 +56,11 @@ def add_arguments(parser: ArgumentParser, config: str | None, out: str) -> None:
     parser.add_argument("--updates", type=int, default=40, help="PPO updates, critic warm-up included (default: 40)")
     parser.add_argument("--episodes", type=int, metavar="N", help="held-out episodes per task; default: the YAML's")
     parser.add_argument("--out", type=Path, default=Path(out), metavar="FOLDER", help="default: %(default)s")
+    held = parser.add_mutually_exclusive_group()
+    for name, text in (("resume", "continue the run in FOLDER"), ("overwrite", "delete the run in FOLDER first")):
+        default = " (the default)" if name == if_held else ""
+        held.add_argument(f"--{name}", action="store_const", dest="if_held", const=name, help=text + default)
+    parser.set_defaults(if_held=if_held)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a YAML key")
     parser.add_argument("--set-flag", action="append", default=[], metavar="NAME=VALUE", help="slime's flag: lr=1e-4")
 
@@ -57,15 +78,19 @@ def launch(options: Namespace) -> int:
     keys = with_assignments(read_keys(options.config), options.set, "--set")
     if options.episodes is not None:
         keys = set_key(keys, "eval.episodes", options.episodes)
+    several = options.seeds is not None
+    folders = {s: options.out / f"seed_{s}" for s in options.seeds} if several else {options.seed: options.out}
+    for folder in folders.values():
+        check_folder(folder, options.if_held)
     set_up_process()
-    if options.seeds is None:
-        summaries = [run_seed(options.seed, options.out, options.config, options.updates, keys=keys, **flags)]
-    else:
-        folders = {seed: options.out / f"seed_{seed}" for seed in options.seeds}
-        summaries = [
-            run_seed(s, out, options.config, options.updates, keys=keys, **flags) for s, out in folders.items()
-        ]
-        (options.out / "seeds.json").write_text(json.dumps(summaries, indent=2) + "\n", encoding="utf-8")
+    summaries = [
+        run_seed(seed, folder, options.config, options.updates, keys=keys, if_held=options.if_held, **flags)
+        for seed, folder in folders.items()
+    ]
+    if several:
+        found = {path: json.loads(path.read_text(encoding="utf-8")) for path in options.out.glob(f"seed_*/{SUMMARY}")}
+        by_seed = sorted(found.values(), key=lambda summary: summary["seed"])
+        write_text(options.out / "seeds.json", json.dumps(by_seed, indent=2) + "\n")
         print(seeds_table(summaries))
     return int(any(summary["fault"] or summary["failed_episodes"] for summary in summaries))
 
@@ -77,6 +102,7 @@ def run_seed(
     updates: int,
     warm_start: WarmStart | None = None,
     keys: Mapping[str, Any] | None = None,
+    if_held: IfHeld = "refuse",
     **flags: Any,
 ) -> dict[str, Any]:
     """Imitate, evaluate, train, evaluate and report; the returned summary is also in `folder`.
@@ -84,58 +110,135 @@ def run_seed(
     Args:
         config: path of the YAML.
         keys: its keys with overrides; default: as in the file.
+        if_held: what to do if the folder holds a run. A finished run that is resumed stays as it is.
         flags: slime's flags by name; see `embedded.arguments.EmbeddedFlags`.
 
     Raises:
         ConfigError: the YAML or a flag is rejected, or the policy cannot learn to answer in this environment.
         EnvironmentFault: the environment cannot be built or played.
+        KeyboardInterrupt: after Ctrl-C; what was trained is kept, and the text says how to continue.
         MissingDependencyError: an optional package is not installed.
     """
-    import yaml
-
-    from embedded.arguments import make_args, read_keys
+    from embedded.arguments import read_keys
     from embedded.pretraining import split_run
-    from embedded.report import RunReport
-    from embedded.warmstart.imitation import WarmStart, make_policy
+    from embedded.warmstart.imitation import WarmStart
 
-    policy = folder / "policy_before"
+    policy, checkpoints = folder / "policy_before", folder / CHECKPOINTS
     keys, note = _without_warmup(read_keys(config) if keys is None else keys, flags)
-    given = {"rollout_seed": seed, "num_rollout": updates, "eval_interval": 20, "hf_checkpoint": str(policy)}
+    given = {"rollout_seed": seed, "num_rollout": updates, "eval_interval": 20, "save_interval": 1}
     has_critic = flags.get("advantage_estimator", "ppo") == "ppo"
     given |= {"num_critic_only_steps": min(CRITIC_ONLY, updates // 2) if has_critic else 0, **flags}
-    pretraining, ppo = split_run(keys, given, folder / "critic")
-    settings = _check([stage for stage in (pretraining, ppo) if stage], folder)
-    report = RunReport(folder, {"config": config, "tasks": list(settings.tasks), "seed": seed, **_machine()}, policy)
-    run_config = folder / "config.yaml"
-    run_config.write_text(yaml.safe_dump(dict(ppo.keys), sort_keys=False), encoding="utf-8")
-    print(*note, f"seed {seed}: {_teacher(settings)}", sep="\n", flush=True)
-    imitation = make_policy(settings, policy, warm_start or WarmStart(**IMITATION), seed)
-    lengths = _lengths(imitation, flags)
-    args = make_args(run_config, **{**lengths, **ppo.flags})
-    print(f"imitation done, loss {imitation.loss:.3f} nats per token; training {updates} updates", flush=True)
-    _train(pretraining, args, lengths, report, folder)
-    summary = report.write()
-    print(ending(summary, folder, args), flush=True)
+    warm = warm_start or WarmStart(**IMITATION)
+    identity = {"keys": keys, "flags": given, "warm": warm.model_dump(mode="json")}
+    paths = {"hf_checkpoint": str(policy), "save": str(checkpoints)}
+    pretraining, ppo = split_run(keys, {**paths, **given}, folder / "critic")
+    settings = _check([stage for stage in (pretraining, ppo) if stage])
+    facts = {"config": config, "tasks": list(settings.tasks), "seed": seed, **_machine()}
+    with claimed(folder, identity, if_held):
+        if is_finished(folder):
+            print(f"{folder} holds this run, finished; --overwrite trains it again, another --out keeps both")
+            summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        else:
+            print(*note, f"seed {seed}: {_teacher(settings)}", sep="\n", flush=True)
+            run = _Run(folder, policy, facts, settings, warm, pretraining, ppo)
+            summary = run.until_interrupted()
+        print(ending(summary, folder), flush=True)
     return summary
 
 
-def _train(
-    pretraining: Stage | None, args: Namespace, lengths: Mapping[str, int], report: RunReport, folder: Path
-) -> None:
-    """Pretrain the critic, if that is a stage of the run, then train; Ctrl-C keeps what was evaluated until then."""
-    from embedded.pretraining import pretrain_critic
-    from embedded.train import train
+@dataclass(frozen=True)
+class _Run:
+    """A run whose folder is claimed; it starts, or continues from its latest checkpoint."""
 
+    folder: Path
+    policy: Path
+    facts: Mapping[str, Any]
+    settings: RolloutSettings
+    warm: WarmStart
+    pretraining: Stage | None
+    ppo: Stage
+
+    def until_interrupted(self) -> dict[str, Any]:
+        """Train to the end; on Ctrl-C, keep the last update's policy and what was evaluated."""
+        from embedded.report import RunReport
+
+        report = RunReport(self.folder, self.facts, self.policy)
+        try:
+            self._train(report)
+        except KeyboardInterrupt:
+            with _undisturbed():
+                updates = self._keep_last_policy()
+                report.write(interrupted=True)
+            kept = f"policy_after/ is the policy after {updates} updates" if updates else "no update was made"
+            raise KeyboardInterrupt(
+                f"interrupted after {updates} updates; {kept}, and the same command with --resume continues the run "
+                f"in {self.folder}/"
+            ) from None
+        summary = report.write()
+        shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)
+        return summary
+
+    def _train(self, report: RunReport) -> None:
+        import yaml
+
+        from embedded.alarms import warnings_of
+        from embedded.arguments import embedded_flags, make_args
+        from embedded.pretraining import pretrain_critic
+        from embedded.train import train
+        from embedded.warmstart.imitation import read_imitation
+
+        config = self.folder / "config.yaml"
+        config.write_text(yaml.safe_dump(dict(self.ppo.keys), sort_keys=False), encoding="utf-8")
+        lengths = self._imitate()
+        if self.pretraining:
+            pretrain_critic(self.pretraining, lengths)
+        resumed = saved_updates(self.folder / CHECKPOINTS)
+        load = str(self.folder / CHECKPOINTS) if resumed >= 0 else None
+        if load:
+            print(f"continuing after {resumed} updates", flush=True)
+        args = make_args(config, **{**lengths, **self.ppo.flags, "load": load})
+        for sentence in warnings_of(read_imitation(self.policy), embedded_flags(args), self.settings.n_env):
+            print(f"warning: {sentence}", flush=True)
+        report.facts = {**report.facts, "lengths": lengths_of(args)}
+        train(args, report, report.evaluations.keys())
+
+    def _imitate(self) -> dict[str, int]:
+        """Make the policy that PPO starts from, unless it is there already; returns the limits on lengths."""
+        from embedded.warmstart.imitation import FACTS, make_policy, read_imitation
+
+        if (self.policy / FACTS).exists():
+            return _lengths(read_imitation(self.policy), self.ppo.flags)
+        imitation = make_policy(self.settings, self.policy, self.warm, self.ppo.flags["rollout_seed"])
+        lengths = _lengths(imitation, self.ppo.flags)
+        updates = self.ppo.flags["num_rollout"]
+        print(f"imitation done, loss {imitation.loss:.3f} nats per token; training {updates} updates", flush=True)
+        return lengths
+
+    def _keep_last_policy(self) -> int:
+        """Write the latest checkpoint's policy as `policy_after/`; returns how many updates it had."""
+        from transformers import AutoConfig
+
+        from embedded.policies import write_policy
+        from embedded.trainer.checkpoint import saved_actor
+        from embedded.trainer.weights import megatron_shapes, megatron_to_hf
+
+        updates = saved_updates(self.folder / CHECKPOINTS)
+        if updates <= 0:
+            return 0
+        shapes = megatron_shapes(AutoConfig.from_pretrained(self.policy))
+        weights = megatron_to_hf(saved_actor(self.folder / CHECKPOINTS), shapes)
+        write_policy(self.policy, weights, self.folder / "policy_after")
+        return updates
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignore Ctrl-C, so that a second one does not disturb the ending."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        if pretraining:
-            shutil.rmtree(folder / "critic", ignore_errors=True)  # an earlier run's, of another policy
-            pretrain_critic(pretraining, lengths)
-        train(args, report)
-    except KeyboardInterrupt:
-        if report.evaluations:
-            report.write()
-        done = len(report.history)
-        raise SystemExit(f"interrupted after {done} updates; what was evaluated until then is in {folder}/") from None
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _without_warmup(keys: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -150,7 +253,7 @@ def _without_warmup(keys: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[
     return {key: value for key, value in keys.items() if key != "critic_warmup"}, [note]
 
 
-def _check(stages: Sequence[Stage], folder: Path) -> RolloutSettings:
+def _check(stages: Sequence[Stage]) -> RolloutSettings:
     """Try everything that can fail early; nothing is written. Returns the settings of the last stage.
 
     Raises:
@@ -160,13 +263,10 @@ def _check(stages: Sequence[Stage], folder: Path) -> RolloutSettings:
     from rollout.bridge.settings import check_keys
     from rollout.data_source import EpisodeSource
     from rollout.tasks import try_each_task
-    from slime_verlog import ConfigError
 
     for stage in stages:
         EpisodeSource(build_args(stage.keys, **stage.flags))
     settings = check_keys(stages[-1].keys)
-    if (folder / "episodes.jsonl").exists() and not (folder / "metrics.jsonl").exists():
-        raise ConfigError(f"{folder} holds episodes, but not of a training run; choose another --out")
     try_each_task(settings)
     return settings
 
@@ -202,54 +302,6 @@ def _lengths(imitation: Imitation, flags: Mapping[str, Any]) -> dict[str, int]:
             f"{imitation.longest_answer}, so these flags are raised: {', '.join(changed)}"
         )
     return lengths
-
-
-def ending(summary: Mapping[str, Any], folder: Path, args: Namespace) -> str:
-    """The last lines of a run: results, warnings, and the commands that continue from here."""
-    from embedded.report import describe
-
-    lines = [f"before: {describe(summary['win_rate_before'])}", f"after:  {describe(summary['win_rate_after'])}"]
-    if not summary["win_rate_after"]["mean"]:
-        before, after = summary["return_before"], summary["return_after"]
-        lines.append(f"return: {before['mean']:.3f} ± {before['se']:.3f} → {after['mean']:.3f} ± {after['se']:.3f}")
-    if summary["failed_episodes"]:
-        lines.append(
-            f"error: {summary['failed_episodes']} held-out episodes lost their environment and count as 0; the first: "
-            f"{summary['first_failure']}"
-        )
-    if summary["note"]:
-        lines.append(f"note: {summary['note']}")
-    if summary["fault"]:
-        lines.append(f"error: {summary['fault']}")
-    lines.append(f"written to {folder}/; policy_best/ is the policy after {summary['best_update']} updates")
-    return "\n".join([*lines, *(f"  {command}" for command in commands(folder, args, summary["updates"]))])
-
-
-def commands(folder: Path, args: Namespace, updates: int) -> list[str]:
-    """The commands that evaluate the last policy, show the episodes, and compare before with after."""
-    from embedded.report import setting_of
-
-    me = "slime-verlog" if shutil.which("slime-verlog") else f"{shlex.quote(sys.executable)} -m inspection"
-    here = shlex.quote(str(folder))
-    lengths = f"--max-response-len {args.rollout_max_response_len} --max-context-len {args.rollout_max_context_len}"
-    return [
-        f"{me} evaluate --config {here}/config.yaml --player {here}/policy_after {lengths} --out {here}/evaluation",
-        f"{me} view {here}",
-        f"{me} compare {here} {here} --settings '{setting_of(0)}' '{setting_of(updates)}'",
-    ]
-
-
-def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table with one row per seed."""
-    lines = ["", "| seed | win rate before | after | turns per episode before | after | wall time |"]
-    lines += ["|---|---|---|---|---|---|"]
-    for s in summaries:
-        before, after = s["win_rate_before"], s["win_rate_after"]
-        lines.append(
-            f"| {s['seed']} | {before['mean']:.2f} ± {before['se']:.2f} | {after['mean']:.2f} ± {after['se']:.2f} "
-            f"| {s['turns_per_episode_before']:.0f} | {s['turns_per_episode_after']:.0f} | {s['wall_time_s']:.0f} s |"
-        )
-    return "\n".join(lines)
 
 
 def set_up_process() -> None:

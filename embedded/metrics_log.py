@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from embedded.run_folder import whole_lines
 from rollout.bridge.sample import facts_of
 from rollout.play.metrics import mean
 
@@ -76,10 +77,8 @@ def task_win_rates(result: Any) -> dict[str, float]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows that a run has written so far."""
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """The rows that a run has written so far; none without a file."""
+    return [json.loads(line) for line in whole_lines(path)]
 
 
 def actor_updates(rows: Iterable[Mapping[str, float]]) -> int:

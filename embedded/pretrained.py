@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from embedded.run_folder import check_folder, delete
 from slime_verlog import ConfigError, command, read_settings
 
 CONFIG = "custom_configs/quickstart.yaml"
@@ -39,6 +40,7 @@ def read_flags(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-turns", type=int, help="turns per episode; overrides the YAML")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("outputs/pretrained"))
+    parser.add_argument("--overwrite", action="store_true", help="delete the run in --out first")
     return parser.parse_args(argv)
 
 
@@ -69,13 +71,16 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
         ConfigError: a flag, the YAML or the model is rejected.
     """
     from embedded.arguments import make_args
-    from embedded.launch import ending
+    from embedded.ending import ending, lengths_of
     from embedded.report import RunReport
     from embedded.train import train
     from embedded.warmstart.imitation import WarmStart, adapt_policy
     from rollout.bridge.settings import load_settings
 
+    check_folder(flags.out, "overwrite" if flags.overwrite else "refuse")
     model = find_model(flags.model)
+    if flags.overwrite:
+        delete(flags.out)
     args = make_args(_write_config(flags), hf_checkpoint=str(model), **_slime_flags(flags))
     folder = flags.out / "policy_before" if flags.demonstrations else model
     facts = {"model": Path(flags.model).name, "seed": flags.seed, "device": _device_name()}
@@ -88,10 +93,10 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
         args.hf_checkpoint = str(folder)
         print(f"imitated {flags.demonstrations} episodes, loss {loss:.3f} nats per token", flush=True)
     train(args, report)
-    report.facts = {**report.facts, "rollout_tokens_per_s": _tokens_per_s(report.history)}
+    report.facts = {**report.facts, "rollout_tokens_per_s": _tokens_per_s(report.history), "lengths": lengths_of(args)}
     summary = report.write()
     print(f"{summary['device']}, {summary['rollout_tokens_per_s']} new tokens/s")
-    print(ending(summary, flags.out, args), flush=True)
+    print(ending(summary, flags.out), flush=True)
     return summary
 
 

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from embedded.alarms import Alarms
+from embedded.ending import judge, spread
 from embedded.metrics_log import (
     MetricsLog,
     actor_fault,
     actor_updates,
     evaluation_means,
     held_out,
+    read_rows,
     reward_note,
     update_seconds,
 )
 from embedded.policies import PolicyFolders
+from embedded.run_folder import (
+    CHECKPOINTS,
+    EPISODES,
+    METRICS,
+    SUMMARY,
+    keep_lines,
+    rewind,
+    saved_updates,
+    whole_lines,
+    write_text,
+)
 from rollout.play.metrics import mean
 from rollout.story import RECORD_KEYS
 
@@ -40,13 +52,15 @@ LINE = (
     ("entropy", "actor/entropy", ".2f"),
 )
 SHOWN_EPISODES = 8
-EPISODES = "episodes.jsonl"
-"""The held-out episodes of all evaluations."""
 
 
 @dataclass
 class RunReport:
-    """A `Tracker` of `embedded.train` that collects a run's numbers and writes them into one folder."""
+    """A `Tracker` of `embedded.train` that collects a run's numbers and writes them into one folder.
+
+    If the folder has a checkpoint, the run continues from it: what was written after the checkpoint is dropped, and
+    the rest is read back.
+    """
 
     folder: Path
     facts: Mapping[str, Any]
@@ -61,13 +75,30 @@ class RunReport:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard would draw an earlier run's events into the same curves.
-        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
-        for name in (EPISODES, "metrics.jsonl"):
-            (self.folder / name).unlink(missing_ok=True)
-        self._board = SummaryWriter(str(self.folder / "tensorboard"))
-        self._log = MetricsLog(self.folder / "metrics.jsonl")
+        saved = saved_updates(self.folder / CHECKPOINTS)
+        rewind(self.folder / METRICS, saved)
+        rows = read_rows(self.folder / METRICS)
+        self.history += [row for row in rows if "train/actor_trains" in row]
+        self._read_episodes({int(row["update"]) for row in rows if "eval/episodes" in row})
+        self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=saved + 1)
+        self._log = MetricsLog(self.folder / METRICS)
         self._policies = PolicyFolders(self.policy, self.folder)
+        self._alarms = Alarms()
+        for row in self.history:
+            self._alarms.watch(int(row["update"]), row)
+        for updates, episodes in self.evaluations.items():
+            self._policies.is_best(updates, _score(episodes))
+
+    def _read_episodes(self, evaluated: Container[int]) -> None:
+        """Read back the episodes of these evaluations, and drop the others."""
+        kept = []
+        for line in whole_lines(self.folder / EPISODES):
+            episode = json.loads(line)
+            updates = int(episode["setting"].removeprefix(setting_of("")))
+            if updates in evaluated:
+                kept.append(line)
+                self.evaluations.setdefault(updates, []).append(episode)
+        keep_lines(self.folder / EPISODES, kept)
 
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Record one update and print its line."""
@@ -77,39 +108,53 @@ class RunReport:
             self._board.add_scalar(key, value, rollout_id + 1)
         parts = [f"{name} {metrics[key]:{form}}" for name, key, form in LINE if key in metrics]
         tqdm.write(f"update {rollout_id + 1:3d}  {'  '.join(parts)}  {update_seconds(metrics):.1f} s")
+        for sentence in self._alarms.watch(rollout_id + 1, metrics):
+            tqdm.write(f"warning: {sentence}")
 
     def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Record held-out episodes, played after `rollout_id` updates, and keep the policy that played them."""
         episodes = self.evaluations[rollout_id] = held_out(result)
         for key, value in result.metrics.items():
             self._board.add_scalar(key, value, rollout_id)
-        self._log.evaluation(rollout_id, result)
-        means = evaluation_means(episodes)
-        self._policies.evaluated(rollout_id, (means["eval/success"], means["eval/return"]), weights)
+        self._policies.evaluated(rollout_id, _score(episodes), weights)
         append_records(self.folder / EPISODES, episodes, setting_of(rollout_id))
+        self._log.evaluation(rollout_id, result)  # last: the row says that the rest is there
         tqdm.write(f"held-out episodes after {rollout_id} updates: {describe(win_rate(episodes))}")
 
-    def write(self) -> dict[str, Any]:
-        """Write all files and return the summary."""
+    def write(self, *, interrupted: bool = False) -> dict[str, Any]:
+        """Write all files and return the summary; before the first evaluation, there is only the summary."""
         self._board.close()
-        summary = self.summary()
-        first, last = self._ends()
-        plot_curve(self.folder / "curve.png", self.history, self.evaluations)
-        title = "Last held-out episodes, after training"
-        write_text(self.folder / "episodes.txt", readable(title, last[-SHOWN_EPISODES:]))
-        title = "Held-out episodes of the untrained policy"
-        write_text(self.folder / "episodes_before.txt", readable(title, first[-SHOWN_EPISODES:]))
-        write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        summary = {**self.facts, "interrupted": interrupted, **self._counts(interrupted)}
+        if self.evaluations:
+            summary |= self._results()
+            first, last = self._ends()
+            plot_curve(self.folder / "curve.png", self.history, self.evaluations)
+            title = "Last held-out episodes"
+            write_text(self.folder / "episodes.txt", readable(title, last[-SHOWN_EPISODES:]))
+            title = "Held-out episodes of the untrained policy"
+            write_text(self.folder / "episodes_before.txt", readable(title, first[-SHOWN_EPISODES:]))
+        write_text(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
-    def summary(self) -> dict[str, Any]:
-        """Win rates, returns, turns and times, and whether the actor trained."""
+    def _counts(self, interrupted: bool) -> dict[str, Any]:
+        """Updates, turns and time, and whether the actor trained. An interrupted run is not judged."""
+        return {
+            "updates": len(self.history),
+            "actor_updates": actor_updates(self.history),
+            "fault": None if interrupted else actor_fault(self.history),
+            "note": None if interrupted else reward_note(self.history),
+            "alarms": dict(self._alarms.raised),
+            "turns": int(sum(row.get("rollout/turns", 0) for row in self.history)),
+            "wall_time_s": round(time.monotonic() - self.began, 1),
+        }
+
+    def _results(self) -> dict[str, Any]:
+        """Win rates, returns and turns of the held-out episodes."""
         first, last = self._ends()
         best = self._policies.best_update
         faults = [e["fault"] for played in self.evaluations.values() for e in played if e["fault"] is not None]
         evaluated = {"best_update": best, "win_rate_best": win_rate(self.evaluations[best])} if best is not None else {}
         return {
-            **self.facts,
             "win_rate_before": win_rate(first),
             "win_rate_after": win_rate(last),
             **evaluated,
@@ -119,14 +164,9 @@ class RunReport:
             "valid_action_ratio_after": _turn_mean(last, "valid_action_ratio"),
             "turns_per_episode_before": mean(e["turns"] for e in first),
             "turns_per_episode_after": mean(e["turns"] for e in last),
+            "verdict": judge(first, last),
             "failed_episodes": len(faults),
             "first_failure": faults[0].strip().splitlines()[0] if faults else None,
-            "updates": len(self.history),
-            "actor_updates": actor_updates(self.history),
-            "fault": actor_fault(self.history),
-            "note": reward_note(self.history),
-            "turns": int(sum(row.get("rollout/turns", 0) for row in self.history)),
-            "wall_time_s": round(time.monotonic() - self.began, 1),
         }
 
     def _ends(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -134,7 +174,13 @@ class RunReport:
         return self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
 
 
-def setting_of(updates: int) -> str:
+def _score(episodes: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """What policies are ranked by: win rate, then mean return."""
+    means = evaluation_means(episodes)
+    return means["eval/success"], means["eval/return"]
+
+
+def setting_of(updates: int | str) -> str:
     """The `setting` of records that were played after this many updates."""
     return f"update {updates}"
 
@@ -152,14 +198,6 @@ def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     n = len(episodes)
     rate = mean(e["success"] for e in episodes)
     return {"mean": round(rate, 4), "se": round((rate * (1 - rate) / n) ** 0.5, 4), "n": n}
-
-
-def spread(values: Iterable[float]) -> dict[str, float]:
-    """Mean, standard error and number of the values."""
-    found = list(values)
-    center, n = mean(found), len(found)
-    variance = sum((value - center) ** 2 for value in found) / (n - 1) if n > 1 else 0.0
-    return {"mean": round(center, 4), "se": round((variance / n) ** 0.5, 4) if n else 0.0, "n": n}
 
 
 def describe(rate: Mapping[str, float]) -> str:
@@ -237,10 +275,3 @@ def _turn_mean(episodes: Sequence[Mapping[str, Any]], key: str) -> float:
     """Mean over turns of a per-episode mean."""
     turns = sum(e["turns"] for e in episodes)
     return round(sum(e[key] * e["turns"] for e in episodes) / max(turns, 1), 4)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write to a temporary file and rename it, so that no reader sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

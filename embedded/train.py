@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -37,12 +37,15 @@ class Tracker(Protocol):
         """
 
 
-def train(args: Namespace, tracker: Tracker) -> None:
+def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = ()) -> None:
     """Evaluate, train `num_rollout` updates and evaluate again; `eval_interval` adds evaluations in between.
+
+    A run that is killed continues with `load` where its last checkpoint was saved, and repeats what came after it.
 
     Args:
         args: slime's, as `make_args` builds it. The engine's address and the first update are set on it, as slime does.
         tracker: receives every result.
+        evaluated: numbers of updates after which a resumed run has been evaluated already.
 
     Raises:
         ConfigError: flags, YAML or checkpoint do not fit together.
@@ -62,8 +65,14 @@ def train(args: Namespace, tracker: Tracker) -> None:
             args.start_rollout_id = trainer.load(flags.load) + 1
             source.load(args.start_rollout_id - 1)
         engine.update_weights(trainer.policy_state(), str(args.start_rollout_id))
-        if args.start_rollout_id == 0:
-            tracker.evaluation(0, evaluate(args, 0, source, evaluation=True), trainer.policy_state())
+
+        def evaluate_if_due(updates: int) -> None:
+            due = updates in (0, flags.num_rollout) or _due(flags.eval_interval, updates - 1)
+            if due and updates not in evaluated:
+                result = evaluate(args, max(updates - 1, 0), source, evaluation=True)
+                tracker.evaluation(updates, result, trainer.policy_state())
+
+        evaluate_if_due(args.start_rollout_id)
         updates = range(args.start_rollout_id, flags.num_rollout)
         for rollout_id in tqdm(updates, desc="training", unit="update", dynamic_ncols=True):
             began = _Clocks.read(engine)
@@ -73,14 +82,10 @@ def train(args: Namespace, tracker: Tracker) -> None:
             engine.update_weights(trainer.policy_state(), str(rollout_id + 1))
             times = _Clocks.read(engine).since(began, rolled)
             tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **times})
-            last = rollout_id + 1 == flags.num_rollout
-            if last or _due(flags.eval_interval, rollout_id):
-                result = evaluate(args, rollout_id, source, evaluation=True)
-                tracker.evaluation(rollout_id + 1, result, trainer.policy_state())
-            # After the evaluation, which a run that is resumed from this checkpoint does not repeat.
-            if flags.save and (last or _due(flags.save_interval, rollout_id)):
-                trainer.save(flags.save, rollout_id)
+            if flags.save and (rollout_id + 1 == flags.num_rollout or _due(flags.save_interval, rollout_id)):
                 source.save(rollout_id)
+                trainer.save(flags.save, rollout_id)  # last: a checkpoint counts once the trainer's is there
+            evaluate_if_due(rollout_id + 1)
 
 
 @dataclass(frozen=True)

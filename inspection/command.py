@@ -56,10 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         hint = "run: bash scripts/install.sh && source .venv/bin/activate"
         raise SystemExit(f"error: the package {error.name} is missing; {hint}") from error
     with command():
-        try:
-            code = options.run(options)
-        except KeyboardInterrupt:
-            raise SystemExit("interrupted; nothing more was written") from None
+        code = options.run(options)
     raise SystemExit(code)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
 from envs.errors import MissingDependencyError
+from inspection.target import check_free
 from rollout.bridge.settings import load_settings
 from rollout.tasks import try_each_task
 from slime_verlog import ConfigError, command
@@ -95,7 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--random-share", type=float, default=0.0, help="share of random moves, which are never trained on"
     )
     parser.add_argument("--min-progression", type=float, default=0.0, help="leave out episodes with less progression")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file in --out if it exists")
     given = parser.parse_args(arguments)
+    check_free(given.out, given.overwrite)
     config = load_settings(SimpleNamespace(custom_config_path=given.config))
     try_each_task(config)
     turns = demonstrate(config, given.episodes, given.random_share, given.seed, explain, expert_answers=True)

@@ -32,6 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder or file with recorded episodes")
     parser.add_argument("--format", choices=("jsonl", "parquet", "atif"), required=True, help="what to write")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write; a folder for atif")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file in --out if it exists")
     add = parser.add_argument_group("which episodes").add_argument
     add("--successful", action="store_true", help="only episodes that were won")
     add("--min-return", type=float, metavar="X", help="only episodes with at least this sum of rewards")
@@ -47,8 +48,10 @@ def run(options: Namespace) -> int:
     from inspection.exporting.conversations import rows_of
     from inspection.exporting.selection import Selection
     from inspection.exporting.writing import write_atif, write_jsonl, write_parquet
+    from inspection.target import check_free
     from slime_verlog import ConfigError
 
+    check_free(options.out, options.overwrite)
     chosen = Selection(options.successful, options.min_return, options.task, options.setting)
     episodes = chosen.episodes(options.runs, options.tokenizer, options.trust)
     if options.format == "atif":

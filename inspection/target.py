@@ -68,6 +68,18 @@ def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> No
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
 
 
+def check_free(path: Path, overwrite: bool) -> None:
+    """Check a file that a command is going to write.
+
+    Raises:
+        ConfigError: it exists, and may not be replaced.
+    """
+    from slime_verlog import ConfigError
+
+    if path.is_file() and not overwrite:
+        raise ConfigError(f"--out {path} exists; give another file, or replace this one with --overwrite")
+
+
 def read_target(path: str, task: str | None = None, overrides: Sequence[str] = ()) -> Target:
     """Read a YAML, or make the configuration of an environment that is given alone.
 

@@ -7,6 +7,9 @@ If the environment's module has `expert_action(env)`, the policy first imitates 
 Otherwise it imitates random actions, which teaches it to answer in the right form, and PPO does the rest. Tokenizer and
 context length are fitted to the environment's own texts.
 
+A folder that holds a run is refused, unless --resume continues that run where it was stopped, or --overwrite deletes it
+first.
+
 OUT gets policy_before/ (after imitation), policy_after/ (the last) and policy_best/ (highest win rate) as Hugging Face
 folders, the held-out episodes of every evaluation (episodes.jsonl), metrics.jsonl, curve.png and summary.json.
 """
@@ -24,5 +27,5 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Train; returns 1 if an actor did not train or a held-out episode failed."""
+    """Train; returns 1 if an actor did not train or a held-out episode failed, and ends with 130 on Ctrl-C."""
     return launch.launch(options)

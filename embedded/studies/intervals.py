@@ -13,16 +13,17 @@ REPETITIONS = 2000
 """Bootstrap samples per interval."""
 
 
-def require_rliable() -> None:
-    """Check that intervals can be computed, which a study finds out only at its end otherwise.
+def require_packages() -> None:
+    """Check that a study can train, and draw its plot and its intervals at the end.
 
     Raises:
-        MissingDependencyError: rliable is not installed.
+        MissingDependencyError: a package is not installed.
     """
-    if find_spec("rliable") is None:
-        raise MissingDependencyError(
-            "a study's table needs the package rliable; install it with: pip install 'slime-verlog[studies]'"
-        )
+    for name in ("megatron", "matplotlib", "rliable"):
+        if find_spec(name) is None:
+            raise MissingDependencyError(
+                f"a study needs the package {name}; install it with: pip install 'slime-verlog[embedded,studies]'"
+            )
 
 
 def interquartile_mean(values: Sequence[float]) -> tuple[float, float, float]:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedded.studies.study import Study, check_study, run_keys
-from slime_verlog import ConfigError
+from embedded.run_folder import SETTINGS, claim, leaves
+from embedded.studies.study import Study, Variant, check_study, run_keys
+from slime_verlog import read_settings
 
 SAVE_INTERVAL = 10
 """Updates between two checkpoints of a run."""
-SETTINGS, ROWS, DONE = "settings.json", "rows.jsonl", "done.json"
-"""Files of a run: what determines it, its metrics, and that it is finished."""
+ROWS, DONE = "rows.jsonl", "done.json"
+"""Files of a run beside its settings and checkpoints: its metrics, and that it is finished."""
 
 
 @dataclass(frozen=True)
@@ -74,27 +75,6 @@ def make_plan(study: Study, out: Path, only: Sequence[str] | None = None, *, kee
     return Plan(study, out, tuple(only or study.variants), keep_policies)
 
 
-def claim(folder: Path, settings: dict[str, Any]) -> None:
-    """Write down the settings of a folder's run.
-
-    Raises:
-        ConfigError: the folder holds a run with other settings.
-    """
-    from embedded.report import write_text
-
-    path = folder / SETTINGS
-    if not path.exists():
-        write_text(path, json.dumps(settings, indent=1))
-        return
-    found = _read_json(path)
-    if found != settings:
-        part = next(key for key in settings if found.get(key) != settings[key])
-        raise ConfigError(
-            f"{folder} holds a run with other {part}: {found.get(part)} instead of {settings[part]}; "
-            "choose another --out, or delete the folder"
-        )
-
-
 def left_to_do(plan: Plan) -> list[tuple[str, int]]:
     """The runs that are not finished. Those that another study in the output folder has done are copied first.
 
@@ -135,10 +115,47 @@ def _read_json(path: Path) -> Any:
 
 
 def overview(plan: Plan) -> str:
-    """The runs of a plan, one line each, with what is done already."""
-    lines = [plan.study.question]
+    """What a study's variants change, its runs with what is done already, what to beware of, and how long it takes."""
+    lines = [plan.study.question, *(f"  {name}: {_changes(plan.study.variants[name])}" for name in plan.variants)]
     for variant, seed in plan.runs():
         folder, updates = plan.run_folder(variant, seed), plan.settings(variant, seed)["flags"]["num_rollout"]
         state = "finished" if (folder / DONE).exists() else "begun" if folder.is_dir() else "to do"
         lines.append(f"  {variant}, seed {seed}: {updates} updates, {state}, {folder}/")
-    return "\n".join(lines)
+    return "\n".join([*lines, *plan_warnings(plan), _duration(plan)])
+
+
+def plan_warnings(plan: Plan) -> list[str]:
+    """A sentence for each variant in which hardly any update trains the actor."""
+    from embedded.alarms import warnings_of_plan
+    from embedded.arguments import EmbeddedFlags
+    from embedded.pretraining import split_run
+
+    found = []
+    for variant in plan.variants:
+        settings = plan.settings(variant, plan.study.seeds[0])
+        _, ppo = split_run(settings["keys"], {"hf_checkpoint": "", **settings["flags"]}, Path())
+        flags = read_settings(EmbeddedFlags, ppo.flags)
+        found += [f"warning: {variant}: {sentence}" for sentence in warnings_of_plan(flags)]
+    return found
+
+
+def _changes(variant: Variant) -> str:
+    """The values that a variant has of its own."""
+    own = {**variant.keys, **variant.flags, **{f"warm.{key}": value for key, value in variant.warm.items()}}
+    parts = [f"{key} {value}" for key, value in leaves(own)] if own else []
+    parts += [f"{variant.share:g} of the updates"] if variant.share != 1 else []
+    return ", ".join(parts) or "nothing is changed"
+
+
+def _duration(plan: Plan) -> str:
+    """How long the open runs will take, by the pace of the runs in the output folder."""
+    from embedded.metrics_log import read_rows
+
+    flags = [plan.settings(*run)["flags"] for run in plan.runs() if not (plan.run_folder(*run) / DONE).exists()]
+    ends = [rows[-1] for path in plan.out.glob(f"*/*/seed_*/{ROWS}") if (rows := read_rows(path))]
+    turns, seconds = (sum(row[key] for row in ends) for key in ("turns", "seconds"))
+    batch = lambda given: given.get("rollout_batch_size", 256) * given.get("n_samples_per_prompt", 1)
+    left = sum(given["num_rollout"] * batch(given) for given in flags)
+    if not turns:
+        return f"{left} turns to play; no run in {plan.out}/ says yet how long that takes, the running study will"
+    return f"{left} turns to play, about {seconds / turns * left / 60:.0f} min of training, one run after another"

@@ -14,10 +14,8 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from slime_verlog import SlimeVerlogError
+from slime_verlog import INTERRUPTED, SlimeVerlogError
 
-INTERRUPTED = 130
-"""Exit code of a job that was interrupted."""
 PATIENCE_S = 15.0
 """Seconds that interrupted jobs get to end."""
 
@@ -27,8 +25,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_processes(jobs: Mapping[str, tuple[Any, ...]], target: Callable[..., None], at_once: int) -> list[str]:
+def run_processes(
+    jobs: Mapping[str, tuple[Any, ...]],
+    target: Callable[..., None],
+    at_once: int,
+    ended: Callable[[], None] = lambda: None,
+) -> list[str]:
     """Call `target` with each job's arguments, `at_once` jobs at a time; returns a sentence per job that failed.
+
+    `ended` is called after each job.
 
     A failure does not stop the other jobs. If this process is interrupted or killed, the jobs are interrupted, too.
     """
@@ -46,6 +51,7 @@ def run_processes(jobs: Mapping[str, tuple[Any, ...]], target: Callable[..., Non
                 code = running.pop(name).exitcode
                 print(f"{name}: {'done' if code == 0 else how_it_ended(code)}", flush=True)
                 failures += [f"{name} {how_it_ended(code)}"] if code else []
+                ended()
     finally:
         _stop(list(running.values()))
     return failures

@@ -18,13 +18,16 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embedded.studies.plan import DONE, ROWS, SAVE_INTERVAL, Plan, claim, left_to_do, make_plan, overview
+from embedded.run_folder import CHECKPOINTS, claimed, rewind, saved_updates, write_text
+from embedded.studies.plan import DONE, ROWS, SAVE_INTERVAL, Plan, left_to_do, make_plan, overview, plan_warnings
 from embedded.studies.processes import cores, run_processes
 from embedded.studies.results import MEASURES
 from embedded.studies.study import load_study, study_names
@@ -40,33 +43,36 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
     Raises:
         ConfigError: the folder holds a run with other settings, or the YAML or a flag is rejected.
     """
+    folder, settings = plan.run_folder(variant, seed), plan.settings(variant, seed)
+    plan.policies.mkdir(parents=True, exist_ok=True)
+    with claimed(folder, settings):
+        if not (folder / DONE).exists():
+            _train(plan, variant, seed, settings)
+
+
+def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> None:
+    """Train a run whose folder is claimed, from its latest checkpoint if there is one."""
     from embedded.arguments import EmbeddedFlags, make_args
+    from embedded.metrics_log import read_rows
     from embedded.pretraining import pretrain_critic, split_run
-    from embedded.report import write_text
     from embedded.train import train
     from embedded.warmstart.imitation import read_imitation
 
     folder = plan.run_folder(variant, seed)
-    settings = plan.settings(variant, seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    plan.policies.mkdir(parents=True, exist_ok=True)
-    claim(folder, settings)
-    if (folder / DONE).exists():
-        return
-    path = folder / "run.yaml"
+    path, checkpoints = folder / "run.yaml", folder / CHECKPOINTS
     pretraining, ppo = split_run(settings["keys"], settings["flags"], folder / "critic")
     path.write_text(yaml.safe_dump(dict(ppo.keys), sort_keys=False), encoding="utf-8")
-    checkpoints = folder / "checkpoints"
-    resume = _rewind(folder / ROWS, checkpoints)
+    saved = saved_updates(checkpoints)
+    rewind(folder / ROWS, saved)
     policy = _policy(path, seed, plan.policies, settings)
     lengths = read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint=""))
     shared = {**lengths, "hf_checkpoint": str(policy)}
     turns = pretrain_critic(pretraining, shared) if pretraining else 0.0
-    paths = {"save": str(checkpoints), "load": str(checkpoints) if resume else None}
+    paths = {"save": str(checkpoints), "load": str(checkpoints) if saved >= 0 else None}
     args = make_args(path, **{**shared, **ppo.flags, **paths})
     source = policy if plan.keep_policies else None
-    tracker = _Tracker(folder, plan.run_name(variant, seed), plan.study.measure, source, turns)
-    train(args, tracker)
+    tracker = _Tracker(folder, plan.run_name(variant, seed), plan.study.measure, args.num_rollout, source, turns)
+    train(args, tracker, {int(row["update"]) for row in read_rows(folder / ROWS) if "eval/episodes" in row})
     write_text(folder / DONE, json.dumps({"updates": args.num_rollout, "turns": tracker.log.turns}))
     shutil.rmtree(checkpoints, ignore_errors=True)
 
@@ -74,14 +80,16 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
 class _Tracker:
     """A `Tracker` of `embedded.train`: writes rows, prints progress, and writes policies if there is a `source`."""
 
-    def __init__(self, folder: Path, name: str, measure: str, source: Path | None, turns_before: float) -> None:
+    def __init__(
+        self, folder: Path, name: str, measure: str, updates: int, source: Path | None, turns_before: float
+    ) -> None:
         from tqdm import tqdm
 
         from embedded.metrics_log import MetricsLog
         from embedded.policies import write_policy
 
         self.log, self._folder, self._source = MetricsLog(folder / ROWS, turns_before), folder, source
-        self._name, self._measure, self._print = name, measure, tqdm.write
+        self._name, self._measure, self._updates, self._print = name, measure, updates, tqdm.write
         if source is not None and not (folder / "policy_before").is_dir():
             shutil.copytree(source, folder / "policy_before")
         self._write = write_policy
@@ -90,29 +98,20 @@ class _Tracker:
         """Append the metrics of one update."""
         self.log.update(rollout_id, metrics)
         if (rollout_id + 1) % SAVE_INTERVAL == 0:
-            reward = metrics.get("turn/reward", 0.0)
-            self._print(f"{self._name}: {rollout_id + 1} updates, reward per turn {reward:.3f}")
+            reward, done = metrics.get("turn/reward", 0.0), rollout_id + 1
+            left = self.log.seconds / done * (self._updates - done) / 60
+            self._print(
+                f"{self._name}: {done} updates, reward per turn {reward:.3f}; this run has about {left:.0f} min left"
+            )
 
     def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Append the means of an evaluation, and keep the evaluated policy as `policy_after/`."""
-        means = self.log.evaluation(rollout_id, result)
+        if self._source is not None and rollout_id:
+            self._write(self._source, weights, self._folder / "policy_after")
+        means = self.log.evaluation(rollout_id, result)  # last: the row says that the rest is there
         self._print(
             f"{self._name}: {MEASURES[self._measure]} {means[f'eval/{self._measure}']:.3f} after {rollout_id} updates"
         )
-        if self._source is not None and rollout_id:
-            self._write(self._source, weights, self._folder / "policy_after")
-
-
-def _rewind(rows: Path, checkpoints: Path) -> bool:
-    """Drop the rows after an interrupted run's last checkpoint; returns whether there is a checkpoint to resume."""
-    from embedded.metrics_log import read_rows
-    from embedded.report import write_text
-
-    latest = checkpoints / "latest.json"
-    saved = json.loads(latest.read_text(encoding="utf-8"))["rollout_id"] + 1 if latest.exists() else -1
-    kept = [row for row in read_rows(rows) if row["update"] <= saved]
-    write_text(rows, "".join(json.dumps(row) + "\n" for row in kept))
-    return saved >= 0
 
 
 def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]) -> Path:
@@ -154,18 +153,35 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
     left = left_to_do(plan)
     at_once = min(jobs or cores(), len(left))
     failures: list[str] = []
+    pace = _Pace(len(left))
     if at_once > 1:
         named = {plan.run_name(*run): (plan, *run) for run in left}
-        failures = run_processes(named, _run_in_process, at_once)
+        failures = run_processes(named, _run_in_process, at_once, pace.ended)
     else:
         for run in left:
             print(plan.run_name(*run), flush=True)
             run_one(plan, *run)
+            pace.ended()
     text = write_report(plan.folder, plan.study)
     if failures:
         print(text)
         raise SlimeVerlogError(f"{'; '.join(failures)}; the same command continues what is left")
     return text
+
+
+class _Pace:
+    """Says after each run when the last one will be done."""
+
+    def __init__(self, runs: int) -> None:
+        self._runs, self._done, self._began = runs, 0, time.monotonic()
+
+    def ended(self) -> None:
+        """Count a run, and print the forecast."""
+        self._done += 1
+        left = (time.monotonic() - self._began) / self._done * (self._runs - self._done)
+        if left:
+            end = datetime.now() + timedelta(seconds=left)
+            print(f"{self._done} of {self._runs} runs ended; the last one will at about {end:%H:%M}", flush=True)
 
 
 def _run_in_process(plan: Plan, variant: str, seed: int) -> None:
@@ -201,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
 @command()
 def main(argv: list[str] | None = None) -> None:
     """Run one study; the exit code is 1 if the actor of a finished run never trained."""
-    from embedded.studies.intervals import require_rliable
+    from embedded.studies.intervals import require_packages
     from embedded.studies.report import faults_of
     from embedded.studies.results import read_runs
 
@@ -218,17 +234,19 @@ def main(argv: list[str] | None = None) -> None:
     if study.compares_time and (given.jobs or 1) > 1:
         raise ConfigError(f"{study.name} compares wall times, which runs side by side would change; use --jobs 1")
     plan = make_plan(study, given.out, given.variants, keep_policies=given.keep_policies)
+    require_packages()
     if given.dry_run:
         print(overview(plan))
         return
-    require_rliable()
+    for sentence in plan_warnings(plan):
+        print(sentence, flush=True)
     from embedded.launch import set_up_process
 
     set_up_process()
     try:
         print(run_study(plan, 1 if study.compares_time else given.jobs))
     except KeyboardInterrupt:
-        raise SystemExit("interrupted; the same command resumes") from None
+        raise KeyboardInterrupt("interrupted; the same command resumes") from None
     if faults_of(read_runs(plan.folder, study)):
         raise SystemExit(1)
 

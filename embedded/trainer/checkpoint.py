@@ -1,6 +1,6 @@
 """The trainer's checkpoints: safetensors and JSON, written to a temporary folder and renamed.
 
-A crash during a save leaves the previous checkpoint intact.
+A crash during a save leaves the previous checkpoint intact. Older ones are deleted: only the latest can be loaded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LATEST = "latest.json"
 
 
 def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers: Optimizers) -> Path:
-    """Write models and optimizers as `folder/trainer_<rollout_id>` and point `latest.json` at it.
+    """Write models and optimizers as `folder/trainer_<rollout_id>`, point `latest.json` at it, and delete older ones.
 
     Raises:
         CheckpointError: the folder cannot be written. Earlier checkpoints are untouched.
@@ -54,10 +54,19 @@ def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers
         latest = Path(folder) / f".{_LATEST}.{os.getpid()}"
         latest.write_text(json.dumps({"rollout_id": rollout_id}), encoding="utf-8")
         latest.replace(Path(folder) / _LATEST)
+        for old in Path(folder).glob("trainer_*"):
+            if old != target:
+                shutil.rmtree(old)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(f"cannot write the trainer's checkpoint to {target}: {error.strerror}") from error
     return target
+
+
+def saved_actor(folder: str | Path) -> dict[str, torch.Tensor]:
+    """The actor's weights in the latest checkpoint, under Megatron's names."""
+    rollout_id = json.loads((Path(folder) / _LATEST).read_text(encoding="utf-8"))["rollout_id"]
+    return load_file(Path(folder) / f"trainer_{rollout_id}" / "actor.safetensors")
 
 
 def is_checkpoint(folder: str | Path) -> bool:

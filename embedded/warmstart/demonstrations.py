@@ -50,6 +50,8 @@ class Demonstration:
     """Progression of its episode at the end; 1 is success."""
     valid: bool = True
     """Whether the environment accepted the played answer."""
+    finished: bool = True
+    """Whether its episode was played to its end."""
 
 
 Reason = Callable[[Any, str, str], str]
@@ -188,7 +190,7 @@ def _play(
         seed = spec.env.metadata["seed"]
         turns.append(Demonstration(messages, answer, spec.name, seed, len(turns), valid=info["valid_action"]))
     env.close()
-    return [replace(turn, progression=info["progression"]) for turn in turns]
+    return [replace(turn, progression=info["progression"], finished=done) for turn in turns]
 
 
 def _prompt(memory: Memory, env: Any, past: list[Exchange], now: Observation, index: int) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,12 @@ class Imitation:
     """Tokens of the longest demonstrated prompt."""
     longest_answer: int
     """Tokens of the longest demonstrated answer, its end included."""
+    mean_turns: float = 0.0
+    """Turns per demonstrated episode."""
+    unfinished: float = 0.0
+    """Share of the demonstrated episodes that were cut before their end."""
+    same_thoughts: float = 0.0
+    """Share of the demonstrated episodes of several turns in which every thought is the same."""
 
     def lengths(self, flags: EmbeddedFlags) -> dict[str, int]:
         """The flags that limit lengths, raised where demonstrations come near them."""
@@ -106,9 +113,10 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
         VOCABULARY,
     )
     data = encode(tokenizer, turns, initialize())
+    facts = _facts(turns)
     context = _round_up(1.5 * max(data["total_lengths"]) + 64, 1024)
     size = settings.size.model_copy(update={"context": max(settings.size.context, context)})
-    return _imitate_into(folder, build_policy(tokenizer, size, seed), tokenizer, data, settings, seed)
+    return _imitate_into(folder, build_policy(tokenizer, size, seed), tokenizer, data, settings, seed, facts)
 
 
 def adapt_policy(
@@ -122,8 +130,9 @@ def adapt_policy(
     from transformers import AutoTokenizer
 
     model, tokenizer = load_hf_model(source), AutoTokenizer.from_pretrained(source)
-    data = encode(tokenizer, _demonstrate(config, settings, seed), initialize())
-    return _imitate_into(folder, model, tokenizer, data, settings, seed)
+    turns = _demonstrate(config, settings, seed)
+    data = encode(tokenizer, turns, initialize())
+    return _imitate_into(folder, model, tokenizer, data, settings, seed, _facts(turns))
 
 
 def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> list[Demonstration]:
@@ -148,8 +157,27 @@ def _round_up(number: float, step: int) -> int:
     return math.ceil(number / step) * step
 
 
+def _facts(turns: Sequence[Demonstration]) -> dict[str, float]:
+    """What the demonstrations say about the run, as fields of `Imitation`."""
+    episodes: dict[tuple[str, int], list[Demonstration]] = defaultdict(list)
+    for turn in turns:
+        episodes[turn.task, turn.seed].append(turn)
+    thoughts = [{turn.answer.partition("\nACTION:")[0] for turn in e} for e in episodes.values() if len(e) > 1]
+    return {
+        "mean_turns": len(turns) / len(episodes),
+        "unfinished": sum(not episode[0].finished for episode in episodes.values()) / len(episodes),
+        "same_thoughts": sum(len(found) == 1 for found in thoughts) / max(len(thoughts), 1),
+    }
+
+
 def _imitate_into(
-    folder: str | Path, model: Any, tokenizer: Any, data: RolloutData, settings: WarmStart, seed: int
+    folder: str | Path,
+    model: Any,
+    tokenizer: Any,
+    data: RolloutData,
+    settings: WarmStart,
+    seed: int,
+    facts: Mapping[str, float],
 ) -> Imitation:
     """Train the model on the demonstrations as a Megatron model, and write it with its tokenizer to `folder`."""
     save_policy(model, tokenizer, folder)
@@ -161,7 +189,7 @@ def _imitate_into(
     save_policy(model, tokenizer, folder)
     answers = data["response_lengths"]
     prompts = [total - answer for total, answer in zip(data["total_lengths"], answers, strict=True)]
-    imitation = Imitation(loss, max(prompts), max(answers))
+    imitation = Imitation(loss, max(prompts), max(answers), **facts)
     (Path(folder) / FACTS).write_text(json.dumps(vars(imitation)) + "\n", encoding="utf-8")
     return imitation
 

@@ -9,10 +9,11 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from embedded.run_folder import differences
 from inspection.evaluation.points import Key
 from inspection.records import FILE, append_episode, read_episodes
 from slime_verlog import ConfigError
@@ -79,13 +80,10 @@ class RunFolder:
             found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}; give another --out") from error
-        there, here = dict(_flat(found)), dict(_flat(identity))
-        for key in {**there, **here}:
-            if there.get(key) != here.get(key):
-                raise ConfigError(
-                    f"{self.path} holds another run: {key} is {there.get(key)!r} there and {here.get(key)!r} here; "
-                    "give another --out"
-                )
+        for key, there, here in differences(found, identity):
+            raise ConfigError(
+                f"{self.path} holds another run: {key} is {there!r} there and {here!r} here; give another --out"
+            )
 
     def _read(self) -> None:
         """Read the finished episodes; drop failed ones, and a last line that was cut, from the file."""
@@ -111,12 +109,3 @@ def _ends_with_newline(file: Path) -> bool:
     with open(file, "rb") as bytes_:
         bytes_.seek(max(0, os.path.getsize(file) - 1))
         return bytes_.read() in (b"", b"\n")
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested mappings by dotted key."""
-    if not isinstance(value, Mapping) or not value:
-        yield path, value
-        return
-    for key, inner in value.items():
-        yield from _flat(inner, f"{path}.{key}" if path else str(key))

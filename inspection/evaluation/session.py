@@ -19,7 +19,7 @@ from inspection.evaluation.points import Key, Point, read_points, without_speed
 from inspection.evaluation.seats import engine_of, seat
 from inspection.target import check_numbers
 from rollout.spec import EpisodeSpec
-from slime_verlog import SlimeVerlogError
+from slime_verlog import INTERRUPTED, SlimeVerlogError
 
 HOPELESS = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
@@ -29,9 +29,6 @@ LEAST = {
     **{"allow_failures": 0, "temperature": 0, "seed": 0},
 }
 """Least values of the options."""
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells report it."""
 
 
 class StoppedError(SlimeVerlogError):

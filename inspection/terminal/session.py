@@ -13,9 +13,8 @@ from inspection.terminal.game import Game, new_messages
 from inspection.terminal.pictures import Pictures
 from inspection.terminal.text import bold, printable
 from rollout.play.memory import Message
+from slime_verlog import INTERRUPTED
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in a shell."""
 HELP = """\
 Type an action, or a whole answer (THINK: ... ACTION: ...). Commands:
   /prompt, p   the whole prompt, as the model gets it

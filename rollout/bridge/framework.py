@@ -28,6 +28,8 @@ def _installed() -> str:
 
 
 T = TypeVar("T")
+CANCELLED_S = 10.0
+"""Seconds that an interrupted coroutine gets to end."""
 FRAMEWORK: str = _installed()
 """`slime`, `miles` or `none`."""
 
@@ -91,13 +93,30 @@ if TYPE_CHECKING or FRAMEWORK == "none":  # a type checker sees these types, wha
     _loop_lock = threading.Lock()
 
     def run(coro: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on a background event loop, which keeps running, and its connections with it."""
+        """Run a coroutine on a background event loop, which keeps running, and its connections with it.
+
+        Ctrl-C cancels the coroutine and waits for its end, so that nothing uses what the caller closes next.
+        """
         global _loop
         with _loop_lock:
             if _loop is None:
                 _loop = asyncio.new_event_loop()
                 threading.Thread(target=_loop.run_forever, name="rollout-loop", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(coro, _loop).result()
+        ended = threading.Event()
+
+        async def watched() -> T:
+            try:
+                return await coro
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(watched(), _loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            ended.wait(CANCELLED_S)
+            raise
 elif FRAMEWORK == "slime":
     from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
     from slime.utils.async_utils import run

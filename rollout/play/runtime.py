@@ -226,5 +226,6 @@ async def close_runtimes() -> None:
     loop = id(asyncio.get_running_loop())
     for key in [key for key in _runtimes if key[1] == loop]:
         _, task = _runtimes.pop(key)
-        if not task.exception():
+        await asyncio.wait([task])  # an interrupted run may close while the runtime is being built
+        if not task.cancelled() and not task.exception():
             await task.result().close()

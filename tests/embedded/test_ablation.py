@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ def test_runs_of_other_settings_are_never_mixed(small: dict[str, Any], tmp_path:
     work = plan(tiny(small), tmp_path)
     work.run_folder("v", 0).mkdir(parents=True)
     (work.run_folder("v", 0) / "settings.json").write_text(json.dumps({"keys": {}, "flags": {}, "warm": {}}))
-    with pytest.raises(ConfigError, match="holds a run with other keys.*choose another --out"):
+    with pytest.raises(ConfigError, match="holds a run with other settings: keys.* choose another --out"):
         run_one(work, "v", 0)
 
 
@@ -261,15 +262,43 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(
     small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump({**small, "variants": {"a": {}, "b": {"share": 0.5}}}))
-    main([str(path), "--out", str(tmp_path / "out"), "--dry-run", "--seeds", "3"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Which?"
-    assert lines[1:] == [
-        f"  a, seed 3: 2 updates, to do, {tmp_path}/out/tiny/a/seed_3/",
-        f"  b, seed 3: 1 updates, to do, {tmp_path}/out/tiny/b/seed_3/",
+    changed = {"share": 0.5, "keys": {"memory": {"n": 2}}, "flags": {"lr": 1e-4}, "warm": {"episodes": 3}}
+    path.write_text(yaml.safe_dump({**small, "updates": 40, "variants": {"a": {}, "b": changed}}))
+    out = tmp_path / "out"
+    main([str(path), "--out", str(out), "--dry-run", "--seeds", "3"])
+    assert capsys.readouterr().out.splitlines() == [
+        "Which?",
+        "  a: nothing is changed",
+        "  b: memory.n 2, lr 0.0001, warm.episodes 3, 0.5 of the updates",
+        f"  a, seed 3: 40 updates, to do, {out}/tiny/a/seed_3/",
+        f"  b, seed 3: 20 updates, to do, {out}/tiny/b/seed_3/",
+        f"480 turns to play; no run in {out}/ says yet how long that takes, the running study will",
     ]
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
+    log = out / "other" / "v" / "seed_0" / "rows.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text(json.dumps({"update": 2, "turns": 100.0, "seconds": 50.0}) + "\n")
+    main([str(path), "--out", str(out), "--dry-run", "--seeds", "3"])
+    assert "480 turns to play, about 4 min of training, one run after another" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_if_only_the_critic_would_train(
+    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**small, "updates": 4, "flags": {**small["flags"], "num_critic_only_steps": 4}}))
+    main([str(path), "--out", str(tmp_path / "out"), "--dry-run"])
+    assert "warning: v: all 4 updates train the critic alone, so the policy cannot change" in capsys.readouterr().out
+
+
+def test_a_dry_run_checks_the_packages(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(small))
+    found = importlib.util.find_spec
+    missing = lambda name, *rest: None if name == "rliable" else found(name, *rest)
+    monkeypatch.setattr("embedded.studies.intervals.find_spec", missing)
+    with pytest.raises(SystemExit, match="error: a study needs the package rliable; install it with: pip install"):
+        main([str(path), "--out", str(tmp_path / "out"), "--dry-run"])
 
 
 def test_the_list_names_every_study_with_its_question(capsys: pytest.CaptureFixture[str]) -> None:

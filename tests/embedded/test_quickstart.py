@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,10 @@ def test_a_run_writes_summary_curve_metrics_and_readable_episodes(small: str, tm
     text = (out / "episodes.txt").read_text()
     assert text.count("goto, seed ") == 5 and "your task is: go to" in text and "reward" in text
     assert not list(out.glob(".*"))
+    for page in ("quickstart", "studies"):  # name every file, and no other
+        table = re.findall(r"^\| (`.+?`) \|", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
+        named = {name.strip("/") for cell in table for name in re.findall("`(.+?)`", cell)}
+        assert named == {path.name for path in out.iterdir()}, page
 
 
 def test_the_shipped_configuration_holds_out_at_least_128_seeds() -> None:

@@ -183,3 +183,14 @@ def test_pictures_and_unknown_formats_are_refused(tmp_path: Path) -> None:
         to_row(Demonstration([{"role": "user", "content": [{"type": "image"}]}], "a"))
     with pytest.raises(ConfigError, match="must end in .jsonl or .parquet"):
         write_rows([{}], tmp_path / "rows.csv")
+
+
+def test_a_file_that_exists_is_replaced_only_on_request(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    out.write_text("earlier")
+    command = ["--config", str(CONFIGS / "sokoban.yaml"), "--episodes", "1", "--out", str(out)]
+    with pytest.raises(SystemExit, match="exists; give another file, or replace this one with --overwrite"):
+        main(command)
+    assert out.read_text() == "earlier"
+    main([*command, "--overwrite"])
+    assert json.loads(out.read_text().splitlines()[0])["messages"]

@@ -68,6 +68,19 @@ def test_a_window_gives_one_row_per_turn_and_full_history_one_per_episode(tmp_pa
     assert (whole["metadata"]["turn"], whole["metadata"]["turns"]) == (0, 3)
 
 
+def test_a_file_that_exists_is_replaced_only_on_request(tmp_path: Path) -> None:
+    write_run(tmp_path, [conversation_episode()])
+    out = tmp_path / "sft.jsonl"
+    out.write_text("earlier")
+    told = export(tmp_path, "--format", "jsonl", "--out", out)
+    assert told == f"error: --out {out} exists; give another file, or replace this one with --overwrite"
+    assert out.read_text() == "earlier"
+    before = (tmp_path / "episodes.jsonl").read_text()
+    assert "exists" in str(export(tmp_path, "--format", "jsonl", "--out", tmp_path / "episodes.jsonl"))
+    assert (tmp_path / "episodes.jsonl").read_text() == before
+    assert not export(tmp_path, "--format", "jsonl", "--out", out, "--overwrite") and rows(out)
+
+
 def test_valid_only_masks_invalid_answers_and_leaves_out_their_rows(tmp_path: Path) -> None:
     invalid = invented_episode(2)
     invalid["story"][1]["valid"] = False

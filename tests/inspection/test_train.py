@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import embedded.launch
-from embedded.report import RunReport
 from embedded.warmstart.policy import PolicySize
 from inspection.command import main
 from inspection.records import read_episodes
@@ -36,6 +35,10 @@ ISLAND = {
     "n_env": 4,
     "env_backend": "inline",
 }
+FAST = {
+    **{"episodes": 6, "least_steps": 80, "lr": 1e-2, "batch_size": 8},
+    "size": PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64),
+}
 SMALL = ("--set-flag", "rollout_batch_size=16", "--set-flag", "global_batch_size=8")
 
 
@@ -48,9 +51,7 @@ def _warm_engines() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def short_imitation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny policy that imitates few steps."""
-    size = PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64)
-    fields = {"episodes": 6, "least_steps": 80, "lr": 1e-2, "batch_size": 8, "size": size}
-    monkeypatch.setattr(embedded.launch, "IMITATION", fields)
+    monkeypatch.setattr(embedded.launch, "IMITATION", FAST)
 
 
 def write(folder: Path, **keys: Any) -> str:
@@ -179,26 +180,56 @@ def test_a_wrong_flag_is_refused_before_anything_is_written(flags: list[str], se
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_is_kept_unless_it_is_to_be_continued_or_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, config = tmp_path / "out", write(tmp_path)
+    assert train(config, out, "--updates", "1") == 0
+    (out / "notes.txt").write_text("mine")
+    before = contents(out)
+    with pytest.raises(SystemExit, match="holds a finished run, and nothing was changed: --resume continues it, "):
+        train(config, out, "--updates", "1")
+    with pytest.raises(SystemExit, match="holds a run with other settings: flags.num_rollout is 1 there and 2 here"):
+        train(config, out, "--updates", "2", "--resume")
+    with pytest.raises(SystemExit, match="num_rollout must be at least 1"):
+        train(config, out, "--updates", "0", "--overwrite")
+    monkeypatch.setattr("embedded.train.train", lambda *_: pytest.fail("a finished run was run again"))
+    capsys.readouterr()
+    assert train(config, out, "--updates", "1", "--resume") == 0
+    assert "holds this run, finished; --overwrite trains it again" in (text := capsys.readouterr().out)
+    assert "after:  win rate" in text and f"view {out}" in text
+    assert contents(out) == before
+    monkeypatch.undo()
+    monkeypatch.setattr(embedded.launch, "IMITATION", {**FAST, "epochs": 1, "least_steps": 1})
+    assert train(config, out, "--updates", "1", "--overwrite") == 0
+    after = contents(out)
+    assert after["notes.txt"] == b"mine" and after.keys() == before.keys()
+    assert after["policy_before/model.safetensors"] != before["policy_before/model.safetensors"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file in the folder, except TensorBoard's, whose names have the time."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_seeds_of_several_starts_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, config = tmp_path / "out", write(tmp_path)
+    assert train(config, out, "--updates", "1", "--episodes", "1", "--seeds", "0") == 0
+    first = contents(out / "seed_0")
+    with pytest.raises(SystemExit, match="seed_0 holds a finished run"):
+        train(config, out, "--updates", "1", "--episodes", "1", "--seeds", "1", "0")
+    assert not (out / "seed_1").exists()
+    assert train(config, out, "--updates", "1", "--episodes", "1", "--seeds", "1") == 0
+    assert [summary["seed"] for summary in json.loads((out / "seeds.json").read_text())] == [0, 1]
+    assert contents(out / "seed_0") == first
+
+
 def test_a_folder_with_other_episodes_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "episodes.jsonl").write_text("{}\n")
-    with pytest.raises(SystemExit, match="holds episodes, but not of a training run; choose another --out"):
+    with pytest.raises(SystemExit, match="holds episodes.jsonl, but not of a training run; choose another --out"):
         train(write(tmp_path), tmp_path / "out")
-
-
-def test_an_interrupted_run_keeps_what_was_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    update = RunReport.update
-
-    def interrupt(self: RunReport, rollout_id: int, metrics: Any) -> None:
-        update(self, rollout_id, metrics)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunReport, "update", interrupt)
-    out = tmp_path / "out"
-    with pytest.raises(SystemExit, match="interrupted after 1 updates; what was evaluated until then is in"):
-        train(write(tmp_path), out, "--updates", "3")
-    assert json.loads((out / "summary.json").read_text())["updates"] == 1
-    assert len(list(read_episodes(out))) == 3 and (out / "policy_best" / "model.safetensors").is_file()
 
 
 def test_a_failed_held_out_episode_is_named_and_fails_the_command(

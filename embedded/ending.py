@@ -1,0 +1,122 @@
+"""The last lines of a run: its results, what went wrong, and the commands that continue from here."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+FEWEST_PAIRS = 10
+"""With fewer held-out episodes, two standard errors mean nothing."""
+SOLVED = 0.95
+ENOUGH_UPDATES = 30
+"""Updates of the actor after which more of them are not the first thing to try."""
+
+
+def lengths_of(args: Namespace) -> dict[str, int]:
+    """The limits on answers and prompts, by the names that `slime-verlog evaluate` has for them."""
+    return {"max_response_len": args.rollout_max_response_len, "max_context_len": args.rollout_max_context_len}
+
+
+def ending(summary: Mapping[str, Any], folder: Path) -> str:
+    """The last lines of a run: results, warnings, and the commands that continue from here."""
+    from embedded.report import describe
+
+    lines = [f"before: {describe(summary['win_rate_before'])}", f"after:  {describe(summary['win_rate_after'])}"]
+    if not summary["win_rate_after"]["mean"]:
+        before, after = summary["return_before"], summary["return_after"]
+        lines.append(f"return: {before['mean']:.3f} ± {before['se']:.3f} → {after['mean']:.3f} ± {after['se']:.3f}")
+    verdict = summary["verdict"]
+    lines.append(f"verdict: {verdict['sentence']}")
+    if verdict["verdict"] != "improved" and not (summary["fault"] or summary["note"]):
+        lines.append(f"next: {next_step(summary)}")
+    if summary["failed_episodes"]:
+        lines.append(
+            f"error: {summary['failed_episodes']} held-out episodes lost their environment and count as 0; the first: "
+            f"{summary['first_failure']}"
+        )
+    if summary["note"]:
+        lines.append(f"note: {summary['note']}")
+    if summary["fault"]:
+        lines.append(f"error: {summary['fault']}")
+    lines.append(f"written to {folder}/; policy_best/ is the policy after {summary['best_update']} updates")
+    return "\n".join([*lines, *(f"  {command}" for command in commands(folder, summary))])
+
+
+def commands(folder: Path, summary: Mapping[str, Any]) -> list[str]:
+    """The commands that evaluate the last policy, show the episodes, and compare before with after."""
+    from embedded.report import setting_of
+
+    me = "slime-verlog" if shutil.which("slime-verlog") else f"{shlex.quote(sys.executable)} -m inspection"
+    here = shlex.quote(str(folder))
+    lengths = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in summary["lengths"].items())
+    return [
+        f"{me} evaluate --config {here}/config.yaml --player {here}/policy_after {lengths} --out {here}/evaluation",
+        f"{me} view {here}",
+        f"{me} compare {here} {here} --settings '{setting_of(0)}' '{setting_of(summary['updates'])}'",
+    ]
+
+
+def spread(values: Iterable[float]) -> dict[str, float]:
+    """Mean, standard error and number of the values."""
+    found = list(values)
+    n = len(found)
+    center = sum(found) / n if n else 0.0
+    variance = sum((value - center) ** 2 for value in found) / (n - 1) if n > 1 else 0.0
+    return {"mean": round(center, 4), "se": round((variance / n) ** 0.5, 4) if n else 0.0, "n": n}
+
+
+def judge(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Whether held-out episodes changed, by the mean difference of pairs with the same seed.
+
+    Compares the win rate, or the return if no episode was won. A change counts if it exceeds two standard errors, and
+    there are at least `FEWEST_PAIRS` pairs.
+    """
+    key = "success" if any(episode["success"] for episode in (*before, *after)) else "return"
+    results = [{(e["task_name"], e["seed"]): float(e[key]) for e in episodes} for episodes in (before, after)]
+    pairs = [(results[0][seed], result) for seed, result in results[1].items() if seed in results[0]]
+    change = spread(second - first for first, second in pairs)
+    means = [spread(pair[k] for pair in pairs) for k in (0, 1)]
+    low, high = (change["mean"] + sign * 2 * change["se"] for sign in (-1, 1))
+    word = "improved" if low > 0 else "worse" if high < 0 else "no significant change"
+    if len(pairs) < FEWEST_PAIRS:
+        word = f"{len(pairs)} held-out episodes are too few to tell"
+    numbers = [f"{mean['mean']:.3f} ± {mean['se']:.3f}" for mean in means]
+    sentence = (
+        f"{word}: {'win rate' if key == 'success' else 'return'} {numbers[0]} before, {numbers[1]} after; change "
+        f"{change['mean']:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}], over {len(pairs)} pairs of equal seeds"
+    )
+    return {"verdict": word, "measure": key, "change": change["mean"], "interval": [low, high], "sentence": sentence}
+
+
+def next_step(summary: Mapping[str, Any]) -> str:
+    """What to try next after a run that did not improve."""
+    if summary["alarms"]:
+        return f"first what the warning said: {next(iter(summary['alarms'].values()))}"
+    if summary["win_rate_before"]["mean"] >= SOLVED:
+        return "the policy won before PPO; choose a harder task, or fewer demonstrated answers of the expert"
+    if summary["actor_updates"] < ENOUGH_UPDATES:
+        return f"train longer: --updates {2 * max(summary['updates'], ENOUGH_UPDATES)}, in another --out"
+    if not summary["win_rate_after"]["mean"]:
+        return "no held-out episode was ever won: reward progress, or begin with an easier task"
+    return (
+        "read the episodes; then try larger batches (--set-flag rollout_batch_size=512), more updates, or rewards for "
+        "progress"
+    )
+
+
+def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table with one row per seed."""
+    lines = ["", "| seed | win rate before | after | turns per episode before | after | wall time |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for s in summaries:
+        before, after = s["win_rate_before"], s["win_rate_after"]
+        lines.append(
+            f"| {s['seed']} | {before['mean']:.2f} ± {before['se']:.2f} | {after['mean']:.2f} ± {after['se']:.2f} "
+            f"| {s['turns_per_episode_before']:.0f} | {s['turns_per_episode_after']:.0f} | {s['wall_time_s']:.0f} s |"
+        )
+    return "\n".join(lines)

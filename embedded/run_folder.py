@@ -1,0 +1,155 @@
+"""A run's folder: the settings of the run that it holds, and what a run that was stopped continues from.
+
+Invariant: nothing that a run wrote is deleted, except by the same run when it continues, or if the user asks for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from slime_verlog import ConfigError
+
+SETTINGS, CHECKPOINTS = "settings.json", "checkpoints"
+"""What determines the run; and its checkpoints, which are deleted when it is finished."""
+EPISODES, METRICS, SUMMARY = "episodes.jsonl", "metrics.jsonl", "summary.json"
+FILES = (
+    *(SETTINGS, CHECKPOINTS, EPISODES, METRICS, SUMMARY, "config.yaml", "critic", "curve.png", "episodes.txt"),
+    *("episodes_before.txt", "policy_after", "policy_before", "policy_best", "tensorboard"),
+)
+"""Everything that a run of `slime-verlog train` writes."""
+IfHeld = Literal["refuse", "resume", "overwrite"]
+"""What a command does with a folder that holds a run."""
+
+
+def check_folder(folder: Path, if_held: IfHeld) -> None:
+    """Refuse a folder whose content this command was not asked to continue or to delete; nothing is changed.
+
+    Raises:
+        ConfigError: it holds a run, or something else under the name of a run's file.
+    """
+    held = [name for name in FILES if (folder / name).exists()]
+    if not held:
+        return
+    is_run = (folder / METRICS).exists() or (folder / SETTINGS).exists()
+    if not is_run:
+        raise ConfigError(f"{folder} holds {held[0]}, but not of a training run; choose another --out")
+    if if_held == "refuse":
+        state = "a finished" if is_finished(folder) else "an unfinished"
+        raise ConfigError(
+            f"{folder} holds {state} run, and nothing was changed: --resume continues it, --overwrite deletes it, "
+            "another --out keeps both"
+        )
+    if if_held == "resume" and not (folder / SETTINGS).exists():
+        raise ConfigError(
+            f"{folder} holds a run without {SETTINGS}, so it cannot be continued; choose another --out, or delete it "
+            "with --overwrite"
+        )
+
+
+@contextmanager
+def claimed(folder: Path, settings: Mapping[str, Any], if_held: IfHeld = "resume") -> Iterator[None]:
+    """Hold the folder for the run with these settings, and no other process meanwhile.
+
+    Raises:
+        ConfigError: as `check_folder`; or the folder holds a run with other settings; or another process runs in it.
+    """
+    check_folder(folder, if_held)
+    if if_held == "overwrite":
+        delete(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    claim(folder, settings)
+    with open(folder / SETTINGS, encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"another process runs in {folder}; wait for it, or choose another --out") from error
+        yield
+
+
+def claim(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write down the settings of a folder's run.
+
+    Raises:
+        ConfigError: the folder holds a run with other settings; the text names the first that differs.
+    """
+    path = folder / SETTINGS
+    if not path.exists():
+        write_text(path, json.dumps(settings, indent=1))
+        return
+    found, wanted = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(settings))
+    for key, there, here in differences(found, wanted):
+        raise ConfigError(
+            f"{folder} holds a run with other settings: {key} is {there!r} there and {here!r} here; choose another "
+            "--out, or delete the folder"
+        )
+
+
+def differences(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Leaves of nested mappings that differ: dotted key and both values, None where there is none."""
+    there, here = dict(leaves(first)), dict(leaves(second))
+    for key in {**there, **here}:
+        if there.get(key) != here.get(key):
+            yield key, there.get(key), here.get(key)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested mappings by dotted key."""
+    if not isinstance(value, Mapping) or not value:
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from leaves(inner, f"{path}.{key}" if path else str(key))
+
+
+def delete(folder: Path) -> None:
+    """Delete the run in the folder; other files stay."""
+    for name in FILES:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the folder holds a run that trained to its end."""
+    path = folder / SUMMARY
+    return path.exists() and not json.loads(path.read_text(encoding="utf-8")).get("interrupted", False)
+
+
+def saved_updates(checkpoints: Path) -> int:
+    """Updates before the latest checkpoint; -1 without one."""
+    latest = checkpoints / "latest.json"
+    return json.loads(latest.read_text(encoding="utf-8"))["rollout_id"] + 1 if latest.exists() else -1
+
+
+def rewind(rows: Path, updates: int) -> None:
+    """Drop the rows of a stopped run that were written after this many updates; a resumed run writes them again."""
+    keep_lines(rows, [line for line in whole_lines(rows) if json.loads(line)["update"] <= updates])
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file without a last one that a kill cut short; none if there is no file."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return lines[:-1]
+
+
+def keep_lines(path: Path, lines: Sequence[str]) -> None:
+    """Replace the file's content by these lines; without any, there will be no file."""
+    if lines:
+        write_text(path, "".join(line + "\n" for line in lines))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write to a temporary file and rename it, so that no reader sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
