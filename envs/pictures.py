@@ -14,6 +14,8 @@ from envs.errors import EnvironmentFault, MissingDependencyError
 
 MAX_PIXELS = 4096 * 4096
 MAX_BYTES = 64 << 20
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow knows many more, among them PostScript, which it would run."""
 
 
 class PictureError(EnvironmentFault):
@@ -73,7 +75,8 @@ def _open(value: Any, image_module: Any) -> Any:
             raise ValueError(f"the file has more than {MAX_BYTES >> 20} MiB")
         value = Path(value).read_bytes()
     if isinstance(value, bytes):
-        return image_module.open(io.BytesIO(value))
+        image_module.init()  # some formats are registered only then
+        return image_module.open(io.BytesIO(value), formats=FORMATS)
     raise TypeError("expected a PIL image, a uint8 array, the bytes or path of an image file, or a data URI")
 
 

@@ -12,6 +12,7 @@ from envs.agent.request import (
     Request,
     RequestError,
     checked_list,
+    checked_stops,
     checked_text,
     joined,
     read_picture,
@@ -45,7 +46,7 @@ def read(body: Mapping[str, Any]) -> Request:
     return Request(
         messages=tuple(messages),
         tools=tools,
-        stops=tuple(checked_text(stop, "stop_sequences") for stop in stops),
+        stops=checked_stops(stops, "stop_sequences"),
         model=checked_text(body.get("model"), "model"),
         streams=body.get("stream") is True,
         thread=thread_of(messages, tools),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.agent.program import Plain, Program, Sandboxed, addresses, find_program, search_path
+from envs.agent.reading import with_pictures
 from envs.agent.request import Answer, Message, read_answer, text_of
 from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
@@ -80,7 +81,7 @@ class AgentEnv(BaseInteractionEnv):
     def reset(self) -> Observation:
         self.close()
         self._steps, self._work_s, self._unread = 0, 0.0, 0
-        episode = self._episode = _Running(model_server(), self.settings.models)
+        episode = self._episode = _Running(model_server(), self.settings)
         try:
             self.run = self._prepared(episode.folder)
             episode.start(self._words, self.run, self.settings)
@@ -129,7 +130,7 @@ class AgentEnv(BaseInteractionEnv):
         answer = read_answer(response_text, waiting.request, self.settings.max_calls)
         self._steps += 1
         self._unread += bool(answer.errors)
-        self.run = replace(self.run, turns=self._steps, messages=waiting.request.messages, answer=response_text)
+        self.run = replace(self.run, turns=self._steps, messages=tuple(self._messages), answer=response_text)
         try:
             following = self._await(episode, answer)
             end = episode.session.end if following is None else None
@@ -183,9 +184,8 @@ class AgentEnv(BaseInteractionEnv):
     def _info(self, text: str, answer: Answer, waiting: Waiting) -> StepInfo:
         assert self._episode is not None
         session = self._episode.session
-        thread = session.threads[waiting.request.thread]
         counts = {name: float(session.counts[name]) for name in ("retries", "refused", "lost_answers")}
-        numbers = {"thread": float(thread), "threads": float(len(session.threads)), "agent_s": self._work_s}
+        numbers = {"thread": float(waiting.thread), "threads": float(len(session.threads)), "agent_s": self._work_s}
         return {
             "reward": -self.settings.format_penalty if answer.errors else 0.0,
             "terminated": False,
@@ -199,7 +199,7 @@ class AgentEnv(BaseInteractionEnv):
         }
 
     def _show(self, waiting: Waiting | None) -> Observation:
-        self._messages = list(waiting.request.messages) if waiting is not None else []
+        self._messages = with_pictures(waiting.request.messages) if waiting is not None else []
         self.tools = waiting.request.tools if waiting is not None else self.tools
         return make_observation(text_of(self._messages[-1]) if self._messages else "")
 
@@ -219,8 +219,8 @@ class AgentEnv(BaseInteractionEnv):
 class _Running:
     """What an episode must release: its session, its program and its folder."""
 
-    def __init__(self, server: ModelServer, models: tuple[str, ...]) -> None:
-        self.server, self.session = server, Session(models)
+    def __init__(self, server: ModelServer, settings: AgentSettings) -> None:
+        self.server, self.session = server, Session(settings.models, settings.request_mb << 20)
         self.key = server.open(self.session)
         self._outer = server.folder.make()
         self._program: Program | None = None

@@ -6,19 +6,22 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pydantic_core
+
 from envs.agent.request import (
     Answer,
     Message,
     Request,
     RequestError,
     checked_list,
+    checked_stops,
     checked_text,
     joined,
     read_picture,
     thread_of,
     tool_schema,
 )
-from envs.tools.calls import decode_whole, short
+from envs.tools.calls import short
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """The roles that are accepted, and the role that the chat template gets."""
@@ -47,7 +50,7 @@ def read(body: Mapping[str, Any]) -> Request:
     return Request(
         messages=messages,
         tools=tools,
-        stops=tuple(checked_text(stop, "stop") for stop in ([stops] if isinstance(stops, str) else stops)),
+        stops=checked_stops([stops] if isinstance(stops, str) else stops, "stop"),
         model=checked_text(body.get("model"), "model"),
         streams=body.get("stream") is True,
         thread=thread_of(messages, tools),
@@ -90,9 +93,12 @@ def _call(call: Mapping[str, Any]) -> Message:
     if not isinstance(function, Mapping):
         raise RequestError(f"a tool call has no function: {short(call)}")
     arguments = checked_text(function.get("arguments") or "{}", "the arguments of a tool call")
-    value, error = decode_whole(arguments)
+    try:
+        value = pydantic_core.from_json(arguments)
+    except ValueError:
+        value = arguments
     name = checked_text(function.get("name"), "the name of a tool call")
-    read: Message = {"type": "function", "function": {"name": name, "arguments": arguments if error else value}}
+    read: Message = {"type": "function", "function": {"name": name, "arguments": value}}
     return {"id": checked_text(call["id"], "id"), **read} if call.get("id") else read
 
 

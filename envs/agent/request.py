@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.errors import MissingDependencyError
-from envs.pictures import PictureError, open_picture
 from envs.tools.calls import Call, find_calls, reasoning_end, short
 from envs.tools.schema import convert_texts
 
 Message = dict[str, Any]
 CHARS_PER_TOKEN = 4
 """For the token counts that clients expect. The environment does not see tokens."""
+MAX_STOPS = 64
 
 
 class RequestError(Exception):
@@ -37,17 +36,16 @@ class Request:
     """Texts before which the answer is cut."""
     model: str = ""
     streams: bool = False
+    size: int = 0
+    """Bytes of its body."""
+    tokens: int = 0
+    """Estimated length."""
     digest: str = ""
     """Equal for requests with the same content."""
     is_retry: bool = False
     """The client says that it sends the request again."""
     thread: str = ""
     """Equal for requests of the same thread."""
-
-    @property
-    def tokens(self) -> int:
-        """Estimated length."""
-        return len(json.dumps([self.messages, self.tools], default=lambda _: "")) // CHARS_PER_TOKEN
 
 
 @dataclass(frozen=True)
@@ -112,15 +110,21 @@ def _typed(call: Call, parameters: Mapping[str, Any]) -> Call:
         return Call(call.name, call.arguments)
 
 
-def digest_of(path: str, body: bytes) -> str:
+def digest_of(path: str, body: bytes | bytearray) -> str:
     """A hash of a request's content."""
-    return hashlib.blake2b(path.encode() + b"\0" + body, digest_size=16).hexdigest()
+    found = hashlib.blake2b(path.encode() + b"\0", digest_size=16)
+    found.update(body)
+    return found.hexdigest()
 
 
 def thread_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
     """Identifies the thread of a request: the text of its system messages and the names of its tools."""
-    system = [text_of(message) for message in messages if message["role"] == "system"]
-    return json.dumps([system, [tool["function"]["name"] for tool in tools]])
+    found = hashlib.blake2b(digest_size=16)
+    for text in (text_of(message) for message in messages if message["role"] == "system"):
+        found.update(text.encode() + b"\0")
+    for tool in tools:
+        found.update(b"\1" + tool["function"]["name"].encode())
+    return found.hexdigest()
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -160,17 +164,25 @@ def checked_list(value: Any, what: str) -> list[Mapping[str, Any]]:
 
 
 def read_picture(url: Any) -> Message:
-    """The content part of a picture in a data URI.
+    """The content part of a picture in a data URI, which is not decoded yet.
 
     Raises:
-        RequestError: it is something else, or not a picture.
+        RequestError: it is something else.
     """
     if not isinstance(url, str) or not url.startswith("data:"):
         raise RequestError(f"pictures must be sent as data: URIs, got {short(url)}; addresses are not fetched")
-    try:
-        return {"type": "image", "image": open_picture(url)}
-    except (PictureError, MissingDependencyError) as error:
-        raise RequestError(str(error)) from error
+    return {"type": "image", "image": url}
+
+
+def checked_stops(stops: list[Any], what: str) -> tuple[str, ...]:
+    """The texts that end an answer.
+
+    Raises:
+        RequestError: one is not text, or there are more than `MAX_STOPS`.
+    """
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"{what} may hold at most {MAX_STOPS} texts, got {len(stops)}")
+    return tuple(checked_text(stop, what) for stop in stops)
 
 
 def joined(parts: Sequence[Message]) -> str | list[Message]:

@@ -13,21 +13,24 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aiohttp import web
 
 from envs.agent import anthropic_format, openai_format
-from envs.agent.request import Answer, Request, RequestError, digest_of
+from envs.agent.connections import Listener, read_body
+from envs.agent.reading import read_request
+from envs.agent.request import Answer, Request, RequestError
 from envs.agent.session import Session, Waiting
 from envs.errors import EnvironmentFault
 from envs.swe.sandbox.folders import process_folder
+from envs.tools.calls import short
 
 PATIENCE_S = 15.0
 """Seconds between the bytes that keep a waiting client from timing out."""
-MOST_BYTES = 32 << 20
-"""Longest body of a request."""
+BACKLOG = 16
+"""Connections accepted at a time, far fewer than `MAX_UNKNOWN`, so that a flood leaves time to read each one's key."""
 START_S = 30.0
 RETRY_HEADER = "x-stainless-retry-count"
 """Set by OpenAI's and Anthropic's clients."""
@@ -91,89 +94,77 @@ class ModelServer:
             self.call(session.close(), START_S)
 
     async def _start(self) -> None:
-        app = web.Application(client_max_size=MOST_BYTES)
-        app.router.add_post("/v1/chat/completions", functools.partial(self._take, OPENAI))
-        app.router.add_post("/v1/messages", functools.partial(self._take, ANTHROPIC))
-        app.router.add_post("/v1/messages/count_tokens", self._count)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_route("*", "/{path:.*}", self._other)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        self._listener = Listener(self._handle)
+        runner = web.ServerRunner(self._listener)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-        await web.UnixSite(runner, str(self.socket), backlog=1024).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=BACKLOG).start()
+        await web.UnixSite(runner, str(self.socket), backlog=BACKLOG).start()
         self.socket.chmod(0o666)
         self.port = runner.addresses[0][1]
 
-    async def _take(self, api: Api, http: web.Request) -> web.StreamResponse:
-        """Answer one request when the model has answered it."""
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request of an episode's program; others learn only that they need a key."""
+        api = ANTHROPIC if http.path.startswith("/v1/messages") else OPENAI
         session = self._sessions.get(_key(http))
-        if session is None:
-            return _refused(api, RequestError("the API key is not that of a running episode", 401))
         try:
-            waiting = session.arrive(await _read(api, http))
+            if session is None:
+                raise RequestError("the API key is not that of a running episode", 401)
+            self._listener.assign(http.protocol, session)
+        except RequestError as error:
+            return await _dismissed(api, http, error)
+        try:
+            return await self._answer(api, http, session)
         except RequestError as error:
             session.refuse(str(error))
-            return _refused(api, error)
-        waiting.connections += 1
-        try:
-            return await _respond(api, http, waiting)
-        except RequestError as error:
-            return _refused(api, error)
-        except ConnectionResetError:
-            return web.Response(status=499)  # the client is gone, so this is not sent
-        finally:
-            session.left(waiting)
+            return _refused(api, error) if http.content_length is not None else await _dismissed(api, http, error)
 
-    async def _count(self, http: web.Request) -> web.StreamResponse:
-        """Anthropic's count of a prompt's tokens, estimated."""
-        if _key(http) not in self._sessions:
-            return _refused(ANTHROPIC, RequestError("the API key is not that of a running episode", 401))
-        try:
-            return web.json_response({"input_tokens": (await _read(ANTHROPIC, http)).tokens})
-        except RequestError as error:
-            return _refused(ANTHROPIC, error)
-
-    async def _models(self, http: web.Request) -> web.StreamResponse:
-        session = self._sessions.get(_key(http))
-        models = [{"id": name, "object": "model", "created": 0} for name in (session.models if session else ())]
-        return web.json_response({"object": "list", "data": models})
-
-    async def _other(self, http: web.Request) -> web.StreamResponse:
-        error = RequestError(
-            f"{http.method} {http.path} is not supported; there are /v1/chat/completions and /v1/messages", 404
-        )
-        if (session := self._sessions.get(_key(http))) is not None:
-            session.refuse(str(error))
-        return _refused(OPENAI, error)
+    async def _answer(self, api: Api, http: web.BaseRequest, session: Session) -> web.StreamResponse:
+        match http.method, http.path:
+            case "POST", "/v1/chat/completions" | "/v1/messages":
+                return await _take(api, http, session)
+            case "POST", "/v1/messages/count_tokens":
+                return web.json_response({"input_tokens": (await _read(api, http, session)).tokens})
+            case "GET", "/v1/models":
+                models = [{"id": name, "object": "model", "created": 0} for name in session.models]
+                return web.json_response({"object": "list", "data": models})
+        asked = short(f"{http.method} {http.path}")
+        raise RequestError(f"{asked} is not supported; there are /v1/chat/completions and /v1/messages", 404)
 
 
-def _key(http: web.Request) -> str:
+def _key(http: web.BaseRequest) -> str:
     given = http.headers.get("Authorization", "")
     return http.headers.get("x-api-key") or given.partition(" ")[2].strip()
 
 
-async def _read(api: Api, http: web.Request) -> Request:
+async def _take(api: Api, http: web.BaseRequest, session: Session) -> web.StreamResponse:
+    """Answer one request when the model has answered it."""
+    waiting = session.arrive(await _read(api, http, session))
+    waiting.connections += 1
+    try:
+        return await _respond(api, http, waiting)
+    except RequestError as error:  # the episode is over; the agent is not to blame
+        return _refused(api, error)
+    except ConnectionResetError:
+        return web.Response(status=499)  # the client is gone, so this is not sent
+    finally:
+        session.left(waiting)
+
+
+async def _read(api: Api, http: web.BaseRequest, session: Session) -> Request:
     """The request in an HTTP request.
 
     Raises:
         RequestError: it cannot be read.
     """
-    try:
-        raw = await http.read()
-        body = json.loads(raw)
-    except web.HTTPRequestEntityTooLarge as error:
-        raise RequestError(f"the request has more than {MOST_BYTES >> 20} MiB", 413) from error
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the request is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise RequestError("the request is not a JSON object")
-    request = api.read(body)
+    body = await read_body(http, session)
     is_retry = http.headers.get(RETRY_HEADER, "0") not in ("", "0")
-    thread = http.headers.get(THREAD_HEADER) or request.thread
-    return replace(request, digest=digest_of(http.path, raw), is_retry=is_retry, thread=thread)
+    read = functools.partial(
+        read_request, api.read, http.path, body, is_retry, http.headers.get(THREAD_HEADER, ""), session.max_bytes
+    )
+    return await asyncio.shield(session.on_thread(read, len(body)))  # a client that leaves must not free its bytes
 
 
-async def _respond(api: Api, http: web.Request, waiting: Waiting) -> web.StreamResponse:
+async def _respond(api: Api, http: web.BaseRequest, waiting: Waiting) -> web.StreamResponse:
     """Wait for the answer and write it. Spaces before JSON, and pings in a stream, keep the client from timing out."""
     streams = waiting.request.streams
     response = web.StreamResponse()
@@ -198,6 +189,17 @@ async def _respond(api: Api, http: web.Request, waiting: Waiting) -> web.StreamR
     await response.write(body)
     await response.write_eof()
     waiting.delivered = True
+    return response
+
+
+async def _dismissed(api: Api, http: web.BaseRequest, error: RequestError) -> web.StreamResponse:
+    """Refuse a request and close its connection, at once if the length of its body is unknown."""
+    response = _refused(api, error)
+    response.force_close()
+    if http.headers.get("Transfer-Encoding") and http.transport is not None:
+        await response.prepare(http)
+        await response.write_eof()
+        http.transport.close()
     return response
 
 

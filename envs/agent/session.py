@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
+import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from envs.agent.request import Answer, Request, RequestError
 from envs.errors import EnvironmentFault
+from envs.tools.calls import short
+
+MAX_BYTES = 4 << 20
+"""What the unanswered requests of one program may have together, by default."""
+PAUSE = 4.0
+"""Seconds without reading per second of reading, because Python runs nothing else while it parses JSON."""
+MAX_THREADS = 64
+"""Threads with a number of their own; all further ones share the last number."""
 
 MOST_WAITING = 64
 """Requests of one program that may wait at once; further ones are refused."""
@@ -46,6 +55,8 @@ class Waiting:
     request: Request
     number: int
     """Of the episode's requests, from 0."""
+    thread: int = 0
+    """Number of the agent's thread, in order of their first requests."""
     answer: Answer | None = None
     connections: int = 0
     delivered: bool = False
@@ -72,8 +83,12 @@ class Waiting:
 class Session:
     """One program. `current` is the request that the model answers next."""
 
-    def __init__(self, models: Sequence[str]) -> None:
-        self.models = models
+    def __init__(self, models: Sequence[str], max_bytes: int = MAX_BYTES) -> None:
+        self.models, self.max_bytes = models, max_bytes
+        self.connections = 0
+        """How many are open."""
+        self.unread = 0
+        """Bytes of requests that are arriving or being read."""
         self.current: Waiting | None = None
         self.end: End | None = None
         self.counts: Counter[str] = Counter()
@@ -81,11 +96,47 @@ class Session:
         self.refusal = ""
         """Why the last refused request was refused."""
         self.threads: dict[str, int] = {}
-        """Numbers of the agent's threads, in order of their first requests."""
+        """Numbers of the agent's first `MAX_THREADS` threads."""
+        self._reader = asyncio.Lock()
         self._queue: deque[Waiting] = deque()
         self._answered: Waiting | None = None
         self._news = asyncio.Event()
         self._closed = False
+
+    def check_room(self, size: int) -> None:
+        """Check that `size` more bytes may be read.
+
+        Raises:
+            RequestError: the budget is used up.
+        """
+        limit = f"{self.max_bytes / (1 << 20):g} MiB (env.request_mb)"
+        if size > self.max_bytes:
+            raise RequestError(f"the request has more than {limit}", 413)
+        if size + self.unread + sum(waiting.request.size for waiting in self._queue) > self.max_bytes:
+            raise RequestError(f"the unanswered requests of this program have more than {limit}", 429)
+
+    def release(self, size: int) -> None:
+        """Give back bytes that were charged to `unread`."""
+        self.unread -= size
+
+    async def on_thread(self, read: Callable[[], Request], size: int) -> Request:
+        """Read a request of `size` bytes on a thread; one at a time, with pauses in proportion to what it took."""
+        cost = 0.0
+
+        def measured() -> Request:
+            nonlocal cost
+            began = time.thread_time()
+            try:
+                return read()
+            finally:
+                cost = time.thread_time() - began
+
+        await self._reader.acquire()
+        try:
+            return await asyncio.to_thread(measured)
+        finally:
+            self.release(size)
+            asyncio.get_running_loop().call_later(PAUSE * cost, self._reader.release)
 
     def arrive(self, request: Request) -> Waiting:
         """Queue a request. If it repeats one whose answer was not received, it gets that one's answer.
@@ -96,19 +147,19 @@ class Session:
         if self._closed:
             raise RequestError("the episode is over", 503)
         if not any(fnmatch.fnmatchcase(request.model, name) for name in self.models):
-            raise RequestError(
-                f"there is no model {request.model!r} here, only {', '.join(self.models)} (env.models lists the names)",
-                404,
-            )
+            known = ", ".join(self.models)
+            raise RequestError(f"there is no model {short(request.model)} here, only {known} (env.models)", 404)
         for known in (self._answered, self.current, *self._queue):
             if known is not None and known.is_sent_again_by(request):
                 self.counts["retries"] += 1
                 return known
         if len(self._queue) >= MOST_WAITING:
             raise RequestError(f"{MOST_WAITING} requests of this program are waiting already", 429)
-        waiting = Waiting(request, self.counts["requests"])
+        if len(self.threads) < MAX_THREADS:
+            self.threads.setdefault(request.thread, len(self.threads))
+        thread = self.threads.get(request.thread, MAX_THREADS - 1)
+        waiting = Waiting(request, self.counts["requests"], thread)
         self.counts["requests"] += 1
-        self.threads.setdefault(request.thread, len(self.threads))
         self._queue.append(waiting)
         self._news.set()
         return waiting
@@ -135,6 +186,7 @@ class Session:
         assert self.current is not None
         self._answered, self.current = self.current, None
         self._answered.answer = answer
+        self._answered.request = replace(self._answered.request, messages=(), tools=())  # a retry needs neither
         self._answered.done.set()
         return await self.next(seconds)
 

@@ -49,6 +49,9 @@ class AgentSettings(Settings):
     names. Requests for other models are refused."""
     actions: tuple[str, ...] = ()
     """Answers that the random player picks, also for imitation; by default it says arbitrary words."""
+    request_mb: int = Field(default=4, ge=1)
+    """MiB that the program's unanswered requests may have together; more is refused. Per MiB, a request may hold
+    2 million pixels and 32,768 JSON values. An episode's memory grows to about 15 times this."""
     max_steps: int = Field(default=50, ge=1)
     """Requests that are answered per episode."""
     max_calls: int = Field(default=16, ge=1)

@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from envs.agent import AgentEnv, AgentRun, AgentSettings, anthropic_format, openai_format, session
+from envs.agent.reading import with_pictures
 from envs.agent.request import Request, read_answer
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
@@ -144,7 +145,7 @@ def test_both_apis_send_pictures_into_the_prompt() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": data}
     for read, picture in ((openai_format.read, url), (anthropic_format.read, {"type": "image", "source": source})):
         request = read({"model": "policy", "messages": [{"role": "user", "content": [text, picture]}]})
-        shown, image = request.messages[0]["content"]
+        shown, image = with_pictures(request.messages)[0]["content"]
         assert shown == text and image["type"] == "image" and image["image"].getpixel((5, 5)) == (255, 0, 0)
 
 
