@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import model_validator
 
 from rollout.bridge.settings import load_settings
-from slime_verlog import ConfigError, Field, Settings, read_settings
+from slime_verlog import ConfigError, Field, Settings, read_settings, read_yaml
 
 
 class OptimizerFlags(Settings):
@@ -176,7 +175,7 @@ def read_keys(config_path: str | Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or the plugin rejects it.
     """
     load_settings(Namespace(custom_config_path=str(config_path)))
-    return yaml.safe_load(Path(config_path).read_text(encoding="utf-8"))
+    return read_yaml(str(config_path), "--custom-config-path")
 
 
 def embedded_flags(args: Namespace) -> EmbeddedFlags:

@@ -19,8 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from advantage.errors import FlagError, UnsupportedFrameworkError
 from advantage.patch.critic import install_critic, pretrain_critic
 from advantage.patch.ppo import make_compute_advantages
@@ -31,6 +29,7 @@ from advantage.policy_loss import check_dis, install_dis
 from advantage.settings import AdvantageSettings, advantage_flags, advantage_settings
 from advantage.turn_table import CONVERTER
 from advantage.value_weight import weigh_first_tokens
+from slime_verlog import read_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ def _check_roles(args: Any, settings: AdvantageSettings) -> None:
     path = getattr(args, "megatron_config_path", None)
     if not path or not Path(path).is_file():
         return
-    content: Mapping[str, Any] = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    content: Mapping[str, Any] = read_yaml(path, "--megatron-config-path") or {}
     entries: Sequence[Mapping[str, Any]] = content.get("megatron") or ()
     for entry in entries:
         overrides: Mapping[str, Any] = entry.get("overrides") or entry.get("args") or {}

@@ -6,9 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import yaml
-
-from slime_verlog import ConfigError
+from slime_verlog import ConfigError, parse_yaml
 
 
 def with_assignments(
@@ -50,13 +48,8 @@ def read_value(text: str, assignment: str) -> Any:
     """
     try:
         return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        reason = getattr(error, "problem", None) or "it cannot be read"
-        raise ConfigError(f"the value in {assignment!r} is not valid YAML: {reason}") from error
+    except (ValueError, RecursionError):
+        return parse_yaml(text, f"the value in {assignment[:100]!r}")
 
 
 def set_key(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:

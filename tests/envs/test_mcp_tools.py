@@ -134,6 +134,28 @@ def test_with_scope_episode_each_episode_has_its_own_server_whose_state_is_never
     assert len(servers()) <= before
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_a_server_started_ends_with_it(ends: bool, tmp_path: Path) -> None:
+    """A child in a session of its own, of a server that ends when it is told to, and of one that does not."""
+    mark = tmp_path / "pid"
+    program = f"""
+import runpy, signal, subprocess, sys, threading
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+open({str(mark)!r}, "w").write(str(child.pid))
+{"" if ends else "signal.signal(signal.SIGTERM, signal.SIG_IGN); threading.Thread(target=child.wait).start()"}
+sys.argv = [{SERVER[1]!r}]
+runpy.run_path({SERVER[1]!r}, run_name="__main__")
+"""
+    env = started(command=[sys.executable, "-c", program], scope="episode")
+    child = int(mark.read_text())
+    assert is_alive(child)
+    env.close()
+    deadline = time.monotonic() + 60
+    while is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_alive(child)
+
+
 def test_mcp_tools_are_replayable_only_if_declared() -> None:
     assert not started().deterministic
     assert started(deterministic=True).deterministic

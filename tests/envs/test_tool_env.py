@@ -328,5 +328,5 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(MissingDependencyError, match="pip install jsonschema"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'slime-verlog\[tools\]'"):
         build(tools=[f"{TOOLBOX}:Counter"])

@@ -176,6 +176,11 @@ print(json.dumps([shown, rewards]))
         ('{"type": "mcp", "data": {}}', "UNKNOWN_TYPE", "it has reset, step, state, close"),
         ('{"type": "reset", "data": {"sead": 3}}', "VALIDATION_ERROR", "did you mean 'reset.seed'?"),
         ('{"type": "reset", "data": {"seed": -3}}', "VALIDATION_ERROR", "reset.seed must be at least 0"),
+        (
+            json.dumps({"type": "reset", "data": {"episode_id": "x" * 256}}),
+            "VALIDATION_ERROR",
+            "reset.episode_id must have at most 255 characters, got 256",
+        ),
         ('{"type": "reset", "data": {"task": "cuont"}}', "VALIDATION_ERROR", "this server has count"),
         (
             '{"type": "step", "data": {"message": "left", "mesage": ""}}',
@@ -309,6 +314,8 @@ async def test_an_answer_that_a_client_read_as_json_becomes_text_again(tmp_path:
     [
         (["none.yaml"], "none.yaml cannot be read: No such file or directory"),
         (["served.yaml", "--capacity", "0"], "--capacity must be at least 1, got 0"),
+        (["served.yaml", "--idle-timeout", "0"], "--idle-timeout must be above 0, got 0"),
+        (["served.yaml", "--idle-timeout", "nan"], "--idle-timeout must be above 0, got nan"),
         (["served.yaml", "--set", "env.sede=3"], "unknown key 'env.sede'"),
         (["served.yaml", "--port", "{taken}"], "--port {taken} cannot be used: "),
     ],

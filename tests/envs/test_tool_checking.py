@@ -1,0 +1,109 @@
+"""Schemas from elsewhere: what cannot be checked is refused when the tool is listed, and every check ends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from envs.errors import ToolError
+from envs.tools import checking
+from envs.tools.schema import ArgumentCheck, check_schema
+
+
+def listed(properties: dict[str, Any], **more: Any) -> ArgumentCheck:
+    parameters = {"type": "object", "properties": properties, **more}
+    return ArgumentCheck(check_schema({"name": "f", "description": "F.", "parameters": parameters}, "the server"))
+
+
+def deep(levels: int) -> Any:
+    return json.loads('{"properties": {"a": ' * levels + "{}" + "}}" * levels)
+
+
+LOOP = {"$defs": {"x": {"$ref": "#/$defs/x"}}}
+LONG_LOOP = {"$defs": {"x": {"allOf": [{"$ref": "#/$defs/y"}]}, "y": {"anyOf": [{"not": {"$ref": "#/$defs/x"}}]}}}
+DOUBLING = {f"x{i}": {"allOf": [{"$ref": f"#/$defs/x{i + 1}"}] * 2} for i in range(60)} | {"x60": {"type": "string"}}
+TREE = {"type": "object", "properties": {"inner": {"$ref": "#/$defs/tree"}}}
+
+
+@pytest.mark.parametrize(
+    ("properties", "more", "words"),
+    [
+        ({"a": {"$ref": "http://127.0.0.1:9/schema.json"}}, {}, "only references such as #/$defs/NAME are supported"),
+        ({"a": {"$ref": "file:///etc/passwd"}}, {}, "refer to 'file:///etc/passwd'"),
+        ({"a": {"$ref": "other.json"}}, {"$id": "http://127.0.0.1:9/"}, "have both $id and $ref"),
+        ({"a": {"$ref": "#anchor"}}, {}, "refer to '#anchor'"),
+        ({"a": {"$ref": "#/$defs/nothing"}}, {}, "refer to '#/$defs/nothing', which is not in them"),
+        ({"a": {"$ref": "#/$defs/x"}}, LOOP, "refer to themselves without end"),
+        ({"a": {"$ref": "#/$defs/x"}}, LONG_LOOP, "refer to themselves without end"),
+        ({}, {"allOf": [{"$ref": "#"}]}, "refer to themselves without end"),
+        ({"a": {"$dynamicRef": "#x"}}, {}, "use $dynamicRef"),
+        ({"a": {"pattern": "("}}, {}, "'(' is not a 'regex'"),
+        ({"a": deep(400)}, {}, "nested too deep"),
+    ],
+)
+def test_a_schema_that_cannot_be_checked_is_refused_when_it_is_listed(
+    properties: dict[str, Any], more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ToolError) as caught:
+        listed(properties, **more)
+    assert words in str(caught.value) and "the parameters of f" in str(caught.value) and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("properties", "more", "arguments"),
+    [
+        ({"a": {"type": "string", "pattern": "^(a|a)*$"}}, {}, {"a": "a" * 50 + "!"}),
+        ({"a": {"type": "object", "patternProperties": {"^(a|a)*$": {}}}}, {}, {"a": {"a" * 50 + "!": 1}}),
+        (
+            {"a": {"type": "object", "patternProperties": {"^(a|a)*$": {}}, "additionalProperties": False}},
+            {},
+            {"a": {"a" * 50 + "!": 1}},
+        ),
+        ({"a": {"$ref": "#/$defs/x0"}}, {"$defs": DOUBLING}, {"a": "x"}),
+    ],
+)
+def test_a_check_that_would_never_end_is_an_error_in_the_arguments(
+    properties: dict[str, Any], more: dict[str, Any], arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "CHECK_S", 0.2)
+    assert listed(properties, **more)(arguments) == "f: checking these arguments takes too long"
+
+
+def test_a_pattern_that_hangs_pythons_own_engine_is_answered() -> None:
+    check = listed({"a": {"type": "string", "pattern": "^(a+)+$"}})
+    assert "does not match" in str(check({"a": "a" * 100 + "!"}))
+
+
+def test_items_that_cannot_be_sorted_are_compared_in_linear_time() -> None:
+    check = listed({"a": {"type": "array", "uniqueItems": True}})
+    items: list[Any] = [{"n": n} for n in range(20_000)]
+    assert check({"a": items}) is None
+    assert "has non-unique elements" in str(check({"a": [{"n": 1, "m": 2}, {"m": 2, "n": 1}]}))
+
+
+def test_patterns_references_and_names_that_look_like_keywords_work() -> None:
+    check = listed(
+        {
+            "pattern": {"type": "string", "pattern": "^[a-z]+$"},
+            "properties": {"type": "object", "patternProperties": {"^x-": {"type": "integer"}}, "required": ["x-a"]},
+            "enum": {"enum": [{"$ref": "http://elsewhere"}, 1]},
+            "tree": {"$ref": "#/$defs/tree"},
+        },
+        **{"$defs": {"tree": TREE}},
+    )
+    tree: Any = {"inner": {"inner": {}}}
+    assert check({"pattern": "abc", "properties": {"x-a": 1}, "enum": 1, "tree": tree}) is None
+    assert check({"pattern": "ABC"}) == "f: pattern: 'ABC' does not match '^[a-z]+$'"
+    assert "is not of type 'integer'" in str(check({"properties": {"x-a": "1"}}))
+    for _ in range(2000):
+        tree = {"inner": tree}
+    assert check({"tree": tree}) == "f: these arguments are nested too deep"
+
+
+def test_additional_properties_are_those_that_match_no_pattern() -> None:
+    inner = {"type": "object", "patternProperties": {"^x-": {}}, "additionalProperties": False}
+    check = listed({"a": inner})
+    assert check({"a": {"x-1": 1}}) is None
+    assert "Additional properties are not allowed ('y' was unexpected)" in str(check({"a": {"x-1": 1, "y": 2}}))

@@ -1,0 +1,69 @@
+"""The one reader of YAML: what is not a settings file is refused in one sentence, before it takes time or memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollout.bridge.overrides import read_value
+from slime_verlog import ConfigError, read_yaml
+
+ALIASED = "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+MERGED = "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40))
+
+
+def problem(text: str, folder: Path) -> str:
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(str(path), "--config")
+    said = str(caught.value)
+    assert said.startswith(f"--config: {path}") and "\n" not in said and len(said) < len(str(path)) + 250
+    return said.removeprefix(f"--config: {path}")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\nb: " + "[" * 100_000, ":2 is not valid YAML: it is nested more than 64 levels deep"),
+        ("a:\n" + "".join("  " * i + "- \n" for i in range(1, 200)), "nested more than 64 levels"),
+        ("[\n" * 100_000, "nested more than 64 levels"),
+        ("- " * 100_000, "nested more than 64 levels"),
+        ("{a: " * 100_000, "nested more than 64 levels"),
+        ("base: &b {x: 1}\nall:\n" + "- <<: *b\n" * 100_000, "its aliases repeat more than 5000 values"),
+        ("base: &b {x: 1}\nall: {<<: [" + "*b, " * 100_000 + "]}\n", "its aliases repeat more than 5000 values"),
+        (ALIASED, "its aliases repeat more than 5000 values"),
+        (MERGED, "its aliases repeat more than 5000 values"),
+        ("a: &a [1, *a]\n", ":1 is not valid YAML: the alias *a repeats what contains it"),
+        ("a: 1\nseed: " + "1" * 5000 + "\n", ":2 is not valid YAML: a number of 5000 characters"),
+        ("seed: 0x" + "f" * 5000 + "\n", "a number of 5002 characters"),
+        ("seed: 1" + ":59" * 50_000 + "\n", "a number of 150001 characters"),
+        ("seed: " + "1" * 200 + ".5\n", "a number of 202 characters"),
+        ("a: 1\nday: 2026-13-45\n", ":2 is not valid YAML: '2026-13-45' is not a valid timestamp"),
+        ("a: !!int ''\n", "'' is not a valid int"),
+        ("a: !!bool maybe\n", "'maybe' is not a valid bool"),
+        ("a: !!timestamp soon\n", "'soon' is not a valid timestamp"),
+        ("%YAML " + "1" * 5000 + ".1\n---\na: 1\n", "is not valid YAML"),
+        ('a: "\\UFFFFFFFF"\n', "is not valid YAML"),
+        ("a: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
+        ("? [a, b]\n: 1\n", "found unhashable key"),
+        ("a: \x07\n", "is not valid YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_sentence(text: str, words: str, tmp_path: Path) -> None:
+    assert words in problem(text, tmp_path)
+
+
+def test_anchors_aliases_and_merges_of_a_normal_file_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("base: &base {lr: 1.0e-4, day: 2026-11-23}\nall:\n" + "- {<<: *base, seed: 1}\n" * 300)
+    content = read_yaml(str(path), "--config")
+    assert len(content["all"]) == 300 and content["all"][-1] == {**content["base"], "seed": 1}
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "1" * 5000, "2026-13-45", "&a [*a]"])
+def test_a_value_on_the_command_line_is_read_in_the_same_way(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"^the value in 'memory.n=.* is not valid YAML: ") as caught:
+        read_value(value, f"memory.n={value}")
+    assert len(str(caught.value)) < 300
