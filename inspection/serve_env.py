@@ -5,7 +5,8 @@
 
 Each client gets its own environment. It sends `reset` with a `seed` and one of the `tasks` (both optional), then `step`
 with the model's answer as `message`. It reads the observation as text and PNG pictures, the reward, and how the episode
-ended. The server has no passwords: give it only addresses that you trust. Ctrl-C ends it.
+ended. The server has no passwords: give it only addresses that you trust. Web pages are refused unless `--allow-origin`
+names them. Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
     parser.add_argument("--port", type=int, default=8000, help="0 takes any free port; default: %(default)s")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name by which clients call this server",
+    )
+    parser.add_argument(
+        "--allow-origin", action="append", default=[], metavar="URL", help="web pages that may use it; default: none"
+    )
+    parser.add_argument(
+        "--idle-timeout",
+        type=float,
+        default=3600.0,
+        metavar="S",
+        help="end silent sessions after S; default: %(default)g",
+    )
     parser.add_argument("--capacity", type=int, metavar="N", help="clients at a time; default: the YAML's n_env")
 
 
@@ -28,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     import asyncio
     import sys
 
+    from inspection.serving.access import Access
     from inspection.serving.server import EnvServer
     from inspection.serving.session import Catalogue
     from rollout.tasks import make_episode, read_tasks
@@ -36,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.capacity is not None and options.capacity < 1:
         raise ConfigError(f"--capacity must be at least 1, got {options.capacity}")
+    if not options.idle_timeout > 0:
+        raise ConfigError(f"--idle-timeout must be above 0, got {options.idle_timeout:g}")
     if not 0 <= options.port < 65536:
         raise ConfigError(f"--port must lie between 0 and 65535, got {options.port}")
     chosen = target.read_target(options.target, options.task, options.set)
@@ -49,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
     capacity = options.capacity or settings.n_env
     drawn = chosen.tasks if options.task else read_tasks(settings)
     catalogue = Catalogue(settings, drawn, chosen.tasks)
-    server = EnvServer(catalogue, options.target, capacity)
+    access = Access((options.host, *options.allow_host), tuple(options.allow_origin), options.idle_timeout)
+    server = EnvServer(catalogue, options.target, capacity, access)
 
     def ready(url: str) -> None:
         print(

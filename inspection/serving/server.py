@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from envs.openenv.protocol import HEALTH_PATH, METADATA_PATH, SCHEMA_PATH, SOCKET_PATH, ErrorCode
+from inspection.serving.access import Access
 from inspection.serving.frames import error_frame, schemas
 from inspection.serving.session import Catalogue, Session
 from slime_verlog import ConfigError, MissingDependencyError
@@ -28,8 +29,8 @@ PONG_TIMEOUT_S = 600.0
 class EnvServer:
     """Serves the tasks of a catalogue to at most `capacity` clients at a time."""
 
-    def __init__(self, catalogue: Catalogue, name: str, capacity: int) -> None:
-        self._catalogue, self._capacity, self._open = catalogue, capacity, 0
+    def __init__(self, catalogue: Catalogue, name: str, capacity: int, access: Access) -> None:
+        self._catalogue, self._capacity, self._access, self._open = catalogue, capacity, access, 0
         tasks = ", ".join(catalogue.tasks)
         about = {"name": name, "description": f"reset takes seed and task. Tasks: {tasks}.", "version": _version()}
         pages = {HEALTH_PATH: {"status": "healthy"}, SCHEMA_PATH: schemas(), METADATA_PATH: about}
@@ -72,6 +73,8 @@ class EnvServer:
 
     def _page(self, connection: ServerConnection, request: Request) -> Response | None:
         """The answer to a plain HTTP request; None lets a WebSocket open."""
+        if (why := self._access.refusal(request.headers)) is not None:
+            return connection.respond(403, f"{why}\n")
         path = request.path.partition("?")[0].rstrip("/")
         if path == SOCKET_PATH:
             return None
@@ -100,13 +103,18 @@ class EnvServer:
             await connection.send(error_frame(ErrorCode.SESSION_ERROR, f"{type(error).__name__}: {error}"))
 
     async def _converse(self, connection: ServerConnection) -> None:
-        session = Session(self._catalogue)
+        session, seconds = Session(self._catalogue), self._access.idle_s
         self._open += 1
         try:
-            async for frame in connection:
+            while True:
+                async with asyncio.timeout(seconds):
+                    frame = await connection.recv()
                 if (answer := await session.answer(frame)) is None:
                     return
                 await connection.send(answer)
+        except TimeoutError:
+            sentence = f"no request for {seconds:g} s, so the session ends (--idle-timeout)"
+            await connection.send(error_frame(ErrorCode.SESSION_ERROR, sentence))
         finally:
             await session.close()
             self._open -= 1
