@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-import subprocess
+import queue
+import stat
 import tempfile
 import threading
+import uuid
+from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 
 PREFIX = "slime-verlog-files-"
 _LOCK = "lock"
 """File that a process holds locked while it lives."""
+_MAX_WAITING = 16
+"""Discarded folders that wait for their removal. With more, `discard` removes the next one itself, so the disk does not
+fill."""
 
 
 class ProcessFolder:
@@ -25,14 +32,49 @@ class ProcessFolder:
         self._lock, name = tempfile.mkstemp(prefix=PREFIX)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.rename(name, self.path / _LOCK)  # locked before others see it
+        self._pid, self._ended = os.getpid(), threading.Event()
+        # The garbage collector may call `discard` inside of `discard`, so both must be reentrant.
+        self._starting = threading.RLock()
+        self._waiting: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._remover: threading.Thread | None = None
         # Unlike `weakref.finalize`, this also runs when a process of multiprocessing ends.
-        Finalize(None, remove_tree, (self.path,), exitpriority=0)
+        Finalize(None, self._end, exitpriority=0)
 
     def make(self) -> Path:
         """A new folder for an episode."""
         folder = Path(tempfile.mkdtemp(dir=self.path))
         folder.chmod(0o711)
         return folder
+
+    def discard(self, folder: Path) -> None:
+        """Take one of the folders away at once, and remove it in the background, or at the end of the process."""
+        aside = self.path / f"discarded-{uuid.uuid4().hex}"
+        try:
+            os.rename(folder, aside)
+        except FileNotFoundError:
+            return
+        # Threads do not survive a fork.
+        if os.getpid() != self._pid or self._ended.is_set() or self._waiting.qsize() >= _MAX_WAITING:
+            remove_tree(aside)
+            return
+        with self._starting:
+            if self._remover is None:
+                self._remover = threading.Thread(target=self._remove, name="discarded folders", daemon=True)
+                self._remover.start()
+        self._waiting.put(aside)
+
+    def _remove(self) -> None:
+        while (folder := self._waiting.get()) is not None:
+            for _ in _steps(folder):
+                if self._ended.is_set():
+                    return
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._waiting.put(None)
+        if self._remover is not None and os.getpid() == self._pid:
+            self._remover.join()
+        remove_tree(self.path)
 
 
 def _remove_stale() -> None:
@@ -59,10 +101,38 @@ def process_folder() -> ProcessFolder:
 
 def remove_tree(folder: Path) -> None:
     """Remove a tree, however deep it is and whatever its permissions are; a missing one is fine."""
-    if folder.exists():
-        # Python's own rmtree recurses, and a tree made by an agent may be deeper than its stack.
-        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False, "env": environment}
-        if os.geteuid() != 0:
-            subprocess.run(["chmod", "-R", "u+rwX", "--", str(folder)], **quiet)
-        subprocess.run(["rm", "-rf", "--one-file-system", "--", str(folder)], **quiet)
+    for _ in _steps(folder):
+        pass
+
+
+def _steps(folder: Path) -> Iterator[None]:
+    """Remove a tree, one folder per step. Each is moved to the top before it is emptied, so no path gets too long."""
+    top, mark = str(folder), uuid.uuid4().hex
+    waiting, moved = _emptied(top), 0
+    while waiting:
+        current = waiting.pop()
+        for inner in _emptied(current):
+            with contextlib.suppress(OSError):
+                moved += 1
+                place = f"{top}/{mark}{moved}"
+                os.rename(inner, place)
+                waiting.append(place)
+        with contextlib.suppress(OSError):
+            os.rmdir(current)
+        yield
+    with contextlib.suppress(OSError):
+        os.rmdir(top)
+
+
+def _emptied(folder: str) -> list[str]:
+    """Remove the files of a folder; return its folders, which may be moved and read now."""
+    inner: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
+                    os.chmod(entry.path, 0o700)
+                    inner.append(entry.path)
+                else:
+                    os.unlink(entry.path)
+    return inner

@@ -1,4 +1,4 @@
-"""Measures files outside the tree: memory files, deleted files that are still open or mapped, and files in /tmp.
+"""Measures files outside the tree: memory files, deleted files that are still open or mapped, pipes, and /tmp.
 
 They use memory or disk space, too. The kernel lists them among the descriptors, mappings and mounts of the sandbox's
 processes.
@@ -20,6 +20,8 @@ _MAPPING = re.compile(
     re.MULTILINE,
 )
 _TMPFS = ("tmp", "dev/shm")
+_PIPE_BYTES = 64 << 10
+"""What a pipe holds. The kernel lets one user enlarge pipes by 64 MiB in all."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ def held_files(pids: Iterable[int], tree: Path, tmp_bytes: int, file_bytes: int)
     tree_device = tree.stat().st_dev
     found: dict[tuple[int, int], int] = {}
     mounts: dict[int, int] = {}
+    pipes: set[tuple[int, int]] = set()
     under_way = 0
     for pid in pids:
         mounts |= dict(_mounts(pid, tmp_bytes))
@@ -45,11 +48,14 @@ def held_files(pids: Iterable[int], tree: Path, tmp_bytes: int, file_bytes: int)
             under_way += sockets_hold
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
                 found[status.st_dev, status.st_ino] = status.st_blocks * 512
+            elif stat.S_ISFIFO(status.st_mode):
+                pipes.add((status.st_dev, status.st_ino))
         for device, inode, size in _mappings(pid):
             found[device, inode] = max(found.get((device, inode), 0), size)
     memory = sum(size for (device, _), size in found.items() if device != tree_device and device not in mounts)
     disk = sum(size for (device, _), size in found.items() if device == tree_device)
-    return HeldFiles(memory + sum(mounts.values()) + under_way * file_bytes, disk)
+    memory += sum(mounts.values()) + len(pipes) * _PIPE_BYTES + under_way * file_bytes
+    return HeldFiles(memory, disk)
 
 
 def _mounts(pid: int, size: int) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -19,9 +20,11 @@ from pathlib import Path
 from envs.errors import EnvironmentFault
 from envs.swe.sandbox.held_files import HeldFiles, held_files
 from envs.swe.sandbox.seccomp import seccomp_filter
+from envs.swe.sandbox.sockets import socket_bytes
 
-_PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 _END_S = 30.0
+OUTER_FILTER, INNER_FILTER = "@outer-filter", "@inner-filter"
+"""Words of a command line that stand for bwrap's option with the filter of that layer."""
 
 
 class Namespace:
@@ -33,12 +36,14 @@ class Namespace:
                 ends.enter_context(os.fdopen(fd, mode, 0)) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
             )
             fds = [*pass_fds, info_write.fileno()]
-            options = ["--info-fd", str(info_write.fileno())]
-            if refused := seccomp_filter():
-                fds.append(_readable(refused, ends))
-                options += ["--seccomp", str(fds[-1])]
+            words = [argv[0], "--info-fd", str(info_write.fileno()), *argv[1:]]
+            for layer, inside in ((OUTER_FILTER, False), (INNER_FILTER, True)):
+                if layer in words:  # before the command, which could hold the same word
+                    place = words.index(layer)
+                    fds.append(_readable(seccomp_filter(inside), ends))
+                    words[place : place + 1] = ["--seccomp", str(fds[-1])]
             self.process = subprocess.Popen(
-                [argv[0], *options, *argv[1:]],
+                words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -70,11 +75,12 @@ class Namespace:
         self.process.wait()
 
     def uses_more_than(self, limit_kb: int, held_kb: int = 0) -> bool:
-        """Whether its processes together use more memory than that, shared pages counted once.
+        """Whether its processes and sockets together use more memory than that, shared pages counted once.
 
         `held_kb` is the memory in files, of which a part may be mapped.
         """
         pids = list(descendants(self.process.pid))
+        limit_kb -= socket_bytes(pids[0]) >> 10 if pids else 0
         if sum(map(_resident_kb, pids)) + held_kb <= limit_kb:
             return False
         own, shared = (sum(column) for column in zip(*map(_proportional_kb, pids), strict=True)) if pids else (0, 0)
@@ -128,10 +134,20 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def _resident_kb(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_KB
-    except (OSError, IndexError):
-        return 0
+    """Memory of a process with its page tables, which can be larger than what they map."""
+    return _kb(Path(f"/proc/{pid}/status"), "VmRSS") + _page_tables_kb(pid)
+
+
+def _page_tables_kb(pid: int) -> int:
+    return _kb(Path(f"/proc/{pid}/status"), "VmPTE")
+
+
+def _kb(file: Path, name: str) -> int:
+    """A number of a file in /proc; 0 if the process is gone."""
+    with contextlib.suppress(OSError):
+        found = re.search(rf"^{name}:\s*(\d+) kB", file.read_text(errors="replace"), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
 
 
 def _proportional_kb(pid: int) -> tuple[int, int]:
@@ -147,4 +163,4 @@ def _proportional_kb(pid: int) -> tuple[int, int]:
         return _resident_kb(pid), 0
     values = {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss")}
     shared = values.get("Pss_Shmem", 0)
-    return values.get("Pss", 0) - shared, shared
+    return values.get("Pss", 0) - shared + _page_tables_kb(pid), shared

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
+from envs.swe.sandbox.processes import INNER_FILTER, OUTER_FILTER
+from envs.swe.sandbox.seccomp import seccomp_filter
 from envs.swe.sandbox.supervise import Limits, Outcome, supervise
 
 TESTBED = "/testbed"
@@ -67,6 +69,9 @@ class Sandbox:
         spaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
         outer = [bwrap, *spaces, "--die-with-parent", "--new-session"]
         user = ["--unshare-user", "--cap-drop", "ALL"]
+        if seccomp_filter(inside=True):
+            user.append(INNER_FILTER)
+            outer += [OUTER_FILTER] if self.root is not None or os.geteuid() == 0 else []
         if _can_disable_userns(bwrap):
             user.append("--disable-userns")
         drop: list[str] = []

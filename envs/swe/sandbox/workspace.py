@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from envs.swe.sandbox.folders import process_folder, remove_tree
+from envs.swe.sandbox.folders import process_folder
 from envs.swe.sandbox.sandbox import AGENT_ID, TESTBED
 
 MAX_FILE_BYTES = 4 << 20
@@ -29,16 +29,17 @@ class Workspace:
     """
 
     def __init__(self, source: Path | Callable[[Path], None]) -> None:
-        self.folder = process_folder().make()
+        owner = process_folder()
+        self.folder = owner.make()
         self.tree = self.folder / "tree"
-        self._finalizer = weakref.finalize(self, remove_tree, self.folder)
+        self._finalizer = weakref.finalize(self, owner.discard, self.folder)
         if isinstance(source, Path):
             copy_tree(source, self.tree)
         else:
             source(self.tree)
 
     def close(self) -> None:
-        """Remove the tree; a second call does nothing."""
+        """Take the tree away and remove it in the background; a second call does nothing."""
         self._finalizer()
 
     def locate(self, path: str) -> Path:
