@@ -122,7 +122,11 @@ def run_seed(
     from embedded.arguments import read_keys
     from embedded.pretraining import split_run
     from embedded.warmstart.imitation import WarmStart
+    from slime_verlog import ConfigError
 
+    for name in ("save", "load"):
+        if name in flags:
+            raise ConfigError(f"--set-flag {name}: checkpoints are in {folder / CHECKPOINTS}, and --resume reads them")
     policy, checkpoints = folder / "policy_before", folder / CHECKPOINTS
     keys, note = _without_warmup(read_keys(config) if keys is None else keys, flags)
     given = {"rollout_seed": seed, "num_rollout": updates, "eval_interval": 20, "save_interval": 1}

@@ -77,7 +77,7 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     from embedded.warmstart.imitation import WarmStart, adapt_policy
     from rollout.bridge.settings import load_settings
 
-    check_folder(flags.out, "overwrite" if flags.overwrite else "refuse")
+    check_folder(flags.out, "overwrite" if flags.overwrite else "refuse", resumes=False)
     model = find_model(flags.model)
     if flags.overwrite:
         delete(flags.out)

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,8 +28,10 @@ IfHeld = Literal["refuse", "resume", "overwrite"]
 """What a command does with a folder that holds a run."""
 
 
-def check_folder(folder: Path, if_held: IfHeld) -> None:
+def check_folder(folder: Path, if_held: IfHeld, *, resumes: bool = True) -> None:
     """Refuse a folder whose content this command was not asked to continue or to delete; nothing is changed.
+
+    `resumes` says whether the command has a flag `--resume`.
 
     Raises:
         ConfigError: it holds a run, or something else under the name of a run's file.
@@ -43,8 +45,8 @@ def check_folder(folder: Path, if_held: IfHeld) -> None:
     if if_held == "refuse":
         state = "a finished" if is_finished(folder) else "an unfinished"
         raise ConfigError(
-            f"{folder} holds {state} run, and nothing was changed: --resume continues it, --overwrite deletes it, "
-            "another --out keeps both"
+            f"{folder} holds {state} run, and nothing was changed: {'--resume continues it, ' * resumes}--overwrite "
+            "deletes it, another --out keeps both"
         )
     if if_held == "resume" and not (folder / SETTINGS).exists():
         raise ConfigError(
@@ -62,9 +64,17 @@ def claimed(folder: Path, settings: Mapping[str, Any], if_held: IfHeld = "resume
     """
     check_folder(folder, if_held)
     if if_held == "overwrite":
-        delete(folder)
+        with _locked(folder) if (folder / SETTINGS).exists() else nullcontext():
+            delete(folder)
     folder.mkdir(parents=True, exist_ok=True)
     claim(folder, settings)
+    with _locked(folder):
+        yield
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder with settings; the lock ends with this process, however that ends."""
     with open(folder / SETTINGS, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,7 +97,7 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
     for key, there, here in differences(found, wanted):
         raise ConfigError(
             f"{folder} holds a run with other settings: {key} is {there!r} there and {here!r} here; choose another "
-            "--out, or delete the folder"
+            "--out, or delete that run"
         )
 
 

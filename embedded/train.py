@@ -21,6 +21,7 @@ from embedded.engine.process import EngineProcess
 from embedded.trainer.ppo import PpoTrainer
 from envs.loading import load_attribute
 from rollout.bridge.framework import run
+from rollout.checkpoint import checkpoint_path
 from rollout.play.runtime import close_runtimes
 
 
@@ -85,6 +86,9 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = ()) -> 
             if flags.save and (rollout_id + 1 == flags.num_rollout or _due(flags.save_interval, rollout_id)):
                 source.save(rollout_id)
                 trainer.save(flags.save, rollout_id)  # last: a checkpoint counts once the trainer's is there
+                state = checkpoint_path(flags.save, rollout_id)
+                for old in set(state.parent.glob(f"*{state.suffix}")) - {state}:
+                    old.unlink()
             evaluate_if_due(rollout_id + 1)
 
 

@@ -131,6 +131,7 @@ def _has_grown(before: _State, now: _State, runs: int) -> bool:
 
 def export_gif(options: Namespace) -> int:
     """Write one episode of the first run as an animation."""
+    _checked(options)
     episode: Any = None
     if options.episode >= 1:
         episodes = _read(options.runs[0], options)
@@ -162,7 +163,7 @@ def _checked(options: Namespace) -> Namespace:
     """The options.
 
     Raises:
-        ConfigError: more than two runs, or a number out of range.
+        ConfigError: more than two runs, a number out of range, or an output that would replace something else.
     """
     if len(options.runs) > _MOST_RUNS:
         raise ConfigError(f"a page compares at most two runs, got {len(options.runs)}")
@@ -170,6 +171,10 @@ def _checked(options: Namespace) -> Namespace:
         value = getattr(options, name)
         if value is not None and value < least:
             raise ConfigError(f"--{name} must be at least {least:g}, got {value:g}")
+    for name, suffix in (("out", ".html"), ("gif", ".gif")):
+        path: Path | None = getattr(options, name)
+        if path is not None and path.suffix != suffix and path.exists():
+            raise ConfigError(f"--{name} {path} exists, and does not end in {suffix}; give another file")
     return options
 
 

@@ -44,6 +44,14 @@ def test_a_mistake_ends_in_one_sentence(mistake: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out/*.*"))
 
 
+def test_training_an_existing_model_keeps_the_run_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    done = run_python(["-m", "embedded.pretrained", "--device", "cpu", "--out", str(tmp_path)])
+    assert done.returncode == 1
+    told = f"error: {tmp_path} holds an unfinished run, and nothing was changed: --overwrite deletes it, another --out"
+    assert done.stderr.startswith(told) and [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
 def test_a_model_that_the_hub_does_not_have_is_named(tmp_path: Path) -> None:
     # A new process, because the library reads these variables when it is imported.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}

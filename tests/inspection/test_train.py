@@ -76,6 +76,8 @@ def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(
     assert train(write(tmp_path), out, "--updates", "3", "--episodes", "2", "--seed", "4") == 0
     text = capsys.readouterr().out
     assert "tests.fixtures.island has no expert_action(env), so the policy imitates random actions" in text
+    assert text.index("warning: only 2 of 3 updates train the policy") < text.index("before: win rate")
+    assert "verdict: 2 held-out episodes are too few to tell: " in text and "next: train longer: --updates 60" in text
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["updates"], summary["actor_updates"], summary["seed"]) == (3, 2, 4)
     assert summary["win_rate_after"]["n"] == 2 and summary["fault"] is None and summary["best_update"] in (0, 3)
@@ -166,6 +168,7 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(case: str, tmp_path: 
         (["--set", "n_envs=4"], "unknown key 'n_envs'; did you mean 'n_env'?"),
         (["--set", "n_env"], "--set must look like memory.n=4, got 'n_env'"),
         (["--set-flag", "lrr=1"], "unknown key 'lrr'; did you mean 'lr'?"),
+        (["--set-flag", "save=elsewhere"], "checkpoints are in "),
         (["--set-flag", "lr=-1e-4"], "lr must be greater than 0, got -0.0001"),
         (["--set-flag", "rollout_batch_size=15"], "not a multiple of --global-batch-size 8"),
         (["--updates", "0"], "num_rollout must be at least 1, got 0"),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ MOMENTS = (
     ("rollout", signal.SIGINT, 4),
 )
 """What happens, the signal then, and the updates before."""
+FEW = (("imitation", signal.SIGINT, 0), ("rollout", signal.SIGINT, 1), ("evaluation", signal.SIGKILL, 2))
+"""Enough for every day."""
 HOOKS = {"data_source_path": "stopper.Source", "rollout_data_postprocess_path": "stopper.on_actor_data"}
 
 
@@ -138,9 +141,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_run_that_is_stopped_ends_as_one_that_never_was(whole: Path, tmp_path: Path) -> None:
+    stop_and_resume(whole, tmp_path, [moment for moment in MOMENTS if moment in FEW])
+
+
+@pytest.mark.slow
 def test_a_run_that_is_stopped_at_every_moment_ends_as_one_that_never_was(whole: Path, tmp_path: Path) -> None:
+    stop_and_resume(whole, tmp_path, MOMENTS)
+
+
+def stop_and_resume(whole: Path, tmp_path: Path, moments: Sequence[tuple[str, signal.Signals, int]]) -> None:
     folder, out = prepare(tmp_path / "stopped"), tmp_path / "stopped" / "out"
-    for number, (moment, how, updates) in enumerate(MOMENTS):
+    for number, (moment, how, updates) in enumerate(moments):
         (folder / "moment.txt").write_text(f"{moment} {int(how)} {updates}")
         process = start(folder, *(["--resume"] if number else []))
         _, errors = process.communicate()

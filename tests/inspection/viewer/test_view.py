@@ -83,6 +83,8 @@ def test_several_files_in_a_folder_are_told_apart_by_setting(tmp_path: Path) -> 
         (["{folder}/run", "{folder}/run", "{folder}/run"], "at most two runs, got 3"),
         (["{folder}/run", "--gif", "{folder}/x.gif"], "does not say how to build its environment"),
         (["{folder}/run", "--gif", "{folder}/x.gif", "--episode", "7"], "has no episode 7"),
+        (["{folder}/run", "--out", "{folder}/run/episodes.jsonl"], "exists, and does not end in .html"),
+        (["{folder}/run", "--gif", "{folder}/run/episodes.jsonl"], "exists, and does not end in .gif"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
