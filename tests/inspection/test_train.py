@@ -77,7 +77,7 @@ def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(
     text = capsys.readouterr().out
     assert "tests.fixtures.island has no expert_action(env), so the policy imitates random actions" in text
     assert text.index("warning: only 2 of 3 updates train the policy") < text.index("before: win rate")
-    assert "verdict: 2 held-out episodes are too few to tell: " in text and "next: train longer: --updates 60" in text
+    assert "verdict: 2 held-out episodes are too few to tell: " in text
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["updates"], summary["actor_updates"], summary["seed"]) == (3, 2, 4)
     assert summary["win_rate_after"]["n"] == 2 and summary["fault"] is None and summary["best_update"] in (0, 3)
