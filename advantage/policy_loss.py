@@ -83,7 +83,9 @@ def dis_metrics(
         "dis_masked_high_negative": reduce((high & ~up).float()),
         **_sums("dis", torch.ones_like(ratio), ratio, reduce),
     }
-    for age in range(OLDEST + 1) if staleness is not None else ():
+    if staleness is None:
+        return found
+    for age in range(OLDEST + 1):
         here = ((staleness == age) if age < OLDEST else (staleness >= age)).float()
         found |= _sums(f"dis_stale{age}", here, ratio, reduce)
         found[f"dis_stale{age}_masked"] = reduce(here * (low | high).float())

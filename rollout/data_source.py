@@ -42,7 +42,7 @@ class EpisodeSource:
         self._written: SourceState | None = None
         self.tasks = read_tasks(self.settings)
         self.eval_tasks = read_tasks(self.settings, self.settings.eval)
-        self.clock = WeightClock(self.flags.push_interval, self.flags.num_critic_only_steps)
+        self.clock = WeightClock(self.flags.push_interval, self.flags.frozen_rollouts)
         self.next_episode = 0
         """Next id for `get_samples`; slots of the fixed-turn rollout number their own."""
         self.next_group = 0

@@ -52,6 +52,7 @@ class RolloutFlags:
     update_weights_interval: int = 1
     release_train: bool = False
     num_critic_only_steps: int = 0
+    use_critic: bool = True
     colocate: bool = False
     offload_rollout: bool | None = None
 
@@ -91,6 +92,11 @@ class RolloutFlags:
     def push_interval(self) -> int:
         """Rollouts between two pushes of weights under `train_async.py`; 1 with `--release-train`."""
         return 1 if self.release_train else self.update_weights_interval
+
+    @property
+    def frozen_rollouts(self) -> int:
+        """Rollouts at the start of the run in which the actor does not train; without a critic, slime has none."""
+        return self.num_critic_only_steps if self.use_critic else 0
 
     @property
     def engine_leaves(self) -> bool:

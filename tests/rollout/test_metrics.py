@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from rollout.data_source import EpisodeSource
 from rollout.play.metrics import FAULTS, BatchLoad, batch_metrics, quantile
 from rollout.play.staleness import WeightClock, version_of
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
+from tests.fixtures.rollout_args import rollout_args
 
 IDLE = BatchLoad((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 0.0)
 
@@ -105,6 +108,13 @@ def test_pushes_of_a_frozen_actor_do_not_count() -> None:
     clock.learn(0, 1)
     assert [clock.staleness(1, k) for k in range(6)] == [0, 0, 0, 0, 1, 2]
     assert clock.staleness(4, 3) == 0
+
+
+def test_flags_that_slime_ignores_do_not_move_the_clock(tmp_path: Path) -> None:
+    """`--num-critic-only-steps` without a critic, and `--update-weights-interval` with `--release-train`."""
+    ignored = {"num_critic_only_steps": 5, "use_critic": False, "update_weights_interval": 3, "release_train": True}
+    clock = EpisodeSource(rollout_args(tmp_path, **ignored)).clock
+    assert (clock.frozen, clock.interval) == (0, 1)
 
 
 def test_every_batch_has_the_same_names_even_if_nothing_happened() -> None:
