@@ -55,7 +55,7 @@ def commands(folder: Path, summary: Mapping[str, Any]) -> list[str]:
     here = shlex.quote(str(folder))
     lengths = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in summary["lengths"].items())
     return [
-        f"{me} evaluate --config {here}/config.yaml --player {here}/policy_after {lengths} --out {here}/evaluation",
+        f"{me} evaluate {here}/config.yaml --player {here}/policy_after {lengths} --out {here}/evaluation",
         f"{me} view {here}",
         f"{me} compare {here} {here} --settings '{setting_of(0)}' '{setting_of(summary['updates'])}'",
     ]

@@ -45,11 +45,14 @@ IMITATION: dict[str, Any] = {"least_steps": 200}
 
 
 def add_arguments(parser: ArgumentParser, config: str | None, out: str, if_held: IfHeld = "refuse") -> None:
-    """Declare the command's flags; without a default `config`, it must be given.
+    """Declare the command's flags; without a default `config`, the YAML is the first argument.
 
     `if_held` says what happens without `--resume` and `--overwrite` to a folder that holds a run.
     """
-    parser.add_argument("--config", default=config, required=config is None, metavar="YAML", help="the environment")
+    if config is None:
+        parser.add_argument("config", metavar="YAML", help="the environment and its tasks")
+    else:
+        parser.add_argument("--config", default=config, metavar="YAML", help="default: %(default)s")
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=int, default=0, help="seed of imitation, training episodes and sampling")
     seeds.add_argument("--seeds", type=int, nargs="+", help="train once per seed, each in OUT/seed_N")

@@ -1,10 +1,10 @@
 """Plays held-out episodes with a model or a scripted player, and writes a table with standard errors.
 
-    slime-verlog evaluate --config custom_configs/babyai.yaml --player random --out outputs/random
-    slime-verlog evaluate --config custom_configs/babyai.yaml --player expert --out outputs/expert
-    slime-verlog evaluate --config custom_configs/babyai.yaml --player MODEL_FOLDER --sweep memory.n=1,2,4
-    slime-verlog evaluate --config custom_configs/babyai.yaml --player http://HOST:30000 --tokenizer MODEL_FOLDER
-    slime-verlog evaluate --config custom_configs/babyai.yaml --player https://api.openai.com/v1 --model NAME
+    slime-verlog evaluate custom_configs/babyai.yaml --player random --out outputs/random
+    slime-verlog evaluate custom_configs/babyai.yaml --player expert --out outputs/expert
+    slime-verlog evaluate custom_configs/babyai.yaml --player MODEL_FOLDER --sweep memory.n=1,2,4
+    slime-verlog evaluate custom_configs/babyai.yaml --player http://HOST:30000 --tokenizer MODEL_FOLDER
+    slime-verlog evaluate custom_configs/babyai.yaml --player https://api.openai.com/v1 --model NAME
 
 The results of `random` and `expert` are the two lines between which a model's result lies. An address whose path ends
 in /v1 or /chat/completions is an OpenAI-compatible endpoint, which gets the messages as they are. Any other address is
@@ -21,7 +21,7 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--config", required=True, metavar="YAML", help="as for --custom-config-path")
+    parser.add_argument("config", metavar="YAML", help="as for --custom-config-path")
     parser.add_argument("--player", required=True, help="random, expert, a Hugging Face folder, or an address")
     parser.add_argument("--out", default="outputs/evaluation", metavar="FOLDER", help="default: %(default)s")
     add = parser.add_argument_group("what is played").add_argument

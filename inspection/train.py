@@ -1,7 +1,7 @@
 """Trains a small policy on this machine, without a GPU, in any text environment.
 
-    slime-verlog train --config custom_configs/babyai.yaml --updates 40 --out outputs/babyai
-    slime-verlog train --config my_env.yaml --seeds 0 1 2 --episodes 32 --set env.max_steps=30 --set-flag lr=1e-4
+    slime-verlog train custom_configs/babyai.yaml --updates 40 --out outputs/babyai
+    slime-verlog train my_env.yaml --seeds 0 1 2 --episodes 32 --set env.max_steps=30 --set-flag lr=1e-4
 
 If the environment's module has `expert_action(env)`, the policy first imitates it, with many random actions in between.
 Otherwise it imitates random actions, which teaches it to answer in the right form, and PPO does the rest. Tokenizer and

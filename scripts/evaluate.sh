@@ -51,4 +51,4 @@ if [ -n "$engine" ]; then
   options=(--tokenizer "$player" --model "$(basename "$player")" ${options[@]+"${options[@]}"})
   player=$engine
 fi
-"$python" -m inspection evaluate --config "$config" --player "$player" ${options[@]+"${options[@]}"}
+"$python" -m inspection evaluate "$config" --player "$player" ${options[@]+"${options[@]}"}

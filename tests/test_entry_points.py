@@ -42,10 +42,10 @@ MISTAKES = {
     ),
 }
 COMMANDS = {
-    "evaluate": ["inspection", "evaluate", "--player", "random", "--out", "{folder}/out"],
-    "quickstart": ["embedded.quickstart", "--out", "{folder}/out"],
-    "train": ["inspection", "train", "--out", "{folder}/out"],
-    "demonstrations": ["inspection.demonstrations", "--out", "{folder}/rows.jsonl"],
+    "evaluate": ["inspection", "evaluate", "{config}", "--player", "random", "--out", "{folder}/out"],
+    "quickstart": ["embedded.quickstart", "--config", "{config}", "--out", "{folder}/out"],
+    "train": ["inspection", "train", "{config}", "--out", "{folder}/out"],
+    "demonstrations": ["inspection.demonstrations", "--config", "{config}", "--out", "{folder}/rows.jsonl"],
 }
 
 
@@ -74,8 +74,8 @@ def test_settings_and_tasks_are_refused_with_one_sentence(tmp_path: Path, mistak
 def test_a_command_prints_the_sentence_and_nothing_else(tmp_path: Path, command: str, mistake: str) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     path, sentence = write(tmp_path, mistake)
-    words = [word.format(folder=tmp_path) for word in COMMANDS[command]]
-    done = run_python(["-m", *words, "--config", str(path)])
+    words = [word.format(folder=tmp_path, config=path) for word in COMMANDS[command]]
+    done = run_python(["-m", *words])
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.strip().splitlines() == [f"error: {sentence}"]
@@ -85,7 +85,7 @@ def test_an_engine_without_its_models_tokenizer_is_named(tmp_path: Path) -> None
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({**GOOD, "eval": {"episodes": 1}}))
-    words = ["inspection", "evaluate", "--config", str(path), "--out", str(tmp_path / "out")]
+    words = ["inspection", "evaluate", str(path), "--out", str(tmp_path / "out")]
     words += ["--player", "http://127.0.0.1:9", "--tokenizer", str(tmp_path)]
     done = run_python(["-m", *words])
     assert done.returncode == 1

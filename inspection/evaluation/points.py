@@ -79,7 +79,7 @@ def read_points(options: Namespace) -> tuple[dict[str, Any], list[Point]]:
 
 def read_config(options: Namespace) -> dict[str, Any]:
     """The YAML's mapping with `--set`, `--episodes` and `--concurrency`."""
-    config = read_yaml_mapping(options.config, "--config")
+    config = read_yaml_mapping(options.config, "YAML")
     given = {"eval.episodes": options.episodes, "n_env": options.concurrency}
     config = with_assignments(config, options.set, "--set")
     for key, value in given.items():

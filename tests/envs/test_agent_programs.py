@@ -58,7 +58,7 @@ def command(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str
 def test_an_agent_that_asks_for_another_model_costs_its_episode_in_a_command(tmp_path: Path) -> None:
     keys = {"rollout_interaction_env_path": "envs.agent", "env": options("other"), "tasks": ["any"], "n_env": 1}
     (tmp_path / "config.yaml").write_text(json.dumps({**keys, "max_env_retries_per_turn": 0}))
-    arguments = ["--config", f"{tmp_path}/config.yaml", "--player", "random", "--episodes", "1"]
+    arguments = [f"{tmp_path}/config.yaml", "--player", "random", "--episodes", "1"]
     done = command("evaluate", *arguments, "--out", str(tmp_path / "out"))
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "error: task 'any': the agent never asked the model: it ended with exit code 3" in done.stderr

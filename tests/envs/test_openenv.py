@@ -236,7 +236,7 @@ def test_commands_name_a_wrong_url_and_a_full_server_in_one_sentence(
 
 def test_an_evaluation_counts_the_episodes_of_a_server_that_lies(server: TinyServer, tmp_path: Path) -> None:
     config = write_yaml(tmp_path, url=server.url, actions=["lie", "1"], max_steps=2)
-    assert run("evaluate", "--config", config, "--player", "random", "--episodes", "8", "--out", str(tmp_path)) == 1
+    assert run("evaluate", config, "--player", "random", "--episodes", "8", "--out", str(tmp_path)) == 1
     episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     failed = [episode["fault"] for episode in episodes if episode["stop"] == "failed"]
     assert len(episodes) == 8 and 0 < len(failed) < 8

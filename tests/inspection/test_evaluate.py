@@ -30,7 +30,7 @@ QUICK = {"timeout_s": 60.0, "max_retries": 1, "backoff_s": 0.01, "backoff_max_s"
 
 
 def write_config(folder: Path, **keys: Any) -> list[str]:
-    """The options --config and --out for the counting game, or for what `keys` say."""
+    """The YAML and --out for the counting game, or for what `keys` say."""
     config: dict[str, Any] = {
         "rollout_interaction_env_path": COUNTING,
         "tasks": ["count", {"task": "count", "name": "short", "options": {"max_length": 2}}],
@@ -41,7 +41,7 @@ def write_config(folder: Path, **keys: Any) -> list[str]:
     }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump({**config, **keys}))
-    return ["--config", str(path), "--out", str(folder / "out")]
+    return [str(path), "--out", str(folder / "out")]
 
 
 def evaluate(*arguments: str) -> int:
@@ -233,7 +233,6 @@ def test_a_run_whose_first_episodes_all_fail_ends_early(tmp_path: Path) -> None:
         (["--set", "env.slow=1"], "unknown key 'env.slow'"),
         (["--episodes", "0"], "--episodes must be at least 1, got 0"),
         (["--temperature", "-1"], "--temperature must be at least 0"),
-        (["--config", "{folder}/none.yaml"], "--config: .*none.yaml cannot be read: No such file"),
     ],
 )
 def test_a_wrong_argument_is_one_sentence(tmp_path: Path, extra: list[str], words: str) -> None:
@@ -242,6 +241,11 @@ def test_a_wrong_argument_is_one_sentence(tmp_path: Path, extra: list[str], word
     with pytest.raises(SystemExit, match=f"error: .*{words}") as ended:
         evaluate(*given, "--player", "random", *(word.format(folder=tmp_path) for word in extra))
     assert "\n" not in str(ended.value) and not list((tmp_path / "out").glob("*.jsonl"))
+
+
+def test_a_missing_yaml_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"error: YAML: .*none\.yaml cannot be read: No such file"):
+        evaluate(str(tmp_path / "none.yaml"), "--player", "random")
 
 
 def test_an_engine_that_refuses_every_request_ends_the_run_in_a_sentence(

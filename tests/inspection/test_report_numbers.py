@@ -154,7 +154,7 @@ def test_optimal_play_is_never_called_a_loop_or_a_failure(game: str, lost: bool,
     config = tmp_path / "game.yaml"
     config.write_text(yaml.safe_dump({**EXPERTS[game], "env_backend": "inline", "eval": {"episodes": 12}}))
     with pytest.raises(SystemExit) as end:
-        main(["evaluate", "--config", str(config), "--player", "expert", "--out", str(tmp_path / "expert")])
+        main(["evaluate", str(config), "--player", "expert", "--out", str(tmp_path / "expert")])
     assert end.value.code == 0
     for episode in read_episodes(tmp_path / "expert"):
         changed = {"player": "policy", **({"success": False, "progression": 0.5} if lost else {})}

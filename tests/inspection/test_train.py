@@ -63,7 +63,7 @@ def write(folder: Path, **keys: Any) -> str:
 def train(config: str, out: Path, *flags: str) -> int:
     """Run the command; returns its exit code."""
     with pytest.raises(SystemExit) as caught:
-        main(["train", "--config", config, "--out", str(out), *SMALL, *flags])
+        main(["train", config, "--out", str(out), *SMALL, *flags])
     if isinstance(caught.value.code, str):
         raise caught.value
     return int(caught.value.code or 0)
@@ -81,7 +81,7 @@ def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["updates"], summary["actor_updates"], summary["seed"]) == (3, 2, 4)
     assert summary["win_rate_after"]["n"] == 2 and summary["fault"] is None and summary["best_update"] in (0, 3)
-    for command in ("evaluate --config", f"view {out}", f"compare {out} {out} --settings 'update 0' 'update 3'"):
+    for command in ("evaluate ", f"view {out}", f"compare {out} {out} --settings 'update 0' 'update 3'"):
         assert command in text
     weights = {n: load_file(out / f"policy_{n}" / "model.safetensors") for n in ("before", "after", "best")}
     assert any(not torch.equal(weights["before"][k], weights["after"][k]) for k in weights["before"])

@@ -93,7 +93,7 @@ HOOKS = {"data_source_path": "stopper.Source", "rollout_data_postprocess_path": 
 def start(folder: Path, *more: str) -> subprocess.Popen[str]:
     """The command as a shell starts it: in a process group of its own, with Ctrl-C's usual effect."""
     flags = [word for name, value in {**FLAGS, **HOOKS}.items() for word in ("--set-flag", f"{name}={value}")]
-    command = [sys.executable, "-m", "inspection", "train", "--config", "island.yaml", "--updates", "5", *flags, *more]
+    command = [sys.executable, "-m", "inspection", "train", "island.yaml", "--updates", "5", *flags, *more]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
     return subprocess.Popen(
         [*command, "--out", "out"],

@@ -57,7 +57,7 @@ def test_help_names_every_option_of_the_program_that_the_script_starts(script: s
     source = (REPO / OPTIONS[script]).read_text()
     calls = [call.partition("\n")[0] for call in re.split(r'add(?:_argument)?\(\s*"--', source)[1:]]
     options = [f"--{call.partition(chr(34))[0]}" for call in calls if "SUPPRESS" not in call]
-    given = {"--config", "--player"} if script == "evaluate.sh" else set()
+    given = {"--player"} if script == "evaluate.sh" else set()
     shown = bash(f"bash scripts/{script} --help").stdout
     assert options and not [option for option in options if option not in shown and option not in given]
 
@@ -91,7 +91,7 @@ def test_the_evaluation_script_names_the_player_and_ends_as_the_command_does(
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = bash(f"bash scripts/evaluate.sh c.yaml {given.format(**words)}", PATH=path)
     assert done.returncode == 7
-    assert done.stdout == f"-m inspection evaluate --config c.yaml --player {player.format(**words)}\n"
+    assert done.stdout == f"-m inspection evaluate c.yaml --player {player.format(**words)}\n"
 
 
 def test_a_dry_run_prints_a_script_with_one_flag_per_line_under_a_comment_per_group(tmp_path: Path) -> None:

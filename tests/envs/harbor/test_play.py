@@ -148,7 +148,7 @@ def test_the_expert_of_every_example_is_paid_in_an_evaluation(tmp_path: Path) ->
     config["eval"]["tasks"] += config["tasks"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     given = ("--player", "expert", "--episodes", "1", "--out", str(tmp_path / "out"))
-    assert command("evaluate", "--config", str(tmp_path / "config.yaml"), *given) == 0
+    assert command("evaluate", str(tmp_path / "config.yaml"), *given) == 0
     episodes = [json.loads(line) for line in (tmp_path / "out" / "episodes.jsonl").read_text().splitlines()]
     assert {e["task"]: (e["success"], e["return"]) for e in episodes} == dict.fromkeys(
         ("count-errors", "sort-inbox", "fix-interest"), (True, 1.0)
