@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from embedded.studies.study import Study
+from embedded.warmstart.demonstrations import demonstrate
 from envs.loading import build_env_from
-from rollout.bridge.settings import RolloutSettings
+from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.play.metrics import FAULTS
 from rollout.turn import StopReason
 from slime_verlog import read_settings
@@ -61,6 +63,17 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_the_readmes_environment_can_be_trained_on_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = README.read_text(encoding="utf-8")
+    for name, kind in (("guess.py", "python"), ("my.yaml", "yaml")):
+        (found,) = re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
+        (tmp_path / name).write_text(found, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(SimpleNamespace(custom_config_path="my.yaml"))
+    turns = demonstrate(settings, 3, 1.0, 0, needs_expert=False)
+    assert turns and all(turn.valid for turn in turns)
+
+
 def test_the_readmes_environment_plays_an_episode(tmp_path: Path) -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 150
@@ -71,6 +84,7 @@ def test_the_readmes_environment_plays_an_episode(tmp_path: Path) -> None:
     file.write_text(example, encoding="utf-8")
     env = build_env_from(str(file), {"task": "guess", "seed": 4}, {})
     assert env.reset()["obs_str"] == "Which number is it?"
+    assert all(env.step(f"THINK: why not\nACTION: {action}")[2]["valid_action"] for action in ("1", "2"))
     observation, done, info = env.step("3")
     assert (observation["obs_str"], done, info["reward"]) == ("Higher.", False, 0.0)
     observation, done, info = env.step("5")
