@@ -147,7 +147,7 @@ class _Loader(yaml.SafeLoader):
         if self._depth >= MAX_DEPTH:
             raise _problem(_TOO_DEEP, event.start_mark)
         self._depth += 1
-        node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
         self._depth -= 1
         if not isinstance(event, yaml.AliasEvent):
             self._values += 1

@@ -287,7 +287,8 @@ def main() -> None:
     parser.add_argument("--hostile", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--honest", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),) * 2)
+    most = min(8192, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if options.hostile:
         name, port, key = options.hostile
         print("ready", flush=True)

@@ -16,6 +16,7 @@ from envs.agent.session import End
 from envs.errors import ConfigError, EnvironmentFault
 from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.supervise import KeptOutput, Limits
+from envs.tools import keeper
 
 KEPT_BYTES = 16384
 """Of what the program writes, this much is kept of the beginning and of the end."""
@@ -41,7 +42,7 @@ class Plain:
 
     def __init__(self, argv: Sequence[str], folder: Path, variables: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, *_SCRIPT, str(_HERE / "keeper.py"), *argv],
+            [sys.executable, *_SCRIPT, keeper.__file__, "0", *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -63,7 +63,7 @@ class ModelServer:
 
     def __init__(self) -> None:
         self.folder = process_folder()
-        self.socket = self.folder.path / "model.sock"
+        self.socket = self.folder.make() / "model.sock"
         self.port = 0
         self._sessions: dict[str, Session] = {}
         self._loop = asyncio.new_event_loop()

@@ -1,9 +1,10 @@
 """Runs a program and ends everything that it started, when it ends or when this process's stdin is closed.
 
-    python -I -S keeper.py COMMAND...
+    python -I -S keeper.py SECONDS COMMAND...
 
-A script without imports from elsewhere, because it starts once per episode. What the program orphans becomes a child
-of this process, so nothing escapes by starting a new session.
+With SECONDS above 0, the program reads this process's stdin and has that long to end by itself once it is closed;
+otherwise it has no stdin and is ended at once. A script without imports from elsewhere, because it starts once per
+episode. What the program orphans becomes a child of this process, so nothing escapes by starting a new session.
 """
 
 from __future__ import annotations
@@ -23,20 +24,31 @@ NOT_FOUND = 127
 """Exit code of a program that cannot be started, as in shells."""
 
 
-def main(command: list[str]) -> int:
+def main(seconds: float, command: list[str]) -> int:
     """Returns the program's exit code."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        program = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        program = subprocess.Popen(command, stdin=None if seconds else subprocess.DEVNULL)
     except OSError as error:
-        print(f"{command[0]} cannot be started: {error.strerror}", flush=True)
+        print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr, flush=True)
         return NOT_FOUND
-    handle = os.pidfd_open(program.pid)
-    select.select([handle, sys.stdin.fileno()], [], [])
+    signal.signal(signal.SIGTERM, _terminated)
+    ended = select.poll()
+    ended.register(os.pidfd_open(program.pid), select.POLLIN)
+    either = select.poll()
+    either.register(os.pidfd_open(program.pid), select.POLLIN)
+    either.register(sys.stdin.fileno(), 0)  # nothing is read; only that it is closed is reported
+    either.poll()
+    ended.poll(seconds * 1000)
     code = program.poll()
     end_children()
     return -signal.SIGKILL if code is None else code
+
+
+def _terminated(number: int, frame: object) -> None:
+    end_children()
+    os._exit(128 + number)
 
 
 def end_children() -> None:
@@ -58,5 +70,5 @@ def _children() -> list[int]:
 
 
 if __name__ == "__main__":
-    ended = main(sys.argv[1:])
-    os._exit(128 - ended if ended < 0 else ended)
+    exit_code = main(float(sys.argv[1]), sys.argv[2:])
+    os._exit(128 - exit_code if exit_code < 0 else exit_code)

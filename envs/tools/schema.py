@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from envs.errors import MissingDependencyError, ToolError
+from envs.errors import ToolError
 from envs.tools.calls import decode_whole, short
+from envs.tools.checking import first_error, make_validator
 
 Schema = dict[str, Any]
 """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
@@ -67,7 +68,7 @@ def check_schema(schema: Mapping[str, Any], where: str) -> Schema:
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         raise ToolError(f"{where}: the parameters of {name} must be a JSON schema of type object")
-    _validator(parameters, f"{where}: the parameters of {name}")
+    make_validator(parameters, f"{where}: the parameters of {name}")
     return {"type": "function", "function": {**copy.deepcopy(dict(function)), "parameters": dict(parameters)}}
 
 
@@ -77,14 +78,16 @@ class ArgumentCheck:
     def __init__(self, schema: Schema) -> None:
         self.name: str = schema["function"]["name"]
         self._parameters = _strict(schema["function"]["parameters"])
-        self._validator = _validator(self._parameters, f"the parameters of {self.name}")
-        from jsonschema.exceptions import best_match
-
-        self._best_match = best_match
+        self._validator = make_validator(self._parameters, f"the parameters of {self.name}")
 
     def __call__(self, arguments: Mapping[str, Any]) -> str | None:
         """The error in the arguments, or None."""
-        error = self._best_match(self._validator.iter_errors(dict(arguments)))
+        try:
+            error = first_error(self._validator, arguments)
+        except TimeoutError:
+            return f"{self.name}: checking these arguments takes too long"
+        except RecursionError:
+            return f"{self.name}: these arguments are nested too deep"
         if error is None:
             return None
         where = ".".join(map(str, error.absolute_path))
@@ -130,20 +133,6 @@ def _strict_part(key: str, value: Any) -> Any:
     if key in ("properties", "patternProperties", "$defs") and isinstance(value, Mapping):
         return {name: _strict(part) for name, part in value.items()}
     return _strict(value)
-
-
-def _validator(schema: Mapping[str, Any], where: str) -> Any:
-    try:
-        import jsonschema.validators
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("tools need jsonschema; install it with: pip install jsonschema") from error
-    try:
-        jsonschema.Draft202012Validator.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise ToolError(f"{where} are not a JSON schema: {error.message}") from error
-    # JSON Schema accepts 1.0 as an integer; a Python function that expects an int would get a float.
-    types = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    return jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=types)(schema)
 
 
 def _readable(message: str) -> str:

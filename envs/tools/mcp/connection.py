@@ -15,10 +15,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from envs.errors import EnvironmentFault
+from envs.tools import keeper
 from envs.tools.mcp.settings import McpSettings
 
 ANSWER_S = 5.0
 """Seconds in which a living server lists its tools."""
+END_S = 1.0
+"""Seconds that a command has to end after its stdin is closed, before it is killed with all that it started."""
 STDERR_CHARS = 2000
 open_connections: set[Connection] = set()
 
@@ -82,7 +85,7 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """Begin to close the connection; a command gets a few seconds to end before it is killed."""
+        """Begin to close the connection; a command gets a second to end before it is killed."""
         self._closing.set()
         if not self._ready.done():
             self._give_up("was closed while it started")
@@ -167,7 +170,8 @@ async def _transport(settings: McpSettings, stderr: _Tail) -> AsyncIterator[Any]
         return
     command, *arguments = settings.words
     variables = {name: os.environ[name] for name in settings.pass_env}
-    parameters = StdioServerParameters(command=find_program(command) or command, args=arguments, env=variables)
+    kept = ["-I", "-S", keeper.__file__, f"{END_S}", find_program(command) or command, *arguments]
+    parameters = StdioServerParameters(command=sys.executable, args=kept, env=variables)
     with stderr.writer() as writer:
         async with stdio_client(parameters, errlog=writer) as streams:
             writer.close()
