@@ -14,7 +14,7 @@ from aiohttp import web
 from envs.agent.request import RequestError
 from envs.agent.session import Session
 
-MAX_UNKNOWN = 256
+MAX_UNKNOWN = 128
 """Connections that have not sent a key yet."""
 MAX_CONNECTIONS = 128
 """Connections of one episode."""

@@ -29,7 +29,7 @@ from envs.tools.calls import short
 
 PATIENCE_S = 15.0
 """Seconds between the bytes that keep a waiting client from timing out."""
-BACKLOG = 16
+BACKLOG = 8
 """Connections accepted at a time, far fewer than `MAX_UNKNOWN`, so that a flood leaves time to read each one's key."""
 START_S = 30.0
 RETRY_HEADER = "x-stainless-retry-count"
