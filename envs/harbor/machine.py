@@ -9,7 +9,8 @@ from pathlib import Path
 
 from envs.errors import ConfigError
 from envs.harbor.dockerfile import UnsupportedLine
-from envs.harbor.places import SOLUTION, TESTS, VERDICT, VERIFIER_HOME, Place, lay_out, outside
+from envs.harbor.places import JUDGE, SOLUTION, TESTS, VERDICT, VERIFIER_HOME, Place, lay_out, outside
+from envs.harbor.protection import protect, settings_files
 from envs.harbor.settings import EXPORT, HarborSettings
 from envs.harbor.task import HarborTask
 from envs.swe.sandbox.sandbox import AGENT_ID, Sandbox, python_folders, python_in
@@ -26,10 +27,17 @@ class Machine:
     task: HarborTask
     settings: HarborSettings
     workspace: Workspace
+    shipped: Mapping[str, str]
+    """Settings files of pytest that the task brings, and their hashes."""
 
     @property
     def tree(self) -> Path:
         return self.workspace.tree
+
+    @property
+    def judge(self) -> Path:
+        """Folder that the tests' sandbox shows as /judge; see `protection.py`."""
+        return self.workspace.folder / "judge"
 
     def close(self) -> None:
         self.workspace.close()
@@ -44,17 +52,14 @@ class Machine:
         return self._sandbox(self.task.places, {"HOME": self.task.home, **self.task.solution_variables}, seconds)
 
     def for_tests(self) -> Sandbox:
-        """Where the tests run: with their own files and home, and without the agent's programs on PATH."""
+        """Where the tests run: with their own files and home, and with nothing of the agent in the judge's reach."""
         places = [place for place in self.task.places if place.path != SOLUTION]
         variables = {"HOME": VERIFIER_HOME, **self.task.verifier_variables}
         sandbox = self._sandbox((*places, *_FOR_TESTS), variables, self.task.verifier_s)
-        given = dict(sandbox.variables)
         pythons = python_folders(self.task.python) if self.task.root is None else ()
         fixed = [Place(str(folder)) for folder in pythons]
-        folders = [os.path.normpath(folder) for folder in given["PATH"].split(":") if folder.startswith("/")]
-        changed = [f for f in folders if _is_in(f, places) and not _is_in(f, fixed)]
-        given["PATH"] = ":".join(folder for folder in folders if folder not in changed)
-        return replace(sandbox, variables=tuple(given.items()))
+        given = protect(dict(sandbox.variables), places, fixed, self.shipped, self.judge)
+        return replace(sandbox, variables=tuple(given.items()), readable=(*sandbox.readable, (self.judge, JUDGE)))
 
     def _sandbox(self, places: Iterable[Place], variables: Mapping[str, str], seconds: float) -> Sandbox:
         task, settings = self.task, self.settings
@@ -97,11 +102,7 @@ def start(task: HarborTask, settings: HarborSettings) -> Machine:
     except UnsupportedLine as error:
         raise ConfigError(f"{task.name}: {error}; {EXPORT}") from error
     (workspace.folder / "passwd").write_text(_users(task), encoding="utf-8")
-    return Machine(task, settings, workspace)
-
-
-def _is_in(path: str, places: Iterable[Place]) -> bool:
-    return any(place.holds(path) for place in places)
+    return Machine(task, settings, workspace, settings_files(workspace.tree, task.places))
 
 
 def _reserve_python(tree: Path, task: HarborTask) -> None:

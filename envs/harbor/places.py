@@ -16,6 +16,8 @@ from envs.harbor.dockerfile import Copy, Image, UnsupportedLine
 from envs.swe.sandbox.workspace import hand_over
 
 TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier", "/solution"
+JUDGE = "/judge"
+"""What protects the judge, only there while the tests run."""
 _ALWAYS = ("/tmp", "/logs/agent", "/logs/artifacts", SOLUTION)
 _SYSTEM = frozenset(
     [
@@ -24,6 +26,7 @@ _SYSTEM = frozenset(
         "dev",
         "etc",
         "image",
+        "judge",
         "lib",
         "lib32",
         "lib64",
@@ -101,7 +104,7 @@ def _place_of(path: str, what: str, root: Path | None) -> str:
     top = PurePosixPath(path).parts[1]
     if top not in (_SYSTEM if root is None else _IMAGE_SYSTEM):
         return f"/{top}"
-    if root is None or top in ("dev", "logs", "proc", "sys", "tests", "verifier"):
+    if root is None or top in ("dev", "judge", "logs", "proc", "sys", "tests", "verifier"):
         raise UnsupportedLine(f"{what} belongs to the system in the sandbox")
     inside = root / path.lstrip("/")
     if not inside.is_dir() or Path(os.path.realpath(inside)) != Path(os.path.realpath(root)) / path.lstrip("/"):

@@ -29,6 +29,10 @@ _NETWORK = re.compile(
     r"|\b(curl|wget)\b.{0,99}https?://(?!localhost|127\.)"
 )
 """Commands in a test script that cannot work without a network."""
+_UNPROTECTED = re.compile(
+    r"\bPYTHONPATH=|\b(BASH_ENV|PYTEST_PLUGINS)=|\bpython[\d.]*\s+(-\w+\s+)*-[A-Za-z]*[ES]\b|\benv\s+-i\b"
+)
+"""Commands in a test script that start Python, or bash, without what keeps the agent's files out of it."""
 
 
 @dataclass(frozen=True)
@@ -182,15 +186,25 @@ def _user(agent: Table, verifier: Table, user: str) -> str:
 
 
 def _check_tests(folder: Path, settings: HarborSettings) -> None:
-    """Make sure that the test script can run without a network."""
+    """Make sure that the test script can run without a network, and that its programs can be protected."""
     if settings.test_command is not None:
+        _check_protected(folder, "env.test_command", settings.test_command)
         return
     for number, line in enumerate(read_text(folder, "tests/test.sh").splitlines(), 1):
+        _check_protected(folder, f"line {number} of tests/test.sh", line.partition("#")[0])
         if _NETWORK.search(line.partition("#")[0]):
             raise ConfigError(
                 f"{folder.name}: line {number} of tests/test.sh ({line.strip()[:60]}) needs the network, and the "
                 "sandbox has none; set env.test_command to a command that judges without it"
             )
+
+
+def _check_protected(folder: Path, place: str, line: str) -> None:
+    if found := _UNPROTECTED.search(line):
+        raise ConfigError(
+            f"{folder.name}: {place} ({found[0].strip()}) would let Python load modules of the agent in place of the "
+            "tests' own; set PYTHONPATH in [verifier.env] or env.variables instead, or list the task in env.exclude"
+        )
 
 
 def _places(folder: Path, image: Image, root: Path | None, settings: HarborSettings) -> tuple[Place, ...]:

@@ -2,9 +2,8 @@
 
 1. No process of the agent is alive, since none outlives its command.
 2. The folders of tests and reward are new. The agent had neither.
-3. PATH and home lead to nothing that the agent could change, and files that Python would load in place of its own
-   modules make the verdict 0.
-4. The reward file counts only if the tests ended by themselves, within their limits.
+3. PATH, home and the import path of Python lead to nothing that the agent could change; see `protection.py`.
+4. The reward file counts only if the tests ended by themselves, within their limits, and pytest came to its end.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from envs.harbor.links import find_link_to_tests
 from envs.harbor.machine import Machine
 from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, Place
-from envs.harbor.planted import find_planted
+from envs.harbor.protection import Report
 from envs.swe.sandbox.folders import remove_tree
 from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.workspace import copy_tree, give_to_agent
@@ -48,17 +48,21 @@ class Verdict:
 def verify(machine: Machine) -> Verdict:
     """Run the tests. What the agent did ends in a verdict, never in an error; the files are of no use afterwards."""
     command = machine.settings.test_command
-    sandbox = machine.for_tests()
-    if planted := find_planted(machine.tree, machine.task, dict(sandbox.variables), command or ""):
-        return Verdict(reason=planted)
+    if link := find_link_to_tests(machine.tree, machine.task):
+        return Verdict(reason=link)
     for path in (TESTS, VERDICT, VERIFIER_HOME):
         remove_tree(machine.tree / Place(path).part)
     copy_tree(machine.task.folder / "tests", machine.tree / Place(TESTS).part)
     for path in (VERDICT, VERIFIER_HOME):
         (machine.tree / Place(path).part).mkdir()
         give_to_agent(machine.tree / Place(path).part)
-    outcome = sandbox.run(["bash", "-c", command] if command else ["bash", f"{TESTS}/test.sh"])
-    return replace(_read_verdict(machine.tree / Place(VERDICT).part, outcome, machine), output=outcome.output)
+    sandbox = machine.for_tests()
+    with Report(machine.judge) as report:
+        outcome = sandbox.run(["bash", "-c", command] if command else ["bash", f"{TESTS}/test.sh"])
+        verdict = _read_verdict(machine.tree / Place(VERDICT).part, outcome, machine)
+        if verdict.reward and (broken := report.problem()):
+            verdict = Verdict(reason=broken)
+    return replace(verdict, output=outcome.output)
 
 
 def _read_verdict(folder: Path, outcome: Outcome, machine: Machine) -> Verdict:

@@ -58,25 +58,19 @@ def test_the_tests_have_a_home_that_the_agent_did_not_have(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("command", "reason"),
+    "command",
     [
-        ("echo 'raise SystemExit(0)' > pytest.py", "/app holds pytest.py"),
-        ("mkdir p; echo 'raise SystemExit(0)' > p/__init__.py; ln -s p pytest", "/app holds pytest"),
-        ("echo 'import os; os._exit(0)' > argparse.py", "/app holds argparse.py"),
-        (
-            "mkdir x-1.dist-info; printf '[pytest11]\\nx = evil\\n' > x-1.dist-info/entry_points.txt",
-            "/app holds x-1.dist-info",
-        ),
-        ("rmdir /app/sub; ln -s /tmp /app/sub", ""),
+        "echo 'raise SystemExit(0)' > pytest.py",
+        "mkdir p; echo 'raise SystemExit(0)' > p/__init__.py; ln -s p pytest",
+        "echo 'import os; os._exit(0)' > argparse.py",
+        "mkdir x-1.dist-info; printf '[pytest11]\\nx = evil\\n' > x-1.dist-info/entry_points.txt",
+        "rmdir /app/sub; ln -s /tmp /app/sub",
     ],
 )
-def test_modules_in_the_working_directory_do_not_replace_the_tests_own(
-    tmp_path: Path, command: str, reason: str
-) -> None:
+def test_modules_in_the_working_directory_do_not_replace_the_tests_own(tmp_path: Path, command: str) -> None:
     make_task(tmp_path, test=PYTEST, files=FAILS)
-    env, info, _ = play(tmp_path, command)
-    assert env.verdict is not None and info["reward"] == 0.0
-    assert reason in env.verdict.reason
+    assert play(tmp_path, command)[1]["reward"] == 0.0
+    assert play(tmp_path, f"{command}; printf 42 > answer.txt")[1]["reward"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -88,15 +82,18 @@ def test_modules_in_the_working_directory_do_not_replace_the_tests_own(
         ("python3 /tests/run.py", {}),
     ],
 )
-def test_modules_are_found_however_the_tests_start_python(tmp_path: Path, test: str, options: dict[str, Any]) -> None:
+def test_a_planted_pytest_is_not_loaded_however_the_tests_start_python(
+    tmp_path: Path, test: str, options: dict[str, Any]
+) -> None:
     run_py = (
         "import os, sys\nif not os.spawnlp(os.P_WAIT, 'python3', 'python3', '-m', 'pytest', '/tests/test_it.py'):\n"
     )
     run_py += "    open('/logs/verifier/reward.txt', 'w').write('1')\n"
     make_task(tmp_path, test=test, files={**FAILS, "tests/run.py": run_py})
-    env, info, _ = play(tmp_path, "echo 'raise SystemExit(0)' > pytest.py", **options)
-    assert env.verdict is not None and info["reward"] == 0.0
-    assert "/app holds pytest.py" in env.verdict.reason
+    assert play(tmp_path, "echo 'raise SystemExit(0)' > pytest.py", **options)[1]["reward"] == 0.0
+    assert (
+        play(tmp_path, "echo 'raise SystemExit(0)' > pytest.py; printf 42 > answer.txt", **options)[1]["reward"] == 1.0
+    )
 
 
 @pytest.mark.parametrize(

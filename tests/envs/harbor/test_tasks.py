@@ -12,7 +12,7 @@ from envs.harbor.dockerfile import read_image
 from envs.harbor.env import ANY, select_tasks
 from envs.harbor.settings import HarborSettings
 from envs.harbor.task import HarborTask, read_task
-from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_task
+from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_task, start
 
 
 def read(folder: Path, **options: Any) -> HarborTask:
@@ -178,3 +178,16 @@ def test_tasks_are_found_by_name_pattern_and_folder(tmp_path: Path) -> None:
         assert sentence in str(raised.value)
     with pytest.raises(ConfigError, match="holds no folder with a task.toml; name its parent folder"):
         select_tasks(ANY, HarborSettings(folders=(str(tmp_path / "more" / "other"),)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["PYTHONPATH=/app python3 -m pytest", "export PYTHONPATH=/app", "python3 -B -E -m pytest", "env -i python3 x.py"],
+)
+def test_a_line_that_would_unprotect_the_tests_is_named(tmp_path: Path, line: str) -> None:
+    make_task(tmp_path, test=f"cd /tests\n{line}\n")
+    with pytest.raises(ConfigError, match=r"line 2 of tests/test.sh .* in place of the tests' own; set PYTHONPATH in"):
+        start(tmp_path)
+    make_task(tmp_path, test="true")
+    with pytest.raises(ConfigError, match=r"env.test_command .* in place of the tests' own"):
+        start(tmp_path, test_command=line)
