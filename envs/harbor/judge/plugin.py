@@ -25,9 +25,10 @@ def pytest_collection_finish(session):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
+    # Before the other hooks, which may put another exception in the place of this one.
+    files = [str(entry.path) for entry in call.excinfo.traceback] if call.excinfo is not None else []
     outcome = yield
     report = outcome.get_result()
-    files = [str(entry.path) for entry in call.excinfo.traceback] if call.excinfo is not None else []
     if report.skipped and any(map(is_agents, files)):
         report.outcome, report.longrepr = "failed", "the agent's code skipped the test"
         report.__dict__.pop("wasxfail", None)
