@@ -24,6 +24,8 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-
 PACKAGES = ("rollout", "envs", "advantage", "embedded", "inspection")
 EXAMPLES = REPOSITORY / "envs" / "harbor" / "examples"
 """Task folders, whose Python files are data."""
+IN_SANDBOX = REPOSITORY / "envs" / "harbor" / "judge"
+"""Programs for the sandbox of a task's tests, not modules of ours."""
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "megatron": "megatron-core"}
@@ -72,6 +74,7 @@ def _imports(folders: tuple[str, ...]) -> Iterator[tuple[Path, str, bool]]:
     """File, distribution and whether the module's import runs it, for each import of a third party's package."""
     ours = {path.name for path in REPOSITORY.iterdir() if path.is_dir()} | {"slime_verlog"}
     files = [path for folder in folders for path in sorted((REPOSITORY / folder).rglob("*.py"))]
+    files = [path for path in files if IN_SANDBOX not in path.parents]
     for path in [*files, REPOSITORY / "slime_verlog.py"]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
@@ -89,7 +92,7 @@ def test_every_package_is_included_and_typed() -> None:
     include = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
     found = set(find_packages(str(REPOSITORY), include=include))
     files = (path for name in PACKAGES for path in (REPOSITORY / name).rglob("*.py"))
-    folders = {path.parent for path in files if EXAMPLES not in path.parents}
+    folders = {path.parent for path in files if not {EXAMPLES, IN_SANDBOX} & {*path.parents}}
     assert found == {".".join(folder.relative_to(REPOSITORY).parts) for folder in folders}
     assert all((REPOSITORY / name / "py.typed").exists() for name in PACKAGES)
 
@@ -139,7 +142,9 @@ def test_the_wheel_holds_every_module_template_asset_study_example_and_type_mark
     expected = {
         str(path.relative_to(REPOSITORY))
         for path in kept
-        if path.is_file() and "__pycache__" not in path.parts and (path.suffix in KEPT or EXAMPLES in path.parents)
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and (path.suffix in KEPT or {EXAMPLES, IN_SANDBOX} & {*path.parents})
     }
     assert sum(name.endswith(".j2") for name in expected) > 5
     installed = {name for name in wheel if ".dist-info/" not in name}
