@@ -124,6 +124,6 @@ def alias_place(tally: Tally) -> str:
     """Where the environment keeps its aliases."""
     path = next(iter(tally.env_paths), "") if len(tally.env_paths) == 1 else ""
     if path == "envs.crafter":
-        return "`_SYNONYMS` in `envs/crafter_world/vocabulary.py`"
+        return "`_SYNONYMS` in `envs/crafter/vocabulary.py`"
     name = f"`{path}`" if re.fullmatch(r"[\w./ -]{1,100}", path) else "the environment"
     return f"the method `translate` of {name}"

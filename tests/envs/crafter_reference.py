@@ -11,8 +11,8 @@ crafter = pytest.importorskip("crafter", reason="Crafter needs crafter; pip inst
 
 from crafter import engine  # noqa: E402
 
-from envs.crafter_world.rules import ACTION_NAMES, KIND_NAMES, SIZE, STRIDE  # noqa: E402
-from envs.crafter_world.world import NOISE_SHAPE, World  # noqa: E402
+from envs.crafter.world.rules import ACTION_NAMES, KIND_NAMES, SIZE, STRIDE  # noqa: E402
+from envs.crafter.world.world import NOISE_SHAPE, World  # noqa: E402
 
 
 class _OrderedSet(dict):

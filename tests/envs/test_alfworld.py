@@ -17,8 +17,8 @@ pytest.importorskip("alfworld", reason="ALFWorld: pip install 'slime-verlog[alfw
 pytest.importorskip("fast_downward", reason="ALFWorld needs 'slime-verlog[alfworld]', planner and all")
 
 from envs import alfworld
-from envs.alfworld_games import data
-from envs.alfworld_games.demo import NOTICE, make_demo_game
+from envs.alfworld import data
+from envs.alfworld.demo import NOTICE, make_demo_game
 from envs.errors import ConfigError, MissingDependencyError
 from tests.envs.contract import fuzz
 
@@ -76,7 +76,7 @@ def test_the_planner_finds_its_way_from_wherever_the_agent_went() -> None:
 
 
 def test_demo_games_say_so_in_the_log_the_prompt_and_the_first_observation(caplog: pytest.LogCaptureFixture) -> None:
-    alfworld._warn_once.cache_clear()
+    alfworld.env._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "envs.alfworld"):
         env = build()
         first = env.reset()["obs_str"]
@@ -299,6 +299,6 @@ def test_short_names_mean_their_family(short: str, family: int) -> None:
 
 def test_without_the_planner_the_install_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fast_downward", None)
-    monkeypatch.delitem(sys.modules, "envs.alfworld_games.player", raising=False)
+    monkeypatch.delitem(sys.modules, "envs.alfworld.player", raising=False)
     with pytest.raises(MissingDependencyError, match=r"pip install 'slime-verlog\[alfworld\]'"):
         build()

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.babaisai_world.levels import make_level
-from envs.babaisai_world.observation import describe
-from envs.babaisai_world.pieces import PROPERTIES, THING_COLORS, Piece, text_block, thing
-from envs.babaisai_world.planner import find_plan
-from envs.babaisai_world.rules import Rules, read_rules
-from envs.babaisai_world.tasks import TASKS
-from envs.babaisai_world.world import DIRECTIONS, World
+from envs.babaisai.levels import make_level
+from envs.babaisai.observation import describe
+from envs.babaisai.pieces import PROPERTIES, THING_COLORS, Piece, text_block, thing
+from envs.babaisai.planner import find_plan
+from envs.babaisai.rules import Rules, read_rules
+from envs.babaisai.tasks import TASKS
+from envs.babaisai.world import DIRECTIONS, World
 
 
 def build(text: str) -> World:

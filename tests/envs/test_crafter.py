@@ -15,8 +15,8 @@ pytest.importorskip("crafter", reason="Crafter needs crafter; pip install 'slime
 from crafter import constants
 
 from envs import crafter
-from envs.crafter_world.rules import ACHIEVEMENTS
-from envs.crafter_world.vocabulary import ACTIONS, translate
+from envs.crafter.vocabulary import ACTIONS, translate
+from envs.crafter.world.rules import ACHIEVEMENTS
 from envs.errors import ConfigError
 from tests.conftest import load_recording
 

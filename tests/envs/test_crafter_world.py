@@ -21,14 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 
-from envs.crafter_world.creatures import Arrow, Cow, Skeleton, Zombie
-from envs.crafter_world.expert import advise
-from envs.crafter_world.noise import Noise
-from envs.crafter_world.observation import describe
-from envs.crafter_world.picture import _fade, draw
-from envs.crafter_world.plant import Plant
-from envs.crafter_world.rules import ACHIEVEMENTS, ACTION_NAMES, MOVES, SIZE, STRIDE
-from envs.crafter_world.world import World
+from envs.crafter.expert import advise
+from envs.crafter.observation import describe
+from envs.crafter.picture import _fade, draw
+from envs.crafter.world.creatures import Arrow, Cow, Skeleton, Zombie
+from envs.crafter.world.noise import Noise
+from envs.crafter.world.plant import Plant
+from envs.crafter.world.rules import ACHIEVEMENTS, ACTION_NAMES, MOVES, SIZE, STRIDE
+from envs.crafter.world.world import World
 from tests.envs.crafter_reference import Reference, assert_same
 
 BUSY = [1, 3, 3, 3, 3, 12, 0.3] + [1] * 10

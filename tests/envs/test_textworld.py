@@ -19,9 +19,9 @@ pytest.importorskip(
 
 from envs import textworld
 from envs.errors import ConfigError, MissingDependencyError
-from envs.textworld_games.player import _clean
-from envs.textworld_games.recipes import THEMES, make_recipe
-from envs.textworld_games.source import build_game
+from envs.textworld.player import _clean
+from envs.textworld.recipes import THEMES, make_recipe
+from envs.textworld.source import build_game
 
 TASKS = ["custom", "treasure_hunter", "the_cooking_game", "coin_collector", "simple"]
 
@@ -327,6 +327,6 @@ def test_without_textworld_the_install_command_is_named(monkeypatch: pytest.Monk
     import sys
 
     monkeypatch.setitem(sys.modules, "textworld", None)
-    monkeypatch.delitem(sys.modules, "envs.textworld_games.player", raising=False)
+    monkeypatch.delitem(sys.modules, "envs.textworld.player", raising=False)
     with pytest.raises(MissingDependencyError, match=r"pip install 'slime-verlog\[text-games\]'"):
         build()

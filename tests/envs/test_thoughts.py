@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from envs import babaisai, crafter
-from envs.babaisai_world.tasks import TASKS
-from envs.textworld_games.thoughts import explain_plan
+from envs.babaisai.tasks import TASKS
+from envs.textworld.thoughts import explain_plan
 
 
 def play(

@@ -33,9 +33,9 @@ PUMPS = (
 NEGLIGIBLE_S = 0.004
 GUARDED = {
     # Text after the last closing bracket is cut off first, and before it every opening one is closed.
-    r"\([^)]*\)": "envs/crafter_world/vocabulary.py",
+    r"\([^)]*\)": "envs/crafter/vocabulary.py",
     # Only the last 200 characters are searched.
-    r"-=[^\n]*=-\s*-?\d+/\d+$|(?<!\s)\s*-?\d+/\d+$": "envs/textworld_games/player.py",
+    r"-=[^\n]*=-\s*-?\d+/\d+$|(?<!\s)\s*-?\d+/\d+$": "envs/textworld/player.py",
 }
 """Expressions that take the square of a text's length, and where the text that they see is bounded."""
 

@@ -307,7 +307,7 @@ def test_crafters_actions_are_known_and_its_aliases_are_written_as_it_needs_them
     column = numbers(tmp_path)
     assert number(column, "unused_actions") == pytest.approx(16 / 17)
     shown = capsys.readouterr().out
-    assert "`_SYNONYMS` in `envs/crafter_world/vocabulary.py`" in shown
+    assert "`_SYNONYMS` in `envs/crafter/vocabulary.py`" in shown
     assert "'Craft Stone Sword': 'Make Stone Sword',  # 1 times" in shown
 
 

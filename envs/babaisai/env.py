@@ -1,0 +1,163 @@
+"""BabaIsAI as a text game: BALROG's 40 tasks, without the original package.
+
+Text, rewards and endings equal BALROG's for the same seed and actions, with two exceptions. When no YOU rule is left,
+BALROG prints a Python object; this game says so in a sentence and shows the next level. And the 100th step is
+`truncated` unless `time_limit: terminated` is set, as in BALROG.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from envs.babaisai.levels import Level, make_level
+from envs.babaisai.observation import YOU_BROKEN, describe
+from envs.babaisai.picture import draw_world
+from envs.babaisai.planner import find_plan
+from envs.babaisai.rules import Cell
+from envs.babaisai.tasks import find_task
+from envs.babaisai.thoughts import explain_plan
+from envs.babaisai.world import DIRECTIONS
+from envs.base import describe_task, read_env_settings
+from envs.errors import EnvironmentFault
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame
+
+ACTIONS = {
+    "idle": "stay where you are for this turn",
+    "up": "go one step up",
+    "right": "go one step to the right",
+    "down": "go one step down",
+    "left": "go one step to the left",
+}
+_MAX_STEPS = 100
+
+
+class BabaIsAISettings(GameSettings):
+    """Settings of BabaIsAI."""
+
+    balrog: ClassVar = {**GameSettings.balrog, "time_limit": "terminated"}
+
+    binary_reward: bool = True
+    """Replace every positive reward by 1; the game's own reward falls with the number of steps."""
+    time_limit: Literal["truncated", "terminated"] = "truncated"
+    """How the step limit ends an episode. BALROG reports `terminated`, as after a loss."""
+
+
+SETTINGS = BabaIsAISettings
+DEFAULT_TASK = "goto_win"
+
+
+def build_env(sample: Any, args: Any) -> BabaIsAI:
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
+    task, seed = describe_task(sample)
+    return BabaIsAI(task, seed, read_env_settings(BabaIsAISettings, args))
+
+
+class BabaIsAI(TextGame):
+    """One BabaIsAI episode. Breaking the last YOU rule leads to the next level of the same seed."""
+
+    settings: BabaIsAISettings
+
+    template_path = Path(__file__).with_name("prompt.j2")
+    answer_format = ANSWER_FORMAT.replace("one allowed action", f"one of {', '.join(ACTIONS)}")
+    actions = ACTIONS
+    default_action = "idle"
+
+    def __init__(self, task: str, seed: int, settings: BabaIsAISettings) -> None:
+        super().__init__(settings)
+        self.task, self.seed = task, seed
+        self.max_steps = settings.max_steps or _MAX_STEPS
+        self._task = find_task(task)
+        self._rng = np.random.RandomState(0)
+        self._text = ""
+        self._plans: dict[tuple[Cell, ...], list[str]] = {}
+        self.level: Level
+        self.steps = self._whole_way = 0
+
+    def start(self) -> Frame:
+        # NumPy's legacy generator is seeded with 32 bits.
+        self._rng = np.random.RandomState(self.seed % 2**32)
+        self._next_level()
+        return self._frame(self._text)
+
+    def play(self, action: str) -> Frame:
+        self.steps += 1
+        won = lost = broken = False
+        if action in DIRECTIONS:
+            won, lost = self.level.world.step(action)
+            broken = not self._look()
+        reward = 1 - 0.9 * (self.steps / self.max_steps) if won else -1.0 if lost else 0.0
+        late = self.steps >= self.max_steps and not (won or lost)
+        if broken:
+            self._next_level()
+        terminates = late and self.settings.time_limit == "terminated"
+        return self._frame(
+            f"{YOU_BROKEN}\n\n{self._text}" if broken else self._text,
+            reward=reward,
+            terminated=won or lost or terminates,
+            truncated=late and not terminates,
+            progression=float(won),
+            metrics={"you_rule_broken": float(broken)},
+        )
+
+    def translate(self, candidate: str) -> str | None:
+        words = candidate.lower().replace("_", " ")
+        return words if words in ACTIONS else None
+
+    def advice(self) -> str:
+        """Return the first action of a plan that wins from here, or the default action if the search finds none."""
+        plan = self._plan()
+        return plan[0] if plan else self.default_action
+
+    def explain(self) -> str:
+        """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next push."""
+        return explain_plan(self.level.world, self._text, self._plan())
+
+    def distance_left(self) -> float:
+        """Moves left, relative to those from the level's start; 1 if the search finds no way to win."""
+        plan = self._plan()
+        if not self._whole_way:
+            self._whole_way = max(1, len(plan))
+        return len(plan) / self._whole_way if plan else 1.0
+
+    def render(self) -> np.ndarray:
+        """Draw the level as a uint8 array (32 * height, 32 * width, 3)."""
+        return np.asarray(draw_world(self.level.world))
+
+    def _plan(self) -> list[str]:
+        """Moves that win from here. The rest of the plan is kept for the state after its first move."""
+        world = self.level.world
+        here = tuple(world.cells)
+        if here not in self._plans:
+            self._plans[here] = find_plan(world) or []
+        plan = self._plans[here]
+        if plan:
+            after = world.copy()
+            after.step(plan[0])
+            self._plans[tuple(after.cells)] = plan[1:]
+        return plan
+
+    def _next_level(self) -> None:
+        """Draw the next level; steps are counted from zero again, as in BALROG."""
+        self.level = make_level(self._task, self._rng)
+        self.steps = self._whole_way = 0
+        self._plans.clear()
+        if not self._look():
+            raise EnvironmentFault(f"BabaIsAI task {self.task!r}, seed {self.seed}: nothing is YOU in the drawn level")
+
+    def _look(self) -> bool:
+        """Describe the world in `_text`; False, leaving the old text, if no YOU thing is visible."""
+        speaker = self.level.world.find_speaker()
+        if speaker is not None:
+            self._text = describe(self.level.world, speaker)
+        return speaker is not None
+
+    def _frame(self, text: str, **outcome: Any) -> Frame:
+        image = draw_world(self.level.world) if self.settings.vlm else None
+        return Frame(long_term=text, image=image, **outcome)
+
+
+expert_action = BabaIsAI.advice
+explain_action = BabaIsAI.explain

@@ -1,0 +1,198 @@
+"""Draws levels: where the rules, things and distractors of a task lie.
+
+Random numbers are drawn from NumPy's legacy generator in the order of the published baba-is-ai environment (MIT), so
+the same seed gives the same level in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.babaisai.pieces import Piece, text_block, thing
+from envs.babaisai.tasks import Layout, Task
+from envs.babaisai.world import World
+
+_NAMES = ("ball", "key", "door")
+_COLORS = ("red", "blue", "green")
+_MOST_TRIES = 100_000
+
+Position = tuple[int, int]
+
+
+class Area(NamedTuple):
+    """A rectangle to draw cells from, clipped at the edge of the grid."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """A world ready to play, and the plan that baba-is-ai names for it."""
+
+    world: World
+    plan: str
+
+
+# Two rooms of 13 x 9 with the dividing wall at x = 6.
+_LEFT_PUSHABLE, _RIGHT_PUSHABLE = Area(2, 3, 4, 3), Area(7, 3, 4, 3)
+_LEFT_NARROW, _RIGHT_NARROW = Area(2, 3, 3, 3), Area(8, 3, 3, 3)
+_SIDES = {
+    "left_anywhere": Area(1, 1, 4, 7),
+    "right_anywhere": Area(7, 2, 4, 7),
+    "anywhere": Area(1, 2, 11, 7),
+}
+_DIVIDE = 6
+_RIGHT_EDGES: list[Position] = [(11, y) for y in range(2, 7)] + [(x, 7) for x in range(11, 7, -1)]
+"""Cells from which a block cannot be pushed into a rule."""
+
+
+class _Builder:
+    """A world under construction, and its random generator."""
+
+    def __init__(self, width: int, height: int, rng: np.random.RandomState) -> None:
+        self.world = World(width, height)
+        self.rng = rng
+
+    def sample_things(self) -> list[Piece]:
+        """Draw three things of different names; colors may repeat."""
+        names = self.rng.choice(len(_NAMES), size=3, replace=False)
+        colors = self.rng.choice(len(_COLORS), size=3, replace=True)
+        return [thing(_NAMES[n], _COLORS[c]) for n, c in zip(names, colors, strict=True)]
+
+    def put_rule(self, noun: str, prop: str, x: int, y: int) -> None:
+        """Lay `noun is prop` rightwards from (x, y)."""
+        for offset, word in enumerate((noun, "is", prop)):
+            self.world.put(text_block(word), x + offset, y)
+
+    def draw_empty(self, area: Area) -> Position:
+        """Draw cells of the area until one is empty; return its (x, y)."""
+        world = self.world
+        for _ in range(_MOST_TRIES):
+            x = int(self.rng.randint(area.left, min(area.left + area.width, world.width)))
+            y = int(self.rng.randint(area.top, min(area.top + area.height, world.height)))
+            if world.top(x, y) is None:
+                return x, y
+        raise RuntimeError(f"found no empty cell in {area} after {_MOST_TRIES} draws")
+
+    def place(self, piece: Piece, area: Area) -> Position:
+        position = self.draw_empty(area)
+        self.world.put(piece, *position)
+        return position
+
+    def displace(self, source: Position, target: Position) -> None:
+        """Move the top piece of one cell onto another."""
+        piece = self.world.lift(*source)
+        self.world.put(piece, *target)
+
+    def pick(self, positions: list[Position]) -> Position:
+        return positions[self.rng.choice(len(positions))]
+
+    def finish(self, plan: str) -> Level:
+        self.world.reread()
+        return Level(self.world, plan)
+
+
+def make_level(task: Task, rng: np.random.RandomState) -> Level:
+    """Draw one level of the task; `rng` advances, so a second call gives the next level."""
+    return _LAYOUTS[task.layout](task, rng)
+
+
+def _one_room(task: Task, rng: np.random.RandomState) -> Level:
+    build = _Builder(8, 8, rng)
+    goal, other, absent = build.sample_things()
+    build.put_rule("baba", "you", 1, 6)
+    build.put_rule(goal.name, "win", 1, 1)
+    if task.break_win:
+        build.displace((1, 1), build.draw_empty(Area(2, 2, 4, 4)))
+    if task.spare_noun:
+        # At the edges the block cannot become part of a rule; corners count twice.
+        edges = [(4, 6), (5, 6), (6, 6), (4, 1), (5, 1), (6, 1), *((6, y) for y in range(1, 7))]
+        noun = absent if task.spare_noun == "absent" else other
+        build.world.put(text_block(noun.name), *build.pick(edges))
+    floor = Area(1, 2, 8, 8)
+    build.place(thing("baba"), floor)
+    build.place(goal, floor)
+    if task.other_thing:
+        build.place(other, floor)
+    make = f"make[{goal.name} is win], " if task.break_win else ""
+    return build.finish(f"{make}goto[{goal.name}]")
+
+
+def _divided(rng: np.random.RandomState) -> tuple[_Builder, Piece, Piece, Piece]:
+    build = _Builder(13, 9, rng)
+    for y in range(1, 8):
+        build.world.put(thing("wall"), _DIVIDE, y)
+    goal, other, absent = build.sample_things()
+    return build, goal, other, absent
+
+
+def _two_rooms(task: Task, rng: np.random.RandomState) -> Level:
+    build, goal, other, absent = _divided(rng)
+    build.put_rule("baba", "you", 1, 7)
+    build.put_rule("wall", "stop", 1, 2)
+    build.put_rule(goal.name, "win", 9, 1)
+    if task.spare_noun == "absent":
+        build.place(text_block(absent.name), _RIGHT_PUSHABLE)
+    elif task.spare_noun and task.other_thing:
+        # The other thing could be won with, so its noun must stay out of reach.
+        build.world.put(text_block(other.name), *build.pick(_RIGHT_EDGES))
+    elif task.spare_noun:
+        build.place(text_block(other.name), _RIGHT_PUSHABLE)
+    if task.break_stop:
+        aside = build.draw_empty(_LEFT_PUSHABLE)
+        build.displace(build.pick([(2, 2), (3, 2)]), aside)
+    if task.break_win:
+        build.displace((9, 1), build.draw_empty(_RIGHT_PUSHABLE))
+    build.place(thing("baba"), _LEFT_PUSHABLE)
+    goal_x, _ = build.place(goal, _SIDES[task.side])
+    if task.other_thing:
+        build.place(other, _SIDES[task.side])
+    if task.second_win:
+        build.put_rule(absent.name, "win", 9, 4)
+    behind_wall = not task.break_stop and (task.break_win or goal_x > _DIVIDE)
+    stop = "break[wall is stop], " if behind_wall else ""
+    make = f"make[{goal.name} is win], " if task.break_win else ""
+    return build.finish(f"{stop}{make}goto[{goal.name}]")
+
+
+def _make_you(task: Task, rng: np.random.RandomState) -> Level:
+    build, goal, other, _ = _divided(rng)
+    build.put_rule("baba", "you", 1, 6)
+    build.put_rule("wall", "stop", 1, 1)
+    build.put_rule(goal.name, "win", 9, 1)
+    build.place(text_block(other.name), _LEFT_NARROW)
+    if task.break_win:
+        build.displace((9, 1), build.draw_empty(_RIGHT_NARROW))
+    build.place(thing("baba"), _LEFT_NARROW)
+    build.place(goal, _SIDES[task.side])
+    build.place(other, _SIDES[task.side])
+    make = f"make[{goal.name} is win], " if task.break_win else ""
+    return build.finish(f"make[{other.name} is you], {make}goto[{goal.name}]")
+
+
+def _make_wall_win(task: Task, rng: np.random.RandomState) -> Level:
+    build, goal, other, absent = _divided(rng)
+    build.put_rule("baba", "you", 1, 7)
+    build.put_rule("wall", "stop", 2, 2)
+    build.put_rule(goal.name, "win", 9, 1)
+    build.place(text_block(absent.name), _RIGHT_NARROW)
+    build.displace((9, 1), build.pick(_RIGHT_EDGES))
+    build.place(thing("baba"), _LEFT_NARROW)
+    build.place(goal, _SIDES[task.side])
+    build.place(other, _SIDES[task.side])
+    return build.finish("break[wall is stop], make[wall is win], goto[wall]")
+
+
+_LAYOUTS: dict[Layout, Callable[[Task, np.random.RandomState], Level]] = {
+    "one_room": _one_room,
+    "two_rooms": _two_rooms,
+    "make_you": _make_you,
+    "make_wall_win": _make_wall_win,
+}

@@ -1,0 +1,142 @@
+"""Crafter as a text game, in BALROG's words.
+
+Text, rewards, progression and deaths equal BALROG's for the same seed and actions, nights included. Running out of
+steps is `truncated` here, but `terminated` in BALROG. The world draws the random numbers of BALROG's 256 x 256
+pictures even if none is shown, so `vlm` does not change the game.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from envs.base import describe_task, read_env_settings
+from envs.crafter.expert import advise
+from envs.crafter.observation import describe
+from envs.crafter.thoughts import explain
+from envs.crafter.vocabulary import ACTIONS, TOOLS, translate
+from envs.crafter.world.rules import ACHIEVEMENTS, LENGTH
+from envs.crafter.world.world import World
+from envs.errors import ConfigError
+from envs.text_game import Frame, GameSettings, TextGame
+from slime_verlog import Field
+
+TASK = "default"
+
+
+class CrafterSettings(GameSettings):
+    """Settings of Crafter."""
+
+    balrog: ClassVar = {**GameSettings.balrog, "open_achievements_only": False, "max_steps": 2000}
+
+    max_steps: int | None = Field(None, ge=1, le=LENGTH)
+    """Steps after which an episode is truncated; null for 10,000, after which Crafter itself ends it."""
+    open_achievements_only: bool = True
+    """List only the achievements still to be reached in the prompt, instead of all 22."""
+    reward: Literal["native", "achievements", "final"] = "native"
+    """`native`: Crafter's own, 1 for new achievements and 0.1 per point of health won or lost. `achievements`: 1 for
+    each new achievement. `final`: the number of achievements, paid at the end of the episode."""
+
+
+SETTINGS = CrafterSettings
+DEFAULT_TASK = "default"
+
+
+def build_env(sample: Any, args: Any) -> Crafter:
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
+    task, seed = describe_task(sample)
+    if task != TASK:
+        raise ConfigError(f"Crafter has one task, {TASK!r}; got {task!r}")
+    return Crafter(task, seed, read_env_settings(CrafterSettings, args))
+
+
+def expert_action(env: Crafter) -> str:
+    """Return the next action of a scripted player, for demonstrations; it need not be followed."""
+    return advise(env.world)
+
+
+def explain_action(env: Crafter) -> str:
+    """Return the reasoning behind `expert_action(env)`."""
+    return explain(env.world)
+
+
+class Crafter(TextGame):
+    """One Crafter episode; it begins after an initial `Noop`, as in BALROG."""
+
+    settings: CrafterSettings
+
+    template_path = Path(__file__).with_name("prompt.j2")
+    actions = ACTIONS
+    default_action = "Noop"
+
+    def __init__(self, task: str, seed: int, settings: CrafterSettings) -> None:
+        super().__init__(settings)
+        self.task, self.seed = task, seed
+        self.max_steps = settings.max_steps or LENGTH
+        self.steps = 0
+        self.world: World
+
+    def start(self) -> Frame:
+        self.world = World(self.seed, pictures=bool(self.settings.vlm))
+        self.world.step(self.default_action)
+        self.steps = 0
+        return self._frame()
+
+    def play(self, action: str) -> Frame:
+        unlocked = self.world.unlocked
+        reward = self.world.step(action)
+        self.steps += 1
+        if self.world.unlocked != unlocked and self.settings.open_achievements_only:
+            self.instruction_prompt = self.render_prompt()
+        return self._frame(reward, len(self.world.unlocked) - len(unlocked))
+
+    def translate(self, candidate: str) -> str | None:
+        return translate(candidate, self.steps)
+
+    def prompt_variables(self) -> dict[str, Any]:
+        open_only = self.settings.open_achievements_only
+        shown = [name for name in ACHIEVEMENTS if not (open_only and name in self.world.unlocked)]
+        return {
+            **super().prompt_variables(),
+            "achievements": [name.replace("_", " ").title() for name in shown],
+            "open_only": open_only,
+            "tools": TOOLS,
+        }
+
+    def render(self) -> np.ndarray:
+        """Draw what the player sees, as a uint8 array (252, 252, 3)."""
+        from envs.crafter.picture import draw_clear
+
+        return draw_clear(self.world)
+
+    def _frame(self, reward: float = 0.0, new: int = 0) -> Frame:
+        world = self.world
+        long_term, short_term = describe(world)
+        dead = world.player.health <= 0
+        # The initial Noop counts towards Crafter's own limit, but not as one of the answers.
+        late = self.steps >= self.max_steps or world.steps >= LENGTH
+        reached = float(len(world.unlocked)) if dead or late else 0.0
+        paid = {"native": reward, "achievements": float(new), "final": reached}
+        return Frame(
+            long_term=long_term,
+            short_term=short_term,
+            reward=paid[self.settings.reward],
+            terminated=dead,
+            truncated=late and not dead,
+            progression=len(world.unlocked) / len(ACHIEVEMENTS),
+            image=self._draw() if self.settings.vlm else None,
+            metrics=_count(world.unlocked),
+        )
+
+    def _draw(self) -> Any:
+        from envs.crafter.picture import draw
+
+        return draw(self.world)
+
+
+def _count(unlocked: frozenset[str]) -> dict[str, float]:
+    """Return 0 or 1 for each achievement, and the number reached."""
+    metrics = {f"achievement/{name}": float(name in unlocked) for name in ACHIEVEMENTS}
+    return {"achievements": float(len(unlocked)), **metrics}

@@ -1,0 +1,264 @@
+"""A scripted player for demonstrations, which stays alive and works towards a diamond.
+
+It knows the whole map. Every turn it decides from the current world alone, so its advice need not be followed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from envs.crafter.paths import FOES, STEPS, front, reach, reach_kind, stand_before
+from envs.crafter.world.plant import Plant
+from envs.crafter.world.rules import COW, MAKE, MATERIAL_ID, PLACE, SKELETON, STRIDE, WALKABLE, ZOMBIE, Making, Placing
+from envs.crafter.world.world import World
+
+_Goal = Callable[[World], str | None]
+
+_GRASS, _WATER, _TABLE, _FURNACE = (MATERIAL_ID[name] for name in ("grass", "water", "table", "furnace"))
+_TABLE_ONLY = frozenset({_TABLE})
+SOURCE = {"wood": MATERIAL_ID["tree"]} | {name: MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond")}
+"""Number of the material that each item is collected from."""
+_AROUND = tuple(dx * STRIDE + dy for dx in (-1, 0, 1) for dy in (-1, 0, 1))
+_SOLID = frozenset(MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond", "table", "furnace", "tree"))
+_NEAR = 25
+"""Steps up to which the player goes back to a table or furnace instead of building another."""
+
+
+def advise(world: World) -> str:
+    """Return the action to take now; `Noop` if nothing is left to do."""
+    return decide(world)[1]
+
+
+def decide(world: World) -> tuple[str | None, str]:
+    """Return the name and action of the most urgent goal that applies, or (None, "Noop")."""
+    goals = ((name, act(world)) for name, act in _GOALS.items())
+    return next(((name, action) for name, action in goals if action is not None), (None, "Noop"))
+
+
+def _sleep_on(world: World) -> str | None:
+    return "Sleep" if world.player.sleeping else None
+
+
+def _fight(world: World) -> str | None:
+    """Hit a zombie or skeleton next to the player."""
+    return reach(world, lambda cell: world.kinds[cell] in FOES, farthest=1)
+
+
+def _drink(world: World) -> str | None:
+    drink = world.player.inventory["drink"]
+    if drink <= _low(world) or (drink < 9 and world.kinds[front(world.player)] == _WATER):
+        return reach_kind(world, _WATER)
+    return None
+
+
+def _eat(world: World) -> str | None:
+    ripe = {being.cell for being in world.beings if isinstance(being, Plant) and being.ripe}
+    if ripe:
+        return reach(world, lambda cell: cell in ripe)
+    return reach_kind(world, COW) if world.player.inventory["food"] <= _low(world) else None
+
+
+def _low(world: World) -> int:
+    """Return the level at which to eat or drink; it is lower at night."""
+    return 5 if world.daylight > 0.6 else 2
+
+
+def _rest(world: World) -> str | None:
+    """Sleep when tired, hurt or at night, walled in; in the open only in daylight with no foe near."""
+    player = world.player
+    energy, health, dark = player.inventory["energy"], player.health, world.daylight < 0.5
+    foes = sum(being.kind in FOES and player.distance(being.x, being.y) <= 10 for being in world.beings)
+    walled_in = len(_room(world, player.cell)) <= 3
+    first_nap = energy < 9 and not player.achievements["wake_up"] and not dark
+    if not (first_nap or dark or energy <= 3 or health <= 4):
+        return None
+    if walled_in or (not dark and not foes and energy < 9):
+        return "Sleep" if energy < 9 else "Noop"
+    return None if first_nap and health > 4 else _dig_in(world)
+
+
+def _room(world: World, start: int, closed: int = -1, most: int = 4) -> set[int]:
+    """Return up to `most` cells reachable on foot from `start`, with `closed` blocked."""
+    room, border = {start}, [start]
+    while border and len(room) < most:
+        cell = border.pop()
+        fresh = [cell + step for step in STEPS.values() if world.materials[cell + step] in WALKABLE]
+        fresh = [target for target in fresh if target != closed and target not in room]
+        room.update(fresh)
+        border.extend(fresh)
+    return room
+
+
+def _dig_in(world: World) -> str | None:
+    """Dig two cells deep into the rock, turn around and close the entrance with a stone."""
+    player = world.player
+    if not player.inventory["wood_pickaxe"] or not player.inventory["stone"]:
+        return None
+    ahead = front(player)
+    if world.is_free(ahead, WALKABLE) and len(_room(world, player.cell, closed=ahead)) <= 3:
+        return "Place Stone"
+    open_sides = [step for step in STEPS.values() if world.materials[player.cell + step] in WALKABLE]
+    if len(open_sides) == 1:
+        (back,) = open_sides
+        way_out = player.cell + 2 * back
+        if world.materials[way_out] in WALKABLE and len(_room(world, player.cell + back, closed=way_out)) <= 3:
+            return next(move for move, step in STEPS.items() if step == back)
+    return reach(world, lambda cell: _deep(world, cell), farthest=30)
+
+
+def _deep(world: World, cell: int) -> bool:
+    """Whether a cell and all cells within two steps of it are solid."""
+    offsets = (*_AROUND, *(2 * step for step in STEPS.values()))
+    return all(world.materials[cell + offset] in _SOLID for offset in offsets)
+
+
+def _grow(world: World) -> str | None:
+    """Search grass for a sapling and plant it, once there are enough stones to fence it in."""
+    player = world.player
+    has_plant = any(isinstance(being, Plant) for being in world.beings)
+    if player.achievements["eat_plant"] or has_plant or player.inventory["stone"] < 4:
+        return None
+    move = stand_before(world, lambda _, ahead: world.materials[ahead] == _GRASS)
+    return ("Place Plant" if player.inventory["sapling"] else "Do") if move == "Noop" else move
+
+
+def _guard(world: World) -> str | None:
+    """Put stones around plants; `_eat` digs one of them out when the plant is ripe."""
+    player = world.player
+    plants = [being.cell for being in world.beings if isinstance(being, Plant)]
+    gaps = {plant + step for plant in plants for step in STEPS.values() if world.materials[plant + step] in WALKABLE}
+    if not gaps or player.inventory["stone"] < 1:
+        return None
+    move = stand_before(world, lambda stand, ahead: ahead in gaps and stand not in gaps, farthest=18)
+    return "Place Stone" if move == "Noop" else move
+
+
+def _meet(kind: int, achievement: str) -> _Goal:
+    """Make the goal to defeat a kind of creature for the first time, while healthy."""
+
+    def goal(world: World) -> str | None:
+        if world.player.achievements[achievement] or world.player.health < 6:
+            return None
+        return reach_kind(world, kind, farthest=60)
+
+    return goal
+
+
+def _craft(*levels: str) -> _Goal:
+    """Make the goal of pickaxe and sword of each level: collect materials, build stations, and craft."""
+
+    def goal(world: World) -> str | None:
+        job = find_job(world, *levels)
+        return None if job is None else job.action
+
+    return goal
+
+
+@dataclass(frozen=True)
+class Job:
+    """The next step towards a tool: `lacking` is the material to collect first, `to_build` the missing stations."""
+
+    making: Making
+    action: str
+    lacking: str | None
+    to_build: Sequence[Placing]
+
+
+def find_job(world: World, *levels: str) -> Job | None:
+    """Return the next step for the first missing pickaxe or sword of these levels; None if there is none."""
+    plans = (MAKE[f"Make {level} {tool}"] for level in levels for tool in ("Pickaxe", "Sword"))
+    missing = (making for making in plans if not world.player.inventory[making.name])
+    return next((job for making in missing if (job := _work_on(world, making)) is not None), None)
+
+
+def _work_on(world: World, making: Making) -> Job | None:
+    """Find the next step towards one tool; None if nothing can be done for it now."""
+    player = world.player
+    ready = making.nearby <= world.materials_around(player.x, player.y)
+    way = None if ready else _go_beside(world, making.nearby)
+    to_build = [] if ready or way else _stations_to_build(world, making)
+    needed = Counter(dict(making.uses))
+    for placing in to_build:
+        needed.update(dict(placing.uses))
+    lacking = next((item for item, amount in needed.items() if player.inventory[item] < amount), None)
+    if lacking is not None:
+        action = reach_kind(world, SOURCE[lacking])
+    elif ready:
+        action = "Make " + making.name.replace("_", " ").title()
+    else:
+        action = way or _build(world, to_build[0])
+    return None if action is None else Job(making, action, lacking, to_build)
+
+
+def _is_beside(world: World, cell: int, stations: frozenset[int]) -> bool:
+    return stations <= {world.materials[cell + offset] for offset in _AROUND}
+
+
+def _go_beside(world: World, stations: frozenset[int]) -> str | None:
+    return reach(world, lambda cell: world.is_free(cell, WALKABLE) and _is_beside(world, cell, stations), _NEAR)
+
+
+def _stations_to_build(world: World, making: Making) -> list[Placing]:
+    """Return the stations to build, in order: the table first, since a furnace is built next to one."""
+    at_hand = world.materials_around(world.player.x, world.player.y)
+    table_is_near = _TABLE in at_hand or _go_beside(world, _TABLE_ONLY)
+    table = [] if table_is_near else [PLACE["Place Table"]]
+    return [*table, PLACE["Place Furnace"]] if _FURNACE in making.nearby else table
+
+
+def _build(world: World, placing: Placing) -> str | None:
+    """Place a table anywhere, a furnace next to a table; dig if there is no free cell."""
+    beside = _TABLE_ONLY if placing.name == "furnace" else frozenset()
+    move = stand_before(world, lambda stand, _: _is_beside(world, stand, beside))
+    if move is None:
+        return reach_kind(world, SOURCE["stone"])
+    return f"Place {placing.name.title()}" if move == "Noop" else move
+
+
+def _stock(item: str, count: int, achievement: str) -> _Goal:
+    """Make the goal to carry `count` of a material that is close by, once `achievement` is reached."""
+
+    def goal(world: World) -> str | None:
+        if world.player.inventory[item] >= count or not world.player.achievements[achievement]:
+            return None
+        return reach_kind(world, SOURCE[item], farthest=12)
+
+    return goal
+
+
+def _place_a_stone(world: World) -> str | None:
+    player = world.player
+    if player.achievements["place_stone"] or not player.inventory["stone"]:
+        return None
+    move = stand_before(world, lambda *_: True)
+    return "Place Stone" if move == "Noop" else move
+
+
+def _dig_diamond(world: World) -> str | None:
+    if world.player.achievements["collect_diamond"] or not world.player.inventory["iron_pickaxe"]:
+        return None
+    return reach_kind(world, SOURCE["diamond"])
+
+
+_GOALS: dict[str, _Goal] = {
+    "sleep on": _sleep_on,
+    "fight": _fight,
+    "drink": _drink,
+    "eat": _eat,
+    "rest": _rest,
+    "guard": _guard,
+    "cow": _meet(COW, "eat_cow"),
+    "Wood": _craft("Wood"),
+    "wood": _stock("wood", 6, "make_wood_sword"),
+    "Stone": _craft("Stone"),
+    "place stone": _place_a_stone,
+    "stone": _stock("stone", 6, "make_stone_sword"),
+    "grow": _grow,
+    "Iron": _craft("Iron"),
+    "diamond": _dig_diamond,
+    "zombie": _meet(ZOMBIE, "defeat_zombie"),
+    "skeleton": _meet(SKELETON, "defeat_skeleton"),
+}
+"""In order of urgency; the first that returns an action decides."""

@@ -1,0 +1,1 @@
+"""Crafter's world without rendering."""

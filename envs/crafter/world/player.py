@@ -1,0 +1,187 @@
+"""The player: effects of actions, of hunger, thirst, fatigue and damage, and the achievements."""
+
+from __future__ import annotations
+
+from envs.crafter.world.grid import Being, Creature, Direction, Grid
+from envs.crafter.world.plant import Plant
+from envs.crafter.world.rules import (
+    ACHIEVEMENTS,
+    COLLECT,
+    COW,
+    INITIAL_ITEMS,
+    ITEM_LIMITS,
+    MAKE,
+    MATERIAL_ID,
+    MOVES,
+    PLACE,
+    PLAYER,
+    SKELETON,
+    STRIDE,
+    WALKABLE,
+    ZOMBIE,
+    Amounts,
+    Making,
+    Placing,
+)
+
+_LAVA, _WATER = MATERIAL_ID["lava"], MATERIAL_ID["water"]
+_SWORD_DAMAGE = (("iron_sword", 5), ("stone_sword", 3), ("wood_sword", 2))
+_COW_FOOD, _PLANT_FOOD = 6, 4
+
+
+class Player(Being):
+    """`inventory` includes the vitals; `achievements` counts how often each was reached."""
+
+    kind = PLAYER
+    walkable = WALKABLE | {_LAVA}
+
+    def __init__(self, world: Grid, x: int, y: int) -> None:
+        super().__init__(world, x, y)
+        self.inventory = dict(INITIAL_ITEMS)
+        self.achievements = dict.fromkeys(ACHIEVEMENTS, 0)
+        self.facing: Direction = (0, 1)
+        self.action = "Noop"
+        self.sleeping = False
+        self._last_health = self.health
+        self._hunger = self._thirst = self._fatigue = self._recover = 0.0
+
+    @property
+    def health(self) -> int:
+        return self.inventory["health"]
+
+    @health.setter
+    def health(self, value: int) -> None:
+        self.inventory["health"] = max(0, value)
+
+    def hurt(self, damage: int) -> None:
+        self.health -= damage
+
+    def update(self) -> None:
+        self._act(self._choose_action())
+        self._tire()
+        self._heal_or_suffer()
+        for name, amount in self.inventory.items():
+            if not 0 <= amount <= ITEM_LIMITS[name]:
+                self.inventory[name] = max(0, min(amount, ITEM_LIMITS[name]))
+        if self.health < self._last_health:
+            self.sleeping = False
+        self._last_health = self.health
+
+    def _choose_action(self) -> str:
+        """Return the action to execute: a sleeping player continues to sleep until rested."""
+        if self.sleeping:
+            if self.inventory["energy"] < ITEM_LIMITS["energy"]:
+                return "Sleep"
+            self.sleeping = False
+            self.achievements["wake_up"] += 1
+        return self.action
+
+    def _act(self, action: str) -> None:
+        target = self.cell + self.facing[0] * STRIDE + self.facing[1]
+        if action in MOVES:
+            self._walk(MOVES[action])
+        elif action == "Do":
+            being = self.world.beings_at[target]
+            if being:
+                self._meet(being)
+            else:
+                self._collect(target)
+        elif action == "Sleep":
+            if self.inventory["energy"] < ITEM_LIMITS["energy"]:
+                self.sleeping = True
+        elif action in PLACE:
+            self._place(PLACE[action], target)
+        elif action in MAKE:
+            self._make(MAKE[action])
+
+    def _walk(self, direction: Direction) -> None:
+        self.facing = direction
+        self.move(direction)
+        if self.world.materials[self.cell] == _LAVA:
+            self.health = 0
+
+    def _meet(self, being: Being) -> None:
+        """Hit a creature, or eat a ripe plant."""
+        if isinstance(being, Plant) and being.ripe:
+            being.grown = 0
+            self.inventory["food"] += _PLANT_FOOD
+            self.achievements["eat_plant"] += 1
+        if not isinstance(being, Creature) or being.kind not in (ZOMBIE, SKELETON, COW):
+            return
+        being.hurt(next((damage for sword, damage in _SWORD_DAMAGE if self.inventory[sword]), 1))
+        if being.health > 0:
+            return
+        if being.kind == COW:
+            self.inventory["food"] += _COW_FOOD
+            self._hunger = 0
+            self.achievements["eat_cow"] += 1
+        else:
+            self.achievements["defeat_zombie" if being.kind == ZOMBIE else "defeat_skeleton"] += 1
+
+    def _collect(self, target: int) -> None:
+        material = self.world.materials[target]
+        if material == _WATER:
+            self._thirst = 0
+        rule = COLLECT.get(material)
+        if rule is None or not self._has(rule.needs):
+            return
+        self.world.set_material(target, rule.leaves)
+        if self.world.uniform() <= rule.probability:
+            for name, amount in rule.gives:
+                self.inventory[name] += amount
+                self.achievements[f"collect_{name}"] += 1
+
+    def _place(self, rule: Placing, target: int) -> None:
+        if not self.world.is_free(target, rule.where) or not self._has(rule.uses):
+            return
+        self._spend(rule.uses)
+        if rule.material is None:
+            self.world.add(Plant(self.world, *divmod(target, STRIDE)))
+        else:
+            self.world.set_material(target, rule.material)
+        self.achievements[f"place_{rule.name}"] += 1
+
+    def _make(self, rule: Making) -> None:
+        if not rule.nearby <= self.world.materials_around(self.x, self.y) or not self._has(rule.uses):
+            return
+        self._spend(rule.uses)
+        self.inventory[rule.name] += rule.gives
+        self.achievements[f"make_{rule.name}"] += 1
+
+    def _has(self, amounts: Amounts) -> bool:
+        return all(self.inventory[name] >= amount for name, amount in amounts)
+
+    def _spend(self, amounts: Amounts) -> None:
+        for name, amount in amounts:
+            self.inventory[name] -= amount
+
+    def _tire(self) -> None:
+        pace = 0.5 if self.sleeping else 1
+        self._hunger += pace
+        if self._hunger > 25:
+            self._hunger = 0
+            self.inventory["food"] -= 1
+        self._thirst += pace
+        if self._thirst > 20:
+            self._thirst = 0
+            self.inventory["drink"] -= 1
+        self._fatigue = min(self._fatigue - 1, 0) if self.sleeping else self._fatigue + 1
+        if self._fatigue < -10:
+            self._fatigue = 0
+            self.inventory["energy"] += 1
+        if self._fatigue > 30:
+            self._fatigue = 0
+            self.inventory["energy"] -= 1
+
+    def _heal_or_suffer(self) -> None:
+        have = self.inventory
+        if have["food"] > 0 and have["drink"] > 0 and (have["energy"] > 0 or self.sleeping):
+            self._recover += 2 if self.sleeping else 1
+        else:
+            self._recover -= 0.5 if self.sleeping else 1
+        if self._recover > 25:
+            self._recover = 0
+            self.health += 1
+        if self._recover < -15:
+            self._recover = 0
+            self.health -= 1

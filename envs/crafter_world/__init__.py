@@ -1,1 +1,0 @@
-"""Parts of `envs.crafter`: Crafter's world without rendering, its text and pictures, and a scripted player."""

@@ -1,0 +1,112 @@
+"""Builds one TextWorld game: `python -m envs.textworld.build FOLDER` reads its recipe from stdin.
+
+It runs in a separate process with a fixed hash seed, because some of TextWorld's themes iterate over sets and some draw
+from the process-wide random generator. In any other process the same recipe could give another game.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import textworld
+import textworld.challenges
+import textworld.generator
+from textworld.challenges.tw_coin_collector import coin_collector
+from textworld.challenges.tw_cooking import cooking
+from textworld.challenges.tw_simple import simple
+from textworld.challenges.tw_treasure_hunter import treasure_hunter
+from textworld.generator.data import KnowledgeBase
+
+from envs.textworld.recipes import GameRecipe
+
+ATTEMPTS = 20
+"""Seeds to try, in a fixed order, if a drawn world has no quest of the required length."""
+
+
+class UnplayableError(Exception):
+    """The walkthrough of a built game does not win it."""
+
+
+def main() -> None:
+    """Build into `sys.argv[1]`; exit code 3 means that the parameters allow no game, with the reason on stderr."""
+    recipe = GameRecipe(**json.load(sys.stdin))
+    reasons = []
+    for attempt in range(ATTEMPTS):
+        try:
+            build(recipe, Path(sys.argv[1]) / "game.z8", attempt)
+            return
+        except OSError:
+            raise
+        except Exception as error:  # the generator raises errors of many types for unsuitable worlds
+            reasons.append(f"{type(error).__name__}: {error}")
+    print("; ".join(sorted(set(reasons))), file=sys.stderr)
+    sys.exit(3)
+
+
+def build(recipe: GameRecipe, path: Path, attempt: int) -> None:
+    """Generate and compile the game, and check it by playing its walkthrough."""
+    options = textworld.GameOptions()
+    options.seeds = (recipe.seed + attempt * 0x9E3779B1) % 2**32
+    options.path, options.force_recompile = str(path), True
+    options.grammar.only_last_action = recipe.goal == "brief"
+    game = _MAKERS[recipe.theme](recipe.parameters, options, recipe.goal)
+    textworld.generator.compile_game(game, options)
+    if not _walkthrough_wins(path, game.metadata.get("walkthrough") or []):
+        raise UnplayableError("the walkthrough does not win")
+
+
+def _custom(parameters: Mapping[str, Any], options: textworld.GameOptions, goal: str) -> textworld.Game:
+    options.nb_rooms, options.nb_objects = parameters["rooms"], parameters["objects"]
+    options.quest_length = parameters["quest_length"]
+    return textworld.generator.make_game(options)
+
+
+def _treasure_hunter(parameters: Mapping[str, Any], options: textworld.GameOptions, goal: str) -> textworld.Game:
+    if parameters["level"] is not None:
+        return treasure_hunter.make({"level": parameters["level"]}, options)
+    options.kb = KnowledgeBase.load(treasure_hunter.KB_PATH)
+    options.nb_rooms, options.quest_length = parameters["rooms"], parameters["quest_length"]
+    return treasure_hunter.make_game(parameters["mode"], options)
+
+
+def _coin_collector(parameters: Mapping[str, Any], options: textworld.GameOptions, goal: str) -> textworld.Game:
+    if parameters["level"] is not None:
+        return coin_collector.make({"level": parameters["level"]}, options)
+    options.kb = KnowledgeBase.load(coin_collector.KB_PATH)
+    options.grammar.allowed_variables_numbering = True
+    options.nb_rooms, options.quest_length = parameters["rooms"], parameters["quest_length"]
+    return coin_collector.make_game(parameters["mode"], options)
+
+
+def _cooking(parameters: Mapping[str, Any], options: textworld.GameOptions, goal: str) -> textworld.Game:
+    settings = {key: value for key, value in parameters.items() if key != "rooms"}
+    return cooking.make({**settings, "go": parameters["rooms"]}, options)
+
+
+def _simple(parameters: Mapping[str, Any], options: textworld.GameOptions, goal: str) -> textworld.Game:
+    return simple.make({"rewards": "dense", "goal": goal, "test": parameters["held_out"]}, options)
+
+
+_MAKERS: Mapping[str, Callable[[Mapping[str, Any], textworld.GameOptions, str], textworld.Game]] = {
+    "custom": _custom,
+    "treasure_hunter": _treasure_hunter,
+    "coin_collector": _coin_collector,
+    "the_cooking_game": _cooking,
+    "simple": _simple,
+}
+
+
+def _walkthrough_wins(path: Path, commands: list[str]) -> bool:
+    env = textworld.start(str(path), textworld.EnvInfos(won=True))
+    env.reset()
+    won = any(env.step(command)[0].won for command in commands)
+    env.close()
+    return won
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""TextWorld: text adventures generated on demand from a theme, its parameters and the seed.
+
+A command is valid if the game's parser counts it as a turn. Any other command changes nothing, and `look` is played
+instead. Games are built once and cached on disk.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
+
+from envs.base import describe_task, read_env_settings
+from envs.command_game import CommandGame, list_commands
+from envs.errors import ConfigError, EnvironmentFault
+from envs.loading import import_extra
+from envs.text_game import Frame, GameSettings
+from envs.textworld.cache import GameCache, default_root
+from envs.textworld.recipes import THEMES, GameRecipe, find_theme, make_recipe
+from envs.textworld.source import build_game, find_game
+from envs.textworld.thoughts import explain_plan
+from slime_verlog import Field
+
+_SEED_BLOCK = 1_000_000_000
+
+
+class TextWorldSettings(GameSettings):
+    """Settings of TextWorld. Settings that shape a game, such as `rooms`, are null by default: the task's theme then
+    sets them."""
+
+    # BALROG ends every game after 80 steps and leaves the objective to the `goal` command.
+    balrog: ClassVar = {**GameSettings.balrog, "max_steps": 80, "goal": "hidden"}
+
+    rooms: int | None = None
+    """Rooms in the world; 1, 6, 9 or 12 in the_cooking_game."""
+    objects: int | None = None
+    """Objects in the world (custom)."""
+    quest_length: int | None = None
+    """Commands that the quest takes (custom, treasure_hunter, coin_collector)."""
+    mode: str | None = None
+    """`easy`, `medium` or `hard` in treasure_hunter; `simple` or `random` in coin_collector."""
+    level: int | None = None
+    """TextWorld's own difficulty, in place of rooms, quest_length and mode: 1 to 30 in treasure_hunter, 1 to 300 in
+    coin_collector."""
+    recipe: int | None = None
+    """Ingredients of the recipe, 1 to 5 (the_cooking_game)."""
+    take: int | None = None
+    """Ingredients that must be found first, at most `recipe` (the_cooking_game)."""
+    open: bool | None = None
+    """Containers and doors start closed and have to be opened (the_cooking_game)."""
+    cook: bool | None = None
+    """Ingredients must be cooked (the_cooking_game)."""
+    cut: bool | None = None
+    """Ingredients must be cut (the_cooking_game)."""
+    drop: bool | None = None
+    """The number of things one can carry is limited (the_cooking_game)."""
+    recipe_seed: int | None = None
+    """Seed of the recipe, apart from the seed of the world (the_cooking_game); needs `take` of at least 1."""
+    split: Literal["train", "valid", "test"] | None = None
+    """Restrict the ingredients to one of TextWorld's splits (the_cooking_game)."""
+    held_out: bool | None = None
+    """Use the foods that TextWorld reserves for testing (simple)."""
+    goal: Literal["detailed", "brief", "hidden"] = "brief"
+    """How much of the objective the prompt states: every step (`detailed`), only the last step (`brief`) or nothing
+    (`hidden`)."""
+    reward: Literal["sparse", "score", "dense"] = "score"
+    """`sparse`: 1 for winning. `score`: the game's points, scaled to 1 in total. `dense`: progress along the shortest
+    known solution, scaled to 1 in total; steps away from it cost as much."""
+    admissible_commands: bool = False
+    """List the commands that would work now with every observation. Random play then chooses among them."""
+    games: int | None = Field(None, ge=1)
+    """Number of different games; training and held-out seeds are mapped to separate sets of this size. Null: a new
+    game for every seed."""
+    games_path: str | None = None
+    """Folder of finished `.z8` games, such as BALROG's, to play instead of generated ones; the seed chooses."""
+    cache_dir: str | None = None
+    """Folder for generated games; null for `$SLIME_VERLOG_CACHE/textworld`, else `~/.cache/slime-verlog/textworld`."""
+    cache_gb: float = Field(2.0, gt=0)
+    """Size limit of that folder in GB; the games unused for longest are deleted first."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TextWorldSettings:
+        if self.vlm:
+            raise ConfigError("env.vlm: TextWorld has no pictures; set it to false")
+        if self.drop and self.reward == "dense":
+            raise ConfigError("env.reward: dense needs a game with a known solution, which drop: true prevents")
+        return self
+
+
+SETTINGS = TextWorldSettings
+DEFAULT_TASK = "custom"
+
+
+def build_env(sample: Any, args: Any) -> TextWorld:
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
+    task, seed = describe_task(sample)
+    return TextWorld(task, seed, read_env_settings(TextWorldSettings, args))
+
+
+class TextWorld(CommandGame):
+    """One TextWorld episode."""
+
+    template_path = Path(__file__).with_name("prompt.j2")
+    settings: TextWorldSettings
+
+    def __init__(self, task: str, seed: int, settings: TextWorldSettings) -> None:
+        super().__init__(settings)
+        self.task, self.seed, self.theme = task, seed, _find_theme(task, settings)
+        self.max_steps = settings.max_steps or THEMES[self.theme].max_steps
+        self._recipe = _read_recipe(self.theme, seed, settings)
+        self._engine = import_extra("envs.textworld.player", "TextWorld", "text-games")
+        self._player: Any = None
+        self._guide: Any = None
+        self._history: list[str] = []
+
+    def start(self) -> Frame:
+        if self._player is None:
+            track = self.settings.admissible_commands or self.settings.reward == "dense"
+            self._player = self._engine.Player(self._game_file(), track=track)
+        self._close_guide()
+        self._now = self._player.reset()
+        self._history.clear()
+        self._distance = self._whole_way = len(self._now.plan)
+        if self.settings.reward == "dense" and not self._whole_way:
+            raise EnvironmentFault(f"reward: dense needs a game with a known solution, unlike {self._recipe}")
+        self.mission = "" if self.settings.goal == "hidden" else self._player.objective
+        return self._frame(0.0)
+
+    def try_command(self, command: str) -> Frame | None:
+        moment = self._player.send(command)
+        if moment is None:
+            return None
+        before, self._now = self._now, moment
+        self._history.append(command)
+        return self._frame(self._reward(before.score, moment))
+
+    def _reward(self, score_before: int, moment: Any) -> float:
+        if self.settings.reward == "sparse":
+            return float(moment.won)
+        if self.settings.reward == "score":
+            return (moment.score - score_before) / self._player.max_score
+        before = self._distance
+        if moment.won or moment.plan:
+            self._distance = len(moment.plan)
+        return (before - self._distance) / self._whole_way
+
+    def _frame(self, reward: float) -> Frame:
+        moment, share = self._now, self._now.score / self._player.max_score
+        ended = moment.won or moment.lost
+        shown = moment.commands if self.settings.admissible_commands and not ended else ()
+        self.actions = shown
+        return Frame(
+            long_term=moment.text,
+            short_term=list_commands(shown) if shown else "",
+            reward=reward,
+            terminated=ended,
+            truncated=len(self._history) >= self.max_steps and not ended,
+            progression=1.0 if moment.won else min(max(share, 0.0), 1.0),
+            metrics={"score": share, "lost": float(moment.lost)},
+        )
+
+    def advice(self) -> str:
+        """Return the next command of a plan that wins from here; `look` if none is known."""
+        plan = self._plan()
+        return plan[0] if plan else self.default_action
+
+    def explain(self) -> str:
+        """Return the reasoning behind `advice`: the goal, whether the next thing is visible, and why this command."""
+        return explain_plan(self._now.text, self._plan())
+
+    def _plan(self) -> tuple[str, ...]:
+        """Commands that win from here; empty if the game knows none."""
+        if self._now.plan:
+            return self._now.plan
+        if self._guide is None:
+            # A second copy of the game tracks the state and is replayed up to here, only when it is needed.
+            self._guide, self._guided = self._engine.Player(self._game_file(), track=True), 0
+            self._advised = self._guide.reset()
+        for command in self._history[self._guided :]:
+            self._advised = self._guide.send(command)
+        self._guided = len(self._history)
+        if self._advised.plan:
+            return self._advised.plan
+        known = self._player.walkthrough
+        on_the_way = tuple(self._history) == known[: len(self._history)]
+        return known[len(self._history) :] if on_the_way else ()
+
+    def prompt_variables(self) -> dict[str, Any]:
+        theme = THEMES[self.theme]
+        return {**super().prompt_variables(), "commands": dict(theme.commands), "tips": list(theme.tips)}
+
+    def close(self) -> None:
+        self._close_guide()
+        if self._player is not None:
+            self._player.close()
+            self._player = None
+        self._running = False
+
+    def _close_guide(self) -> None:
+        if self._guide is not None:
+            self._guide.close()
+            self._guide = None
+
+    def _game_file(self) -> Path:
+        if self.settings.games_path is not None:
+            return find_game(Path(self.settings.games_path), self.task, self.seed)
+        root = Path(self.settings.cache_dir).expanduser() if self.settings.cache_dir else default_root()
+        cache = GameCache(root, self.settings.cache_gb)
+        return cache.fetch(
+            self._recipe.key(self._engine.textworld.__version__), lambda folder: build_game(self._recipe, folder)
+        )
+
+
+expert_action = TextWorld.advice
+explain_action = TextWorld.explain
+
+
+def _find_theme(task: str, settings: TextWorldSettings) -> str:
+    """Return the theme of a task. With `games_path` the task may have any name; its prompt is that of `custom`."""
+    try:
+        return find_theme(task)
+    except ConfigError:
+        if settings.games_path is None:
+            raise
+        return "custom"
+
+
+def _read_recipe(theme: str, seed: int, settings: TextWorldSettings) -> GameRecipe:
+    given = {name: getattr(settings, name) for other in THEMES.values() for name in other.parameters}
+    if settings.games_path is not None:
+        useless = [name for name, value in given.items() if value is not None]
+        if useless:
+            raise ConfigError(f"env.{useless[0]} shapes generated games; remove it to play env.games_path")
+    if settings.games is not None:
+        seed = seed // _SEED_BLOCK * _SEED_BLOCK + seed % _SEED_BLOCK % settings.games
+    goal = "detailed" if settings.goal == "detailed" else "brief"
+    return make_recipe(theme, seed, goal, given)

@@ -1,1 +1,0 @@
-"""Parts of `envs.textworld`: themes and recipes, building and caching of games, and playing one game."""
