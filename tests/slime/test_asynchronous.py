@@ -79,9 +79,9 @@ def stream(request: Any, make_run: Callable[..., Run], engine: EngineServer, gro
     With train_async.py, a batch is complete before the push, so 2 updates are allowed.
     """
     script, settings = STREAMS[request.param]
-    name = "stream-" + re.sub(r"\W+", "-", request.param)
+    name = f"stream{list(STREAMS).index(request.param)}"  # short, because sockets lie below it
     work = ground / name
-    slow = {"seed": 1, "until": str(work / "samples" / "5.pt"), "at_most_s": 600 if "mask" in name else 25}
+    slow = {"seed": 1, "until": str(work / "samples" / "5.pt"), "at_most_s": 600 if "mask" in request.param else 25}
     env = {"ledger": str(work / "ledger"), "longest": 9, "slow": slow}
     flags = (*engine_flags(engine), *CONTINUOUS, "--num-rollout", str(STREAMED), "--num-critic-only-steps", "0")
     run = make_run(name, *flags, script=script, env=env, env_workers=9, env_step_timeout_s=900.0, **settings)
