@@ -12,7 +12,9 @@ from envs.errors import EnvironmentFault
 from envs.text_game import Frame, TextGame
 
 COMMAND_FORMAT = (
-    "Choose your next move. Answer in exactly this form:\nTHINK: your reasoning, step by step\nACTION: one command"
+    "Choose your next move. Answer in exactly this form:\n"
+    "THINK: your reasoning, step by step\n"
+    "ACTION: one command"
 )
 
 MOST_CHARACTERS = 100

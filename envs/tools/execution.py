@@ -57,7 +57,9 @@ class _Threaded:
     def __init__(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         self.name = name
         self.future: Future[Any] = Future()
-        self._thread = threading.Thread(target=self._work, args=(function, arguments), name=f"tool-{name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, args=(function, arguments), name=f"tool-{name}", daemon=True
+        )
         self._thread.start()
 
     def _work(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
