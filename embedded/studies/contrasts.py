@@ -1,7 +1,7 @@
 """Compares the variants of a study by contrasts that were fixed before it ran, with exact tests and planned looks.
 
-A contrast adds up areas under held-out curves with signs, for example dual_400 - rloo_400 - dual_25 + rloo_25. Seeds are
-paired: each gives one value. The first contrast of a study is the primary one.
+A contrast adds up areas under held-out curves with signs, for example dual_400 - rloo_400 - dual_25 + rloo_25. Seeds
+are paired: each gives one value. The first contrast of a study is the primary one.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _verdict(values: Sequence[float], adjusted: float, alpha: float, *, last: bo
     if not last:
         return f"open after {len(values)} seeds"
     low, high = interval(values)
-    return f"no difference above {MARGIN}" if -MARGIN <= low and high <= MARGIN else "cannot tell"
+    return f"no difference above {MARGIN}" if low >= -MARGIN and high <= MARGIN else "cannot tell"
 
 
 def contrast_lines(study: Study, runs: Sequence[Run]) -> list[str]:
