@@ -28,9 +28,9 @@ class Result:
     name: str
     values: tuple[float, ...]
     """One value per seed."""
-    p: float
-    """Of the exact sign-flip test, two-sided."""
-    adjusted: float
+    p: float | None
+    """Of the exact sign-flip test, two-sided; None before the first look at this contrast."""
+    adjusted: float | None
     """After Holm's correction over the contrasts tested at this look."""
     verdict: str
 
@@ -83,7 +83,7 @@ def areas(study: Study, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
 
 
 def results(study: Study, runs: Sequence[Run]) -> list[Result]:
-    """Every contrast at the latest look that its seeds allow; fewer seeds than the first look give no verdict.
+    """Every contrast at the latest look that its seeds allow; before its first look it has no verdict.
 
     With eight seeds p is at least 2/256, which a correction over several contrasts would put out of reach, so the first
     look tests the primary contrast alone. What a look has decided stays decided.
@@ -99,8 +99,10 @@ def results(study: Study, runs: Sequence[Run]) -> list[Result]:
             if name not in decided or decided[name].verdict.startswith("open"):
                 verdict = _verdict(values[name][:look], adjusted, alpha, last=look == max(LOOKS))
                 decided[name] = Result(name, tuple(values[name][:look]), p, adjusted, verdict)
-    early = lambda name: f"open: {len(values[name])} of {min(LOOKS)} seeds for the first look"
-    return [decided.get(name) or Result(name, tuple(values[name]), 1.0, 1.0, early(name)) for name in values]
+    primary = next(iter(values), None)
+    first = {name: sorted(LOOKS)[name != primary] for name in values}
+    early = lambda name: f"open: {len(values[name])} of {first[name]} seeds for its first look"
+    return [decided.get(name) or Result(name, tuple(values[name]), None, None, early(name)) for name in values]
 
 
 def _values(signs: Mapping[str, float], found: Mapping[str, Mapping[int, float]], seeds: Sequence[int]) -> list[float]:
@@ -128,8 +130,9 @@ def contrast_lines(study: Study, runs: Sequence[Run]) -> list[str]:
         if len(values) > 1:
             low, high = interval(values)
             spread = f"{np.std(values, ddof=1):.3f}"
-            numbers = [f"{np.mean(values):.3f}", spread, f"{low:.3f} to {high:.3f}", f"{found.p:.4f}"]
-            numbers.append(f"{found.adjusted:.4f}")
+            numbers[:3] = [f"{np.mean(values):.3f}", spread, f"{low:.3f} to {high:.3f}"]
+        if found.p is not None:
+            numbers[3:] = [f"{found.p:.4f}", f"{found.adjusted:.4f}"]
         lines.append(f"| {found.name} | {len(values)} | {' | '.join(numbers)} | {found.verdict} |")
     return lines
 
@@ -144,12 +147,13 @@ def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
     ]
     lines.append("|---|---|---|---|---|---|---|---|")
     for variant in study.variants:
-        facts = [(run.facts(), run) for run in done if run.variant == variant]
-        before = [score(about["before"]) for about, _ in facts]
-        after = [score(about["after"]) for about, _ in facts]
+        mine = [run for run in done if run.variant == variant]
+        facts = [run.facts() for run in mine]
+        numbers = lambda key, facts=facts: [value for about in facts if (value := about[key]) is not None]
+        before, after = ([score(value) for value in numbers(key)] for key in ("before", "after"))
         fallen = sum(end < start for start, end in zip(before, after, strict=True))
         cells = [mean_cell(before, ".3f"), iqm_cell(after, ".3f"), mean_cell(list(found[variant].values()), ".3f")]
-        cells += [f"{fallen} of {len(facts)}", mean_cell([run.rows[-1]["update"] for _, run in facts], ".0f")]
-        cells.append(mean_cell([about["cpu"] for about, _ in facts], ".0f"))
-        lines.append(f"| {variant} | {len(facts)} | {' | '.join(cells)} |")
+        cells += [f"{fallen} of {len(mine)}", mean_cell([run.rows[-1]["update"] for run in mine], ".0f")]
+        cells.append(mean_cell(numbers("cpu"), ".0f"))
+        lines.append(f"| {variant} | {len(mine)} | {' | '.join(cells)} |")
     return lines
