@@ -1,7 +1,7 @@
 """Batches of whole episodes, as slime's own outer loop makes them with `rollout.generate.generate`.
 
-A batch has `rollout_batch_size` starts, each played `n_samples_per_prompt` times. An episode is one training group, so
-`global_batch_size` counts episodes here.
+A batch has `rollout_batch_size` starts, each played `n_samples_per_prompt` times. In `generate_rollout`, an episode is
+one training group, so `global_batch_size` counts episodes. In `generate_turns` it counts turns.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 
-from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
+from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run, set_group
 from rollout.bridge.sample import facts_of
 from rollout.bridge.whole_episodes import episode_facts
 from rollout.data_source import EpisodeSource
@@ -30,6 +30,26 @@ def generate_rollout(
         ConfigError, EngineError: raised by `generate`.
     """
     return run(evaluate(args, data_source) if evaluation else _play(args, data_source))
+
+
+def generate_turns(
+    args: Namespace, rollout_id: int, data_source: EpisodeSource, evaluation: bool = False
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """Like `generate_rollout`, but each turn is one training group, as in fixed-turn batches.
+
+    Long and short episodes then take optimizer steps of the same size. The turns of a batch must fill whole steps, and
+    `lr_decay_style` must be constant, because the schedule is planned in episodes.
+
+    Raises:
+        As `generate_rollout`.
+    """
+    output = generate_rollout(args, rollout_id, data_source, evaluation)
+    if isinstance(output, RolloutFnTrainOutput):
+        group = -1
+        for sample in (sample for episode in output.samples for sample in episode):
+            group += facts_of(sample)["kind"] != SampleKind.BOOTSTRAP
+            set_group(sample, group)
+    return output
 
 
 async def _play(args: Namespace, source: EpisodeSource) -> RolloutFnTrainOutput:

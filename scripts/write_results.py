@@ -3,7 +3,9 @@
     python scripts/write_results.py                       after a change of the page or of the tables' columns
     python scripts/write_results.py outputs/ablations     first copies raw.csv and plot.png of every study on the page
 
-A study's place on the page begins with the line `<!-- study: NAME -->` and ends with `<!-- end -->`.
+A study's place on a page begins with the line `<!-- study: NAME -->` and ends with `<!-- end -->`. A study with planned
+contrasts has a page in docs/results/, where `<!-- contrasts: NAME -->` and `<!-- areas: NAME -->` are filled too, and a
+plot by length.
 """
 
 from __future__ import annotations
@@ -18,53 +20,61 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
+from embedded.studies.contrasts import area_lines, contrast_lines  # noqa: E402
+from embedded.studies.plots import plot_by_length  # noqa: E402
 from embedded.studies.report import table_lines  # noqa: E402
-from embedded.studies.results import read_csv  # noqa: E402
-from embedded.studies.study import load_study  # noqa: E402
+from embedded.studies.results import Run, read_csv  # noqa: E402
+from embedded.studies.study import Study, load_study  # noqa: E402
 
-PAGE = ROOT / "docs" / "results.md"
+PAGES = (ROOT / "docs" / "results.md", ROOT / "docs" / "results" / "long_horizon.md")
 RAW = ROOT / "docs" / "results"
 PICTURES = ROOT / "docs" / "images"
 COMMAND = "python scripts/write_results.py"
-_PLACE = re.compile(r"(<!-- study: (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
+TABLES = {"study": table_lines, "contrasts": contrast_lines, "areas": area_lines}
+_PLACE = re.compile(r"(<!-- (\w+): (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
-    """Copy, if a folder is given, and write the page."""
-    if len(sys.argv) > 1:
-        for name in study_names():
+    """Copy, if a folder is given, and write the pages."""
+    for page in PAGES:
+        for name in study_names(page) if len(sys.argv) > 1 else ():
             copy_study(Path(sys.argv[1]) / name, name)
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def study_names() -> list[str]:
-    """The studies on the page."""
-    return [found[2] for found in _PLACE.finditer(PAGE.read_text(encoding="utf-8"))]
+def study_names(page: Path) -> list[str]:
+    """The studies on a page."""
+    return list(dict.fromkeys(found[3] for found in _PLACE.finditer(page.read_text(encoding="utf-8"))))
 
 
 def copy_study(source: Path, name: str) -> None:
     """Copy the raw numbers and the plot of a study that has been run in `source`."""
-    if (source / "raw.csv").is_file():
-        (RAW / name).mkdir(exist_ok=True)
-        shutil.copyfile(source / "raw.csv", RAW / name / "raw.csv")
-        # A palette makes the file a quarter as large.
-        Image.open(source / "plot.png").convert("RGB").quantize(64).save(PICTURES / f"{name}.png", optimize=True)
+    if not (source / "raw.csv").is_file():
+        return
+    (RAW / name).mkdir(exist_ok=True)
+    shutil.copyfile(source / "raw.csv", RAW / name / "raw.csv")
+    study, plot = load_study(name), source / "plot.png"
+    if study.contrasts:
+        plot_by_length(plot, study, finished_runs(study))
+    # A palette makes the file a quarter as large.
+    Image.open(plot).convert("RGB").quantize(64).save(PICTURES / f"{name}.png", optimize=True)
+
+
+def finished_runs(study: Study) -> list[Run]:
+    """The finished runs in a study's raw.csv; none if it has not been run yet."""
+    path = RAW / study.name / "raw.csv"
+    return [run for run in read_csv(path, study.measure) if run.done] if path.exists() else []
 
 
 def filled(page: str) -> str:
     """The page with every table written anew."""
-    return _PLACE.sub(lambda found: f"{found[1]}\n{table_of(found[2])}\n\n", page)
+    return _PLACE.sub(lambda found: f"{found[1]}\n{table_of(found[2], found[3])}\n\n", page)
 
 
-def table_of(name: str) -> str:
-    """A study's table in Markdown.
-
-    Raises:
-        FileNotFoundError: docs/results/ lacks the study's raw.csv.
-    """
+def table_of(kind: str, name: str) -> str:
+    """One of a study's tables in Markdown."""
     study = load_study(name)
-    runs = read_csv(RAW / name / "raw.csv", study.measure)
-    return "\n".join(table_lines(study, [run for run in runs if run.done]))
+    return "\n".join(TABLES[kind](study, finished_runs(study)))
 
 
 if __name__ == "__main__":

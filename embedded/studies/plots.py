@@ -52,6 +52,37 @@ def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
     pyplot.close(figure)
 
 
+def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
+    """Plot held-out scores over turns, one panel per length, which is the last part of a variant's name (`dual_400`).
+
+    Thin lines are seeds, thick ones their mean. A score is 0 for random play and 1 for the expert.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = [variant.rpartition("_") for variant in study.variants]
+    methods, lengths = (list(dict.fromkeys(parts)) for parts in zip(*((m, n) for m, _, n in names), strict=True))
+    low, high = study.scale
+    shared: dict[str, Any] = {"sharey": True, "squeeze": False, "layout": "constrained"}
+    figure, axes = pyplot.subplots(1, len(lengths), figsize=(4 * len(lengths), 4), **shared)
+    for axis, length in zip(axes[0], sorted(lengths, key=int), strict=True):
+        for number, method in enumerate(methods):
+            mine = [run for run in runs if run.variant == f"{method}_{length}"]
+            curves = [curve(run.rows, f"eval/{study.measure}") for run in mine]
+            scores = [(turns, [(value - low) / (high - low) for value in values]) for turns, values in curves]
+            if scores:
+                _draw(axis, scores, f"C{number}", method.replace("_", " "), False)
+        axis.set(title=f"{length} turns per episode", xlabel="turns played", ylim=(-0.05, 1.02))
+        axis.grid(alpha=0.3)
+    axes[0][0].set(ylabel="score, held-out episodes")
+    handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(methods), frameon=False)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
 def _draw(axis: Any, curves: Sequence[tuple[list[float], list[float]]], color: str, label: str, marked: bool) -> None:
     for xs, values in curves:
         axis.plot(xs, values, color=color, alpha=0.25, linewidth=1)

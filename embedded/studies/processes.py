@@ -20,11 +20,6 @@ PATIENCE_S = 15.0
 """Seconds that interrupted jobs get to end."""
 
 
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def run_processes(
     jobs: Mapping[str, tuple[Any, ...]],
     target: Callable[..., None],

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from embedded.cores import cores
 from embedded.run_folder import CHECKPOINTS, claimed, rewind, saved_updates, write_text
 from embedded.studies.plan import DONE, ROWS, SAVE_INTERVAL, Plan, left_to_do, make_plan, overview, plan_warnings
-from embedded.studies.processes import cores, run_processes
+from embedded.studies.processes import run_processes
 from embedded.studies.results import MEASURES
 from embedded.studies.study import load_study, study_names
 from slime_verlog import ConfigError, SlimeVerlogError, command, read_settings
@@ -121,7 +122,8 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
 
     keys, warm = settings["keys"], settings["warm"]
     # Rewards do not affect demonstrations.
-    env = {key: value for key, value in keys.get("env", {}).items() if key not in ("binary_reward", "shaping")}
+    env = {**keys.get("env", {}), **warm.get("env", {})}
+    env = {key: value for key, value in env.items() if key not in ("binary_reward", "shaping")}
     shown = {key: keys.get(key) for key in ("rollout_interaction_env_path", "tasks", "history", "memory", "max_turns")}
     name = hashlib.sha256(json.dumps([FACTS, env, shown, warm, seed], sort_keys=True).encode()).hexdigest()[:12]
     folder = policies / f"{name}-seed_{seed}"

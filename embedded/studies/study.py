@@ -51,6 +51,10 @@ class Study(Variant):
     """Updates between two evaluations."""
     measure: Literal["success", "progression", "return"] = "success"
     """What held-out episodes are compared by: win rate, BALROG's progression, or the sum of rewards."""
+    scale: tuple[float, float] = (0.0, 1.0)
+    """What random play and the expert reach on the held-out episodes; contrasts count from 0 to 1 between them."""
+    contrasts: Mapping[str, Mapping[str, float]] = {}
+    """Planned comparisons by name, the primary one first: the sign of each variant's area under the held-out curve."""
     compares_time: bool = False
     """Table and plot show wall time and not only CPU time. Runs then go one after the other."""
     variants: Mapping[str, Variant]
@@ -65,6 +69,11 @@ class Study(Variant):
         for name in (*self.variants, *([self.name] if self.name else [])):
             if "/" in name or name.startswith("."):
                 raise ConfigError(f"{name!r} cannot be the name of a folder; leave out '/' and a leading '.'")
+        unknown = {name for signs in self.contrasts.values() for name in signs} - set(self.variants)
+        if unknown:
+            raise ConfigError(f"contrasts name {sorted(unknown)[0]!r}, which is not one of the variants")
+        if self.scale[0] >= self.scale[1]:
+            raise ConfigError(f"scale must rise from random play to the expert, got {list(self.scale)}")
         return self
 
     def variant(self, name: str) -> Variant:

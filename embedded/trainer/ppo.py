@@ -6,7 +6,6 @@ The only input is the converter's train data. Advantages come from the hook in `
 from __future__ import annotations
 
 import math
-import os
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from advantage.ranks import current_layout
 from advantage.settings import ROLE, advantage_flags, advantage_settings
 from advantage.value_weight import first_token_weights, weigh_reducer
 from embedded.arguments import embedded_flags
+from embedded.cores import cores
 from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data
 from embedded.trainer.checkpoint import is_checkpoint, load_critic, load_trainer, save_trainer
 from embedded.trainer.losses import approx_kl, log_probs_and_entropy, policy_loss, value_loss
@@ -68,8 +68,8 @@ class PpoTrainer:
         samples = flags.num_rollout * flags.rollout_batch_size * flags.n_samples_per_prompt
         self.actor_optimizer = build_optimizer(self.actor, flags, flags.lr, samples)
         self.critic_optimizer = build_optimizer(self.critic, flags, flags.critic_lr, samples)
-        # Actor and critic share nothing while they learn, so on a CPU each gets its own core.
-        in_parallel = self.device.type == "cpu" and (os.cpu_count() or 1) > 1
+        # Actor and critic share nothing while they learn, so on a CPU each gets its own core if this process has two.
+        in_parallel = self.device.type == "cpu" and cores() > 1
         self._pool = ThreadPoolExecutor(2 if in_parallel else 1, thread_name_prefix="train")
 
     def train(self, rollout_id: int, train_data: dict[str, Any]) -> dict[str, float]:

@@ -44,6 +44,9 @@ class WarmStart(Settings):
 
     episodes: int = Field(default=40, ge=1)
     """Demonstrated episodes."""
+    env: Mapping[str, Any] = {}
+    """Settings of the environment for the demonstrations; they win over the run's. Variants of a study whose
+    environments differ share one policy if these make their demonstrations equal."""
     max_turns: int = Field(default=100, ge=1)
     """Turns after which a demonstrated episode is cut."""
     epoch_tokens: int = Field(default=300_000, ge=1)
@@ -141,6 +144,7 @@ def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> lis
     Raises:
         ConfigError: as `demonstrate`, or the environment rejects most answers.
     """
+    config = config.model_copy(update={"env": {**config.env, **settings.env}})
     share, most = settings.random_share, settings.max_turns
     turns = demonstrate(config, settings.episodes, share, seed, needs_expert=False, most_turns=most)
     rejected = [turn for turn in turns if not turn.valid]

@@ -15,6 +15,8 @@ from transformers import AddedToken, Qwen2Tokenizer
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ANSWER_PHRASES = ("Previous plan:\n", "THINK:", "\nACTION:")
+ROLES = tuple(f"{role}\n" for role in ("system", "user", "assistant"))
+"""Each role and the line break after it is one token."""
 NUMBERS = tuple(f" {digit}" for digit in range(10))
 
 CHAT_TEMPLATE = """\
@@ -45,7 +47,7 @@ def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_siz
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    plain = [p for p in dict.fromkeys((*ANSWER_PHRASES, *NUMBERS, *phrases)) if p]
+    plain = [p for p in dict.fromkeys((*ANSWER_PHRASES, *ROLES, *NUMBERS, *phrases)) if p]
     # Merges are trained on the rest of the text. Longer phrases are cut out first.
     fixed = re.compile("|".join(map(re.escape, sorted(plain, key=len, reverse=True))))
     varying = [part for text in texts for part in fixed.split(text)]

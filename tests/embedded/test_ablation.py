@@ -18,6 +18,7 @@ pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedd
 from safetensors.torch import load_file
 
 import embedded.studies.run as ablation
+import embedded.trainer.ppo
 from embedded.metrics_log import MetricsLog, read_rows
 from embedded.studies.run import Plan, main, make_plan, run_one, run_study
 from embedded.studies.study import Study, check_study, load_study, run_keys, study_names
@@ -190,6 +191,47 @@ def test_estimators_without_a_critic_train_on_whole_episodes(
     assert not any(key.startswith("critic/") for key in row)
 
 
+def test_turns_of_whole_episodes_can_be_training_groups_so_steps_are_equal_at_any_length(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two episodes of twelve turns in steps of eight turns; an episode alone would fill no step."""
+    sizes: list[int] = []
+    steps = embedded.trainer.ppo.optimizer_steps
+
+    def watched(groups: list[int], per_step: int) -> list[list[int]]:
+        made = steps(groups, per_step)
+        sizes.extend(map(len, made))
+        return made
+
+    monkeypatch.setattr(embedded.trainer.ppo, "optimizer_steps", watched)
+    keys = {**load_study("long_horizon").variant("rloo_25").keys, "tasks": ["errands"], "env": {"max_steps": 12}}
+    shared = {**load_study("long_horizon").variant("rloo_25").flags, "rollout_batch_size": 1}
+    flags = {**small["flags"], **shared, "n_samples_per_prompt": 2, "global_batch_size": 8}
+    work = plan(tiny(small, updates=1, variants={"v": {"keys": keys, "flags": flags}}), tmp_path)
+    run_one(work, "v", 0)
+    (row,) = [row for row in read_rows(work.run_folder("v", 0) / "rows.jsonl") if "rollout/turns" in row]
+    assert row["rollout/turns"] == 24 and row["train/actor_trains"] == 1
+    assert sizes == [8, 8, 8]
+
+
+def test_variants_with_other_environments_share_a_policy_if_their_demonstrations_are_equal(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    errands = lambda turns: {"tasks": ["errands"], "env": {"max_steps": turns}}
+    variants = {"short": {"keys": errands(5)}, "long": {"keys": errands(9)}}
+    of_one = lambda warm: plan(tiny(small, variants=variants, warm={**small["warm"], **warm}), tmp_path)
+    found = {}
+    for name, warm in {"same": {"env": {"max_steps": 7}}, "own": {}}.items():
+        work = of_one(warm)
+        for variant in variants:
+            config = tmp_path / f"{name}_{variant}.yaml"
+            settings = work.settings(variant, 0)
+            config.write_text(yaml.safe_dump(settings["keys"]))
+            found[name, variant] = ablation._policy(config, 0, tmp_path / "policies", settings)
+    assert found["same", "short"] == found["same", "long"]
+    assert found["own", "short"] != found["own", "long"]
+
+
 def test_a_run_whose_actor_never_trained_is_named(
     small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,8 +253,8 @@ def test_every_variant_of_every_study_trains(name: str, small: dict[str, Any], t
     if given.config != Study.model_fields["config"].default:  # another game than BabyAI
         content["config"] = str(ROOT / given.config)
     warm = {**content["warm"], **small["warm"]}
-    # A tokenizer fitted to two episodes makes long prompts.
-    content["flags"] = {"rollout_max_context_len": 1024, **content["flags"]}
+    # A tokenizer fitted to two episodes makes long prompts, and its policy long answers.
+    content["flags"] = {"rollout_max_context_len": 1024, "rollout_max_response_len": 6, **content["flags"]}
     study = tiny({**small, **content}, updates=9, eval_interval=9, warm=warm)
     text = run_study(plan(study, tmp_path))
     for variant in study.variants:

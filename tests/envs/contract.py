@@ -77,6 +77,7 @@ _BALROG = "tests.envs.balrog_stand_in.as_env"
 
 CASES = [
     Case("envs.babyai", "BabyAI-MixedTrainLocal-v0/goto", needs=("minigrid",)),
+    Case("envs.babyai", "errands", {"max_steps": 60}, ("minigrid",), fuzzed_answers=1000),
     Case("envs.babyai", "open", needs=("minigrid",), fuzzed_answers=1000),
     Case("envs.babyai", "BossLevel", {"max_steps": 50, "vlm": True}, ("minigrid",), fuzzed_answers=200),
     Case("envs.babaisai", "env/two_room-make_you", {"max_steps": 40}),

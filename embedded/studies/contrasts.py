@@ -1,0 +1,159 @@
+"""Compares the variants of a study by contrasts that were fixed before it ran, with exact tests and planned looks.
+
+A contrast adds up areas under held-out curves with signs, for example dual_400 - rloo_400 - dual_25 + rloo_25. Seeds
+are paired: each gives one value. The first contrast of a study is the primary one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedded.studies.intervals import iqm_cell, mean_cell
+from embedded.studies.results import Run
+from embedded.studies.study import Study
+
+LOOKS = {8: 0.01, 12: 0.015, 20: 0.025}
+"""Numbers of seeds at which a contrast may be decided, and the error level of each look; they add up to 5 %."""
+MARGIN = 0.05
+"""At the last look, "no difference" means that the 90 % interval lies within this distance of 0."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A contrast at one look."""
+
+    name: str
+    values: tuple[float, ...]
+    """One value per seed."""
+    p: float | None
+    """Of the exact sign-flip test, two-sided; None before the first look at this contrast."""
+    adjusted: float | None
+    """After Holm's correction over the contrasts tested at this look."""
+    verdict: str
+
+
+def sign_flip_p(values: Sequence[float]) -> float:
+    """The share of all 2^n ways to flip signs whose sum is at least as far from 0 as the observed one.
+
+    >>> sign_flip_p([1.0, 2.0, 3.0])
+    0.25
+    """
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums + value, sums - value])
+    return float((np.abs(sums) >= abs(sum(values)) - 1e-9).mean())
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment: p-values that may each be compared with the joint error level.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
+def interval(values: Sequence[float], level: float = 0.9) -> tuple[float, float]:
+    """Student's t interval of the mean."""
+    from scipy import stats
+
+    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / len(values) ** 0.5
+    reach = float(stats.t.ppf(0.5 + level / 2, len(values) - 1)) * error
+    return mean - reach, mean + reach
+
+
+def areas(study: Study, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
+    """Mean score over the turns that every finished run has played, by variant and seed; areas under the curves."""
+    done = [run for run in runs if run.done]
+    end = min((run.total("turns") for run in done), default=0.0)
+    low, high = study.scale
+    found: dict[str, dict[int, float]] = {variant: {} for variant in study.variants}
+    for run in done:
+        mean = run.mean_result("turns", end)
+        if mean is not None:
+            found[run.variant][run.seed] = (mean - low) / (high - low)
+    return found
+
+
+def results(study: Study, runs: Sequence[Run]) -> list[Result]:
+    """Every contrast at the latest look that its seeds allow; before its first look it has no verdict.
+
+    With eight seeds p is at least 2/256, which a correction over several contrasts would put out of reach, so the first
+    look tests the primary contrast alone. What a look has decided stays decided.
+    """
+    found = areas(study, runs)
+    values = {name: _values(signs, found, study.seeds) for name, signs in study.contrasts.items()}
+    decided: dict[str, Result] = {}
+    for look, alpha in LOOKS.items():
+        tested = list(values)[: 1 if look == min(LOOKS) else None]
+        tested = [name for name in tested if len(values[name]) >= look]
+        p_values = [sign_flip_p(values[name][:look]) for name in tested]
+        for name, p, adjusted in zip(tested, p_values, holm(p_values), strict=True):
+            if name not in decided or decided[name].verdict.startswith("open"):
+                verdict = _verdict(values[name][:look], adjusted, alpha, last=look == max(LOOKS))
+                decided[name] = Result(name, tuple(values[name][:look]), p, adjusted, verdict)
+    primary = next(iter(values), None)
+    first = {name: sorted(LOOKS)[name != primary] for name in values}
+    early = lambda name: f"open: {len(values[name])} of {first[name]} seeds for its first look"
+    return [decided.get(name) or Result(name, tuple(values[name]), None, None, early(name)) for name in values]
+
+
+def _values(signs: Mapping[str, float], found: Mapping[str, Mapping[int, float]], seeds: Sequence[int]) -> list[float]:
+    """The contrast of each seed whose runs are all finished, in the study's order of seeds."""
+    whole = [seed for seed in seeds if all(seed in found[variant] for variant in signs)]
+    return [sum(sign * found[variant][seed] for variant, sign in signs.items()) for seed in whole]
+
+
+def _verdict(values: Sequence[float], adjusted: float, alpha: float, *, last: bool) -> str:
+    if adjusted <= alpha:
+        return "yes" if np.mean(values) > 0 else "yes, the other way round"
+    if not last:
+        return f"open after {len(values)} seeds"
+    low, high = interval(values)
+    return f"no difference above {MARGIN}" if low >= -MARGIN and high <= MARGIN else "cannot tell"
+
+
+def contrast_lines(study: Study, runs: Sequence[Run]) -> list[str]:
+    """A Markdown table of the contrasts, the primary one first."""
+    lines = ["| contrast | seeds | mean | standard deviation | 90 % interval | p | after Holm | verdict |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for found in results(study, runs):
+        values = found.values
+        numbers = ["-"] * 5
+        if len(values) > 1:
+            low, high = interval(values)
+            spread = f"{np.std(values, ddof=1):.3f}"
+            numbers[:3] = [f"{np.mean(values):.3f}", spread, f"{low:.3f} to {high:.3f}"]
+        if found.p is not None:
+            numbers[3:] = [f"{found.p:.4f}", f"{found.adjusted:.4f}"]
+        lines.append(f"| {found.name} | {len(values)} | {' | '.join(numbers)} | {found.verdict} |")
+    return lines
+
+
+def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
+    """A Markdown table of the variants: scores, areas, seeds that end below their start, updates and CPU time."""
+    low, high = study.scale
+    score = lambda value: (value - low) / (high - low)
+    found, done = areas(study, runs), [run for run in runs if run.done]
+    lines = [
+        "| variant | seeds | score before | score after | area | seeds that end below their start | updates | CPU, s |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for variant in study.variants:
+        mine = [run for run in done if run.variant == variant]
+        facts = [run.facts() for run in mine]
+        numbers = lambda key, facts=facts: [value for about in facts if (value := about[key]) is not None]
+        before, after = ([score(value) for value in numbers(key)] for key in ("before", "after"))
+        fallen = sum(end < start for start, end in zip(before, after, strict=True))
+        cells = [mean_cell(before, ".3f"), iqm_cell(after, ".3f"), mean_cell(list(found[variant].values()), ".3f")]
+        cells += [f"{fallen} of {len(mine)}", mean_cell([run.rows[-1]["update"] for run in mine], ".0f")]
+        cells.append(mean_cell(numbers("cpu"), ".0f"))
+        lines.append(f"| {variant} | {len(mine)} | {' | '.join(cells)} |")
+    return lines

@@ -1,0 +1,115 @@
+"""BabyAI's errands: one mission after another until the time is up, alike at any length."""
+
+from __future__ import annotations
+
+import random
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("minigrid", reason="BabyAI needs minigrid; pip install 'slime-verlog[envs]' enables this test")
+
+from envs import babyai
+from envs.errors import ConfigError
+
+
+def build(seed: int = 0, **options: Any) -> babyai.BabyAI:
+    metadata = {"task": "errands", "seed": seed}
+    return babyai.build_env(SimpleNamespace(metadata=metadata), SimpleNamespace(env=options))
+
+
+def play(env: babyai.BabyAI, actions: list[str] | None = None) -> list[Any]:
+    """The infos of a whole episode of the expert, or of these actions."""
+    env.reset()
+    infos: list[Any] = []
+    done = False
+    while not done:
+        action = babyai.expert_action(env) if actions is None else actions[len(infos)]
+        _, done, info = env.step(action)
+        infos.append(info)
+    return infos
+
+
+@pytest.mark.parametrize("turns", [7, 25, 100, 400])
+def test_an_episode_lasts_exactly_as_long_as_asked_and_the_end_of_the_time_is_the_tasks_own(turns: int) -> None:
+    infos = play(build(max_steps=turns))
+    assert len(infos) == turns
+    assert [info["terminated"] for info in infos] == [False] * (turns - 1) + [True]
+    assert not any(info["truncated"] for info in infos)
+
+
+def test_the_expert_needs_about_five_turns_per_errand_and_chance_two_hundred() -> None:
+    rng = random.Random(0)
+    by_expert = sum(info["reward"] for seed in range(20) for info in play(build(seed)))
+    by_chance = 0.0
+    for seed in range(20):
+        env = build(seed)
+        by_chance += sum(info["reward"] for info in play(env, rng.choices(list(env.actions), k=100)))
+    assert 18 * 20 <= by_expert <= 22 * 20
+    assert by_chance <= 1.0 * 20
+
+
+def test_every_errand_pays_once_and_raises_the_progression_by_four_turns() -> None:
+    infos = play(build(max_steps=50))
+    paid = [info["reward"] for info in infos]
+    assert set(paid) == {0.0, 1.0}
+    done = [sum(paid[: k + 1]) for k in range(50)]
+    assert [info["progression"] for info in infos] == pytest.approx([count * 4 / 50 for count in done])
+
+
+def test_missions_and_rooms_do_not_depend_on_how_the_errands_before_were_done() -> None:
+    """So every policy that is tested on a seed gets the same errands."""
+    rng = random.Random(1)
+
+    def missions(detours: bool) -> list[str]:
+        env = build(seed=4)
+        observation, done, seen = env.reset(), False, [""]
+        while not done:
+            errand = (
+                observation["text"]["short_term_context"].partition(",")[0] + env.game.grid.encode().tobytes().hex()
+            )
+            if errand != seen[-1]:
+                seen.append(errand)
+            turn_aside = detours and rng.random() < 0.2
+            observation, done, _ = env.step("turn left" if turn_aside else babyai.expert_action(env))
+        return seen
+
+    direct, slow = missions(False), missions(True)
+    assert len(slow) < len(direct) and slow == direct[: len(slow)]
+
+
+def test_prompts_tell_the_time_in_tenths_so_a_longer_episode_brings_no_new_words() -> None:
+    words = {}
+    for turns in (25, 100, 400):
+        env, seen = build(max_steps=turns), []
+        observation, done = env.reset(), False
+        while not done:
+            seen.append(observation["text"]["short_term_context"])
+            observation, done, _ = env.step("turn left")
+        times = [int(found[1]) for text in seen if (found := re.fullmatch(r"go to .+, time (\d)", text))]
+        assert len(times) == turns and times == sorted(times, reverse=True) and (times[0], times[-1]) == (9, 0)
+        words[turns] = env.instruction_prompt
+    assert len(set(words.values())) == 1
+
+
+def test_pay_at_the_end_adds_up_to_the_same_and_still_charges_penalties_at_once() -> None:
+    actions = [info["executed_action"] for info in play(build())]
+    actions[10] = "dance"
+    at_once, late = play(build(), actions), play(build(pay_at_end=True), actions)
+    rewards = [info["reward"] for info in late]
+    assert rewards[10] == -0.1 and set(rewards[:10] + rewards[11:-1]) == {0.0}
+    assert sum(rewards) == pytest.approx(sum(info["reward"] for info in at_once))
+    assert rewards[-1] > 10
+
+
+def test_an_episode_can_be_played_again() -> None:
+    env = build()
+    assert play(env) == play(env)
+
+
+def test_pay_at_the_end_is_refused_where_it_would_do_nothing() -> None:
+    sample = SimpleNamespace(metadata={"task": "goto", "seed": 0})
+    with pytest.raises(ConfigError, match="env.pay_at_end is a setting of the task errands"):
+        babyai.build_env(sample, SimpleNamespace(env={"pay_at_end": True}))
