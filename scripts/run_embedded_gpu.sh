@@ -5,7 +5,8 @@
 #   bash scripts/run_embedded_gpu.sh --device cpu --updates 1 --turns 8 --step-turns 4 --demonstrations 1 \
 #     --eval-episodes 2 --max-turns 2 --max-tokens 1024   a trial of minutes, without a GPU
 # Options: --config YAML, --device cuda|cpu, --updates, --turns, --step-turns, --response-len, --context-len, --lr,
-# --critic-lr, --max-tokens, --demonstrations, --eval-episodes, --max-turns, --seed, --out FOLDER.
+# --critic-lr, --max-tokens, --demonstrations, --eval-episodes, --max-turns, --seed, --out FOLDER,
+# --overwrite.
 # A model from the hub is downloaded once, into Hugging Face's cache.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

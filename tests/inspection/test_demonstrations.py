@@ -27,6 +27,7 @@ CONFIGS = Path(__file__).parents[2] / "custom_configs"
 
 def export(folder: Path, name: str, *more: str) -> list[dict[str, Any]]:
     out = folder / f"{name}.jsonl"
+    out.unlink(missing_ok=True)
     main(["--config", str(CONFIGS / f"{name}.yaml"), "--episodes", "2", "--out", str(out), *more])
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 

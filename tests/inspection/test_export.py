@@ -106,11 +106,11 @@ def test_filters_choose_episodes_and_lost_ones_are_never_written(
         (["--min-return", "0.2"], {2, 3, 4}),
         (["--min-return", "0.3", "--task", "other"], {3}),
     ):
-        assert export(tmp_path, "--format", "parquet", "--out", out, *words) is None
+        assert export(tmp_path, "--format", "parquet", "--out", out, "--overwrite", *words) is None
         assert {row["metadata"]["seed"] for row in rows(out)} == seeds
     assert "3 rows from 1 of 4 episodes written to" in capsys.readouterr().out
     before = out.read_bytes()
-    error = export(tmp_path, "--format", "parquet", "--out", out, "--task", "none")
+    error = export(tmp_path, "--format", "parquet", "--out", out, "--overwrite", "--task", "none")
     assert error is not None and "none of the 4 episodes is left to write" in error
     assert out.read_bytes() == before and not list(tmp_path.glob(".*.part"))
 

@@ -245,7 +245,9 @@ async def test_a_step_that_hangs_is_trained_in_time_or_without_loss(tmp_path: Pa
         **{"env": {"max_length": 40, "hang_at": 2, "once": str(tmp_path / "hung")}},
         **{"max_staleness": limit, "stale_turns": mode},
     }
-    before, after = Trainer(tmp_path, **keys), Trainer(tmp_path, **keys)
+    # Without waiting for the step, eight batches could be over before its time limit.
+    train_s = 0.5 if mode == "mask" else 0.02
+    before, after = Trainer(tmp_path, train_s, **keys), Trainer(tmp_path, **keys)
     await before.run(range(8), ahead=ahead)
     for output, ages in zip(before.outputs, before.staleness, strict=True):
         turns = [s for group in output.samples for s in group if s.metadata["kind"] == "turn"]
