@@ -122,9 +122,12 @@ def prepare(folder: Path) -> Path:
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
-    """The run's numbers, without times and what depends on them."""
+    """The run's numbers, without times and what depends on them.
+
+    Which requests share a batch of the engine depends on time, and so does the last bit of its log-probs.
+    """
     lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
-    timed = ("perf/", "seconds", "_s", "busy", "concurrency", "depth", "per_s")
+    timed = ("perf/", "seconds", "_s", "busy", "concurrency", "depth", "per_s", "logprob_abs_diff")
     return [
         {key: value for key, value in json.loads(line).items() if not any(part in key for part in timed)}
         for line in lines
