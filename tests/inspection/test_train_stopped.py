@@ -85,8 +85,6 @@ MOMENTS = (
     ("rollout", signal.SIGINT, 4),
 )
 """What happens, the signal then, and the updates before."""
-FEW = (("imitation", signal.SIGINT, 0), ("rollout", signal.SIGINT, 1), ("evaluation", signal.SIGKILL, 2))
-"""Enough for every day."""
 HOOKS = {"data_source_path": "stopper.Source", "rollout_data_postprocess_path": "stopper.on_actor_data"}
 
 
@@ -142,10 +140,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     return folder
-
-
-def test_a_run_that_is_stopped_ends_as_one_that_never_was(whole: Path, tmp_path: Path) -> None:
-    stop_and_resume(whole, tmp_path, [moment for moment in MOMENTS if moment in FEW])
 
 
 @pytest.mark.slow
