@@ -67,6 +67,7 @@ def protect(
     now = settings_files(folder.parent / "tree", places)
     listed = {
         "places": [place.path for place in places],
+        "fixed": [place.path for place in fixed],
         "python_path": [part for part in python_path if is_agents(part)],
         "shipped": [path for path, digest in now.items() if shipped.get(path) == digest],
     }

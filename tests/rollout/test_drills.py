@@ -77,7 +77,7 @@ async def test_weight_loads_that_abort_answers_in_flight_lose_no_turn(
         try:
             while aborted == 0 or loads < BATCHES:
                 batch = asyncio.create_task(fixed_turn.collect_or_draw(args, loads, source, play))
-                await asyncio.wait([batch], timeout=0.2)  # somewhere in the batch
+                await asyncio.wait([batch], timeout=0.01 * (loads % 25))  # anywhere in the batch
                 loads += 1
                 await asyncio.to_thread(engine.update_weights, state, str(loads))
                 output = await batch
@@ -85,7 +85,7 @@ async def test_weight_loads_that_abort_answers_in_flight_lose_no_turn(
                 assert len(turns) == TURNS and {len(s.weight_versions) for s in turns} == {1}
                 played += [(s.metadata["episode_id"], s.metadata["round_number"]) for s in turns]
                 aborted += output.metrics["rollout/faults/turns_aborted"]
-                assert output.metrics["turn/staleness_max"] <= 4 and loads < 50
+                assert output.metrics["turn/staleness_max"] <= 4 and loads < 250
         finally:
             await close_runtimes()
     no_gap_and_none_twice(played)

@@ -21,20 +21,24 @@ def _read(name):
         return [part for part in file.read().split("\0") if part]
 
 
-PLACES, PYTHON_PATH, SHIPPED = _read("places"), _read("python_path"), set(_read("shipped"))
+PLACES, FIXED, PYTHON_PATH, SHIPPED = (_read(name) for name in ("places", "fixed", "python_path", "shipped"))
 _known = {}
 _dropped = []
 
 
+def _is_in(path, folders):
+    return any(path == folder or path.startswith(folder + "/") for folder in folders)
+
+
 def is_agents(path):
-    """Whether a file or folder lies where the agent could write."""
+    """Whether a file or folder lies where the agent could write; Python's own folders are mounted over such places."""
     try:
         path = os.path.join(os.getcwd(), path)
     except OSError:  # the current folder was removed
         return True
     if path not in _known:
         real = os.path.realpath(path)
-        _known[path] = any(part == place or part.startswith(place + "/") for part in (path, real) for place in PLACES)
+        _known[path] = any(_is_in(part, PLACES) and not _is_in(part, FIXED) for part in (path, real))
     return _known[path]
 
 
