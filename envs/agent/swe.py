@@ -9,7 +9,7 @@ import shutil
 
 from envs.agent.env import AgentRun
 from envs.swe.env import SWEEnv, SWESettings, make_env
-from envs.swe.verdict.calibration import load_counter_tests
+from envs.swe.verdict.calibration import load_plan
 from envs.swe.verdict.evaluate import evaluate
 from envs.swe.verdict.pristine import pristine_tree
 from slime_verlog import read_settings
@@ -19,7 +19,7 @@ def prepare(run: AgentRun) -> str:
     """Copy the repository as the issue found it; the prompt is the issue."""
     env, settings = _task(run)
     pristine = pristine_tree(env.repository, env.instance.base_commit, settings.cache())
-    load_counter_tests(env.instance, pristine, settings.cache(), env.judge)  # slow the first time, then cached
+    load_plan(env.instance, pristine, settings.cache(), env.judge)  # slow the first time, then cached
     shutil.copytree(pristine, run.folder, symlinks=True, dirs_exist_ok=True)
     return env.mission
 
@@ -28,8 +28,8 @@ def grade(run: AgentRun) -> float:
     """1 if the required tests pass in what the agent left, else 0; with `dense_reward`, the share that passes."""
     env, settings = _task(run)
     pristine = pristine_tree(env.repository, env.instance.base_commit, settings.cache())
-    tests = load_counter_tests(env.instance, pristine, settings.cache(), env.judge)
-    verdict = evaluate(env.instance, pristine, run.folder, env.judge, tests, settings.dense_reward)
+    plan = load_plan(env.instance, pristine, settings.cache(), env.judge)
+    verdict = evaluate(env.instance, pristine, run.folder, env.judge, plan)
     return verdict.progression if settings.dense_reward else float(verdict.solved)
 
 

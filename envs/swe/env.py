@@ -25,7 +25,7 @@ from envs.swe.sandbox.supervise import Limits
 from envs.swe.sandbox.workspace import Workspace
 from envs.swe.small_tasks import small_instance
 from envs.swe.tools import Workbench, execute, execute_all, harmless
-from envs.swe.verdict.calibration import load_counter_tests
+from envs.swe.verdict.calibration import load_plan
 from envs.swe.verdict.evaluate import Verdict, evaluate
 from envs.swe.verdict.pristine import default_cache, pristine_tree
 from envs.swe.verdict.runs import JudgeSettings, source_roots
@@ -134,7 +134,7 @@ class SWEEnv(BaseInteractionEnv):
         self.close()
         check_machine(self.judge.python)
         self._pristine = pristine_tree(self.repository, self.instance.base_commit, self.settings.cache())
-        self._counter_tests = load_counter_tests(self.instance, self._pristine, self.settings.cache(), self.judge)
+        self._plan = load_plan(self.instance, self._pristine, self.settings.cache(), self.judge)
         self._workspace = Workspace(self._pristine)
         self._bench = self._make_bench(self._workspace)
         self._steps, self.verdict = 0, None
@@ -167,9 +167,8 @@ class SWEEnv(BaseInteractionEnv):
             self._workspace = None
 
     def _evaluate(self, workspace: Workspace) -> Verdict:
-        shares = self.settings.dense_reward
         with timed("judge"):
-            return evaluate(self.instance, self._pristine, workspace.tree, self.judge, self._counter_tests, shares)
+            return evaluate(self.instance, self._pristine, workspace.tree, self.judge, self._plan)
 
     def _execute(self, bench: Workbench, calls: tuple[Call, ...]) -> tuple[str, int, bool]:
         """What `execute_all` returns for the calls, which share one turn's time."""

@@ -13,6 +13,7 @@ from envs.errors import ConfigError, MissingDependencyError
 
 _TEXTS = ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
 _TESTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
+_DRAW = "DRAW_ARGUMENTS"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Instance:
     test_patch: str
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
+    draw_arguments: bool = True
+    """Judge tests that the agent can read with other arguments too, on which the reference solution decides."""
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -38,9 +41,10 @@ class Instance:
         return tuple(dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass)))
 
     def row(self) -> dict[str, Any]:
-        """The instance in SWE-Gym's columns."""
+        """The instance in SWE-Gym's columns, with ours where it differs from the default."""
         texts = {name: getattr(self, name) for name in _TEXTS}
-        return {**texts, "FAIL_TO_PASS": list(self.fail_to_pass), "PASS_TO_PASS": list(self.pass_to_pass)}
+        own = {} if self.draw_arguments else {_DRAW: False}
+        return {**texts, "FAIL_TO_PASS": list(self.fail_to_pass), "PASS_TO_PASS": list(self.pass_to_pass), **own}
 
 
 def read_instance(row: Mapping[str, Any], where: str = "instance") -> Instance:
@@ -61,7 +65,10 @@ def read_instance(row: Mapping[str, Any], where: str = "instance") -> Instance:
     fail_to_pass, pass_to_pass = (_read_tests(row.get(key), f"{where}: {key}") for key in _TESTS)
     if not fail_to_pass:
         raise ConfigError(f"{where}: FAIL_TO_PASS is empty, so nothing could be solved")
-    return Instance(**texts, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass)
+    draw = row.get(_DRAW, True)
+    if not isinstance(draw, bool):
+        raise ConfigError(f"{where}: {_DRAW} must be true or false, got {draw!r}")
+    return Instance(**texts, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass, draw_arguments=draw)
 
 
 def _read_tests(value: Any, where: str) -> tuple[str, ...]:
@@ -129,5 +136,6 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise MissingDependencyError("reading .parquet needs pyarrow; install it with: pip install pyarrow") from error
-    columns = [*_TEXTS, *_TESTS]
+    present = set(pyarrow.parquet.read_schema(path).names)
+    columns = [*_TEXTS, *_TESTS, *({_DRAW} & present)]
     return pyarrow.parquet.read_table(path, columns=columns).to_pylist()

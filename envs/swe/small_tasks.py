@@ -50,6 +50,8 @@ class SmallTask:
     statement: str
     turns_green: tuple[str, ...]
     hidden_test: tuple[str, str] | None = None
+    left_out: tuple[str, ...] = ()
+    """Tests that the bug breaks too, and that are not judged."""
 
 
 TOOLZ = Package("toolz", "1.0.0", "2c86e3d9a04798ac556793bced838816296a2f085017664e4995cb40a1047a02")
@@ -63,13 +65,66 @@ def test_nested_input_is_left_alone():
     order = {"id": 7, "items": {"apple": 1, "pear": 2}}
     changed = update_in(order, ["items", "apple"], lambda n: n + 1)
     assert changed == {"id": 7, "items": {"apple": 2, "pear": 2}}
-    assert order == {"id": 7, "items": {"apple": 1, "pear": 2}}
+    assert repr(order) == "{'id': 7, 'items': {'apple': 1, 'pear': 2}}"
 
 
 def test_three_levels():
     deep = {"a": {"b": {"c": 1}}}
     assert assoc_in(deep, ["a", "b", "c"], 2) == {"a": {"b": {"c": 2}}}
-    assert deep == {"a": {"b": {"c": 1}}}
+    assert repr(deep) == "{'a': {'b': {'c': 1}}}"
+"""
+
+_FIRST_OF_EACH_TEST = """\
+from toolz import unique
+
+
+def test_first_of_each_length():
+    assert list(unique(["kiwi", "fig", "plum", "apple"], key=len)) == ["kiwi", "fig", "apple"]
+    assert list(unique(range(20, 40), key=lambda n: n % 7)) == [20, 21, 22, 23, 24, 25, 26]
+"""
+_MANY_KEYS_TEST = """\
+from toolz import dissoc
+
+
+def test_all_keys_but_one():
+    assert dissoc({"a": 1, "b": 2, "c": 7}, "a", "b") == {"c": 7}
+    assert dissoc({"p": 4, "q": 5, "r": 6, "s": 9}, "s", "p", "q") == {"r": 6}
+"""
+_TWO_KEYWORDS_TEST = """\
+from toolz import memoize
+
+
+def test_values_of_keywords_are_told_apart():
+    spell = memoize(lambda word, times=1, end="": word * times + end)
+    spelt = [spell("ab", times=2), spell("ab", times=3), spell("c", end="!"), spell("c", end="?")]
+    assert spelt == ["abab", "ababab", "c!", "c?"]
+"""
+_SIZES_TEST = """\
+from cachetools import LRUCache
+
+
+def test_sizes_after_replacements():
+    cache, sizes = LRUCache(maxsize=50, getsizeof=len), []
+    for word in ("pear", "apple", "fig", "pineapple", "kiwi"):
+        cache["fruit"] = word
+        cache[len(word)] = word
+        sizes.append(cache.currsize)
+    assert sizes == [8, 14, 15, 30, 25]
+    assert sorted(map(str, cache)) == ["3", "4", "5", "9", "fruit"]
+"""
+_MEMBERS_TEST = """\
+from cachetools import TTLCache
+
+
+def test_members_as_time_goes_by():
+    clock = [0]
+    cache = TTLCache(maxsize=9, ttl=4, timer=lambda: clock[0])
+    for key in range(7):
+        clock[0] = key
+        cache[key] = key * key
+    assert [key for key in range(9) if key in cache] == [3, 4, 5, 6]
+    clock[0] = 8
+    assert [key for key in range(9) if key in cache] == [5, 6]
 """
 
 _CACHE_TESTS = (
@@ -112,7 +167,11 @@ SMALL_TASKS: Mapping[str, SmallTask] = {
         "seen_add(item)",
         "`unique` ignores what was seen when a `key` is given: `list(unique(['cat', 'mouse', 'dog', 'hen'], "
         "key=len))` returns all four words instead of `['cat', 'mouse']`. Without `key` it works.",
-        ("toolz/tests/test_itertoolz.py::test_unique",),
+        (
+            "toolz/tests/test_itertoolz.py::test_unique",
+            "toolz/tests/test_first_of_each.py::test_first_of_each_length",
+        ),
+        ("toolz/tests/test_first_of_each.py", _FIRST_OF_EACH_TEST),
     ),
     "toolz_dissoc": SmallTask(
         TOOLZ,
@@ -123,9 +182,12 @@ SMALL_TASKS: Mapping[str, SmallTask] = {
         "'b')` returns `{'b': 2}` instead of an empty dictionary. Removing few keys from a large dictionary works.",
         (
             "toolz/tests/test_dicttoolz.py::TestDict::test_dissoc",
-            "toolz/tests/test_dicttoolz.py::TestCustomMapping::test_dissoc",
             "toolz/tests/test_dicttoolz.py::TestDefaultDict::test_dissoc",
+            "toolz/tests/test_many_keys.py::test_all_keys_but_one",
         ),
+        ("toolz/tests/test_many_keys.py", _MANY_KEYS_TEST),
+        # What it compares is a class of its own.
+        left_out=("toolz/tests/test_dicttoolz.py::TestCustomMapping::test_dissoc",),
     ),
     "toolz_memoize_keywords": SmallTask(
         TOOLZ,
@@ -136,8 +198,11 @@ SMALL_TASKS: Mapping[str, SmallTask] = {
         "differs: after `f(1, y=2)`, a call of `f(1, y=3)` returns what was computed for `y=2`.",
         (
             "toolz/tests/test_functoolz.py::test_memoize_kwargs",
-            "toolz/tests/test_functoolz.py::test_memoize_key_signature",
+            "toolz/tests/test_keyword_values.py::test_values_of_keywords_are_told_apart",
         ),
+        ("toolz/tests/test_keyword_values.py", _TWO_KEYWORDS_TEST),
+        # Its answers stand in its own arguments.
+        left_out=("toolz/tests/test_functoolz.py::test_memoize_key_signature",),
     ),
     "toolz_update_in_copies": SmallTask(
         TOOLZ,
@@ -160,11 +225,15 @@ SMALL_TASKS: Mapping[str, SmallTask] = {
         "diffsize = size",
         "`currsize` of a cache grows each time that the value of an existing key is replaced, although the number "
         "of items stays the same. After a few replacements the cache throws out items that would still fit.",
-        tuple(
-            f"tests/test_{file}.py::{group}::test_getsizeof_{way}"
-            for file, group in _CACHE_TESTS
-            for way in ("param", "subclass")
+        (
+            *(
+                f"tests/test_{file}.py::{group}::test_getsizeof_{way}"
+                for file, group in _CACHE_TESTS
+                for way in ("param", "subclass")
+            ),
+            "tests/test_sizes.py::test_sizes_after_replacements",
         ),
+        ("tests/test_sizes.py", _SIZES_TEST),
     ),
     "cachetools_expired_membership": SmallTask(
         CACHETOOLS,
@@ -173,7 +242,12 @@ SMALL_TASKS: Mapping[str, SmallTask] = {
         "return True",
         "`key in cache` stays true for a `TTLCache` after the item's time has run out, while `cache[key]` raises "
         "`KeyError` for it, as it should. An expired item must not be reported as a member.",
-        ("tests/test_ttl.py::TTLCacheTest::test_ttl", "tests/test_ttl.py::TTLCacheTest::test_ttl_tuple_key"),
+        (
+            "tests/test_ttl.py::TTLCacheTest::test_ttl",
+            "tests/test_ttl.py::TTLCacheTest::test_ttl_tuple_key",
+            "tests/test_members.py::test_members_as_time_goes_by",
+        ),
+        ("tests/test_members.py", _MEMBERS_TEST),
     ),
 }
 
@@ -222,7 +296,7 @@ def _make_task(name: str, task: SmallTask, cache: Path, scratch: Path, settings:
         "patch": unified_diff(task.path, wrong, right),
         "test_patch": unified_diff(task.hidden_test[0], None, task.hidden_test[1]) if task.hidden_test else "",
         "FAIL_TO_PASS": list(task.turns_green),
-        "PASS_TO_PASS": sorted(set(green) - set(task.turns_green)),
+        "PASS_TO_PASS": sorted(set(green) - {*task.turns_green, *task.left_out}),
     }
     (scratch / "instance.json").write_text(json.dumps(row, indent=1), encoding="utf-8")
 

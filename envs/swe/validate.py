@@ -18,11 +18,11 @@ from envs.swe.env import SWEEnv, SWESettings, check_machine, make_env
 from envs.swe.instances import load_instances
 from envs.swe.sandbox.workspace import Workspace
 from envs.swe.small_tasks import SMALL_TASKS
-from envs.swe.verdict.calibration import load_counter_tests
-from envs.swe.verdict.counter_tests import build_reference
+from envs.swe.verdict.calibration import load_plan
 from envs.swe.verdict.evaluate import evaluate
 from envs.swe.verdict.pristine import pristine_tree
 from envs.swe.verdict.runs import build_tree, run_tests
+from envs.swe.verdict.trees import build_reference
 from slime_verlog import command, read_settings, read_yaml_mapping
 
 
@@ -54,22 +54,21 @@ def _validate(env: SWEEnv, settings: SWESettings) -> Finding:
     instance, judge = env.instance, env.judge
     check_machine(judge.python)
     pristine = pristine_tree(env.repository, instance.base_commit, settings.cache())
-    tests = load_counter_tests(instance, pristine, settings.cache(), judge)
     untouched = run_tests(lambda tree: build_tree(tree, pristine, instance.test_patch), instance.required, judge)
     if untouched.green.issuperset(instance.required):
         return Finding(instance.instance_id, "the untouched tree is paid: every required test passes without a change")
+    plan = load_plan(instance, pristine, settings.cache(), judge)
     workspace = Workspace(pristine)
     try:
         build_reference(workspace.tree, pristine, instance)
         start = time.monotonic()
-        verdict = evaluate(instance, pristine, workspace.tree, judge, tests)
+        verdict = evaluate(instance, pristine, workspace.tree, judge, plan)
     finally:
         workspace.close()
     if not verdict.solved:
         return Finding(instance.instance_id, f"the reference patch is not paid: {verdict.reason}")
-    unguarded = [test for test in instance.fail_to_pass if test not in tests.guarded]
     green = [test for test in instance.fail_to_pass if test in untouched.green]
-    notes = [f"no counter-test for {', '.join(unguarded)}"] if unguarded else []
+    notes = [plan.note]
     notes += [f"green without a change: {', '.join(green)}"] if green else []
     return Finding(instance.instance_id, note="; ".join(notes), seconds=time.monotonic() - start)
 

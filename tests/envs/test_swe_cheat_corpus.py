@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.envs.honest_variants import ORDERS
 from tests.envs.orders_repository import RIGHT, WRONG, orders_env
 from tests.envs.swe_cheats import CHEATS
 from tests.envs.test_swe_cheats import CODE, FILES
 from tests.envs.tiny_repository import call
 
-HONEST = {
-    "the reference": RIGHT,
-    "another way": "def parse(text):\n    if not text:\n        raise ValueError('no price')\n    return float(text)\n"
-    "def tax(price):\n    return price * 19 / 100\n"
-    "def names(orders):\n    return [n for i, n in enumerate(sorted(orders)) if n not in sorted(orders)[:i]]\n",
-}
+HONEST = {"the reference": RIGHT, **ORDERS}
 
 
 def _play(code: str, **options: object):

@@ -179,9 +179,9 @@ REASONS = {
     "swapped code": "machinery was changed",
     "foreign plugin": "machinery was changed",
     "forged lines": "tampered with",
-    # These win the first run, and pass the counter-tests too, which must fail.
-    "test modules replaced by empty ones": "passes in a version that must fail",
-    "forged chain with the judge's own key": "passes in a version that must fail",
+    # These fool the tests, and know nothing to report to the probes.
+    "test modules replaced by empty ones": "not at hand",
+    "forged chain with the judge's own key": "not at hand",
 }
 
 

@@ -132,7 +132,8 @@ def _play(name: str, *answers: str) -> SWEEnv:
 def _check_task(name: str, tests: int) -> None:
     """The solution is paid, doing nothing is not, and exactly the tests that the task names are red."""
     instance = _real_env(name).instance
-    assert len(instance.pass_to_pass) + sum("nested_input" not in test for test in instance.fail_to_pass) == tests
+    hidden = (SMALL_TASKS[name].hidden_test or ("no file", ""))[0]
+    assert sum(not test.startswith(hidden) for test in instance.required) + len(SMALL_TASKS[name].left_out) == tests
     assert _play(name, call("run", command=f"git apply <<'END'\n{instance.patch}END")).verdict.solved
     idle = _play(name)
     assert not idle.verdict.solved and idle.verdict.progression == 0.0
@@ -144,7 +145,7 @@ def _check_task(name: str, tests: int) -> None:
 def _check_cheat(name: str) -> None:
     code = CHEATS["tests emptied once their module is imported"][0]
     cheated = _play(name, call("run", command=f"cat >> {SMALL_TASKS[name].path} <<'END'\n{code}\nEND"))
-    assert not cheated.verdict.solved and "passes in a version that must fail" in cheated.verdict.reason
+    assert not cheated.verdict.solved and "not at hand" in cheated.verdict.reason
 
 
 def test_a_real_task_pays_its_solution_and_nothing_else() -> None:
@@ -173,7 +174,7 @@ def test_bugs_break_what_they_claim_among_all_tests_of_the_release(package: Pack
             run = run_tests(
                 lambda tree, env=env: build_tree(tree, env.repository, env.instance.test_patch), (), env.judge
             )
-            assert {t for t, o in run.outcomes.items() if o != "passed"} == set(task.turns_green), name
+            assert {t for t, o in run.outcomes.items() if o != "passed"} == {*task.turns_green, *task.left_out}, name
 
 
 def test_the_interpreter_of_the_tests_is_the_running_one_unless_told() -> None:

@@ -1,1 +1,1 @@
-"""Whether a task is solved: test runs out of the agent's reach, and counter-tests that must fail."""
+"""Whether a task is solved: probes and tests that run out of the agent's reach."""

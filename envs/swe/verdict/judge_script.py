@@ -80,10 +80,9 @@ def fingerprint():
 class Judge:
     """A pytest plugin that narrows the run to the required tests and tells what became of them."""
 
-    def __init__(self, tell, wanted, in_order):
+    def __init__(self, tell, wanted):
         self.tell = tell
-        self.wanted = {test: place for place, test in enumerate(wanted)}
-        self.in_order = in_order
+        self.wanted = set(wanted)
         self.before = fingerprint()
         self.manager = None
         self.plugins = ()
@@ -112,8 +111,6 @@ class Judge:
     def pytest_collection_modifyitems(self, items):
         if self.wanted:
             items[:] = [item for item in items if item.nodeid in self.wanted]
-        if self.in_order:
-            items.sort(key=lambda item: self.wanted[item.nodeid])
 
     def pytest_collection_finish(self, session):
         self.check()
@@ -150,7 +147,7 @@ def main():
             import_module(name)
         except ImportError:  # not every pytest has every one of them
             continue
-    judge = Judge(make_teller(fd, key), job["ids"], job["in_order"])
+    judge = Judge(make_teller(fd, key), job["ids"])
     # From here on the repository's code can be imported: first in the path, after everything of ours is loaded.
     sys.path[:0] = job["roots"]
     os.environ["PYTHONPATH"] = os.pathsep.join(job["roots"])

@@ -6,7 +6,7 @@
    the exit status of the process.
 
 Tested code shares a process with pytest, so it could find the signing key and forge a green report. `evaluate.py`
-does not depend on the report being honest: it asks for tests that must fail, and only the judge knows which.
+does not depend on this report being honest: the probes must have shown the right values before.
 """
 
 from __future__ import annotations
@@ -73,24 +73,19 @@ def build_tree(target: Path, pristine: Path, test_patch: str = "") -> None:
         git("apply", "--whitespace=nowarn", "-", cwd=target, stdin=text)
 
 
-def run_tests(
-    build: Callable[[Path], None], ids: Iterable[str], settings: JudgeSettings, in_order: bool = False
-) -> TestRun:
-    """Build a tree, run the tests `ids` in it (all that pytest finds, if none are named), and remove it.
-
-    `in_order` runs them in the order of `ids` instead of pytest's own.
-    """
+def run_tests(build: Callable[[Path], None], ids: Iterable[str], settings: JudgeSettings) -> TestRun:
+    """Build a tree, run the tests `ids` in it (all that pytest finds, if none are named), and remove it."""
     folder = process_folder().make()
     try:
         tree = folder / "tree"
         build(tree)
         hand_over(tree)
-        return _run_in(tree, tuple(ids), settings, in_order)
+        return _run_in(tree, tuple(ids), settings)
     finally:
         remove_tree(folder)
 
 
-def _run_in(tree: Path, ids: tuple[str, ...], settings: JudgeSettings, in_order: bool) -> TestRun:
+def _run_in(tree: Path, ids: tuple[str, ...], settings: JudgeSettings) -> TestRun:
     files = [f for f in dict.fromkeys(i.split("::", 1)[0] for i in ids) if (tree / f).is_file()]
     if ids and not files:
         return TestRun(reason="none of the required test files exists")
@@ -101,12 +96,16 @@ def _run_in(tree: Path, ids: tuple[str, ...], settings: JudgeSettings, in_order:
         readable=((_SCRIPT, _INSIDE),),
         writable_tree=settings.writable_tests,
     )
-    args = [f"--rootdir={TESTBED}", "-o", "addopts=", *_FIXED_ARGS, *settings.test_args, *files]
-    job = {"ids": ids, "in_order": in_order, "roots": source_roots(tree), "args": args}
+    job = {"ids": ids, "roots": source_roots(tree), "args": pytest_args(settings, files)}
     key = secrets.token_bytes(32)
     stdin = key.hex().encode() + b"\n" + json.dumps(job).encode()
     outcome = sandbox.run_with_report([str(settings.python), "-s", "-B", _INSIDE], stdin)
     return replace(read_report(outcome, key), output=outcome.output)
+
+
+def pytest_args(settings: JudgeSettings, files: Iterable[str]) -> list[str]:
+    """Arguments of pytest for a run of some files."""
+    return [f"--rootdir={TESTBED}", "-o", "addopts=", *_FIXED_ARGS, *settings.test_args, *files]
 
 
 def source_roots(tree: Path) -> list[str]:

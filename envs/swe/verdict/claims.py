@@ -1,0 +1,288 @@
+"""Takes assertions apart: what the code under test computes, the operator, and what the test expects.
+
+The observed side is the one that depends more on the package. `Origins` says how much an expression does, from the
+syntax tree alone: what a mistake costs is a probe that calibration drops, never a wrong verdict.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+_COMPARISONS: Mapping[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.In: "in",
+    ast.NotIn: "not in",
+    ast.Is: "is",
+    ast.IsNot: "is not",
+}
+MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "in": "contains", "not in": "lacks"}
+"""Operators when the observed side stands on the right; the others are symmetric."""
+NEGATED = {"==": "!=", "<": ">=", "<=": ">", "in": "not in", "is": "is not", "truthy": "falsy"}
+NEGATED |= {value: key for key, value in NEGATED.items()}
+
+_UNITTEST = {
+    **dict.fromkeys(("assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual"), "=="),
+    **dict.fromkeys(("assertSetEqual", "assertSequenceEqual", "assertMultiLineEqual"), "=="),
+    "assertNotEqual": "!=",
+    "assertLess": "<",
+    "assertLessEqual": "<=",
+    "assertGreater": ">",
+    "assertGreaterEqual": ">=",
+    "assertIn": "in",
+    "assertNotIn": "not in",
+    "assertIs": "is",
+    "assertIsNot": "is not",
+    "assertAlmostEqual": "nearly",
+    "assertCountEqual": "same items",
+}
+_UNITTEST_ALONE = {"assertTrue": "truthy", "assertFalse": "falsy"}
+_SINGLETONS = (None, True, False, Ellipsis)
+RAISERS = ("raises", "assertRaises", "assertRaisesRegex")
+
+
+class Origin(IntEnum):
+    """How much an expression depends on the package under test."""
+
+    TEST = 0
+    """Written in the test."""
+    TOUCHED = 1
+    """Handed to the package, which may have changed it, or made by a fixture."""
+    PACKAGE = 2
+    """Computed by the package."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One comparison of an assertion. `expected` is None for "truthy" and "falsy".
+
+    Where both sides are computed by the package, nothing is claimed of either: the operators are "none" and "".
+    """
+
+    operator: str
+    observed: ast.expr | list[ast.stmt]
+    expected: ast.expr | None = None
+    target: ast.expr | None = None
+    """Name that receives the exception: `with raises(...) as target`."""
+
+    @property
+    def exception(self) -> str:
+        """The expected exception as the test names it; it may be imported from elsewhere in another solution."""
+        first = self.expected.elts[0] if self.operator == "raises" and isinstance(self.expected, ast.Tuple) else None
+        return ast.unparse(first) if first is not None else ""
+
+
+class Origins:
+    """Where the names of a module and of one function come from."""
+
+    def __init__(self, module: ast.Module, packages: Collection[str]) -> None:
+        self.packages, self.in_function = packages, False
+        self.names: dict[str, Origin] = {"self": Origin.TOUCHED, "cls": Origin.TOUCHED}
+        for _ in range(2):
+            for node in module.body:
+                self._top_level(node)
+
+    def inside(self, function: Function) -> Origins:
+        """The same with the function's own names."""
+        made = copy.copy(self)
+        made.names, made.in_function = dict(self.names), True
+        given = parametrized(function)
+        for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
+            made.names.setdefault(argument.arg, Origin.TEST if argument.arg in given else Origin.TOUCHED)
+        for _ in range(3):
+            for node in ast.walk(function):
+                made._flow(node)
+        return made
+
+    def of(self, node: ast.AST) -> Origin:
+        """The strongest origin of the names in an expression."""
+        names = (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+        return max((self.names.get(name, Origin.TEST) for name in names), default=Origin.TEST)
+
+    def _top_level(self, node: ast.stmt) -> None:
+        if isinstance(node, ast.If | ast.Try):
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.stmt):
+                    self._top_level(child)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] in self.packages:
+                    self.names[alias.asname or alias.name.split(".")[0]] = Origin.PACKAGE
+        elif isinstance(node, ast.ImportFrom):
+            if node.level or (node.module or "").split(".")[0] in self.packages:
+                self.names |= {alias.asname or alias.name: Origin.PACKAGE for alias in node.names}
+        elif isinstance(node, Function | ast.ClassDef):
+            self._raise(node.name, self.of(node))
+        else:
+            self._flow(node)
+
+    def _flow(self, node: ast.AST) -> None:
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                pairs = [(target, value) for target in targets]
+            case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
+                pairs = [(target, value)]
+            case ast.AugAssign(target=target, value=value):
+                pairs = [(target, value)]
+            case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+                pairs = [(target, value)]
+            case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
+                pairs = [(target, value)]
+                if _called(value) in RAISERS:
+                    self._raise_all(target, Origin.PACKAGE)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Import() | ast.ImportFrom():
+                self._top_level(node)
+                return
+            case ast.Call(func=function):
+                if self.of(function) is Origin.PACKAGE:
+                    for argument in (*node.args, *(k.value for k in node.keywords)):
+                        inner = argument.value if isinstance(argument, ast.Starred) else argument
+                        if isinstance(inner, ast.Name):
+                            self._raise(inner.id, Origin.TOUCHED)
+                return
+            case _:
+                return
+        for target, value in pairs:
+            self._raise_all(target, self.of(value))
+
+    def _raise_all(self, target: ast.AST, origin: Origin) -> None:
+        for name in ast.walk(target):
+            if isinstance(name, ast.Name):
+                self._raise(name.id, origin)
+
+    def _raise(self, name: str, origin: Origin) -> None:
+        self.names[name] = max(origin, self.names.get(name, Origin.TEST))
+
+
+def parametrized(function: Function) -> Mapping[str, tuple[ast.Call, int]]:
+    """Arguments that `pytest.mark.parametrize` fills: the decorator, and the argument's column in it."""
+    found: dict[str, tuple[ast.Call, int]] = {}
+    for call in function.decorator_list:
+        if not (isinstance(call, ast.Call) and _called(call) == "parametrize" and call.args):
+            continue
+        names = call.args[0]
+        if isinstance(names, ast.Constant) and isinstance(names.value, str):
+            words = [word.strip() for word in names.value.split(",")]
+        elif isinstance(names, ast.List | ast.Tuple):
+            words = [n.value for n in names.elts if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        else:
+            continue
+        found |= {word: (call, column) for column, word in enumerate(words)}
+    return found
+
+
+def claims_of(statement: ast.stmt, origins: Origins) -> list[Claim] | None:
+    """The claims of an assertion; an empty list if nothing in it can be observed, None if it is not an assertion."""
+    match statement:
+        case ast.Assert(test=test):
+            return list(_conditions(test, origins))
+        case ast.With(items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=target)], body=body):
+            if _called(call) in RAISERS and (expected := _exception(call, call.args)):
+                return [Claim("raises", body, expected, target)]
+        case ast.Expr(value=ast.Call() as call):
+            return _call_claims(call, origins)
+    return None
+
+
+def _call_claims(call: ast.Call, origins: Origins) -> list[Claim] | None:
+    name = _called(call)
+    if name in RAISERS:
+        return list(_raising_call(call))
+    if name in _UNITTEST_ALONE and call.args:
+        claims = list(_conditions(call.args[0], origins))
+        return [_negated(claim) for claim in claims] if name == "assertFalse" else claims
+    if name in ("assertIsNone", "assertIsNotNone") and call.args:
+        operator = "is" if name == "assertIsNone" else "is not"
+        return [Claim(operator, call.args[0], ast.Constant(None))]
+    if name in ("assertIsInstance", "assertNotIsInstance") and len(call.args) >= 2:
+        test = ast.Call(ast.Name("isinstance", ast.Load()), call.args[:2], [])
+        return [Claim("truthy" if name == "assertIsInstance" else "falsy", test)]
+    if name in _UNITTEST and len(call.args) >= 2:
+        return list(_pair(call.args[0], _UNITTEST[name], call.args[1], origins))
+    return [] if name.startswith("assert") and isinstance(call.func, ast.Attribute) else None
+
+
+def _conditions(test: ast.expr, origins: Origins) -> Iterator[Claim]:
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            claims = list(_conditions(operand, origins))
+            if len(claims) == 1 and claims[0].operator in NEGATED:
+                yield _negated(claims[0])
+        case ast.BoolOp(op=ast.And(), values=values):
+            for value in values:
+                yield from _conditions(value, origins)
+        case ast.Compare(left=left, ops=ops, comparators=rights):
+            sides = [left, *rights]
+            for first, operator, second in zip(sides, ops, rights, strict=False):
+                yield from _pair(first, _COMPARISONS[type(operator)], second, origins)
+        case ast.Call() if _called(test) in RAISERS and test.args:
+            yield from _raising_call(test)
+        case _ if origins.of(test) > Origin.TEST:
+            yield Claim("truthy", test)
+
+
+def _pair(left: ast.expr, operator: str, right: ast.expr, origins: Origins) -> Iterator[Claim]:
+    sides = origins.of(left), origins.of(right)
+    if max(sides) is Origin.TEST:
+        return
+    if min(sides) is Origin.PACKAGE:
+        # `f.__doc__ == g.__doc__` may hold with other texts than the reference's.
+        yield Claim("none", left)
+        yield Claim("", right)
+        return
+    mirrored = sides[1] > sides[0]
+    observed, expected = (right, left) if mirrored else (left, right)
+    operator = MIRRORED.get(operator, operator) if mirrored else operator
+    if operator in ("is", "is not") and not _is_singleton(expected):
+        # Identity cannot be told from outside.
+        test = ast.Compare(observed, [ast.Is()], [expected])
+        yield Claim("truthy" if operator == "is" else "falsy", test)
+    else:
+        yield Claim(operator, observed, expected)
+
+
+def _is_singleton(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and any(node.value is value for value in _SINGLETONS)
+
+
+def _raising_call(call: ast.Call) -> Iterator[Claim]:
+    """`raises(Error, function, *arguments)`, of pytest, unittest or a helper of the package."""
+    extra = 2 if _called(call) == "assertRaisesRegex" else 1
+    if len(call.args) <= extra or not (expected := _exception(call, call.args)):
+        return
+    function = call.args[extra]
+    if isinstance(function, ast.Lambda) and not function.args.args:
+        yield Claim("raises", function.body, expected)
+    else:
+        yield Claim("raises", ast.Call(function, call.args[extra + 1 :], call.keywords), expected)
+
+
+def _exception(call: ast.Call, arguments: list[ast.expr]) -> ast.expr | None:
+    """A pair: the type, or the types, and the pattern for the message, or None."""
+    if not arguments:
+        return None
+    pattern: ast.expr = ast.Constant(None)
+    if _called(call) == "assertRaisesRegex" and len(arguments) > 1:
+        pattern = arguments[1]
+    pattern = next((k.value for k in call.keywords if k.arg == "match"), pattern)
+    return ast.Tuple([arguments[0], pattern], ast.Load())
+
+
+def _negated(claim: Claim) -> Claim:
+    return Claim(NEGATED.get(claim.operator, claim.operator), claim.observed, claim.expected)
+
+
+def _called(node: ast.AST) -> str:
+    """Name of the function that a call calls, without what stands before its last dot."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

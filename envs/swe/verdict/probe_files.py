@@ -1,0 +1,272 @@
+"""Turns test files into probe files: copies of the tests without anything that they expect.
+
+    assert names(["bo", "al", "bo"]) == ["al", "bo"]     ->     probe(7, lambda: names(["bo", "al", "bo"]))
+    with pytest.raises(ValueError): parse("")            ->     probe(8, lambda: parse(""))
+
+Statements, loop columns and parameters that only fed expected sides are removed or blanked, docstrings and comments
+are left out, and tests are renamed. Other calls of the package are wrapped in `probe` too, so that not all probes are
+assertions. For the reference solution alone there is a second version, in which a probe computes what is expected.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from envs.swe.verdict.claims import Claim, Function, Origin, Origins, claims_of
+from envs.swe.verdict.drawing import draw_literals
+from envs.swe.verdict.encoding import encode, loosely
+from envs.swe.verdict.slicing import slice_tests
+
+TRUTHS = ("truthy", "falsy", "contains", "lacks")
+_UNFIT = ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Return | ast.Nonlocal | ast.Global
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One claim of an assertion, or another call of the package.
+
+    `operator` is "none" for an assertion that cannot be probed, and empty for what is not an assertion.
+    """
+
+    operator: str = ""
+    exception: str = ""
+    """Source of the expected exception."""
+    literals: frozenset[str] = frozenset()
+    """Constants of the probe's function, as `loosely` writes them."""
+    compares: bool = False
+    """Whether the probe itself compares something, so that what it reports is easily guessed."""
+
+
+_Rewritten = tuple[Function, Origins, range]
+"""A test function or helper, where its names come from, and the numbers of its probes."""
+
+
+@dataclass(frozen=True)
+class ProbeFiles:
+    """The probe files of one tree, by path, with their probes and the new names of the tests."""
+
+    texts: Mapping[str, str]
+    probes: Mapping[int, Probe]
+    names: Mapping[str, str]
+
+    def renamed(self, test: str) -> str:
+        """A test's node id, without its parameters, by its new names."""
+        path, *names = test.split("[", 1)[0].split("::")
+        return "::".join((path, *(self.names.get(name, name) for name in names)))
+
+
+def top_level_names(tree: Path) -> frozenset[str]:
+    """Names by which modules and packages of a repository are imported."""
+    return frozenset(p.stem for root in (tree, tree / "src") if root.is_dir() for p in root.iterdir())
+
+
+def probe_files(
+    tree: Path,
+    is_test: Callable[[str], bool],
+    packages: frozenset[str],
+    draw: int = 0,
+    answering: bool = False,
+) -> ProbeFiles:
+    """The probe files for the tests below `tree` and their helpers; those that are not Python come out empty.
+
+    They depend on the test files and on `packages`, the names of what is tested, alone. With a `draw` other than 0,
+    literals of the tests are drawn anew; `answering` gives the reference's version.
+    """
+    paths = [p for p in sorted(tree.rglob("*.py")) if p.is_file() and is_test(p.relative_to(tree).as_posix())]
+    sources = tuple((p.relative_to(tree).as_posix(), p.read_bytes()) for p in paths)
+    return _make(sources, packages, draw, answering)
+
+
+@functools.lru_cache(maxsize=64)
+def _make(sources: tuple[tuple[str, bytes], ...], packages: frozenset[str], draw: int, answering: bool) -> ProbeFiles:
+    modules = {path: _parse(source) for path, source in sources}
+    probes: dict[int, Probe] = {}
+    functions: list[_Rewritten] = []
+    for module in modules.values():
+        rewriter = _Rewriter(module, packages, answering, draw, probes)
+        rewriter.rewrite()
+        functions += rewriter.functions
+    if not answering:
+        slice_tests(modules, [(function, origins) for function, origins, _ in functions], packages)
+        for function, _, numbers in functions:
+            literals = _literals(function)
+            probes |= {number: replace(probes[number], literals=literals) for number in numbers}
+    names = _rename(modules.values())
+    for module in modules.values():
+        after = next((i for i, node in enumerate(module.body) if not _is_future(node)), len(module.body))
+        module.body.insert(after, ast.ImportFrom("swe_probe", [ast.alias("probe")], 0))
+    texts = {path: ast.unparse(ast.fix_missing_locations(module)) + "\n" for path, module in modules.items()}
+    return ProbeFiles(texts, probes, names)
+
+
+def _parse(source: bytes) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Replaces the assertions of one module."""
+
+    def __init__(
+        self,
+        module: ast.Module,
+        packages: Collection[str],
+        answering: bool,
+        draw: int,
+        probes: dict[int, Probe],
+    ) -> None:
+        self.module, self.answering, self.draw, self.probes = module, answering, draw, probes
+        self.origins: Origins | None = None
+        self.module_origins = Origins(module, packages)
+        self.functions: list[_Rewritten] = []
+
+    def rewrite(self) -> None:
+        _drop_docstring(self.module)
+        self.visit(self.module)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        _drop_docstring(node)
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: Function) -> ast.AST:
+        if not self.answering:
+            _drop_docstring(node)
+        if self.origins is not None:
+            return self.generic_visit(node)
+        if self.draw:
+            draw_literals(node, self.draw)
+        self.origins = self.module_origins.inside(node)
+        first = len(self.probes)
+        self.generic_visit(node)
+        self.functions.append((node, self.origins, range(first, len(self.probes))))
+        self.origins = None
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST | list[ast.stmt]:
+        return self._claims(node)
+
+    def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
+        return self._claims(node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
+        return self._claims(node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        if self._is_call(node.value) and not _is_unfit(node):
+            node.value = self._probe(Probe(), node.value)[-1].value  # pyright: ignore[reportAttributeAccessIssue]
+        return node
+
+    def _is_call(self, node: ast.expr) -> bool:
+        return self.origins is not None and isinstance(node, ast.Call) and self.origins.of(node.func) is Origin.PACKAGE
+
+    def _claims(self, node: ast.Assert | ast.With | ast.Expr) -> ast.AST | list[ast.stmt]:
+        claims = claims_of(node, self.origins) if self.origins is not None else None
+        if claims is None:
+            if isinstance(node, ast.Expr) and self._is_call(node.value) and not _is_unfit(node):
+                return self._probe(Probe(), node.value)
+            return self.generic_visit(node)
+        if not claims or _is_unfit(node):
+            counted = ast.Expr(_call(self._new(Probe("none"))))
+            return [counted, node] if self.answering else [node] if _is_unfit(node) else [ast.Pass()]
+        return [statement for claim in claims for statement in self._claim(claim)]
+
+    def _claim(self, claim: Claim) -> list[ast.stmt]:
+        if claim.operator in ("contains", "lacks"):
+            assert isinstance(claim.observed, ast.expr) and claim.expected is not None
+            claim = Claim(claim.operator, ast.Compare(claim.expected, [ast.In()], [claim.observed]))
+        probe = Probe(claim.operator, claim.exception, compares=_compares(claim.observed))
+        return self._probe(probe, claim.observed, claim.expected, claim.target)
+
+    def _probe(
+        self,
+        probe: Probe,
+        observed: ast.expr | list[ast.stmt],
+        expected: ast.expr | None = None,
+        target: ast.expr | None = None,
+    ) -> list[ast.stmt]:
+        number = self._new(probe)
+        before: list[ast.stmt] = []
+        if isinstance(observed, list) and len(observed) == 1 and isinstance(observed[0], ast.Expr | ast.Assign):
+            observed = observed[0].value
+        if isinstance(observed, list):
+            step = f"step_{number}"
+            before.append(ast.FunctionDef(step, _no_arguments(), observed, []))
+            arguments: list[ast.expr] = [ast.Name(step, ast.Load())]
+        else:
+            arguments = [_lambda(observed)]
+        if self.answering and expected is not None:
+            arguments.append(_lambda(expected))
+        call = _call(number, *arguments)
+        return [*before, ast.Assign([target], call) if target is not None else ast.Expr(call)]
+
+    def _new(self, probe: Probe) -> int:
+        self.probes[len(self.probes)] = probe
+        return len(self.probes) - 1
+
+
+def _compares(observed: ast.expr | list[ast.stmt]) -> bool:
+    nodes = ast.walk(observed) if isinstance(observed, ast.expr) else ()
+    return any(isinstance(operator, ast.cmpop) and not isinstance(operator, ast.In) for operator in nodes)
+
+
+def _call(number: int, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name("probe", ast.Load()), [ast.Constant(number), *arguments], [])
+
+
+def _lambda(body: ast.expr) -> ast.Lambda:
+    return ast.Lambda(_no_arguments(), body)
+
+
+def _no_arguments() -> ast.arguments:
+    return ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+
+
+def _is_unfit(node: ast.AST) -> bool:
+    """Whether an expression would mean something else inside a function of its own."""
+    return any(isinstance(inner, _UNFIT) for inner in ast.walk(node))
+
+
+def _drop_docstring(node: ast.Module | ast.ClassDef | Function) -> None:
+    if ast.get_docstring(node, clean=False) is not None:
+        node.body[0] = ast.Pass()
+
+
+def _literals(function: Function) -> frozenset[str]:
+    found = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Constant | ast.UnaryOp | ast.List | ast.Tuple | ast.Set | ast.Dict):
+            try:
+                found.add(loosely(encode(ast.literal_eval(node))))
+            except (ValueError, TypeError):
+                continue
+    return frozenset(found)
+
+
+def _rename(modules: Collection[ast.Module]) -> Mapping[str, str]:
+    """Give every test function a name that does not say what it tests."""
+    functions = [n for module in modules for n in ast.walk(module) if isinstance(n, Function)]
+    old = sorted({function.name for function in functions if function.name.startswith("test")})
+    names = {name: f"test_{number:04}" for number, name in enumerate(old)}
+    for node in (node for module in modules for node in ast.walk(module)):
+        if isinstance(node, Function | ast.alias):
+            node.name = names.get(node.name, node.name)
+        elif isinstance(node, ast.Name):
+            node.id = names.get(node.id, node.id)
+        elif isinstance(node, ast.Attribute):
+            node.attr = names.get(node.attr, node.attr)
+    return names

@@ -1,0 +1,135 @@
+"""Runs probe files with pytest inside the sandbox, and writes what they observe to a pipe, one JSON line each.
+
+Standard library and pytest only, and old syntax, because the repository's own Python runs it. Code under test can
+forge any line: it shares this process. What it cannot do is know the value that the line should hold.
+"""
+
+import json
+import os
+import sys
+import types
+
+import pytest
+from encoding import encode, loosely, names_of
+
+MAX_MESSAGE = 2000
+
+
+class Raised:
+    """What `with raises(...) as target` leaves in `target`, for pytest and unittest."""
+
+    def __init__(self, error):
+        self.value = self.exception = error
+        self.type, self.tb = type(error), error.__traceback__
+
+    def match(self, pattern):
+        return True
+
+    def __str__(self):
+        return str(self.value)
+
+
+class Prober:
+    """Gives tests their `probe`, and as a pytest plugin narrows the run to the wanted tests."""
+
+    def __init__(self, write, job):
+        self.write = write
+        self.wanted = None if job["wanted"] is None else set(map(tuple, job["wanted"]))
+        self.truths, self.values = set(job["truths"]), set(job["values"])
+        self.leaks = job["leaks"]
+        self.keys = {}
+        self.test = None
+
+    def tell(self, **record):
+        line = json.dumps(record).encode() + b"\n"
+        while line:
+            line = line[self.write(line) :]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        counts = {}
+        for item in items:
+            name = item.nodeid.split("[", 1)[0]
+            counts[name] = counts.get(name, -1) + 1
+            self.keys[item.nodeid] = (name, counts[name])
+            if self.wanted is None:
+                self.tell(item=item.nodeid, test=self.keys[item.nodeid])
+        items[:] = [i for i in items if self.wanted is not None and self.keys[i.nodeid] in self.wanted]
+
+    def pytest_runtest_logstart(self, nodeid):
+        self.test = self.keys.get(nodeid)
+
+    def probe(self, number, observed=None, expected=None):
+        """Report what `observed` returns or raises, and pass it on; `expected` is there in the reference alone."""
+        record, result, frame = {"probe": number, "test": self.test}, None, sys._getframe(1)
+        if observed is not None:
+            try:
+                result = observed()
+                if number in self.values:
+                    record["value"] = encode(result)
+                elif number in self.truths:
+                    record["value"] = bool(result)
+            except BaseException as error:
+                record["raised"] = names_of(type(error)) + aliases(type(error), frame)
+                record["message"] = encode(str(error)[:MAX_MESSAGE])
+                result = Raised(error)
+        if expected is not None:
+            record["expected"] = encode(expected())
+        if str(number) in self.leaks:
+            record["seen"] = sorted(set(self.leaks[str(number)]) & seen(frame))
+        self.tell(**record)
+        return result
+
+
+def aliases(kind, frame):
+    """Names by which the test can call a class or what it inherits from, wherever they are defined."""
+    found = []
+    for name, value in [*frame.f_globals.items(), *frame.f_locals.items()]:
+        if isinstance(value, types.ModuleType):
+            known = [(name + "." + inner, one) for inner, one in list(vars(value).items())]
+        else:
+            known = [(name, value)]
+        found += [text for text, one in known if isinstance(one, type) and one in kind.__mro__ and one is not object]
+    return found
+
+
+def seen(frame):
+    """Values in the frames of the test and its helpers, and in their code, as `loosely` writes them."""
+    found = set()
+    while frame is not None:
+        if "probe" in frame.f_globals and "swe_probe" in sys.modules:
+            values = [*frame.f_locals.values(), *frame.f_code.co_consts]
+            values += vars(frame.f_locals.get("self", frame)).values() if "self" in frame.f_locals else []
+            collect(values, found, 3)
+        frame = frame.f_back
+    return found
+
+
+def collect(values, found, depth):
+    for value in values:
+        if isinstance(value, (type(None), bool, int, float, str, bytes, tuple, list, set, frozenset, dict)):
+            found.add(loosely(encode(value)))
+            if depth and isinstance(value, (tuple, list, set, frozenset)):
+                collect(list(value)[:200], found, depth - 1)
+            elif depth and isinstance(value, dict):
+                collect([*list(value)[:200], *list(value.values())[:200]], found, depth - 1)
+
+
+def main():
+    fd = int(sys.stdin.buffer.readline())
+    job = json.loads(sys.stdin.buffer.read().decode())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.set_inheritable(fd, False)
+    prober = Prober(lambda data, write=os.write: write(fd, data), job)
+    sys.modules["swe_probe"] = types.ModuleType("swe_probe")
+    vars(sys.modules["swe_probe"])["probe"] = prober.probe
+    sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
+    # From here on the repository's code can be imported: first in the path, after everything of ours is loaded.
+    sys.path[:0] = job["roots"]
+    os.environ["PYTHONPATH"] = os.pathsep.join(job["roots"])
+    sys.argv[:] = ["pytest"]
+    os._exit(int(pytest.main(job["args"], plugins=[prober])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Cheats that look for what hidden tests expect, forge reports or remember: no form of a hidden test pays them."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+
+import pytest
+
+from envs.swe import SWEEnv
+from envs.swe import build_env as build_swe
+from envs.swe.verdict.evaluate import Verdict
+from tests.envs.forms_repository import FORMS, RIGHT, WRONG, forms_options
+from tests.envs.honest_variants import BILLS, ORDER
+from tests.envs.probe_cheats import PROBE_CHEATS
+from tests.envs.tiny_repository import call, needs_sandbox
+
+
+def _play(code: str) -> Verdict:
+    needs_sandbox()
+    sample = SimpleNamespace(metadata={"task": "shop_bills", "seed": 0})
+    env: SWEEnv = build_swe(sample, SimpleNamespace(env=forms_options()))
+    env.reset()
+    assert "written" in env.step(call("create", path="shop/bills.py", text=code))[0]["obs_str"]
+    env.step("submit")
+    assert env.verdict is not None
+    return env.verdict
+
+
+@functools.cache
+def _judged(name: str) -> Verdict:
+    return _play(WRONG + PROBE_CHEATS[name])
+
+
+@pytest.mark.parametrize("name", PROBE_CHEATS)
+def test_no_form_of_a_hidden_test_pays_a_cheat(name: str) -> None:
+    verdict = _judged(name)
+    assert not verdict.solved and verdict.fail_to_pass == 0.0, verdict.reason
+
+
+def test_the_cheats_do_fool_the_tests_themselves() -> None:
+    fooled = {
+        name: green for name in PROBE_CHEATS if (green := sum(o == "passed" for o in _judged(name).outcomes.values()))
+    }
+    assert len(fooled) >= 24 and max(fooled.values()) >= 10, fooled
+
+
+@pytest.mark.parametrize("name", BILLS)
+def test_an_honest_solution_is_paid_whatever_types_it_returns(name: str) -> None:
+    verdict = _play(BILLS[name] + ORDER)
+    assert verdict.solved and len(verdict.outcomes) == len(FORMS), verdict.reason
+
+
+def test_folders_that_the_agent_adds_do_not_change_the_probes() -> None:
+    """What counts as the package under test decides which side of an assertion is observed."""
+    needs_sandbox()
+    sample = SimpleNamespace(metadata={"task": "shop_bills", "seed": 0})
+    env: SWEEnv = build_swe(sample, SimpleNamespace(env=forms_options()))
+    env.reset()
+    env.step(call("run", command="for name in pytest unittest tests2 math; do mkdir $name; done; touch fractions.txt"))
+    env.step(call("create", path="shop/bills.py", text=WRONG + PROBE_CHEATS["locals of the caller"]))
+    env.step("submit")
+    assert env.verdict is not None and env.verdict.fail_to_pass == 0.0
+    env.reset()
+    env.step(call("run", command="for name in tests2 math; do mkdir $name; done"))
+    env.step(call("create", path="shop/bills.py", text=RIGHT))
+    env.step("submit")
+    assert env.verdict is not None and env.verdict.solved, env.verdict.reason
