@@ -128,3 +128,14 @@ def test_drawn_literals_are_other_ones_equal_ones_stay_equal_and_a_seed_repeats_
 
 def test_a_file_that_is_not_python_comes_out_empty(tmp_path: Path) -> None:
     assert _probes(tmp_path, "def test(:\n")[0].strip() == "from swe_probe import probe"
+
+
+def test_what_a_callback_asserts_is_not_claimed(tmp_path: Path) -> None:
+    """The package decides how often it calls a callback, and in which order."""
+    source = (
+        "from shop import f\n\n\ndef test():\n    n, k = 3, 0\n    def numbers():\n        for i in range(9):\n"
+        "            assert i <= n * k\n            assert f(i) == 7\n            yield i\n    assert f(numbers(), n) == 4\n"
+    )
+    text, files = _probes(tmp_path, source)
+    assert [p.operator for p in files.probes.values() if p.operator != "none"] == ["=="]
+    assert "7" not in text and "lambda: f(i)" in text
