@@ -174,10 +174,10 @@ def test_code_that_tampers_with_its_judge_is_not_paid(name: str) -> None:
 
 
 REASONS = {
-    "patched runner": "machinery was changed",
-    "patched test function": "machinery was changed",
-    "swapped code": "machinery was changed",
-    "foreign plugin": "machinery was changed",
+    "patched runner": "not at hand",
+    "patched test function": "not at hand",
+    "swapped code": "not at hand",
+    "foreign plugin": "not at hand",
     "forged lines": "tampered with",
     # These fool the tests, and know nothing to report to the probes.
     "test modules replaced by empty ones": "not at hand",

@@ -147,7 +147,7 @@ class _Calibration:
         for _ in range(_RUNS):
             run, probes = self._play(self.reference, tests)
             expected = _without(expected, wrong_probes(expected, run.reports))
-        reached = {n for run, _ in answers for found in run.reports.values() for n in found if probes[n].operator}
+        reached = {n for run, _ in answers for found in run.reports.values() for n in found}
         self.counts = len({n for found in expected.values() for n in found}), len(reached)
         self._weigh(expected, probes)
         return expected
@@ -215,7 +215,7 @@ def _expectations(reports: Reports, probes: Mapping[int, Probe]) -> dict[str, di
             probe = probes[number]
             if probe.operator in TRUTHS:
                 found.setdefault(test, {})[number] = Expected(probe.operator, "", (None,) * len(ones))
-            elif probe.operator not in ("", "none") and all("expected" in one for one in ones):
+            elif probe.operator != "none" and all("expected" in one for one in ones):
                 values = tuple(one["expected"] for one in ones)
                 found.setdefault(test, {})[number] = Expected(probe.operator, probe.exception, values)
     return found

@@ -66,7 +66,7 @@ class Origin(IntEnum):
 class Claim:
     """One comparison of an assertion. `expected` is None for "truthy" and "falsy".
 
-    Where both sides are computed by the package, nothing is claimed of either: the operators are "none" and "".
+    Where both sides are computed by the package, nothing is claimed of either: the operator is "none".
     """
 
     operator: str
@@ -237,8 +237,7 @@ def _pair(left: ast.expr, operator: str, right: ast.expr, origins: Origins) -> I
         return
     if min(sides) is Origin.PACKAGE:
         # `f.__doc__ == g.__doc__` may hold with other texts than the reference's.
-        yield Claim("none", left)
-        yield Claim("", right)
+        yield Claim("none", ast.Tuple([left, right], ast.Load()))
         return
     mirrored = sides[1] > sides[0]
     observed, expected = (right, left) if mirrored else (left, right)

@@ -4,8 +4,8 @@
     with pytest.raises(ValueError): parse("")            ->     probe(8, lambda: parse(""))
 
 Statements, loop columns and parameters that only fed expected sides are removed or blanked, docstrings and comments
-are left out, and tests are renamed. Other calls of the package are wrapped in `probe` too, so that not all probes are
-assertions. For the reference solution alone there is a second version, in which a probe computes what is expected.
+are left out, and tests are renamed. For the reference solution alone there is a second version, in which a probe
+computes what is expected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from envs.swe.verdict.claims import Claim, Function, Origin, Origins, claims_of
+from envs.swe.verdict.claims import Claim, Function, Origins, claims_of
 from envs.swe.verdict.drawing import draw_literals
 from envs.swe.verdict.encoding import encode, loosely
 from envs.swe.verdict.slicing import slice_tests
@@ -27,12 +27,9 @@ _UNFIT = ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Return | as
 
 @dataclass(frozen=True)
 class Probe:
-    """One claim of an assertion, or another call of the package.
+    """One claim of an assertion; `operator` is "none" if it cannot be compared outside."""
 
-    `operator` is "none" for an assertion that cannot be probed, and empty for what is not an assertion.
-    """
-
-    operator: str = ""
+    operator: str
     exception: str = ""
     """Source of the expected exception."""
     literals: frozenset[str] = frozenset()
@@ -170,19 +167,9 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
         return self._claims(node)
 
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        if self._is_call(node.value) and not _is_unfit(node):
-            node.value = self._probe(Probe(), node.value)[-1].value  # pyright: ignore[reportAttributeAccessIssue]
-        return node
-
-    def _is_call(self, node: ast.expr) -> bool:
-        return self.origins is not None and isinstance(node, ast.Call) and self.origins.of(node.func) is Origin.PACKAGE
-
     def _claims(self, node: ast.Assert | ast.With | ast.Expr) -> ast.AST | list[ast.stmt]:
         claims = claims_of(node, self.origins) if self.origins is not None else None
         if claims is None:
-            if isinstance(node, ast.Expr) and self._is_call(node.value) and not _is_unfit(node):
-                return self._probe(Probe(), node.value)
             return self.generic_visit(node)
         if not claims or _is_unfit(node):
             counted = ast.Expr(_call(self._new(Probe("none"))))

@@ -95,7 +95,7 @@ class Prober:
             job = {
                 "wanted": [_place(name) for name in names.values()],
                 "truths": [n for n, kind in kinds.items() if kind in TRUTHS],
-                "values": [n for n, kind in kinds.items() if kind not in (*TRUTHS, "", "none")],
+                "values": [n for n, kind in kinds.items() if kind not in (*TRUTHS, "none")],
                 "leaks": {str(number): list(values) for number, values in (leaks or {}).items()},
             }
             own = {name: test for test, name in names.items()}
