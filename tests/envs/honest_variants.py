@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+from collections.abc import Iterator, Mapping
 
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "toolz_interleave": (
@@ -429,3 +430,16 @@ def names(orders):
 """,
 }
 """`shop/orders.py` of `orders_repository.py`."""
+
+
+def variants(task: str, text: str) -> Iterator[str]:
+    """The broken file of a shipped task, repaired in each way that is listed for it."""
+    for code in FUNCTIONS.get(task, ()):
+        name = code.removeprefix("def ").split("(", 1)[0]
+        old = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == name)
+        lines = text.splitlines(keepends=True)
+        first = min(node.lineno for node in (old, *old.decorator_list))
+        yield "".join([*lines[: first - 1], code, *lines[old.end_lineno :]])
+    for wrong, right in TEXTS.get(task, ()):
+        assert wrong in text, wrong
+        yield text.replace(wrong, right, 1)

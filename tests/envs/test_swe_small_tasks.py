@@ -18,6 +18,7 @@ from envs.swe.env import SWEEnv, SWESettings
 from envs.swe.small_tasks import CACHETOOLS, SMALL_TASKS, TOOLZ, Package, SmallTask, small_instance
 from envs.swe.verdict.pristine import default_cache
 from envs.swe.verdict.runs import build_tree, run_tests
+from tests.envs.honest_variants import variants
 from tests.envs.swe_cheats import CHEATS
 from tests.envs.tiny_repository import call, needs_sandbox
 
@@ -163,6 +164,17 @@ def test_a_cheat_on_a_real_task_is_not_paid(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL_TASKS)
 def test_every_real_task_pays_its_solution_and_nothing_else(name: str) -> None:
     _check_task(name, 180 if SMALL_TASKS[name].package is TOOLZ else 214)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL_TASKS)
+def test_honest_solutions_of_a_real_task_are_paid(name: str) -> None:
+    path = SMALL_TASKS[name].path
+    solutions = list(variants(name, (_real_env(name).repository / path).read_text()))
+    assert len(solutions) >= 3
+    for text in solutions:
+        env = _play(name, call("create", path=path, text=text))
+        assert env.verdict.solved, (env.verdict.reason, text)
 
 
 @pytest.mark.slow

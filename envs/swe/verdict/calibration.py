@@ -63,7 +63,7 @@ def _load(instance: Instance, pristine: Path, target: Path, settings: JudgeSetti
 
 
 def make_plan(instance: Instance, pristine: Path, settings: JudgeSettings) -> Plan:
-    """Validate the probes of an instance; takes up to 25 runs of the required tests.
+    """Validate the probes of an instance; takes up to 22 runs of tests.
 
     Raises:
         ConfigError: as `load_plan`.
