@@ -89,6 +89,12 @@ def test_an_exception_fits_by_its_bases_by_the_tests_name_and_by_its_message() -
     assert not fits("==", "", report, encode(3))
 
 
+def test_a_forged_message_is_not_searched_beyond_the_length_that_probes_report() -> None:
+    report = {"raised": ["builtins.ValueError"], "message": "a" * 100_000 + "no 7"}
+    assert not fits("raises", "ValueError", report, encode((ValueError, "no 7")))
+    assert fits("raises", "ValueError", {**report, "message": "no 7"}, encode((ValueError, "no 7")))
+
+
 @pytest.mark.parametrize(
     "forged",
     [

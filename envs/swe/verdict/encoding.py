@@ -12,6 +12,7 @@ from collections import abc
 
 MAX_PARTS = 20000
 MAX_DEPTH = 40
+MAX_MESSAGE = 2000
 
 
 class TooLarge(Exception):

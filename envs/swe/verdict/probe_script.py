@@ -10,9 +10,7 @@ import sys
 import types
 
 import pytest
-from encoding import encode, loosely, names_of
-
-MAX_MESSAGE = 2000
+from encoding import MAX_MESSAGE, encode, loosely, names_of
 
 
 class Raised:

@@ -16,12 +16,13 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from envs.swe.verdict.encoding import MAX_MESSAGE
+
 TOLERANCE = 1e-6
 """Relative difference of floats that is forgiven where the inputs were drawn, not written by the tests' author."""
 EXCEPTION_BITS = 2
 MESSAGE_BITS = 4
 MAX_BITS = 16
-
 
 _NUMBERS = (int, float, complex, Fraction, Decimal)
 
@@ -166,7 +167,7 @@ def _is_expected(report: Mapping[str, Any], exception: str, expected: Any) -> bo
     if not isinstance(report["raised"], list) or wanted.isdisjoint(map(str, report["raised"])):
         return False
     message = report.get("message")
-    return pattern is None or (isinstance(message, str) and re.search(pattern, message) is not None)
+    return pattern is None or (isinstance(message, str) and re.search(pattern, message[:MAX_MESSAGE]) is not None)
 
 
 def bits(how: str, expected: Any) -> int:
