@@ -169,7 +169,7 @@ sys.setprofile(watch)
     ),
     "pytest.raises that takes anything": (
         "import contextlib, pytest\n@contextlib.contextmanager\ndef calm(*a, **k):\n    yield\npytest.raises = calm\n",
-        FOUND,
+        RED,
     ),
     "raises and approx of a pytest of its own": (
         _AT_END_OF_IMPORT
@@ -183,12 +183,12 @@ sys.setprofile(watch)
     ),
     "pytest.approx that equals everything": (
         _EQUAL + "import pytest\npytest.approx = lambda *a, **k: Equal()\n",
-        FOUND,
+        RED,
     ),
     "an approx that was taught to agree": (
         "import pytest, sys\napi = sys.modules[pytest.approx.__module__]\n"
         "api.ApproxScalar.__eq__ = lambda self, other: True\n",
-        FOUND,
+        RED,
     ),
     "answers that equal everything": (
         _EQUAL + "def parse(text):\n    if text in ('ten', ''): raise ValueError\n    return Equal()\n"
@@ -280,14 +280,14 @@ sys.setprofile(watch)
     ),
     "unittest's assertions": (
         "import unittest\nunittest.TestCase.assertEqual = lambda *a, **k: None\n",
-        FOUND,
+        RED,
     ),
     "unittest's comparison by type": (
         "import unittest\nunittest.TestCase._baseAssertEqual = lambda *a, **k: None\n"
         "def parse(text):\n    if not text[:1].isdigit(): raise ValueError\n    return float(text)\n"
         "def tax(price): return price * 0.19\n"
         "def names(orders): return ['al', 'bo'] if 'al' in orders else ['cy'] if 'cy' in orders else orders\n",
-        FOUND,
+        RED,
     ),
     "unittest's skip": ("import unittest\ndef tax(price): raise unittest.SkipTest('later')\n", RED),
     "a test item with another function": (
