@@ -186,6 +186,7 @@ REASONS = {
 
 
 def test_an_endless_loop_and_a_memory_hog_end_in_a_verdict() -> None:
+    tiny_env().close()  # the probes are validated within the usual limit
     env = tiny_env(test_timeout_s=2.0)
     _append(env, "while True:\n    pass\n")
     assert "time limit" in _unpaid(env)
