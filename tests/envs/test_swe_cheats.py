@@ -291,7 +291,7 @@ def test_dense_reward_pays_the_share_that_is_green_and_nothing_for_idleness() ->
     env = tiny_env(dense_reward=True)
     assert env.step("submit")[2]["reward"] == 0.0
     env = tiny_env(dense_reward=True)
-    half = "def total(prices):\n    return 7 if prices == [3, 4] else 0\n"
+    half = "def total(prices):\n    return prices[0] + prices[1] if len(prices) == 2 else 0\n"
     env.step(call("create", path="shop/prices.py", text=half + DISCOUNT))
     info = env.step("submit")[2]
     assert info["reward"] == info["progression"] == 0.5
