@@ -198,6 +198,7 @@ def _ancestors():
 
 def _watch(event, args):
     """Refuse settings of pytest that the agent wrote, and notice its code and our rewards."""
+    assert judgement is not None  # the hook is added with it
     if event == "exec":
         file = getattr(args[0], "co_filename", "")
         if file.startswith("<") or not is_agents(file):
