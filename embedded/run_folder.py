@@ -147,7 +147,7 @@ def rewind(rows: Path, updates: int) -> None:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The lines of a file without a last one that a kill cut short; none if there is no file."""
+    """Read the complete lines of a file; a last line that a kill cut short is dropped. No file: no lines."""
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")

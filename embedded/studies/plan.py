@@ -140,7 +140,7 @@ def plan_warnings(plan: Plan) -> list[str]:
 
 
 def _changes(variant: Variant) -> str:
-    """The values that a variant has of its own."""
+    """The values that a variant changes."""
     own = {**variant.keys, **variant.flags, **{f"warm.{key}": value for key, value in variant.warm.items()}}
     parts = [f"{key} {value}" for key, value in leaves(own)] if own else []
     parts += [f"{variant.share:g} of the updates"] if variant.share != 1 else []

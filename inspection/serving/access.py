@@ -1,7 +1,7 @@
 """Who may use the server of `slime-verlog serve-env`: programs may, pages in a browser only if they are named.
 
 A browser names the page in `Origin` and the server's name, as the page knows it, in `Host`. A page that reaches this
-machine through a name of its own (DNS rebinding) is recognised by the latter.
+machine through its own host name (DNS rebinding) is recognised by the latter.
 """
 
 from __future__ import annotations

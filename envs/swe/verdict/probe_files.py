@@ -231,7 +231,7 @@ def _no_arguments() -> ast.arguments:
 
 
 def _is_unfit(node: ast.AST) -> bool:
-    """Whether an expression would mean something else inside a function of its own."""
+    """Whether an expression would mean something else inside another function."""
     return any(isinstance(inner, _UNFIT) for inner in ast.walk(node))
 
 
