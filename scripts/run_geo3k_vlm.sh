@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Geometry problems with pictures on a slime cluster, with slime's own data set, outer loop and GRPO: 8 GPUs unless
+# Geometry problems with images on a slime cluster, with slime's own data set, outer loop and GRPO: 8 GPUs unless
 # NUM_GPUS says otherwise. Each problem is played eight times, in whole episodes of up to three turns.
 #   bash scripts/run_geo3k_vlm.sh                            Qwen3.5-4B: about 45 GB per GPU (calculated)
 #   bash scripts/run_geo3k_vlm.sh --model Qwen3.5-35B-A3B    about 85 GB per GPU before the logits: not for 80 GB GPUs
 # slime describes both models in its scripts/models/. qwen3.5-4B.sh describes the text model; this script adds slime's
-# model provider for pictures. qwen3.5-35B-A3B-vl.sh is the one that slime's own example trains. The other dense sizes
-# of Qwen3.5 (0.8B, 9B, 27B) work like the 4B.
+# model provider for images. qwen3.5-35B-A3B-vl.sh is the one that slime's own example trains. The other dense sizes
+# of Qwen3.5 (0.8B, 9B, 27B) are treated like the 4B; none of these runs has been made yet.
 # The nodes that run environments need: pip install 'slime-verlog[questions]'. DATA is a folder with train.parquet
 # (problem, answer, images) and, to evaluate, test.parquet; it is downloaded if it is missing.
 set -euo pipefail
@@ -18,7 +18,7 @@ NUM_GPUS=${NUM_GPUS:-8}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-2}
 PROBLEMS=64 EPISODES=8            # a batch: problems, episodes of each
 TURNS=$((PROBLEMS * EPISODES)) STEP_TURNS=$((PROBLEMS * EPISODES))
-PROMPT_LEN=12288 RESPONSE_LEN=4096   # the prompt of the third turn holds two answers
+PROMPT_LEN=12288 RESPONSE_LEN=4096   # the prompt of the third turn holds two responses
 UPDATES=3000
 DATA=${DATA:-/root/datasets/geo3k_imgurl_processed}
 DATA_SET=${DATA_SET:-VeraIsHere/geo3k_imgurl_processed}
@@ -27,8 +27,8 @@ given_engine_gpus=${ENGINE_GPUS:-}
 source scripts/lib/slime.sh
 source scripts/lib/models.sh
 
-# slime has a file with pictures for the mixture-of-experts model only. For a dense model, this takes the file of the
-# text model and puts slime's model provider for pictures in place of the text model's layers.
+# slime has a file with images for the mixture-of-experts model only. For a dense model, this takes the file of the
+# text model and puts slime's model provider for images in place of the text model's layers.
 model_arguments() {
   local folder=$SLIME_PATH/scripts/models name=${MODEL/#Qwen/qwen}
   MODEL_ARGS=()

@@ -27,10 +27,10 @@ env:
   preset: verlog           # verlog: defaults for training; balrog: no penalty, all achievements listed, 2,000 steps
   # reward: native         # achievements: 1 for each new one; final: their number at the end of the episode
   # binary_reward: false   # any reward above 0 becomes 1; native: 1 for new achievements, 0.1 per point of health
-  # format_penalty: 0.1    # an answer that names no action earns minus this instead of the reward
+  # format_penalty: 0.1    # a response that names no action earns minus this instead of the reward
   # max_steps: 10000       # at most 10000, after which Crafter itself ends
   # open_achievements_only: true  # list only the achievements still to be reached, instead of all 22
-  # vlm: false             # add BALROG's 256 x 256 picture to every observation; the game stays the same
+  # vlm: false             # add BALROG's 256 x 256 image to every observation; the game stays the same
   # prompt_template: null  # a Jinja file that replaces the built-in instruction
 tasks:
   - default
