@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the comparison."""
-    from inspection.evaluation.pairs import compare
+    from inspection.evaluate.pairs import compare
 
     print(compare(options.a, options.b, options.settings))
     return 0

@@ -1,0 +1,131 @@
+"""Checks every task of a target: builds it, plays it twice, and compares replays."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.mixture import TaskSpec
+from inspection.check.findings import Finding, Status, judge
+from inspection.check.playthrough import Playthrough, play, replay_difference
+from inspection.target import Target
+from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
+from rollout.play.memory import Message
+from rollout.spec import EpisodeSpec
+from rollout.tasks import make_episode
+from rollout.workers.trial import ServiceError, Trial, start_again, threads_left
+
+
+@dataclass
+class TaskReport:
+    """What was found out about one task."""
+
+    name: str
+    seed: int
+    findings: list[Finding] = field(default_factory=list)
+    first_prompt: list[Message] = field(default_factory=list)
+    tools: Sequence[Any] = ()
+
+    def count(self, status: Status) -> int:
+        return sum(finding.status == status for finding in self.findings)
+
+
+async def check_task(
+    target: Target, task: TaskSpec, seed: int, most: int, count_tokens: Callable[[str], int] | None
+) -> TaskReport:
+    """Play the expert, if there is one, and the random player; judge, and replay in another process.
+
+    A fault of the environment is a finding.
+
+    Raises:
+        ConfigError, MissingDependencyError: the task or an option is wrong, or a package is missing.
+    """
+    episode = make_episode(target.settings, task, 0, seed)
+    report = TaskReport(task.name, seed)
+    try:
+        async with _trial(target, episode) as trial:
+            most = min(most, target.settings.max_turns or most)
+            has_expert = (await trial.abilities(episode)).has_expert
+            plays = []
+            for player in ["expert"] * has_expert + ["random"]:
+                plays.append(await play(trial, target.settings, episode, player, most))
+                report.first_prompt, report.tools = plays[0].first_prompt, plays[0].tools
+            abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
+            twice = await replay_difference(trial, episode, plays[0])
+            await trial.close(episode)
+            _, left = await start_again(trial, episode)
+        report.findings += judge(plays, abilities, target.settings, count_tokens)
+        status = Status.WARNING if left else Status.OK
+        report.findings.append(Finding("threads", status, threads_left(left) if left else "none outlives an episode"))
+        async with _trial(target, episode) as other:
+            elsewhere = await replay_difference(other, episode, plays[-1])
+        report.findings.append(_determinism(plays[0], twice, elsewhere))
+    except (ConfigError, MissingDependencyError):
+        raise
+    except ServiceError as error:
+        report.findings.append(Finding("service", Status.WARNING, f"{error} (the rest was not checked)"))
+    except SlimeVerlogError as error:
+        report.findings.append(Finding("contract", Status.ERROR, str(error)))
+    if task.env_path in _REFERENCES:
+        report.findings += _REFERENCES[task.env_path](task)
+    return report
+
+
+@contextlib.asynccontextmanager
+async def _trial(target: Target, episode: EpisodeSpec) -> AsyncIterator[Trial]:
+    trial = Trial(target.settings)
+    try:
+        with target.explained():
+            await trial.build(episode)
+        yield trial
+    finally:
+        trial.end()
+
+
+def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None) -> Finding:
+    if twice is None and elsewhere is None:
+        return Finding("replay", Status.OK, "the same seed and answers show the same, also in another process")
+    where = "after a second reset" if twice is not None else "in another process"
+    step = twice if twice is not None else elsewhere
+    differs = f"the first observation {where} differs" if step == 0 else f"a replay {where} differs at step {step}"
+    if not played.deterministic:
+        return Finding("replay", Status.OK, f"{differs}, as deterministic = False says; lost episodes are given up")
+    return Finding(
+        "replay",
+        Status.ERROR,
+        f"{differs}; draw everything random in reset from the seed, avoid sets and the clock, or set "
+        "deterministic = False",
+    )
+
+
+def _reference_patch(task: TaskSpec) -> Iterator[Finding]:
+    """Whether the instance's reference patch is rewarded and the untouched tree is not."""
+    from envs.swe.env import SWESettings
+    from envs.swe.validate import validate_instances
+    from slime_verlog import read_settings
+
+    for found in validate_instances(read_settings(SWESettings, task.options, "env."), [task.task]):
+        status = Status.ERROR if found.problem else Status.WARNING if found.note else Status.OK
+        detail = f"the reference patch is rewarded, verdict in {found.seconds:.1f} s"
+        yield Finding("reference", status, found.problem or "; ".join(filter(None, [detail, found.note])))
+
+
+def _reference_solution(task: TaskSpec) -> Iterator[Finding]:
+    """Whether the task's reference solution is rewarded by its tests and the untouched files are not."""
+    from envs.harbor.reference import check_references
+    from envs.harbor.settings import HarborSettings
+    from slime_verlog import read_settings
+
+    for found in check_references(task.task, read_settings(HarborSettings, task.options, "env.")):
+        status = Status.ERROR if found.problem else Status.WARNING if found.note else Status.OK
+        detail = found.problem or found.note or "the reference solution is paid 1 and the untouched files 0"
+        yield Finding("reference", status, detail if found.task == task.task else f"{found.task}: {detail}")
+
+
+_REFERENCES: Mapping[str, Callable[[TaskSpec], Iterator[Finding]]] = {
+    "envs.swe": _reference_patch,
+    "envs.harbor": _reference_solution,
+}
+"""What else is checked about the tasks of an environment, by its module."""

@@ -1,0 +1,173 @@
+"""One call of `slime-verlog evaluate`: checks everything, plays what is missing, and writes the results."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from inspection.evaluate import results
+from inspection.evaluate.folder import RunFolder
+from inspection.evaluate.players import Contestant, check_experts, read_player
+from inspection.evaluate.points import Key, Point, read_points, without_speed
+from inspection.evaluate.seats import engine_of, seat
+from inspection.target import check_numbers
+from rollout.spec import EpisodeSpec
+from slime_verlog import INTERRUPTED, SlimeVerlogError
+
+HOPELESS = 8
+"""A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
+
+LEAST = {
+    **{"episodes": 1, "max_response_len": 1, "max_context_len": 1, "concurrency": 1},
+    **{"allow_failures": 0, "temperature": 0, "seed": 0},
+}
+"""Least values of the options."""
+
+
+class StoppedError(SlimeVerlogError):
+    """The run ended before all episodes were played."""
+
+
+def evaluate(options: Namespace) -> int:
+    """Play the episodes that are missing in `--out`, and write table, plot and captions.
+
+    Returns:
+        The exit code: 0, 1 after more failures than allowed, 130 after Ctrl-C.
+
+    Raises:
+        SlimeVerlogError: nothing could be played, or the run ended early; one sentence.
+    """
+    check_numbers(options, LEAST)
+    contestant = read_player(options)
+    config, points = read_points(options)
+    if contestant.source == "expert":
+        check_experts(points)
+    identity = {"player": contestant.identity(options), "config": without_speed(config)}
+    with RunFolder(Path(options.out), contestant.name, identity) as folder:
+        wanted = [key for point in points for key in point.episodes]
+        known = sum(key in folder.rows for key in wanted)
+        if known:
+            print(f"{known} of {len(wanted)} episodes are already in {folder.path}", file=sys.stderr)
+        interrupted, error = False, None
+        try:
+            if known < len(wanted):
+                _play(contestant, points, options, folder)
+        except KeyboardInterrupt:
+            interrupted = True
+        except SlimeVerlogError as stopped:
+            error = stopped
+        return _finish(options, points, folder, interrupted, error)
+
+
+def _play(contestant: Contestant, points: Sequence[Point], options: Namespace, folder: RunFolder) -> None:
+    at_once = max(min(point.settings.n_env, len(point.episodes)) for point in points)
+    with (
+        engine_of(contestant, options, at_once) as engine,
+        _Progress(points, folder, options.allow_failures) as progress,
+    ):
+
+        async def play() -> None:
+            for point in points:
+                missing = {key: spec for key, spec in point.episodes.items() if key not in folder.rows}
+                if missing:
+                    async with seat(contestant, point, options, engine) as play_one:
+                        await _play_point(point, missing, play_one, progress)
+
+        asyncio.run(play())
+
+
+async def _play_point(point: Point, missing: Mapping[Key, EpisodeSpec], play_one: Any, progress: _Progress) -> None:
+    """Play a point's missing episodes, `n_env` at a time; an error ends all of them."""
+    places = asyncio.Semaphore(point.settings.n_env)
+
+    async def one(spec: EpisodeSpec) -> None:
+        async with places:
+            progress.ended(await play_one(spec), point.label)
+
+    tasks = [asyncio.create_task(one(spec)) for spec in missing.values()]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Progress:
+    """Keeps each episode as it ends, shows the running win rate, and prints the first fault."""
+
+    def __init__(self, points: Sequence[Point], folder: RunFolder, allowed: int) -> None:
+        self._folder, self._allowed = folder, allowed
+        wanted = [key for point in points for key in point.episodes]
+        known = [folder.rows[key] for key in wanted if key in folder.rows]
+        self.played, self.won, self.failed = len(known), sum(row["success"] for row in known), 0
+        pause = 0.2 if sys.stderr.isatty() else 30.0
+        self._bar = tqdm(total=len(wanted), initial=len(known), unit="episode", desc=folder.player, mininterval=pause)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def ended(self, facts: Mapping[str, Any], setting: str) -> None:
+        """Keep an episode.
+
+        Raises:
+            StoppedError: the first episodes all failed.
+        """
+        self._folder.append(facts, setting)
+        if facts["stop"] == "failed":
+            self.failed += 1
+            if self.failed == 1:
+                tqdm.write(f"the first fault: {fault_of(facts)}", file=sys.stderr)
+        else:
+            self.played += 1
+            self.won += facts["success"]
+        rate = f"{self.won / self.played:.0%} won" if self.played else "none won"
+        self._bar.set_postfix_str(f"{rate}, {self.failed} failed" if self.failed else rate, refresh=False)
+        self._bar.update()
+        if not self.played and self.failed >= max(HOPELESS, self._allowed + 1):
+            raise StoppedError(f"the first {self.failed} episodes all failed; the last: {fault_of(facts)}")
+
+
+def fault_of(facts: Mapping[str, Any]) -> str:
+    """The episode's fault in one sentence: task, seed, error, and the line that raised it."""
+    text = (facts["fault"] or "unknown").partition("\nto reproduce:")[0]
+    first = text.strip().splitlines()[0]
+    lines = re.findall(r'File "([^"]+)", line (\d+)', text)
+    where = f" ({lines[-1][0]}:{lines[-1][1]})" if lines and not re.search(r"\.py:\d", first) else ""
+    return f"task {facts['task_name']}, seed {facts['seed']}: {first}{where}"
+
+
+def _finish(
+    options: Namespace, points: Sequence[Point], folder: RunFolder, interrupted: bool, error: SlimeVerlogError | None
+) -> int:
+    """Write and print the results; return the exit code."""
+    wanted = [key for point in points for key in point.episodes]
+    played = [folder.rows[key] for key in wanted if key in folder.rows]
+    kept = f"{sum(row['stop'] != 'failed' for row in played)} of {len(wanted)} episodes are in {folder.path}"
+    again = "the same command plays the others"
+    if played:
+        results.write(folder, points)
+    if error is not None:
+        raise StoppedError(f"{error}; {kept}, and {again}" if played else str(error)) from error
+    if interrupted:
+        print(f"interrupted: {kept}, and {again}", file=sys.stderr)
+        return INTERRUPTED
+    failed = [row for row in played if row["stop"] == "failed"]
+    if len(failed) > options.allow_failures:
+        print(
+            f"error: {len(failed)} of {len(wanted)} episodes failed; the first: {fault_of(failed[0])} "
+            f"(--allow-failures {len(failed)} accepts them; the same command plays them again)",
+            file=sys.stderr,
+        )
+        return 1
+    return 0

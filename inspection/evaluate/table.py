@@ -1,0 +1,227 @@
+"""The table of a run: mean ± standard error per setting and task, as text, JSON, CSV, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inspection.evaluate.points import Key, Point
+from rollout.spec import DEFAULT_MAX_TURNS
+
+COLUMNS = {
+    "success": "win rate",
+    "return": "return",
+    "progression": "progression",
+    "turns": "turns",
+    "valid_action_ratio": "valid actions",
+}
+"""Titles of the columns that every environment has, by key of the record."""
+COUNTS = ("n", "failed", "context")
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mean and standard error of a column; None where there are too few episodes."""
+
+    mean: float | None
+    se: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Cell:
+        n = len(values)
+        if not n:
+            return cls(None, None, 0)
+        mean = sum(values) / n
+        if n == 1:
+            return cls(mean, None, n)
+        variance = sum((value - mean) ** 2 for value in values) / (n - 1)
+        return cls(mean, (variance / n) ** 0.5, n)
+
+    def text(self, digits: int = 3) -> str:
+        if self.mean is None:
+            return DASH
+        return f"{self.mean:.{digits}f} ± " + (f"{self.se:.{digits}f}" if self.se is not None else DASH)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting and task; `all` stands for all tasks together."""
+
+    point: Point
+    task: str
+    n: int
+    """Episodes in the means."""
+    failed: int
+    """Episodes that are not: their environment was lost, or their prompt was refused."""
+    context: int
+    """Episodes that ended because the next prompt was too long; they are in the means."""
+    cells: Mapping[str, Cell]
+    metrics: Mapping[str, Cell]
+    """The environment's own numbers of the last turn."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows, and the caption that says how to read them."""
+
+    player: str
+    rows: Sequence[Row]
+    caption: str
+
+    def as_json(self) -> str:
+        """All rows with all metrics."""
+        rows = [
+            {
+                "setting": row.point.label,
+                "point": dict(row.point.values),
+                "task": row.task,
+                "player": self.player,
+                **{name: getattr(row, name) for name in COUNTS},
+                **{name: vars(cell) for name, cell in row.cells.items()},
+                "metrics": {name: vars(cell) for name, cell in row.metrics.items()},
+            }
+            for row in self.rows
+        ]
+        return json.dumps({"caption": self.caption, "rows": rows}, indent=1, default=str) + "\n"
+
+    def as_csv(self) -> str:
+        """One line per row; each column has a second one with its standard error."""
+        metrics = sorted({name for row in self.rows for name in row.metrics})
+        names = [*COLUMNS, *metrics]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["setting", "task", "player", *COUNTS, *(f"{n}{end}" for n in names for end in ("", "_se"))])
+        for row in self.rows:
+            cells = {**row.cells, **row.metrics}
+            numbers = [number for name in names for number in _pair(cells.get(name))]
+            writer.writerow([row.point.label, row.task, self.player, row.n, row.failed, row.context, *numbers])
+        return out.getvalue()
+
+    def as_text(self) -> str:
+        """For the terminal: aligned columns."""
+        lines = [self._titles(), *(self._texts(row) for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        left = len(self._names())
+        padded = (
+            [cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
+            for line in lines
+        )
+        return "\n".join("  ".join(line).rstrip() for line in padded) + f"\n\n{self.caption}"
+
+    def as_markdown(self) -> str:
+        titles = self._titles()
+        marks = ["---"] * len(self._names()) + ["---:"] * (len(titles) - len(self._names()))
+        lines = [titles, marks, *(self._texts(row) for row in self.rows)]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{self.caption}\n"
+
+    def as_latex(self) -> str:
+        """A table for `\\usepackage{booktabs}`."""
+        names = len(self._names())
+        lines = [" & ".join(map(_latex, self._texts(row))) + r" \\" for row in self.rows]
+        return "\n".join(
+            [
+                r"\begin{table}",
+                r"\centering",
+                rf"\begin{{tabular}}{{{'l' * names}{'r' * (len(self._titles()) - names)}}}",
+                r"\toprule",
+                " & ".join(map(_latex, self._titles())) + r" \\",
+                r"\midrule",
+                *lines,
+                r"\bottomrule",
+                r"\end{tabular}",
+                rf"\caption{{{_latex(self.caption)}}}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+    def _names(self) -> list[str]:
+        """Titles of the columns that name a row."""
+        return ["setting", "task"] if any(row.point.values for row in self.rows) else ["task"]
+
+    def _counts(self) -> list[str]:
+        return [name for name in COUNTS if name != "context" or any(row.context for row in self.rows)]
+
+    def _metrics(self) -> list[str]:
+        """The environment's numbers without those of a group, such as `achievement/place_stone`."""
+        return sorted({name for row in self.rows for name in row.metrics if "/" not in name})
+
+    def _titles(self) -> list[str]:
+        return [*self._names(), *self._counts(), *COLUMNS.values(), *(m.replace("_", " ") for m in self._metrics())]
+
+    def _texts(self, row: Row) -> list[str]:
+        names = [row.point.label, row.task][-len(self._names()) :]
+        counts = [str(getattr(row, name)) for name in self._counts()]
+        cells = [row.cells[name].text(1 if name == "turns" else 3) for name in COLUMNS]
+        metrics = [row.metrics.get(name, Cell.of(())).text() for name in self._metrics()]
+        return [*names, *counts, *cells, *metrics]
+
+
+def build_table(player: str, points: Sequence[Point], rows: Mapping[Key, Mapping[str, Any]]) -> Table:
+    """The table of the episodes that the points name, as far as they were played."""
+    table: list[Row] = []
+    for point in points:
+        tasks = list(dict.fromkeys(task for _, task, _ in point.episodes))
+        played = [rows[key] for key in point.episodes if key in rows]
+        table += [_row(point, task, [row for row in played if row["task_name"] == task]) for task in tasks]
+        if len(tasks) > 1:
+            table.append(_row(point, "all", played))
+    return Table(player, table, _caption(player, points, rows))
+
+
+def _row(point: Point, task: str, episodes: Sequence[Mapping[str, Any]]) -> Row:
+    good = [episode for episode in episodes if episode["stop"] != "failed"]
+    metrics = dict.fromkeys(name for episode in good for name in episode["metrics"])
+    return Row(
+        point=point,
+        task=task,
+        n=len(good),
+        failed=len(episodes) - len(good),
+        context=sum(episode["stop"] == "context" for episode in good),
+        cells={name: Cell.of([float(episode[name]) for episode in good]) for name in COLUMNS},
+        metrics={
+            name: Cell.of([float(episode["metrics"][name]) for episode in good if name in episode["metrics"]])
+            for name in metrics
+        },
+    )
+
+
+def _caption(player: str, points: Sequence[Point], rows: Mapping[Key, Mapping[str, Any]]) -> str:
+    wanted = [key for point in points for key in point.episodes]
+    played = [rows[key] for key in wanted if key in rows]
+    seeds = sorted({key[2] for key in wanted})
+    sentences = [
+        f"Player {player}, held-out seeds {seeds[0]} to {seeds[-1]}: mean ± standard error over n episodes.",
+        "An episode is won if its progression reaches 1.",
+    ]
+    if failed := sum(row["stop"] == "failed" for row in played):
+        sentences.append(f"{failed} failed episodes (environment lost, or prompt refused) are not part of the means.")
+    if cut := sum(row["stop"] == "context" for row in played):
+        sentences.append(f"{cut} episodes ended because the next prompt was too long (context); they are in the means.")
+    if endless := sum(row["stop"] == "max_turns" and row["max_turns"] is None for row in played):
+        sentences.append(
+            f"{endless} episodes were ended after {DEFAULT_MAX_TURNS} turns, because neither eval.max_turns nor the "
+            "environment limits them."
+        )
+    if len(played) < len(wanted):
+        sentences.append(f"Incomplete: {len(played)} of {len(wanted)} episodes were played.")
+    return " ".join(sentences)
+
+
+def _pair(cell: Cell | None) -> Iterable[float | str]:
+    found = (cell.mean, cell.se) if cell is not None else (None, None)
+    return ["" if number is None else number for number in found]
+
+
+LATEX = {"±": r"$\pm$", DASH: "--", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def _latex(text: str) -> str:
+    return re.sub(r"[&%$#_{}~^\\±–]", lambda found: LATEX.get(found[0], "\\" + found[0]), text)
