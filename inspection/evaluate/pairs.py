@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from inspection.evaluate.points import Key
+from inspection.evaluate.sweep import Key
 from inspection.records import read_episodes
 from slime_verlog import ConfigError
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from envs.loading import load_env_module
-from inspection.evaluate.points import Point
+from inspection.evaluate.sweep import Point
 from slime_verlog import ConfigError
 
 SCRIPTED = ("random", "expert")

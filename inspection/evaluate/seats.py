@@ -12,7 +12,7 @@ import aiohttp
 
 from inspection.evaluate.chat import ChatPlayer
 from inspection.evaluate.players import Contestant, Kind
-from inspection.evaluate.points import Point
+from inspection.evaluate.sweep import Point
 from inspection.text_episode import Player, play_text_episode, scripted
 from rollout.engine import EngineClient
 from rollout.evaluate import play_episode

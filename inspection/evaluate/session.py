@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -12,14 +13,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from inspection.evaluate import results
-from inspection.evaluate.folder import RunFolder
 from inspection.evaluate.players import Contestant, check_experts, read_player
-from inspection.evaluate.points import Key, Point, read_points, without_speed
+from inspection.evaluate.run_folder import RunFolder
 from inspection.evaluate.seats import engine_of, seat
+from inspection.evaluate.sweep import Key, Point, read_points, without_speed
+from inspection.evaluate.table import Table, build_table, plot_sweep
 from inspection.target import check_numbers
 from rollout.spec import EpisodeSpec
-from slime_verlog import INTERRUPTED, SlimeVerlogError
+from slime_verlog import INTERRUPTED, MissingDependencyError, SlimeVerlogError
 
 HOPELESS = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
@@ -156,7 +157,7 @@ def _finish(
     kept = f"{sum(row['stop'] != 'failed' for row in played)} of {len(wanted)} episodes are in {folder.path}"
     again = "the same command plays the others"
     if played:
-        results.write(folder, points)
+        write_results(folder, points)
     if error is not None:
         raise StoppedError(f"{error}; {kept}, and {again}" if played else str(error)) from error
     if interrupted:
@@ -171,3 +172,23 @@ def _finish(
         )
         return 1
     return 0
+
+
+def write_results(folder: RunFolder, points: Sequence[Point]) -> Table:
+    """Write the table and the plot of the episodes so far, and print the table."""
+    table = build_table(folder.player, points, folder.rows)
+    formats = {"json": table.as_json(), "csv": table.as_csv(), "md": table.as_markdown(), "tex": table.as_latex()}
+    for suffix, text in formats.items():
+        folder.write(f"table.{suffix}", text)
+    written = [f"table.{{{','.join(formats)}}}"]
+    print(table.as_text())
+    if points[0].values:
+        try:
+            plot_sweep(table, folder.path / "sweep.png")
+            written.append("sweep.png")
+        except MissingDependencyError as error:
+            print(f"no plot: {error}", file=sys.stderr)
+    print(f"\nwritten to {folder.path}: episodes.jsonl, {', '.join(written)}")
+    name = shlex.quote(str(folder.path))
+    print(f"read the episodes:  slime-verlog view {name}\nsee what to change: slime-verlog report {name}", flush=True)
+    return table

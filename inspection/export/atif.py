@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from inspection.view.templates import split_prompts
+from inspection.view.prompts import split_prompts
 from slime_verlog import ConfigError
 
 VERSION = "ATIF-v1.6"

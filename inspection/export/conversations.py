@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from inspection.view.templates import split_prompts
+from inspection.view.prompts import split_prompts
 from slime_verlog import ConfigError
 
 

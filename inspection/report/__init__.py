@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inspection.report.columns import Column
-    from inspection.report.trends import Series
+    from inspection.report.columns import Column, Series
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read, judge, print and write."""
-    from inspection.report.columns import read_columns
-    from inspection.report.files import write_json, write_page
-    from inspection.report.terminal import summarize
-    from inspection.report.trends import find_alarms, find_series
+    from inspection.report.columns import find_alarms, find_series, read_columns
+    from inspection.report.output import summarize, write_json, write_page
     from slime_verlog import ConfigError
 
     actions = [name.strip() for name in (options.actions or "").split(",") if name.strip()]

@@ -1,7 +1,13 @@
-"""Reads runs into columns (one per run, setting and player) and judges each of them."""
+"""Reads runs into columns (one per run, setting and player), judges each of them, and compares them over updates.
+
+Growing answers with falling validity, and vanishing variance of returns, precede the collapse of multi-turn runs in
+RAGEN (arXiv 2504.20073) and RAGEN-2 (arXiv 2604.06268).
+"""
 
 from __future__ import annotations
 
+import re
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +15,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from inspection.report.counts import Counts
+from inspection.report.invalid import Rejections, legal_actions, sort_rejections
 from inspection.report.measures import BY_KEY, MEASURES, QUESTIONS, Measure, Value, Verdict, worst
+from inspection.report.numbers import measure
 from inspection.report.reading import read_run
-from inspection.report.rejections import Rejections, legal_actions, sort_rejections
-from inspection.report.tally import Tally
-from inspection.report.values import measure
 
 _HEADLINES = {
     1: ("observation_retrieval", "reasoning_overlap", "state_information", "effective_actions"),
@@ -25,13 +31,20 @@ _JUDGED_IF_SCRIPTED = ("valid_actions", "valid_task_gap", "lost_environment")
 _NOT_JUDGED_ALONE = ("mean_progression", "out_of_time", "out_of_context", "early_losses")
 """Numbers of episodes, which are not judged with a single one."""
 _FEW_EPISODES = 20
+_UPDATE = re.compile(r"(?:update|step|iter|iteration|rollout|epoch|checkpoint|ckpt)s?[\W_]*(\d+)", re.IGNORECASE)
+LONGER = 1.5
+"""Growth of the median answer that counts as an explosion, if validity falls as well."""
+VALIDITY_LOSS = 0.05
+VARIANCE_LEFT = 0.25
+"""Share of the first evaluation's standard deviation of returns below which the variance has vanished."""
+COLLAPSE = 0.5
+"""Share of the first evaluation's number below which diversity has collapsed."""
 
 
 @dataclass(frozen=True)
 class Answer:
     """The answer to one of the four questions."""
 
-    question: int
     verdict: Verdict
     sentence: str
     advice: Sequence[str]
@@ -44,8 +57,7 @@ class Column:
     label: str
     run: str
     setting: str
-    tally: Tally
-    actions: Sequence[str]
+    counts: Counts
     rejections: Rejections
     values: Mapping[str, Value]
     verdicts: Mapping[str, Verdict]
@@ -59,65 +71,63 @@ def read_columns(runs: Sequence[Path], actions: Sequence[str] = ()) -> list[Colu
     Raises:
         ConfigError: a run cannot be read or holds no episodes.
     """
-    tallies: dict[tuple[str, str, str], Tally] = {}
+    found: dict[tuple[str, str, str], Counts] = {}
     for path, name in zip(runs, _name_runs(runs), strict=True):
-        for episode in tqdm(read_run(path), desc=name, unit="episode", leave=False, disable=None):
+        for episode, turns in tqdm(read_run(path), desc=name, unit="episode", leave=False, disable=None):
             setting, player = episode.group
-            tally = tallies.setdefault((name, setting, player), Tally(player))
-            tally.add(episode)
-    labels = _label(list(tallies))
-    return [_make(label, key, tally, actions) for label, (key, tally) in zip(labels, tallies.items(), strict=True)]
+            found.setdefault((name, setting, player), Counts(player)).add(episode, turns)
+    columns = []
+    for label, ((run, setting, _), counts) in zip(_label(list(found)), found.items(), strict=True):
+        legal = legal_actions(counts.env_paths, counts.actions, actions)
+        rejections = sort_rejections(counts.rejected.values(), legal)
+        values = measure(counts, legal, rejections)
+        verdicts = {item.key: _judge(item, values[item.key], counts) for item in MEASURES}
+        answers = {question: _answer(question, counts, values, verdicts) for question in QUESTIONS}
+        cautions = _cautions(counts, values)
+        columns.append(Column(label, run, setting, counts, rejections, values, verdicts, answers, cautions))
+    return columns
 
 
-def _make(label: str, key: tuple[str, str, str], tally: Tally, given: Sequence[str]) -> Column:
-    actions = legal_actions(tally, given)
-    rejections = sort_rejections(tally, actions)
-    values = measure(tally, actions, rejections)
-    verdicts = {m.key: _judge(m, values[m.key], tally) for m in MEASURES}
-    answers = {question: _answer(question, tally, values, verdicts) for question in QUESTIONS}
-    return Column(label, *key[:2], tally, actions, rejections, values, verdicts, answers, _cautions(tally, values))
-
-
-def _judge(item: Measure, value: Value, tally: Tally) -> Verdict:
-    if tally.is_scripted and item.key not in _JUDGED_IF_SCRIPTED:
+def _judge(item: Measure, value: Value, counts: Counts) -> Verdict:
+    if counts.is_scripted and item.key not in _JUDGED_IF_SCRIPTED:
         return Verdict.NONE
-    if len(tally.episodes) == 1 and item.key in _NOT_JUDGED_ALONE:
+    if len(counts.episodes) == 1 and item.key in _NOT_JUDGED_ALONE:
         return Verdict.NONE
     if item.key == "valid_drop" and value.number is not None and value.number < 2 * (value.error or 0.0):
         return Verdict.GOOD
     return item.judge(value)
 
 
-def _answer(question: int, tally: Tally, values: Mapping[str, Value], verdicts: Mapping[str, Verdict]) -> Answer:
+def _answer(question: int, counts: Counts, values: Mapping[str, Value], verdicts: Mapping[str, Verdict]) -> Answer:
     items = [item for item in MEASURES if item.question == question]
     verdict = worst([verdicts[item.key] for item in items])
     off = [item for item in items if verdicts[item.key] in (Verdict.LOOK, Verdict.ACT)]
     off.sort(key=lambda item: verdicts[item.key] != Verdict.ACT)
     advice = list(dict.fromkeys(item.advice for item in off if item.advice))
-    if tally.is_scripted and question in (1, 2):
-        return Answer(question, verdict, f"the {tally.player} player gives no reasons; a baseline, not judged", advice)
-    if tally.is_scripted and question == 4 and not off:
+    if counts.is_scripted and question in (1, 2):
+        return Answer(verdict, f"the {counts.player} player gives no reasons; a baseline, not judged", advice)
+    if counts.is_scripted and question == 4 and not off:
         verdict = Verdict.NONE
     if off:
         found = [f"{i.title} {i.show(values[i.key].number)} (healthy: {i.healthy()})" for i in off[:3]]
         more = f"; {len(off) - 3} more" if len(off) > 3 else ""
-        ends = f"{_ends(tally)}; " if question == 4 else ""
-        return Answer(question, verdict, ends + "; ".join(found) + more, advice)
+        ends = f"{_ends(counts)}; " if question == 4 else ""
+        return Answer(verdict, ends + "; ".join(found) + more, advice)
     shown = [BY_KEY[key] for key in _HEADLINES[question] if values[key].number is not None]
     parts = [f"{item.title} {item.show(values[item.key].number)}" for item in shown]
-    parts = [_ends(tally), *parts] if question == 4 else parts
-    return Answer(question, verdict, "; ".join(parts) or "not measured", advice)
+    parts = [_ends(counts), *parts] if question == 4 else parts
+    return Answer(verdict, "; ".join(parts) or "not measured", advice)
 
 
-def _ends(tally: Tally) -> str:
+def _ends(counts: Counts) -> str:
     """How episodes end, the most frequent first."""
-    ends = Counter("success" if e.success else f"{e.stop} without success" for e in tally.episodes)
-    return ", ".join(f"{count / len(tally.episodes):.0%} {name}" for name, count in ends.most_common(4))
+    ends = Counter("success" if e.success else f"{e.stop} without success" for e in counts.episodes)
+    return ", ".join(f"{count / len(counts.episodes):.0%} {name}" for name, count in ends.most_common(4))
 
 
-def _cautions(tally: Tally, values: Mapping[str, Value]) -> list[str]:
+def _cautions(counts: Counts, values: Mapping[str, Value]) -> list[str]:
     """What the numbers cannot say."""
-    n, found = len(tally.episodes), []
+    n, found = len(counts.episodes), []
     if n == 1:
         found.append(
             "There is only 1 episode: standard errors, shares of episodes, success and the spread of returns mean "
@@ -125,14 +135,14 @@ def _cautions(tally: Tally, values: Mapping[str, Value]) -> list[str]:
         )
     elif n < _FEW_EPISODES:
         found.append(f"There are only {n} episodes: differences below two standard errors mean nothing.")
-    if not tally.turns:
+    if not counts.turns:
         found.append("No episode has a turn: all failed before the first answer.")
-    elif tally.is_scripted:
-        found.append(f"The player is '{tally.player}': it gives no reasons, so reasoning is not judged.")
-    elif not tally.reasoned:
+    elif counts.is_scripted:
+        found.append(f"The player is '{counts.player}': it gives no reasons, so reasoning is not judged.")
+    elif not counts.reasoned:
         found.append("The answers hold no reasoning, so its diversity is not measured.")
     information = values["state_information"]
-    if tally.turns and information.number is None:
+    if counts.turns and information.number is None:
         found.append(f"The link of observation and action is not measured: {information.note}.")
     return found
 
@@ -155,3 +165,108 @@ def _label(keys: Sequence[tuple[str, str, str]]) -> list[str]:
         parts = dict.fromkeys(key[part] for part in range(3) if differs[part] and key[part] != "-")
         labels.append(", ".join(parts) or (key[1] if key[1] != "-" else key[2] if key[2] != "-" else key[0]))
     return labels
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One alarm over updates."""
+
+    name: str
+    verdict: Verdict
+    sentence: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """Evaluations of one player in the order of updates."""
+
+    name: str
+    updates: Sequence[int]
+    columns: Sequence[Column]
+
+
+def find_series(columns: Sequence[Column]) -> list[Series]:
+    """Columns of one player whose settings (`update 20`), or else runs, differ in a number of updates."""
+    players: dict[str, list[tuple[int, Column]]] = {}
+    for column in columns:
+        match = _UPDATE.search(column.setting) or _UPDATE.search(column.run)
+        if match and not column.counts.is_scripted:
+            players.setdefault(column.counts.player, []).append((int(match[1]), column))
+    series = []
+    for name, found in players.items():
+        found.sort(key=lambda item: item[0])
+        updates = [number for number, _ in found]
+        if len(set(updates)) == len(updates) > 1:
+            series.append(Series(name, updates, [column for _, column in found]))
+    return series
+
+
+def find_alarms(series: Sequence[Series]) -> list[Alarm]:
+    """Compare the last evaluation of each series with the first."""
+    found: list[Alarm | None] = []
+    for one in series:
+        first, last = one.columns[0], one.columns[-1]
+        found += [_lengths(first, last), _variance(first, last), *_diversity(first, last)]
+    return [alarm for alarm in found if alarm is not None]
+
+
+def return_deviation(column: Column) -> float | None:
+    """Standard deviation of returns within tasks (root mean square over tasks)."""
+    by_task: dict[str, list[float]] = {}
+    for episode in column.counts.episodes:
+        by_task.setdefault(episode.task, []).append(episode.episode_return)
+    variances = [statistics.variance(returns) for returns in by_task.values() if len(returns) > 1]
+    return statistics.fmean(variances) ** 0.5 if variances else None
+
+
+def _lengths(first: Column, last: Column) -> Alarm | None:
+    unit = "words" if all(column.values["reasoning_words"].number for column in (first, last)) else "tokens"
+    key = {"words": "reasoning_words", "tokens": "response_tokens"}[unit]
+    before, after = first.values[key].number, last.values[key].number
+    valid = [column.values["valid_actions"].number for column in (first, last)]
+    if not before or after is None or valid[0] is None or valid[1] is None or after < LONGER * before:
+        return None
+    sentence = (
+        f"answers grew from {before:g} to {after:g} {unit}, and validity went from {valid[0]:.1%} to {valid[1]:.1%}"
+    )
+    advice = (
+        "Stop the run, go back to the last good checkpoint, lower the learning rate or raise the KL penalty, and limit "
+        "the length of answers."
+    )
+    if valid[0] - valid[1] >= VALIDITY_LOSS:
+        return Alarm("exploding length", Verdict.ACT, sentence, advice)
+    return Alarm("growing length", Verdict.LOOK, sentence, "Read the longest answers: is the new text reasoning?")
+
+
+def _variance(first: Column, last: Column) -> Alarm | None:
+    before, after = return_deviation(first), return_deviation(last)
+    if not before or after is None or after > VARIANCE_LEFT * before:
+        return None
+    name, success = "vanishing variance of returns", last.values["success"].number or 0.0
+    fell = f"within tasks, returns' standard deviation fell from {before:.3g} to {after:.3g} at {success:.0%} success"
+    if success >= 0.95:
+        return Alarm(name, Verdict.LOOK, fell, "The tasks are solved; take harder ones.")
+    advice = "All episodes now earn the same, so there is nothing to learn from: go back, and mix in easier tasks."
+    return Alarm(name, Verdict.ACT, fell, advice)
+
+
+_COLLAPSE_ADVICE = (
+    "This is how template collapse begins: lower the learning rate, or raise the entropy bonus, and read the last "
+    "episodes."
+)
+
+
+def _diversity(first: Column, last: Column) -> list[Alarm]:
+    found = []
+    for key, name in (
+        ("effective_actions", "fewer kinds of actions"),
+        ("observation_retrieval", "reasoning that forgets the observation"),
+        ("distinct_reasoning", "repeated reasoning"),
+    ):
+        before, after = first.values[key].number, last.values[key].number
+        if not before or after is None or after > COLLAPSE * before:
+            continue
+        sentence = f"{name}: from {before:.3g} to {after:.3g}"
+        found.append(Alarm("collapsing diversity", Verdict.LOOK, sentence, _COLLAPSE_ADVICE))
+    return found

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-MOST_FEATURES = 400
+MAX_FEATURES = 400
 LEVELS = 4
 SHUFFLES = 200
-MOST_ACTIONS = 20
-FEWEST_TURNS = 100
+MAX_ACTIONS = 20
+MIN_TURNS = 100
 CANDIDATES = 16
 _WORD = re.compile(r"\w+")
 _CLAUSE = re.compile(r"[\n,.;:!?]+")
@@ -59,7 +59,7 @@ class Information:
 def state_information(observations: Sequence[str], actions: Sequence[str]) -> Information | None:
     """A lower bound on I(observation; action), from turns in order.
 
-    None with fewer than `FEWEST_TURNS`, or if no phrase tells observations apart.
+    None with fewer than `MIN_TURNS`, or if no phrase tells observations apart.
 
     Observations are seldom equal, so they are put into at most 2^4 cells: by the presence of four phrases (words or
     clauses), chosen greedily on one half of the turns to predict the action. The other half gives the estimate, then
@@ -68,11 +68,11 @@ def state_information(observations: Sequence[str], actions: Sequence[str]) -> In
     correction of Miller (1955) and Madow, where K counts the non-empty cells. The baseline shifts the actions
     circularly by 200 random offsets, which keeps their order and breaks their link to the observation.
     """
-    if len(actions) < FEWEST_TURNS:
+    if len(actions) < MIN_TURNS:
         return None
-    common = [action for action, _ in Counter(actions).most_common(MOST_ACTIONS - 1)]
+    common = [action for action, _ in Counter(actions).most_common(MAX_ACTIONS - 1)]
     index = {action: k for k, action in enumerate(common)}
-    y = np.array([index.get(action, MOST_ACTIONS - 1) for action in actions])
+    y = np.array([index.get(action, MAX_ACTIONS - 1) for action in actions])
     x = _presence([_features(text) for text in observations])
     if not x.shape[1]:
         return None
@@ -95,7 +95,7 @@ def state_information(observations: Sequence[str], actions: Sequence[str]) -> In
 
 def share_of_common(actions: Counter[str]) -> float:
     """The share of answers whose action is one of the most common that `state_information` tells apart."""
-    return sum(n for _, n in actions.most_common(MOST_ACTIONS - 1)) / actions.total()
+    return sum(n for _, n in actions.most_common(MAX_ACTIONS - 1)) / actions.total()
 
 
 def entropy(counts: Counter[Any]) -> float:
@@ -114,7 +114,7 @@ def _presence(features: Sequence[set[str]]) -> np.ndarray:
     n = len(features)
     counts = Counter(name for found in features for name in found)
     useful = sorted((name for name, k in counts.items() if 0.02 * n <= k <= 0.98 * n and name), key=str)
-    useful = sorted(useful, key=lambda name: abs(counts[name] - n / 2))[:MOST_FEATURES]
+    useful = sorted(useful, key=lambda name: abs(counts[name] - n / 2))[:MAX_FEATURES]
     columns = {name: k for k, name in enumerate(useful)}
     x = np.zeros((n, len(useful)), dtype=bool)
     for row, found in enumerate(features):
@@ -126,7 +126,7 @@ def _presence(features: Sequence[set[str]]) -> np.ndarray:
 def _choose(x: np.ndarray, y: np.ndarray) -> list[int]:
     """The columns that, added one by one, give the cells with the most information about y."""
     chosen: list[int] = []
-    one_hot = np.eye(MOST_ACTIONS, dtype=np.float32)[y]
+    one_hot = np.eye(MAX_ACTIONS, dtype=np.float32)[y]
     for _ in range(min(LEVELS, x.shape[1])):
         cells = _apply(x, chosen)
         gain = np.zeros(x.shape[1])
@@ -152,7 +152,7 @@ def _apply(x: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
 
 def mutual_information(cells: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Mutual information of cells (below 16) and actions (below 20) in bits: plug-in, and Miller and Madow's."""
-    joint = np.bincount(cells * MOST_ACTIONS + y, minlength=2**LEVELS * MOST_ACTIONS).reshape(-1, MOST_ACTIONS)
+    joint = np.bincount(cells * MAX_ACTIONS + y, minlength=2**LEVELS * MAX_ACTIONS).reshape(-1, MAX_ACTIONS)
     p = joint / joint.sum()
     outer = p.sum(1, keepdims=True) * p.sum(0, keepdims=True)
     filled = joint > 0

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from inspection.report.columns import Column
-from inspection.report.trends import Series, return_deviation
-from inspection.report.writing import clean
+from inspection.report.columns import Column, Series, return_deviation
+from inspection.report.output import clean
 
 _MOST_COLUMNS = 12
 _MOST_BARS = 12
@@ -49,10 +48,10 @@ def _save(figure: Any, folder: Path, name: str) -> str:
 
 
 def _diversity(axes: Any, columns: Sequence[Column]) -> None:
-    total = sum((column.tally.actions for column in columns), Counter())
+    total = sum((column.counts.actions for column in columns), Counter())
     used = [action for action, _ in total.most_common(_MOST_BARS)]
     for offset, column in enumerate(columns):
-        counts = column.tally.actions
+        counts = column.counts.actions
         shares = [counts[action] / max(counts.total(), 1) for action in used]
         _bars(axes[0], shares, offset, len(columns), _label(column))
     _ticks(axes[0], [_plain(action, 18) for action in used])
@@ -70,8 +69,8 @@ def _reasoning(axes: Any, columns: Sequence[Column]) -> None:
     longest = max((column.values["reasoning_words_p95"].number or 0 for column in columns), default=0)
     bins = [longest * 1.3 * k / 30 for k in range(31)] if longest else 10
     for column in columns:
-        if len(column.tally.words):
-            clipped = [min(words, longest * 1.29) for words in column.tally.words]
+        if len(column.counts.words):
+            clipped = [min(words, longest * 1.29) for words in column.counts.words]
             weights = [1 / len(clipped)] * len(clipped)
             axes[0].hist(clipped, bins=bins, weights=weights, histtype="step", label=_label(column))
     axes[0].set(title="words of reasoning", xlabel="words", ylabel="share of answers")
@@ -90,7 +89,7 @@ def _validity(axes: Any, columns: Sequence[Column]) -> None:
     base = [column.values["valid_actions"].number or 0.0 for column in columns]
     axes[0].bar(range(len(columns)), base, color="0.8", label="valid")
     for cause in causes:
-        shares = [column.rejections.causes.get(cause, 0) / max(column.tally.turns, 1) for column in columns]
+        shares = [column.rejections.causes.get(cause, 0) / max(column.counts.turns, 1) for column in columns]
         axes[0].bar(range(len(columns)), shares, bottom=base, label=cause)
         base = [a + b for a, b in zip(base, shares, strict=True)]
     axes[0].axhline(0.95, color="tab:green", linestyle="--", linewidth=1)
@@ -99,7 +98,7 @@ def _validity(axes: Any, columns: Sequence[Column]) -> None:
     axes[0].set(title="answers by cause; dashed: the goal of 95 %", ylim=(max(lowest - 0.1, 0), 1.0))
     axes[0].legend(fontsize=7)
     for column in columns:
-        thirds = [valid / answers if answers else None for valid, answers in column.tally.thirds]
+        thirds = [valid / answers if answers else None for valid, answers in column.counts.thirds]
         points = [(k, y) for k, y in enumerate(thirds) if y is not None]
         axes[1].plot([k for k, _ in points], [y for _, y in points], "o-", label=_label(column))
     axes[1].axhline(0.95, color="tab:green", linestyle="--", linewidth=1)
@@ -110,7 +109,7 @@ def _validity(axes: Any, columns: Sequence[Column]) -> None:
 
 def _failures(axes: Any, columns: Sequence[Column]) -> None:
     ends = [
-        Counter("success" if e.success else _plain(e.stop, 20) for e in column.tally.episodes) for column in columns
+        Counter("success" if e.success else _plain(e.stop, 20) for e in column.counts.episodes) for column in columns
     ]
     base = [0.0] * len(columns)
     for name, _ in sum(ends, Counter()).most_common():
@@ -121,7 +120,7 @@ def _failures(axes: Any, columns: Sequence[Column]) -> None:
     _ticks(axes[0], [_label(column) for column in columns])
     axes[0].set(title="how episodes end", ylabel="share of episodes", ylim=(0, 1.0))
     axes[0].legend(fontsize=7)
-    turns = [[episode.turns for episode in column.tally.episodes] for column in columns]
+    turns = [[episode.turns for episode in column.counts.episodes] for column in columns]
     axes[1].hist(turns, bins=20, label=[_label(column) for column in columns])
     axes[1].set(title="turns per episode", xlabel="turns", ylabel="episodes")
     axes[1].legend(fontsize=7)

@@ -1,23 +1,95 @@
-"""Reads `episodes.jsonl` as checked episodes and turns, one episode at a time."""
+"""Reads `episodes.jsonl` as checked episodes and turns, and splits each answer into reasoning and action."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envs.text_game import find_action
 from inspection.records import FILE, read_episodes
-from inspection.report.answers import Answer, split_answer
 from slime_verlog import ConfigError
 
-_HEADING = "Current Observation:\n"
-_COMMANDS = "Commands that work now: "
+_LABEL = re.compile(r"\s*(?:THINK|THOUGHT|REASONING|<think>)\s*:?", re.IGNORECASE)
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_MAX_TOKEN_CHARS, _MAX_END_TOKENS = 40, 16
+_HEADING, _COMMANDS = "Current Observation:\n", "Commands that work now: "
+MAX_BARE_ACTION_WORDS = 6
+"""An answer without a marker and with more words than this counts as reasoning without an action."""
 
 
 @dataclass(frozen=True, slots=True)
-class TurnRecord:
+class Answer:
+    """The parts of one answer."""
+
+    reasoning: str
+    """The text before the action, without the labels `THINK:` and `<think>`."""
+    action: str
+    """The text that is read as the action, on one line; empty if the answer has none."""
+    after: str
+    """The lines after the action, or after the last tool call."""
+    has_marker: bool
+    """Whether the answer says where its action begins (`ACTION:`, `</think>` or `<tool_call>`)."""
+
+
+def split_answer(response: str, executed: str | None) -> Answer:
+    """Split at the tool calls, else as the games do (`envs.text_game.find_action`), else at `</think>`.
+
+    Without any marker, a short answer, or one that was executed as it stands, is a bare action. A longer one is
+    reasoning, which contains the action if the answer is valid.
+
+    Args:
+        executed: the executed action; None if the answer is invalid.
+    """
+    response = _drop_end_tokens(response)
+    calls = response.find(_CALL)
+    if calls >= 0:
+        end = response.rfind(_CALL_END)
+        end = end + len(_CALL_END) if end > calls else len(response)
+        return Answer(_drop_labels(response[:calls]), _one_line(response[calls:end]), response[end:].strip(), True)
+    candidate, (start, _) = find_action(response)
+    if start:
+        before = response[:start].rstrip()
+        for word in ("ACTION:", "action:", "Action"):
+            before = before.removesuffix(word)
+        action, _, after = candidate.partition("\n")
+        return Answer(_drop_labels(before), action.strip(), after.strip(), True)
+    thought, closed, rest = response.rpartition("</think>")
+    if closed:
+        return Answer(_drop_labels(thought), _one_line(rest), "", True)
+    is_short = len(response.split(maxsplit=MAX_BARE_ACTION_WORDS)) <= MAX_BARE_ACTION_WORDS
+    if (is_short and not _LABEL.match(response)) or _one_line(response) == _one_line(executed or ""):
+        return Answer("", _one_line(response), "", False)
+    return Answer(_drop_labels(response), _one_line(executed or ""), "", False)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _drop_labels(text: str) -> str:
+    text = text[match.end() :] if (match := _LABEL.match(text)) else text
+    return text.replace("<think>", "").replace("</think>", "").strip()
+
+
+def _drop_end_tokens(text: str) -> str:
+    """Without tokens such as `<|im_end|>` at the end."""
+    for _ in range(_MAX_END_TOKENS):
+        text = text.rstrip()
+        if not text.endswith(("|>", "</s>")):
+            break
+        start = text.rfind("<|" if text.endswith("|>") else "</s>", max(len(text) - _MAX_TOKEN_CHARS, 0))
+        if start < 0:
+            break
+        text = text[:start]
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
     """One turn."""
 
     observation: str
@@ -38,8 +110,8 @@ class TurnRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeRecord:
-    """One episode; `group` is the setting and the player."""
+class Episode:
+    """One episode without its turns; `group` is the setting and the player."""
 
     group: tuple[str, str]
     env_path: str
@@ -50,11 +122,13 @@ class EpisodeRecord:
     episode_return: float
     success: bool
     progression: float
-    turns: list[TurnRecord]
+    turns: int
+    valid: int
+    """Turns with a valid answer."""
 
 
-def read_run(path: Path) -> Iterator[EpisodeRecord]:
-    """The episodes of a folder or file, in order.
+def read_run(path: Path) -> Iterator[tuple[Episode, list[Turn]]]:
+    """Read the episodes of a folder or file, in order, each with its turns.
 
     Raises:
         ConfigError: the file is missing, empty or broken; the text names the line and the key.
@@ -74,9 +148,10 @@ def read_run(path: Path) -> Iterator[EpisodeRecord]:
         raise ConfigError(f"{where} holds no episodes")
 
 
-def _episode(record: Mapping[str, Any]) -> EpisodeRecord:
+def _episode(record: Mapping[str, Any]) -> tuple[Episode, list[Turn]]:
     messages = [_read_message(message) for message in record["messages"]]
-    return EpisodeRecord(
+    turns = [_turn(turn, messages) for turn in record["story"]]
+    episode = Episode(
         group=(str(record.get("setting", "-")), str(record.get("player", "-"))),
         env_path=str(record.get("env_path") or ""),
         task=str(record.get("task_name") or record.get("task") or "-"),
@@ -86,16 +161,18 @@ def _episode(record: Mapping[str, Any]) -> EpisodeRecord:
         episode_return=_number(record, "return"),
         success=bool(record.get("success")),
         progression=_number(record, "progression"),
-        turns=[_turn(turn, messages) for turn in record["story"]],
+        turns=len(turns),
+        valid=sum(turn.valid for turn in turns),
     )
+    return episode, turns
 
 
-def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -> TurnRecord:
+def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -> Turn:
     text, pictures = messages[turn["prompt"][-1]] if turn["prompt"] else ("", "")
     response, executed, valid = _text(turn, "response"), _text(turn, "executed_action"), bool(turn["valid"])
     observation = text.removeprefix(_HEADING)
     finish, tokens = turn.get("finish_reason"), (turn.get("tokens") or {}).get("text")
-    return TurnRecord(
+    return Turn(
         observation=observation,
         state=None if pictures is None else hash((observation, pictures)),
         answer=split_answer(response, executed if valid else None),

@@ -46,8 +46,7 @@ def run(options: argparse.Namespace) -> int:
     import asyncio
     import sys
 
-    from inspection.serve_env.access import Access
-    from inspection.serve_env.server import EnvServer
+    from inspection.serve_env.server import Access, EnvServer
     from inspection.serve_env.session import Catalogue
     from rollout.tasks import make_episode, read_tasks
     from rollout.workers.trial import try_environments

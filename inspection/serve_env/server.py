@@ -1,24 +1,67 @@
-"""An OpenEnv server: sessions over WebSockets at `/ws`, and its descriptions over HTTP."""
+"""An OpenEnv server: sessions over WebSockets at `/ws`, and its descriptions over HTTP.
+
+A browser names the page in `Origin` and the server's name, as the page knows it, in `Host`. A page that reaches this
+machine through its own host name (DNS rebinding) is recognised by the latter."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import signal
+import socket
+import urllib.parse
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from envs.openenv.protocol import HEALTH_PATH, METADATA_PATH, SCHEMA_PATH, SOCKET_PATH, ErrorCode
-from inspection.serve_env.access import Access
 from inspection.serve_env.frames import error_frame, schemas
 from inspection.serve_env.session import Catalogue, Session
 from slime_verlog import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
+    from websockets.datastructures import Headers
     from websockets.http11 import Request, Response
+
+IDLE_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Access:
+    """What is accepted, and how long a session may be silent."""
+
+    hosts: tuple[str, ...] = ()
+    """Names of this server besides its addresses, `localhost` and the machine's name."""
+    origins: tuple[str, ...] = ()
+    """Pages that may use it, as `https://example.org`."""
+    idle_s: float = IDLE_S
+
+    def refusal(self, headers: Headers) -> str | None:
+        """Why a request is refused; None if it is not."""
+        hosts, origins = headers.get_all("Host"), headers.get_all("Origin")
+        if len(hosts) != 1 or not self._is_own(hosts[0]):
+            return f"this server is not {', '.join(hosts)[:200] or 'without a name'}; name it with --allow-host"
+        for origin in origins:
+            if origin not in self.origins:
+                return f"pages of {origin[:200]} may not use this server; name them with --allow-origin"
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        try:
+            name = urllib.parse.urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name in ("localhost", socket.gethostname().lower(), *map(str.lower, self.hosts)):
+            return True
+        try:
+            return bool(ipaddress.ip_address(name))  # only names can be pointed elsewhere
+        except ValueError:
+            return False
+
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ from typing import Any
 from tqdm import tqdm
 
 from inspection.records import FILE
-from inspection.view.gif import write_gif
-from inspection.view.packing import Packer
-from inspection.view.page import build_page, write_page
+from inspection.view.page import Packer, build_page, write_page
+from inspection.view.replay import write_gif
 from inspection.view.sources import find_files, read_run
 from inspection.view.worlds import Worlds
 from slime_verlog import ConfigError

@@ -1,17 +1,187 @@
-"""Puts template, style, script and packed episodes together as one HTML file that loads nothing from elsewhere."""
+"""Writes one HTML file that loads nothing from elsewhere: template, style, script and compressed episodes.
+
+A block of episodes is gzip in base64. A chunk has one JSON document per line: first the messages and pictures that its
+episodes share, then its episodes."""
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
+import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from inspection.view.packing import compress, to_json
+from inspection.view.prompts import find_changes, split_prompts
+
+CHUNK_CHARACTERS = 1_000_000
+"""Characters after which a chunk is closed; decoding one takes a browser about 20 ms."""
+_FAULT_CHARACTERS = 300
+
+
+class Packer:
+    """Collects episodes; `blocks` may be called at any time, and more episodes added afterwards."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._closed: list[str] = []
+        self._chunk = _Chunk()
+
+    def add(self, episode: Mapping[str, Any], run: int = 0, world: Mapping[str, Any] | None = None) -> None:
+        """Add an episode of the run with this number, with its world if it was drawn."""
+        if self._chunk.characters > CHUNK_CHARACTERS:
+            self._closed.append(compress(self._chunk.text()))
+            self._chunk = _Chunk()
+        row = _row(episode, run, len(self._closed), len(self._chunk.episodes))
+        self.rows.append(row | ({"world": 1 if "note" not in world else 2} if world else {}))
+        self._chunk.add(episode, world)
+
+    def blocks(self) -> list[str]:
+        """The chunks, compressed."""
+        return [*self._closed, *([compress(self._chunk.text())] if self._chunk.episodes else [])]
+
+
+class _Chunk:
+    def __init__(self) -> None:
+        self.episodes: list[str] = []
+        self.characters = 0
+        self._messages: dict[str, int] = {}
+        self._pictures: dict[str, str] = {}
+
+    def add(self, episode: Mapping[str, Any], world: Mapping[str, Any] | None) -> None:
+        messages, story = split_prompts(episode)
+        changes = find_changes(messages, story)
+        places = [self._place(message) for message in messages]
+        turns, before = [], []
+        for turn, fresh in zip(story, changes, strict=True):
+            prompt = [places[i] for i in turn["prompt"]]
+            turns.append(_turn(turn, _from_previous(prompt, before), [places[i] for i in fresh]))
+            before = prompt
+        drawn = dict(world or {})
+        for name, pictures in (("", episode.get("pictures") or {}), ("world ", drawn.pop("pictures", {}))):
+            for key, picture in pictures.items():
+                self._keep_picture(name + key, picture)
+        kept = {key: episode.get(key) for key in ("env_path", "task", "options", "max_turns", "metrics", "fault")}
+        line = to_json({**kept, "turns": turns, "world": drawn or None})
+        self.episodes.append(line)
+        self.characters += len(line)
+
+    def _place(self, message: Mapping[str, Any]) -> int:
+        text = to_json(message)
+        if text not in self._messages:
+            self._messages[text] = len(self._messages)
+            self.characters += len(text)
+        return self._messages[text]
+
+    def _keep_picture(self, key: str, picture: str) -> None:
+        if key not in self._pictures:
+            self._pictures[key] = picture
+            self.characters += len(picture)
+
+    def text(self) -> str:
+        shared = f'{{"messages":[{",".join(self._messages)}],"pictures":{to_json(self._pictures)}}}'
+        return "\n".join([shared, *self.episodes])
+
+
+def _from_previous(prompt: Sequence[int], before: Sequence[int]) -> list[int]:
+    """The prompt as the number of messages shared with the start of the previous one, then the rest."""
+    shared = 0
+    while shared < min(len(prompt), len(before)) and prompt[shared] == before[shared]:
+        shared += 1
+    return [shared, *prompt[shared:]]
+
+
+def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[str, Any]:
+    packed = {
+        "prompt": prompt,
+        "fresh": fresh,
+        "response": turn.get("response") or "",
+        "action": turn.get("executed_action"),
+        "valid": turn.get("valid"),
+        "reward": number(turn.get("reward")),
+    }
+    ends = [name for name in ("terminated", "truncated") if turn.get(name)] or (["done"] if turn.get("done") else [])
+    tokens = turn.get("tokens")
+    return packed | ({"end": ends[0]} if ends else {}) | ({"tokens": _tokens(tokens)} if tokens else {})
+
+
+def _tokens(tokens: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Texts and per-token values, which keep four significant digits; columns of another length are left out."""
+    n = len(tokens.get("text") or ())
+    columns = {
+        key: [number(value) for value in values]
+        for key, values in tokens.items()
+        if key != "text" and values is not None and len(values) == n
+    }
+    return {"text": list(tokens.get("text") or ()), **columns}
+
+
+def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[str, Any]:
+    """What list, filters and summary need to know about an episode."""
+    story = episode["story"]
+    turns = len(story) if episode.get("turns") is None else episode["turns"]
+    valid = episode.get("valid_action_ratio")
+    if valid is None and story and story[0].get("valid") is not None:
+        valid = sum(bool(turn["valid"]) for turn in story) / len(story)
+    success = episode.get("success")
+    return {
+        **({"run": run} if run else {}),
+        "setting": _text(episode.get("setting"), "-"),
+        "player": _text(episode.get("player"), ""),
+        "task": _text(episode.get("task_name") or episode.get("task"), "-"),
+        "seed": episode.get("seed"),
+        "stop": _text(episode.get("stop"), ""),
+        "success": None if success is None else bool(success),
+        "return": number(episode.get("return")),
+        "progression": number(episode.get("progression")),
+        "turns": turns,
+        "valid": number(valid),
+        "chunk": chunk,
+        "place": place,
+        **({"fault": str(episode["fault"])[:_FAULT_CHARACTERS]} if episode.get("fault") else {}),
+        **({"tokens": 1} if any(turn.get("tokens") for turn in story) else {}),
+    }
+
+
+def _text(value: Any, default: str) -> str:
+    return default if value is None or value == "" else str(value)
+
+
+def number(value: Any) -> float | int | None:
+    """The number with four significant digits, as JSON can carry it; None for what is not a finite number."""
+    if isinstance(value, int):
+        return int(value)
+    if not isinstance(value, float) or not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.4g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 2**53 else rounded
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON on one line; numbers that JSON lacks become null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
+    except ValueError:
+        return json.dumps(_without_nan(value), ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _without_nan(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def compress(text: str) -> str:
+    """gzip in base64; lone surrogates, which UTF-8 lacks, become question marks."""
+    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode("ascii")
+
 
 _ASSETS = Path(__file__).with_name("assets")
 _SCRIPTS = (

@@ -1,16 +1,88 @@
-"""Draws the worlds of a page's episodes, as tiles where they repeat and as PNG pictures elsewhere."""
+"""Draws the worlds of a page's episodes: as tiles where they repeat, and as PNG pictures elsewhere."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from envs.base import make_image
 from inspection.view.replay import can_replay, replay
-from inspection.view.tiles import Atlas, choose_tile_size, encode_png
+
+_TILES_PER_ROW = 32
+_SIZES = range(8, 65)
+_REPEATED_SHARE = 0.5
+"""Frames are stored as tiles if at most this share of their tiles is new."""
+
+
+class Atlas:
+    """All distinct tiles of one size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._numbers: dict[bytes, int] = {}
+
+    def encode(self, frames: Sequence[np.ndarray]) -> dict[str, Any]:
+        """The frames as tile numbers: `first`, then per later frame `changes`, a flat list of (cell, tile) pairs."""
+        rows, columns = frames[0].shape[0] // self.size, frames[0].shape[1] // self.size
+        cut = [cut_tiles(frame, self.size) for frame in frames]
+        numbers = [self._number(tile) for tile in cut[0]]
+        changes = []
+        for before, now in itertools.pairwise(cut):
+            moved = np.flatnonzero((before != now).any(axis=1))
+            changes.append([x for cell in moved.tolist() for x in (cell, self._number(now[cell]))])
+        return {"tile": self.size, "columns": columns, "rows": rows, "first": numbers, "changes": changes}
+
+    def _number(self, tile: np.ndarray) -> int:
+        return self._numbers.setdefault(tile.tobytes(), len(self._numbers))
+
+    def png(self) -> bytes:
+        """All tiles as one picture, 32 per row in the order of their numbers."""
+        size, n = self.size, len(self._numbers)
+        rows = math.ceil(n / _TILES_PER_ROW)
+        sheet = np.zeros((rows * _TILES_PER_ROW, size, size, 3), np.uint8)
+        sheet[:n] = np.frombuffer(b"".join(self._numbers), np.uint8).reshape(n, size, size, 3)
+        grid = sheet.reshape(rows, _TILES_PER_ROW, size, size, 3).swapaxes(1, 2)
+        return encode_png(grid.reshape(rows * size, _TILES_PER_ROW * size, 3))
+
+
+def cut_tiles(frame: np.ndarray, size: int) -> np.ndarray:
+    """The frame's square tiles, row by row: uint8 [tiles, size * size * 3]."""
+    rows, columns = frame.shape[0] // size, frame.shape[1] // size
+    return frame.reshape(rows, size, columns, size, 3).swapaxes(1, 2).reshape(rows * columns, -1)
+
+
+def choose_tile_size(frames: Sequence[np.ndarray]) -> int | None:
+    """The tile size in pixels that stores the frames in the fewest bytes; None if their tiles do not repeat."""
+    height, width = frames[0].shape[:2]
+    sample = frames[:: max(1, len(frames) // 8)]
+    best: tuple[float, int] | None = None
+    for size in _SIZES:
+        if height % size or width % size:
+            continue
+        tiles = np.concatenate([cut_tiles(frame, size) for frame in sample])
+        distinct = len({tile.tobytes() for tile in tiles})
+        cost = distinct * size * size + 2 * len(tiles)
+        if distinct <= _REPEATED_SHARE * len(tiles) and (best is None or cost < best[0]):
+            best = (cost, size)
+    return best[1] if best else None
+
+
+def encode_png(pixels: np.ndarray) -> bytes:
+    """The picture as a PNG file.
+
+    Raises:
+        MissingDependencyError: Pillow is not installed.
+    """
+    buffer = io.BytesIO()
+    make_image(pixels).save(buffer, "PNG", optimize=pixels.size < 1 << 22)
+    return buffer.getvalue()
 
 
 class Worlds:

@@ -16,7 +16,7 @@ import yaml
 from aiohttp import web
 
 from inspection.command import main
-from inspection.evaluate.points import sweep_points
+from inspection.evaluate.sweep import sweep_points
 from inspection.evaluate.table import Cell
 from inspection.records import read_episodes
 from rollout.bridge.overrides import set_key

@@ -14,9 +14,8 @@ import pytest
 
 from inspection import command
 from inspection.view import build
-from inspection.view.changes import find_changes
-from inspection.view.packing import Packer
-from inspection.view.templates import split_prompts, split_template
+from inspection.view.page import Packer
+from inspection.view.prompts import find_changes, split_prompts, split_template
 from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
 from tests.fixtures.slime_dumps import write_by_hand
 

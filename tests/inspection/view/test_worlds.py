@@ -11,8 +11,7 @@ import pytest
 
 from envs.loading import build_env_from, load_env_module
 from inspection.view.replay import replay
-from inspection.view.tiles import Atlas, choose_tile_size
-from inspection.view.worlds import Worlds
+from inspection.view.worlds import Atlas, Worlds, choose_tile_size
 from tests.fixtures.played_episodes import record_episode
 
 pytest.importorskip("PIL", reason="pictures need Pillow")

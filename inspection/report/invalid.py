@@ -1,11 +1,15 @@
-"""Finds the legal action that an invalid answer probably meant, and says what kind of translation would catch it."""
+"""Sorts the invalid answers by cause, and finds the legal action that each probably meant."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 SPELLING = "case, punctuation or markup"
 FILLER = "filler words"
@@ -26,6 +30,18 @@ KINDS = {
     TYPO: "show the exact names in the prompt, or accept the nearest name",
 }
 """Kinds of near matches, with the change that catches each."""
+EMPTY = "empty answer"
+CUT = "cut at the length limit"
+NO_LINE = "no ACTION line"
+UNKNOWN = "unknown action"
+CAUSES = {
+    EMPTY: "raise the length limit or change the stop strings; the model answers nothing",
+    CUT: "raise the length limit, or ask for shorter reasoning",
+    NO_LINE: "ask for the line ACTION: in the prompt, or imitate demonstrations first",
+    **KINDS,
+    UNKNOWN: "list the actions in the prompt, or offer these actions",
+}
+"""Causes of invalid answers, with the change for each."""
 ALIAS_KINDS = (FILLER, PLURAL, SYNONYM, TYPO)
 """Kinds that a table of aliases can catch."""
 
@@ -53,11 +69,10 @@ _GROUPS = (
 )
 _MOTION = frozenset({"go", "turn"})
 _TAKES_OBJECT = frozenset({"pick", "drop", "toggle", "do"})
-_MOST_CHARACTERS = 200
+_MAX_CHARACTERS, _MAX_OBSERVED = 200, 50
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """A legal action and the kind of near match."""
 
     action: str
@@ -71,7 +86,7 @@ def find_match(candidate: str, actions: Sequence[str]) -> Match | None:
         candidate: the text that was read as the action.
         actions: the legal actions, as the environment names them.
     """
-    text = candidate.strip()[:_MOST_CHARACTERS]
+    text = candidate.strip()[:_MAX_CHARACTERS]
     if "\ufffd" in text:  # half a character: the rest of the answer cannot be trusted either
         return None
     names = {_plain(action): action for action in actions if _plain(action)}
@@ -155,3 +170,109 @@ def _meanings(line: str) -> list[frozenset[str]]:
 def _canonical(word: str) -> frozenset[str]:
     """The groups of synonyms that contain the word, or the word itself."""
     return frozenset(name for name, others in _GROUPS if word == name or word in others.split()) or frozenset({word})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an example is; `turn` counts from 1, as the viewer does."""
+
+    task: str
+    seed: Any
+    turn: int
+    text: str
+
+
+@dataclass
+class Rejected:
+    """Invalid answers with the same text in place of the action."""
+
+    candidate: str
+    """The text after the marker."""
+    has_marker: bool
+    asked: bool
+    cut: bool
+    commands: tuple[str, ...]
+    place: Place
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A text that was rejected, the action that it means, and the kind of near match."""
+
+    text: str
+    action: str
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Rejections:
+    """The invalid answers of one column."""
+
+    causes: Mapping[str, int]
+    aliases: Sequence[Alias]
+    """Near matches of legal actions, the most frequent first."""
+    unknown: Sequence[tuple[str, int]]
+    examples: Mapping[str, Rejected]
+    """The most frequent rejected answer of each cause."""
+
+    @property
+    def catchable(self) -> int:
+        """Answers that a translation would catch."""
+        return sum(self.causes.get(kind, 0) for kind in KINDS)
+
+
+def legal_actions(env_paths: Iterable[str], executed: Counter[str], given: Sequence[str] = ()) -> list[str]:
+    """Return the legal actions: those given, else those of our environments, and of others the executed ones.
+
+    The environment of a record is imported only if it is one of this package, because a data file must not run code.
+    Empty if actions are free text.
+    """
+    if given:
+        return list(given)
+    known = [_own_actions(path) for path in env_paths]
+    seen = [action for action, _ in executed.most_common()] if len(executed) <= _MAX_OBSERVED else []
+    return list(dict.fromkeys([*itertools.chain(*known), *(() if all(known) else seen)]))
+
+
+def _own_actions(path: str) -> Sequence[str]:
+    """The actions of an environment of this package; empty if it has no fixed ones, or is not ours."""
+    try:
+        return getattr(importlib.import_module(path), "ACTIONS", ()) if re.fullmatch(r"envs\.\w+", path) else ()
+    except ImportError:
+        return ()
+
+
+def sort_rejections(rejected: Iterable[Rejected], actions: Sequence[str]) -> Rejections:
+    """Find the cause of every invalid answer."""
+    causes: Counter[str] = Counter()
+    aliases: Counter[tuple[str, str, str]] = Counter()
+    unknown: Counter[str] = Counter()
+    examples: dict[str, Rejected] = {}
+    for answer in rejected:
+        cause, action = _find_cause(answer, actions)
+        text = " ".join(answer.candidate.lower().split())[:60]
+        causes[cause] += answer.count
+        if action is not None:
+            aliases[(text, action, cause)] += answer.count
+        elif cause == UNKNOWN:
+            unknown[text] += answer.count
+        if cause not in examples or answer.count > examples[cause].count:
+            examples[cause] = answer
+    found = [Alias(*key, count) for key, count in aliases.most_common()]
+    return Rejections(dict(causes.most_common()), found, unknown.most_common(), examples)
+
+
+def _find_cause(rejected: Rejected, actions: Sequence[str]) -> tuple[str, str | None]:
+    """The cause, and the action that was probably meant."""
+    if rejected.cut:
+        return CUT, None
+    match = find_match(rejected.candidate, rejected.commands or actions)
+    if match is not None:
+        return match.kind, match.action
+    if not rejected.candidate and not rejected.place.text:
+        return EMPTY, None
+    if (rejected.asked and not rejected.has_marker) or not rejected.candidate:
+        return NO_LINE, None
+    return UNKNOWN, None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from embedded.run_folder import differences
-from inspection.evaluate.points import Key
+from inspection.evaluate.sweep import Key
 from inspection.records import FILE, append_episode, read_episodes
 from slime_verlog import ConfigError
 

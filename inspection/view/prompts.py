@@ -1,9 +1,10 @@
-"""Splits a prompt that is one string with a chat template's control tokens into messages with roles."""
+"""Reads a recorded episode's prompts: messages with roles, and what each prompt shows for the first time."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _OPENINGS = (
@@ -65,3 +66,44 @@ def _indexes(prompt: Any, messages: list[dict[str, Any]], places: dict[str, int]
             places[key] = len(messages)
             messages.append(dict(entry))
         yield places[key]
+
+
+_COMPARED_PROMPTS = 3
+
+
+def find_changes(messages: Sequence[Mapping[str, Any]], story: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """For each turn, the indexes of the messages in its prompt that are news; the last message always is.
+
+    Args:
+        messages: the episode's distinct messages.
+        story: its turns; `prompt` holds indexes into `messages`.
+    """
+    seen: set[int] = set()
+    recent: deque[str] = deque(maxlen=_COMPARED_PROMPTS)
+    changes = []
+    for turn in story:
+        prompt = turn["prompt"]
+        fresh = [i for i in prompt[:-1] if i not in seen and not (seen and _is_memory(messages[i], recent))]
+        fresh += prompt[-1:]
+        seen.update(prompt)
+        recent.append("\n".join(text_of(messages[i]) for i in fresh))
+        changes.append(fresh)
+    return changes
+
+
+def _is_memory(message: Mapping[str, Any], recent: deque[str]) -> bool:
+    """Whether a message repeats an earlier answer or observation."""
+    if message.get("role") == "assistant":
+        return True
+    text = text_of(message)
+    heading, _, rest = text.partition("\n")
+    body = (rest if heading.rstrip().endswith(":") else text).strip()
+    return any(body in earlier for earlier in recent)
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The message's text without its pictures."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get("text", "")) for part in content or () if isinstance(part, Mapping))
