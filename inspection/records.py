@@ -15,10 +15,10 @@ from slime_verlog import ConfigError
 FILE = "episodes.jsonl"
 
 
-def append_episode(path: Path, facts: Mapping[str, Any], player: str, setting: str = "-") -> None:
+def append_episode(path: Path, episode: Mapping[str, Any], player: str, setting: str = "-") -> None:
     """Add one episode to the file as a single line, so that an interrupted run loses no finished episode."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"setting": setting, "player": player, **facts}, ensure_ascii=False, default=str)
+    line = json.dumps({"setting": setting, "player": player, **episode}, ensure_ascii=False, default=str)
     with open(path, "a", encoding="utf-8", errors="replace") as file:
         file.write(line + "\n")
 

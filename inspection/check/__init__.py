@@ -36,8 +36,7 @@ def run(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from inspection.check.findings import Status
-    from inspection.check.printing import ALL_ROWS, as_json, print_prompt, rows_of, sum_of
-    from inspection.check.session import check_task
+    from inspection.check.session import ALL_ROWS, as_json, check_task, print_prompt, rows_of, sum_of
 
     target.check_numbers(options, {"seed": 0, "max_turns": 1})
     chosen = target.read_target(options.target, options.task, options.set)

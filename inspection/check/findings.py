@@ -59,15 +59,15 @@ def judge(
 def _outcome(play: Playthrough) -> Finding:
     turns, total = len(play.answers), sum(play.rewards)
     share = sum(play.valid) / max(len(play.valid), 1)
-    facts = f"{turns} turns, return {total:.3g}, progression {play.progression:.2g}, {share:.0%} of answers valid"
+    result = f"{turns} turns, return {total:.3g}, progression {play.progression:.2g}, {share:.0%} of answers valid"
     if not 0 <= play.progression <= 1:
         expected = f"info['progression'] must be from 0 (start) to 1 (won), got {play.progression:g}"
-        return Finding(play.player, Status.ERROR, f"{expected}; {facts}")
+        return Finding(play.player, Status.ERROR, f"{expected}; {result}")
     if play.player == "expert" and play.done and play.progression < 1:
-        return Finding("expert", Status.WARNING, f"the expert does not succeed: {facts}")
+        return Finding("expert", Status.WARNING, f"the expert does not succeed: {result}")
     if play.player == "expert" and share < 1:
-        return Finding("expert", Status.WARNING, f"some of the expert's answers are invalid: {facts}")
-    return Finding(play.player, Status.OK, facts + ("" if play.done else "; stopped there, the episode goes on"))
+        return Finding("expert", Status.WARNING, f"some of the expert's answers are invalid: {result}")
+    return Finding(play.player, Status.OK, result + ("" if play.done else "; stopped there, the episode goes on"))
 
 
 def _ending(plays: Sequence[Playthrough], abilities: Abilities, settings: RolloutSettings) -> Finding:

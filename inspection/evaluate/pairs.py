@@ -10,6 +10,7 @@ import numpy as np
 
 from inspection.evaluate.sweep import Key
 from inspection.records import read_episodes
+from inspection.text import align
 from slime_verlog import ConfigError
 
 COLUMNS = {"success": "win rate", "return": "return", "progression": "progression", "turns": "turns"}
@@ -36,8 +37,9 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
     first, second = _read(a, of_a), _read(b, of_b)
     common = sorted(key for key in first if key in second)
     if not common:
+        examples = " and ".join(_name(next(iter(episodes))) for episodes in (first, second))
         raise ConfigError(
-            f"{a} and {b} have no episode in common (setting, task, seed): {_some(first)} and {_some(second)}; "
+            f"{a} and {b} have no episode in common (setting, task, seed): {examples}; "
             "--settings chooses one point of each sweep"
         )
     _check_same_game(common, first, second)
@@ -112,8 +114,7 @@ def _table(pairs: Mapping[Key, Pair]) -> str:
         rows += _rows("all", "all", list(pairs.values()), np.arange(len(pairs)), indexes)
     if len({setting for setting, _ in groups}) == 1:
         rows = [row[1:] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(align(rows))
 
 
 def _rows(
@@ -155,15 +156,10 @@ def _winners(name: str, keys: Sequence[Key]) -> str:
 
 
 def _title(path: Path, episodes: Episodes, setting: str | None) -> str:
-    players = ", ".join(sorted({str(episode["player"]) for episode in episodes.values()}))
-    return f"{path} ({players}{', ' + setting if setting else ''})"
+    players = sorted({str(episode["player"]) for episode in episodes.values()})
+    return f"{path} ({', '.join([*players, *([setting] if setting else [])])})"
 
 
 def _name(key: Key) -> str:
     setting, task, seed = key
     return f"{task} {seed}" + (f" ({setting})" if setting != "-" else "")
-
-
-def _some(episodes: Episodes) -> str:
-    """The first episode's name, as an example."""
-    return _name(next(iter(episodes)))

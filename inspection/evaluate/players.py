@@ -5,17 +5,23 @@ from __future__ import annotations
 import difflib
 import enum
 import hashlib
+import os
 import re
+import reprlib
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 from envs.loading import load_env_module
-from inspection.evaluate.sweep import Point
-from slime_verlog import ConfigError
+from inspection.evaluate.sweep import SweepPoint
+from rollout.engine import EngineClient
+from rollout.errors import ConfigError, EngineError
+from rollout.play.memory import Message
+from rollout.tokens.pictures import data_uri, read_image
+from rollout.workers.pool import EnvSession
 
 SCRIPTED = ("random", "expert")
 CHAT = "/chat/completions"
@@ -35,7 +41,7 @@ class Kind(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Contestant:
+class PlayerSpec:
     """The player of a run."""
 
     kind: Kind
@@ -61,7 +67,7 @@ class Contestant:
         return found
 
 
-def read_player(options: Namespace) -> Contestant:
+def read_player(options: Namespace) -> PlayerSpec:
     """The player that `--player` names.
 
     Raises:
@@ -69,7 +75,7 @@ def read_player(options: Namespace) -> Contestant:
     """
     given = options.player
     if given in SCRIPTED:
-        return Contestant(Kind.SCRIPTED, given, given)
+        return PlayerSpec(Kind.SCRIPTED, given, given)
     if "://" in given:
         return _at_address(given, options)
     folder = Path(given).expanduser()
@@ -80,10 +86,10 @@ def read_player(options: Namespace) -> Contestant:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"--player {given} is not a Hugging Face folder: it has no config.json")
     name = folder.resolve().name
-    return Contestant(Kind.FOLDER, name, str(folder.resolve()), str(folder))
+    return PlayerSpec(Kind.FOLDER, name, str(folder.resolve()), str(folder))
 
 
-def _at_address(given: str, options: Namespace) -> Contestant:
+def _at_address(given: str, options: Namespace) -> PlayerSpec:
     address = urlparse(given)
     if address.scheme not in ("http", "https") or not address.hostname:
         raise ConfigError(f"--player must look like http://HOST:PORT or https://HOST/v1, got {given!r}")
@@ -91,17 +97,17 @@ def _at_address(given: str, options: Namespace) -> Contestant:
     if url.endswith(("/v1", CHAT)):
         if not options.model:
             raise ConfigError(f"an OpenAI-compatible address needs the model's name: give --model NAME with {given}")
-        return Contestant(Kind.CHAT, options.model, url.removesuffix(CHAT))
+        return PlayerSpec(Kind.CHAT, options.model, url.removesuffix(CHAT))
     if not options.tokenizer:
         raise ConfigError(
             f"{given} is asked with token ids (/generate): give --tokenizer FOLDER with the model's tokenizer. For an "
             "OpenAI-compatible endpoint, the address must end in /v1 or /chat/completions"
         )
     name = options.model or address.netloc.rpartition("@")[2]
-    return Contestant(Kind.SGLANG, name, url, str(Path(options.tokenizer).expanduser()))
+    return PlayerSpec(Kind.SGLANG, name, url, str(Path(options.tokenizer).expanduser()))
 
 
-def check_experts(points: Sequence[Point]) -> None:
+def check_experts(points: Sequence[SweepPoint]) -> None:
     """Check that every environment has an expert.
 
     Raises:
@@ -117,3 +123,82 @@ def _fingerprint(folder: Path) -> str:
     files = sorted(path for path in folder.iterdir() if path.is_file())
     facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+
+
+LENGTH_KEYS = ("max_tokens", "max_completion_tokens")
+"""Names of the answer's longest length. Every server knows the first, except OpenAI's for newer models."""
+
+
+class ChatPlayer:
+    """A `Player` behind `/chat/completions`. Sends the messages as they are, with pictures as `data:` URIs."""
+
+    def __init__(
+        self, client: EngineClient, model: str, key_variable: str, temperature: float, max_tokens: int
+    ) -> None:
+        """`key_variable` names the environment variable with the key; without it, no key is sent."""
+        key = os.environ.get(key_variable)
+        self._client = client
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._key_variable = key_variable
+        self._body = {"model": model, "temperature": temperature}
+        self._max_tokens = max_tokens
+        self._length_key = LENGTH_KEYS[0]
+
+    async def __call__(self, session: EnvSession, messages: Sequence[Message], index: int) -> str:
+        """The model's answer.
+
+        Raises:
+            ConfigError: the environment offers tools.
+            EngineError: no usable answer within the allowed retries, or the endpoint refused the request.
+        """
+        if session.reply is not None and session.reply.tools:
+            raise ConfigError(
+                f"{session.spec.env_path} offers tools, whose calls are part of the answer's text; serve the model "
+                "with SGLang, and give its address with --tokenizer"
+            )
+        try:
+            return await self._ask(messages)
+        except EngineError as error:
+            if LENGTH_KEYS[1] in str(error) and self._length_key == LENGTH_KEYS[0]:
+                self._length_key = LENGTH_KEYS[1]
+                return await self._ask(messages)
+            if error.kind == "http_401" and not self._headers:
+                raise EngineError(f"{error} (no key was sent: {self._key_variable} is not set)", error.kind) from error
+            raise
+
+    async def _ask(self, messages: Sequence[Message]) -> str:
+        body = {
+            **self._body,
+            self._length_key: self._max_tokens,
+            "messages": [_openai_message(message) for message in messages],
+        }
+        return await self._client.request("/chat/completions", body, parse_answer, self._headers)
+
+
+def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    if isinstance(content, str):
+        return dict(message)
+    return {**message, "content": [_openai_part(part) for part in content]}
+
+
+def _openai_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    if part["type"] != "image":
+        return part
+    return {"type": "image_url", "image_url": {"url": data_uri(read_image(part["image"]))}}
+
+
+def parse_answer(answer: Any) -> str:
+    """The text of a chat completion; empty if the model wrote none.
+
+    Raises:
+        EngineError: the answer has another shape.
+    """
+    try:
+        message = answer["choices"][0]["message"]
+        text = message["content"] or message.get("refusal") or ""
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise EngineError(f"answer has no choices[0].message.content: {reprlib.repr(answer)}") from error
+    if not isinstance(text, str):
+        raise EngineError(f"the answer's content must be text, got {reprlib.repr(text)}")
+    return text

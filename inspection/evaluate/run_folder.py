@@ -53,10 +53,10 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self._lock.close()
 
-    def append(self, facts: Mapping[str, Any], setting: str) -> None:
+    def append(self, episode: Mapping[str, Any], setting: str) -> None:
         """Keep an episode."""
-        append_episode(self.path / FILE, facts, self.player, setting)
-        self._add({"setting": setting, "player": self.player, **facts})
+        append_episode(self.path / FILE, episode, self.player, setting)
+        self._add({"setting": setting, "player": self.player, **episode})
 
     def write(self, name: str, text: str) -> None:
         """Replace a file as a whole, so that no reader sees half of it."""

@@ -13,11 +13,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from inspection.evaluate.players import Contestant, check_experts, read_player
+from inspection.evaluate.players import PlayerSpec, check_experts, read_player
+from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.run_folder import RunFolder
-from inspection.evaluate.seats import engine_of, seat
-from inspection.evaluate.sweep import Key, Point, read_points, without_speed
-from inspection.evaluate.table import Table, build_table, plot_sweep
+from inspection.evaluate.sweep import SweepPoint, read_sweep, without_speed
+from inspection.evaluate.table import build_table, plot_sweep
 from inspection.target import check_numbers
 from rollout.spec import EpisodeSpec
 from slime_verlog import INTERRUPTED, MissingDependencyError, SlimeVerlogError
@@ -46,53 +46,53 @@ def evaluate(options: Namespace) -> int:
         SlimeVerlogError: nothing could be played, or the run ended early; one sentence.
     """
     check_numbers(options, LEAST)
-    contestant = read_player(options)
-    config, points = read_points(options)
-    if contestant.source == "expert":
+    player = read_player(options)
+    config, points = read_sweep(options)
+    if player.source == "expert":
         check_experts(points)
-    identity = {"player": contestant.identity(options), "config": without_speed(config)}
-    with RunFolder(Path(options.out), contestant.name, identity) as folder:
-        wanted = [key for point in points for key in point.episodes]
-        known = sum(key in folder.rows for key in wanted)
+    wanted = [key for point in points for key in point.episodes]
+    identity = {"player": player.identity(options), "config": without_speed(config)}
+    with RunFolder(Path(options.out), player.name, identity) as folder:
+        known = [folder.rows[key] for key in wanted if key in folder.rows]
         if known:
-            print(f"{known} of {len(wanted)} episodes are already in {folder.path}", file=sys.stderr)
-        interrupted, error = False, None
+            print(f"{len(known)} of {len(wanted)} episodes are already in {folder.path}", file=sys.stderr)
+        stopped: KeyboardInterrupt | SlimeVerlogError | None = None
         try:
-            if known < len(wanted):
-                _play(contestant, points, options, folder)
-        except KeyboardInterrupt:
-            interrupted = True
-        except SlimeVerlogError as stopped:
-            error = stopped
-        return _finish(options, points, folder, interrupted, error)
+            if len(known) < len(wanted):
+                _play(player, points, options, folder, _Progress(folder, len(wanted), known, options.allow_failures))
+        except (KeyboardInterrupt, SlimeVerlogError) as error:
+            stopped = error
+        played = [folder.rows[key] for key in wanted if key in folder.rows]
+        if played:
+            _write_results(folder, points)
+        return _exit_code(options, len(wanted), played, stopped)
 
 
-def _play(contestant: Contestant, points: Sequence[Point], options: Namespace, folder: RunFolder) -> None:
+def _play(
+    player: PlayerSpec, points: Sequence[SweepPoint], options: Namespace, folder: RunFolder, progress: _Progress
+) -> None:
     at_once = max(min(point.settings.n_env, len(point.episodes)) for point in points)
-    with (
-        engine_of(contestant, options, at_once) as engine,
-        _Progress(points, folder, options.allow_failures) as progress,
-    ):
+    with open_engine(player, options, at_once) as engine, progress.bar:
 
         async def play() -> None:
             for point in points:
-                missing = {key: spec for key, spec in point.episodes.items() if key not in folder.rows}
+                missing = [spec for key, spec in point.episodes.items() if key not in folder.rows]
                 if missing:
-                    async with seat(contestant, point, options, engine) as play_one:
+                    async with open_player(player, point, options, engine) as play_one:
                         await _play_point(point, missing, play_one, progress)
 
         asyncio.run(play())
 
 
-async def _play_point(point: Point, missing: Mapping[Key, EpisodeSpec], play_one: Any, progress: _Progress) -> None:
+async def _play_point(point: SweepPoint, missing: Sequence[EpisodeSpec], play_one: Play, progress: _Progress) -> None:
     """Play a point's missing episodes, `n_env` at a time; an error ends all of them."""
     places = asyncio.Semaphore(point.settings.n_env)
 
     async def one(spec: EpisodeSpec) -> None:
         async with places:
-            progress.ended(await play_one(spec), point.label)
+            progress.add(await play_one(spec), point.label)
 
-    tasks = [asyncio.create_task(one(spec)) for spec in missing.values()]
+    tasks = [asyncio.create_task(one(spec)) for spec in missing]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -104,69 +104,61 @@ async def _play_point(point: Point, missing: Mapping[Key, EpisodeSpec], play_one
 class _Progress:
     """Keeps each episode as it ends, shows the running win rate, and prints the first fault."""
 
-    def __init__(self, points: Sequence[Point], folder: RunFolder, allowed: int) -> None:
+    def __init__(self, folder: RunFolder, wanted: int, known: Sequence[Mapping[str, Any]], allowed: int) -> None:
         self._folder, self._allowed = folder, allowed
-        wanted = [key for point in points for key in point.episodes]
-        known = [folder.rows[key] for key in wanted if key in folder.rows]
         self.played, self.won, self.failed = len(known), sum(row["success"] for row in known), 0
         pause = 0.2 if sys.stderr.isatty() else 30.0
-        self._bar = tqdm(total=len(wanted), initial=len(known), unit="episode", desc=folder.player, mininterval=pause)
+        self.bar = tqdm(total=wanted, initial=len(known), unit="episode", desc=folder.player, mininterval=pause)
 
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def ended(self, facts: Mapping[str, Any], setting: str) -> None:
+    def add(self, episode: Mapping[str, Any], setting: str) -> None:
         """Keep an episode.
 
         Raises:
             StoppedError: the first episodes all failed.
         """
-        self._folder.append(facts, setting)
-        if facts["stop"] == "failed":
+        self._folder.append(episode, setting)
+        if episode["stop"] == "failed":
             self.failed += 1
             if self.failed == 1:
-                tqdm.write(f"the first fault: {fault_of(facts)}", file=sys.stderr)
+                tqdm.write(f"the first fault: {_fault_of(episode)}", file=sys.stderr)
         else:
             self.played += 1
-            self.won += facts["success"]
+            self.won += episode["success"]
         rate = f"{self.won / self.played:.0%} won" if self.played else "none won"
-        self._bar.set_postfix_str(f"{rate}, {self.failed} failed" if self.failed else rate, refresh=False)
-        self._bar.update()
+        self.bar.set_postfix_str(f"{rate}, {self.failed} failed" if self.failed else rate, refresh=False)
+        self.bar.update()
         if not self.played and self.failed >= max(HOPELESS, self._allowed + 1):
-            raise StoppedError(f"the first {self.failed} episodes all failed; the last: {fault_of(facts)}")
+            raise StoppedError(f"the first {self.failed} episodes all failed; the last: {_fault_of(episode)}")
 
 
-def fault_of(facts: Mapping[str, Any]) -> str:
+def _fault_of(episode: Mapping[str, Any]) -> str:
     """The episode's fault in one sentence: task, seed, error, and the line that raised it."""
-    text = (facts["fault"] or "unknown").partition("\nto reproduce:")[0]
+    text = (episode["fault"] or "unknown").partition("\nto reproduce:")[0]
     first = text.strip().splitlines()[0]
     lines = re.findall(r'File "([^"]+)", line (\d+)', text)
     where = f" ({lines[-1][0]}:{lines[-1][1]})" if lines and not re.search(r"\.py:\d", first) else ""
-    return f"task {facts['task_name']}, seed {facts['seed']}: {first}{where}"
+    return f"task {episode['task_name']}, seed {episode['seed']}: {first}{where}"
 
 
-def _finish(
-    options: Namespace, points: Sequence[Point], folder: RunFolder, interrupted: bool, error: SlimeVerlogError | None
+def _exit_code(
+    options: Namespace,
+    wanted: int,
+    played: Sequence[Mapping[str, Any]],
+    stopped: KeyboardInterrupt | SlimeVerlogError | None,
 ) -> int:
-    """Write and print the results; return the exit code."""
-    wanted = [key for point in points for key in point.episodes]
-    played = [folder.rows[key] for key in wanted if key in folder.rows]
-    kept = f"{sum(row['stop'] != 'failed' for row in played)} of {len(wanted)} episodes are in {folder.path}"
-    again = "the same command plays the others"
-    if played:
-        write_results(folder, points)
-    if error is not None:
-        raise StoppedError(f"{error}; {kept}, and {again}" if played else str(error)) from error
-    if interrupted:
-        print(f"interrupted: {kept}, and {again}", file=sys.stderr)
-        return INTERRUPTED
+    """Say what is missing, and return the exit code."""
     failed = [row for row in played if row["stop"] == "failed"]
+    kept = (
+        f"{len(played) - len(failed)} of {wanted} episodes are in {options.out}, and the same command plays the others"
+    )
+    if isinstance(stopped, SlimeVerlogError):
+        raise StoppedError(f"{stopped}; {kept}" if played else str(stopped)) from stopped
+    if stopped is not None:
+        print(f"interrupted: {kept}", file=sys.stderr)
+        return INTERRUPTED
     if len(failed) > options.allow_failures:
         print(
-            f"error: {len(failed)} of {len(wanted)} episodes failed; the first: {fault_of(failed[0])} "
+            f"error: {len(failed)} of {wanted} episodes failed; the first: {_fault_of(failed[0])} "
             f"(--allow-failures {len(failed)} accepts them; the same command plays them again)",
             file=sys.stderr,
         )
@@ -174,7 +166,7 @@ def _finish(
     return 0
 
 
-def write_results(folder: RunFolder, points: Sequence[Point]) -> Table:
+def _write_results(folder: RunFolder, points: Sequence[SweepPoint]) -> None:
     """Write the table and the plot of the episodes so far, and print the table."""
     table = build_table(folder.player, points, folder.rows)
     formats = {"json": table.as_json(), "csv": table.as_csv(), "md": table.as_markdown(), "tex": table.as_latex()}
@@ -191,4 +183,3 @@ def write_results(folder: RunFolder, points: Sequence[Point]) -> Table:
     print(f"\nwritten to {folder.path}: episodes.jsonl, {', '.join(written)}")
     name = shlex.quote(str(folder.path))
     print(f"read the episodes:  slime-verlog view {name}\nsee what to change: slime-verlog report {name}", flush=True)
-    return table

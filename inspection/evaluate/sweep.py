@@ -26,7 +26,7 @@ SPEED_KEYS = ("n_env", "env_backend", "env_workers", "env_step_timeout_s", "env_
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One point of a sweep, or the only one."""
 
     values: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Point:
         return json.dumps([*parts, settings.max_turns, settings.eval.max_turns], default=str, sort_keys=True)
 
 
-def read_points(options: Namespace) -> tuple[dict[str, Any], list[Point]]:
+def read_sweep(options: Namespace) -> tuple[dict[str, Any], list[SweepPoint]]:
     """The YAML's mapping with `--set`, and the points of the sweep; every task has been built once.
 
     Raises:
@@ -67,7 +67,7 @@ def read_points(options: Namespace) -> tuple[dict[str, Any], list[Point]]:
             swept = set_key(swept, key, value)
         settings = check_keys(swept)
         build_memory(settings.memory)
-        points.append(Point(values, swept, settings))
+        points.append(SweepPoint(values, swept, settings))
     twice = [a.label for a, b in itertools.combinations(points, 2) if a.label == b.label]
     if twice:
         raise ConfigError(f"--sweep has {twice[0]} twice")

@@ -6,13 +6,15 @@ import csv
 import io
 import json
 import re
+import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inspection.evaluate.sweep import Key, Point
+from inspection.evaluate.sweep import Key, SweepPoint
+from inspection.text import align
 from rollout.errors import MissingDependencyError
 from rollout.spec import DEFAULT_MAX_TURNS
 
@@ -39,13 +41,8 @@ class Cell:
     @classmethod
     def of(cls, values: Sequence[float]) -> Cell:
         n = len(values)
-        if not n:
-            return cls(None, None, 0)
-        mean = sum(values) / n
-        if n == 1:
-            return cls(mean, None, n)
-        variance = sum((value - mean) ** 2 for value in values) / (n - 1)
-        return cls(mean, (variance / n) ** 0.5, n)
+        se = statistics.stdev(values) / n**0.5 if n > 1 else None
+        return cls(statistics.fmean(values) if n else None, se, n)
 
     def text(self, digits: int = 3) -> str:
         if self.mean is None:
@@ -57,7 +54,7 @@ class Cell:
 class Row:
     """One setting and task; `all` stands for all tasks together."""
 
-    point: Point
+    point: SweepPoint
     task: str
     n: int
     """Episodes in the means."""
@@ -103,71 +100,52 @@ class Table:
         writer.writerow(["setting", "task", "player", *COUNTS, *(f"{n}{end}" for n in names for end in ("", "_se"))])
         for row in self.rows:
             cells = {**row.cells, **row.metrics}
-            numbers = [number for name in names for number in _pair(cells.get(name))]
+            found = (cells.get(name, Cell.of(())) for name in names)
+            numbers = ["" if number is None else number for cell in found for number in (cell.mean, cell.se)]
             writer.writerow([row.point.label, row.task, self.player, row.n, row.failed, row.context, *numbers])
         return out.getvalue()
 
     def as_text(self) -> str:
         """For the terminal: aligned columns."""
-        lines = [self._titles(), *(self._texts(row) for row in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        left = len(self._names())
-        padded = (
-            [cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
-            for line in lines
-        )
-        return "\n".join("  ".join(line).rstrip() for line in padded) + f"\n\n{self.caption}"
+        names, lines = self._grid()
+        return "\n".join(align(lines, names)) + f"\n\n{self.caption}"
 
     def as_markdown(self) -> str:
-        titles = self._titles()
-        marks = ["---"] * len(self._names()) + ["---:"] * (len(titles) - len(self._names()))
-        lines = [titles, marks, *(self._texts(row) for row in self.rows)]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{self.caption}\n"
+        names, (titles, *lines) = self._grid()
+        marks = ["---"] * names + ["---:"] * (len(titles) - names)
+        return "\n".join(f"| {' | '.join(line)} |" for line in (titles, marks, *lines)) + f"\n\n{self.caption}\n"
 
     def as_latex(self) -> str:
         """A table for `\\usepackage{booktabs}`."""
-        names = len(self._names())
-        lines = [" & ".join(map(_latex, self._texts(row))) + r" \\" for row in self.rows]
+        names, lines = self._grid()
+        titles, *rows = (" & ".join(map(_latex, line)) + r" \\" for line in lines)
+        alignment = "l" * names + "r" * (len(lines[0]) - names)
         return "\n".join(
             [
-                r"\begin{table}",
-                r"\centering",
-                rf"\begin{{tabular}}{{{'l' * names}{'r' * (len(self._titles()) - names)}}}",
-                r"\toprule",
-                " & ".join(map(_latex, self._titles())) + r" \\",
-                r"\midrule",
-                *lines,
-                r"\bottomrule",
-                r"\end{tabular}",
-                rf"\caption{{{_latex(self.caption)}}}",
-                r"\end{table}",
-                "",
+                *(r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{alignment}}}"),
+                *(r"\toprule", titles, r"\midrule", *rows, r"\bottomrule"),
+                *(r"\end{tabular}", rf"\caption{{{_latex(self.caption)}}}", r"\end{table}", ""),
             ]
         )
 
-    def _names(self) -> list[str]:
-        """Titles of the columns that name a row."""
-        return ["setting", "task"] if any(row.point.values for row in self.rows) else ["task"]
+    def _grid(self) -> tuple[int, list[list[str]]]:
+        """How many columns name a row, and the titles and rows as texts.
 
-    def _counts(self) -> list[str]:
-        return [name for name in COUNTS if name != "context" or any(row.context for row in self.rows)]
-
-    def _metrics(self) -> list[str]:
-        """The environment's numbers without those of a group, such as `achievement/place_stone`."""
-        return sorted({name for row in self.rows for name in row.metrics if "/" not in name})
-
-    def _titles(self) -> list[str]:
-        return [*self._names(), *self._counts(), *COLUMNS.values(), *(m.replace("_", " ") for m in self._metrics())]
-
-    def _texts(self, row: Row) -> list[str]:
-        names = [row.point.label, row.task][-len(self._names()) :]
-        counts = [str(getattr(row, name)) for name in self._counts()]
-        cells = [row.cells[name].text(1 if name == "turns" else 3) for name in COLUMNS]
-        metrics = [row.metrics.get(name, Cell.of(())).text() for name in self._metrics()]
-        return [*names, *counts, *cells, *metrics]
+        Left out are the environment's numbers of a group, such as `achievement/place_stone`.
+        """
+        names = ["setting", "task"] if any(row.point.values for row in self.rows) else ["task"]
+        counts = [name for name in COUNTS if name != "context" or any(row.context for row in self.rows)]
+        metrics = sorted({name for row in self.rows for name in row.metrics if "/" not in name})
+        lines = [[*names, *counts, *COLUMNS.values(), *(name.replace("_", " ") for name in metrics)]]
+        for row in self.rows:
+            cells = [row.cells[name].text(1 if name == "turns" else 3) for name in COLUMNS]
+            cells += [row.metrics.get(name, Cell.of(())).text() for name in metrics]
+            named = [row.point.label, row.task][-len(names) :]
+            lines.append([*named, *(str(getattr(row, name)) for name in counts), *cells])
+        return len(names), lines
 
 
-def build_table(player: str, points: Sequence[Point], rows: Mapping[Key, Mapping[str, Any]]) -> Table:
+def build_table(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mapping[str, Any]]) -> Table:
     """The table of the episodes that the points name, as far as they were played."""
     table: list[Row] = []
     for point in points:
@@ -179,7 +157,7 @@ def build_table(player: str, points: Sequence[Point], rows: Mapping[Key, Mapping
     return Table(player, table, _caption(player, points, rows))
 
 
-def _row(point: Point, task: str, episodes: Sequence[Mapping[str, Any]]) -> Row:
+def _row(point: SweepPoint, task: str, episodes: Sequence[Mapping[str, Any]]) -> Row:
     good = [episode for episode in episodes if episode["stop"] != "failed"]
     metrics = dict.fromkeys(name for episode in good for name in episode["metrics"])
     return Row(
@@ -196,7 +174,7 @@ def _row(point: Point, task: str, episodes: Sequence[Mapping[str, Any]]) -> Row:
     )
 
 
-def _caption(player: str, points: Sequence[Point], rows: Mapping[Key, Mapping[str, Any]]) -> str:
+def _caption(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mapping[str, Any]]) -> str:
     wanted = [key for point in points for key in point.episodes]
     played = [rows[key] for key in wanted if key in rows]
     seeds = sorted({key[2] for key in wanted})
@@ -218,16 +196,11 @@ def _caption(player: str, points: Sequence[Point], rows: Mapping[Key, Mapping[st
     return " ".join(sentences)
 
 
-def _pair(cell: Cell | None) -> Iterable[float | str]:
-    found = (cell.mean, cell.se) if cell is not None else (None, None)
-    return ["" if number is None else number for number in found]
-
-
-LATEX = {"±": r"$\pm$", DASH: "--", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX = {"±": r"$\pm$", DASH: "--", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
 def _latex(text: str) -> str:
-    return re.sub(r"[&%$#_{}~^\\±–]", lambda found: LATEX.get(found[0], "\\" + found[0]), text)
+    return re.sub(r"[&%$#_{}~^\\±–]", lambda found: _LATEX.get(found[0], "\\" + found[0]), text)
 
 
 SHOWN = ("success", "return")

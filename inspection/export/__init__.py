@@ -17,12 +17,10 @@ with token ids and log-probs where they were recorded.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from inspection.export.selection import Selection
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -46,37 +44,65 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Write the file or folder; return 0."""
     from inspection.export.conversations import rows_of
-    from inspection.export.selection import Selection
     from inspection.export.writing import write_atif, write_jsonl, write_parquet
     from inspection.target import check_free
     from slime_verlog import ConfigError
 
     check_free(options.out, options.overwrite)
-    chosen = Selection(options.successful, options.min_return, options.task, options.setting)
-    episodes = chosen.episodes(options.runs, options.tokenizer, options.trust)
+    counts: Counter[str] = Counter()
+    episodes = _chosen(options, counts)
     if options.format == "atif":
         if options.valid_only:
             raise ConfigError("--valid-only is for jsonl and parquet; a trajectory holds every answer")
-        written, what = write_atif(_at_least_one(episodes, chosen), options.out), "trajectories"
+        written, what = write_atif(_at_least_one(episodes, counts), options.out), "trajectories"
     else:
         if options.out.suffix != f".{options.format}":
             raise ConfigError(f"--out must end in .{options.format}, which tells slime the format; got {options.out}")
         rows = (row for episode in episodes for row in rows_of(episode, options.valid_only))
         write = write_jsonl if options.format == "jsonl" else write_parquet
-        written, what = write(_at_least_one(rows, chosen), options.out), "rows"
-    print(f"{written} {what} from {chosen.kept} of {chosen.read} episodes written to {options.out}")
+        written, what = write(_at_least_one(rows, counts), options.out), "rows"
+    print(f"{written} {what} from {counts['kept']} of {counts['read']} episodes written to {options.out}")
     return 0
 
 
-def _at_least_one(items: Iterable[T], chosen: Selection) -> Iterator[T]:
+def _chosen(options: Namespace, counts: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The episodes to export, one at a time; counts how many were `read` and `kept`."""
+    from inspection.view.sources import read_run
+
+    for run in options.runs:
+        for episode in read_run(run, options.tokenizer, options.trust, with_ids=True):
+            counts["read"] += 1
+            if _is_chosen(episode, options):
+                counts["kept"] += 1
+                yield episode
+
+
+def _is_chosen(episode: Mapping[str, Any], options: Namespace) -> bool:
+    total = episode.get("return")
+    return (
+        episode.get("stop") != "failed"
+        and bool(episode["story"])
+        and (not options.successful or episode.get("success") is True)
+        and (options.min_return is None or (total is not None and total >= options.min_return))
+        and (not options.task or episode.get("task_name") in options.task)
+        and (not options.setting or episode.get("setting") in options.setting)
+    )
+
+
+def _at_least_one(items: Iterable[T], counts: Counter[str]) -> Iterator[T]:
     """The items.
 
     Raises:
         ConfigError: there are none.
     """
+    from slime_verlog import ConfigError
+
     found = False
     for item in items:
         found = True
         yield item
     if not found:
-        raise chosen.nothing_left()
+        raise ConfigError(
+            f"none of the {counts['read']} episodes is left to write; relax --successful, --min-return, --task, "
+            "--setting or --valid-only"
+        )

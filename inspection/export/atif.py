@@ -21,9 +21,9 @@ NOTES = (
     "With a memory window, a prompt shows only some of the earlier steps; prompt_token_ids, where recorded, are what "
     "was sent."
 )
-_ROOT_FACTS = ("env_path", "task", "options", "max_turns", "task_name", "seed", "setting", "stop", "metrics")
-_STEP_FACTS = ("reward", "executed_action", "valid", "terminated", "truncated", "finish_reason")
-_RESULTS = ("return", "success", "progression", "valid_action_ratio")
+_ROOT_KEYS = ("env_path", "task", "options", "max_turns", "task_name", "seed", "setting", "stop", "metrics")
+_STEP_KEYS = ("reward", "executed_action", "valid", "terminated", "truncated", "finish_reason")
+_RESULT_KEYS = ("return", "success", "progression", "valid_action_ratio")
 
 SavePicture = Callable[[str, str], str]
 """Stores a picture, given its key and data URI; returns its path."""
@@ -31,14 +31,14 @@ SavePicture = Callable[[str, str], str]
 
 def trajectory_of(episode: Mapping[str, Any], save_picture: SavePicture) -> dict[str, Any]:
     """The episode as an ATIF document; token ids and log-probs are included where they were recorded."""
-    messages, story = split_prompts(episode)
+    messages, turns = split_prompts(episode)
     content = _Content(episode.get("pictures") or {}, save_picture)
-    steps = [{"step_id": number, **step} for number, step in enumerate(_steps(messages, story, content), 1)]
+    steps = [{"step_id": number, **step} for number, step in enumerate(_steps(messages, turns, content), 1)]
     measured = [step["metrics"] for step in steps if "metrics" in step]
     totals = {
         f"total_{key}": sum(metrics[key] for metrics in measured)
         for key in ("prompt_tokens", "completion_tokens")
-        if len(measured) == len(story) and all(key in metrics for metrics in measured)
+        if len(measured) == len(turns) and all(key in metrics for metrics in measured)
     }
     agent: dict[str, Any] = {"name": "slime-verlog", "version": _version()}
     if episode.get("player"):
@@ -51,18 +51,18 @@ def trajectory_of(episode: Mapping[str, Any], save_picture: SavePicture) -> dict
         "agent": agent,
         "steps": steps,
         "notes": NOTES,
-        "final_metrics": {**totals, "total_steps": len(steps), "extra": _facts(episode, _RESULTS)},
-        "extra": _facts(episode, _ROOT_FACTS),
+        "final_metrics": {**totals, "total_steps": len(steps), "extra": _given(episode, _RESULT_KEYS)},
+        "extra": _given(episode, _ROOT_KEYS),
     }
 
 
 def _steps(
-    messages: Sequence[Mapping[str, Any]], story: Sequence[Mapping[str, Any]], content: _Content
+    messages: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[str, Any]], content: _Content
 ) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     instruction: Any = None
-    ids = _token_ids(story)
-    for number, turn in enumerate(story):
+    ids = _token_ids(turns)
+    for number, turn in enumerate(turns):
         prompt = [messages[index] for index in turn["prompt"]]
         if prompt and prompt[0]["role"] == "system" and prompt[0]["content"] != instruction:
             instruction = prompt[0]["content"]
@@ -73,7 +73,7 @@ def _steps(
         elif new:
             last = next(step for step in reversed(steps) if step["source"] == "agent")
             last["observation"] = {"results": [{"content": message} for message in new]}
-        step = {"source": "agent", "message": turn["response"], "extra": _facts(turn, _STEP_FACTS)}
+        step = {"source": "agent", "message": turn["response"], "extra": _given(turn, _STEP_KEYS)}
         metrics = _metrics(turn, next(ids))
         steps.append(step | ({"metrics": metrics} if metrics else {}))
     return steps
@@ -86,10 +86,10 @@ def _new(prompt: Sequence[Mapping[str, Any]], is_first: bool) -> list[Mapping[st
     return [message for message in prompt[start:] if message["role"] != "system"]
 
 
-def _token_ids(story: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]] | None]:
+def _token_ids(turns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]] | None]:
     """Ids of each turn's prompt and answer, as `rollout.story.Story` records them; None if they are not recorded."""
     known: list[int] = []
-    for turn in story:
+    for turn in turns:
         ids = turn.get("token_ids")
         if not ids:
             known = []
@@ -153,12 +153,12 @@ def picture_file(uri: str) -> bytes:
 
 def _identity(episode: Mapping[str, Any]) -> str:
     """Hash of what was played, by whom, and of the answers."""
-    facts = [episode.get(key) for key in ("setting", "player", "task_name", "seed", "options")]
-    text = json.dumps([facts, [turn["response"] for turn in episode["story"]]], default=str)
+    identity = [episode.get(key) for key in ("setting", "player", "task_name", "seed", "options")]
+    text = json.dumps([identity, [turn["response"] for turn in episode["story"]]], default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _facts(source: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+def _given(source: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: source[key] for key in keys if source.get(key) is not None}
 
 

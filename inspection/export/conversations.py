@@ -23,9 +23,9 @@ def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[di
     Raises:
         ConfigError: a message has pictures, which these formats do not hold.
     """
-    messages, story = split_prompts(episode)
+    messages, turns = split_prompts(episode)
     first = 0
-    for chain in _chains(messages, story):
+    for chain in _chains(messages, turns):
         trained = [len(turn["prompt"]) for turn in chain if turn.get("valid") is not False or not valid_only]
         if trained:
             yield {
@@ -36,9 +36,9 @@ def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[di
         first += len(chain)
 
 
-def _chains(messages: Sequence[Mapping[str, Any]], story: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def _chains(messages: Sequence[Mapping[str, Any]], turns: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     chain: list[dict[str, Any]] = []
-    for turn in story:
+    for turn in turns:
         if chain and not _continues(messages, chain[-1], turn):
             yield chain
             chain = []

@@ -13,9 +13,9 @@ from typing import Any
 from inspection.export.atif import media_type, picture_file, trajectory_of
 from slime_verlog import ConfigError, MissingDependencyError
 
-ROWS_AT_ONCE = 1000
-"""Rows of a Parquet row group; a group is also closed after `CHARACTERS_AT_ONCE`."""
-CHARACTERS_AT_ONCE = 16_000_000
+_MAX_ROWS = 1000
+"""Rows of a Parquet row group; a group is also closed after `_MAX_CHARACTERS`."""
+_MAX_CHARACTERS = 16_000_000
 
 
 def write_jsonl(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
@@ -67,7 +67,7 @@ def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any
     for row in rows:
         group.append(row)
         characters += sum(len(message["content"]) for message in row["messages"])
-        if len(group) == ROWS_AT_ONCE or characters > CHARACTERS_AT_ONCE:
+        if len(group) == _MAX_ROWS or characters > _MAX_CHARACTERS:
             yield group
             group, characters = [], 0
     if group:

@@ -58,7 +58,11 @@ class Measure:
     higher: bool = True
     """Whether higher is better."""
     percent: bool = True
-    advice: str = ""
+
+    @property
+    def advice(self) -> str:
+        """What to do outside of the healthy range; empty if there is nothing to say."""
+        return _ADVICE.get(self.key, "")
 
     def judge(self, value: Value) -> Verdict:
         """Compare with the healthy range."""
@@ -89,177 +93,94 @@ QUESTIONS = {
     4: "How do episodes fail?",
 }
 
+MEASURES = (
+    Measure("distinct_reasoning", 1, "distinct reasonings", 0.1, 0.02),
+    Measure("reasoning_overlap", 1, "overlap of reasonings in different states", 0.5, 0.8, higher=False),
+    Measure("observation_retrieval", 1, "reasoning points to its observation", 0.1, 0.03),
+    Measure("state_information", 1, "actions explained by the observation", 0.02, 0.01),
+    Measure("effective_actions", 1, "effective number of actions", 1.5, 1.2, percent=False),
+    Measure("same_state_variety", 1, "different actions in the same state", 0.05),
+    Measure("unused_actions", 1, "legal actions that were never used"),
+    Measure("answers_with_reasoning", 2, "answers with reasoning", 0.95, 0.5),
+    Measure("reasoning_words", 2, "words of reasoning, median", 10, 3, percent=False),
+    Measure("reasoning_words_p95", 2, "words of reasoning, 95th percentile", percent=False),
+    Measure("response_tokens", 2, "tokens per answer, median", percent=False),
+    Measure("text_after_action", 2, "answers with text after the action", 0.05, 0.5, higher=False),
+    Measure("cut_answers", 2, "answers cut at the length limit", 0.02, 0.1, higher=False),
+    Measure("valid_actions", 3, "valid answers", 0.95, 0.8),
+    Measure("valid_task_gap", 3, "valid answers: all tasks minus the worst task", 0.1, 0.3, higher=False),
+    Measure("valid_drop", 3, "loss of validity from an episode's first to its last third", 0.05, 0.2, higher=False),
+    Measure("no_action_line", 3, "answers without an ACTION line", 0.02, 0.1, higher=False),
+    Measure("translatable", 3, "answers that a translation would catch", 0.02, 0.1, higher=False),
+    Measure("success", 4, "episodes that succeed"),
+    Measure("mean_return", 4, "mean return", percent=False),
+    Measure("mean_progression", 4, "mean progression", 0.02, 0.0),
+    Measure("mean_turns", 4, "turns per episode", percent=False),
+    Measure("equal_returns", 4, "starts, or tasks, whose returns are all equal", 0.5, 0.9, higher=False),
+    Measure("lost_environment", 4, "episodes that failed", 0.0, 0.02, higher=False),
+    Measure("out_of_time", 4, "episodes that run out of turns", 0.5, higher=False),
+    Measure("out_of_context", 4, "episodes that run out of context", 0.0, 0.05, higher=False),
+    Measure("early_losses", 4, "episodes lost early", 0.1, 0.5, higher=False),
+    Measure("loop_turns", 4, "turns in loops", 0.05, 0.25, higher=False),
+    Measure("stuck_turns", 4, "turns that repeat an earlier attempt", 0.1, 0.4, higher=False),
+)
+BY_KEY = {measure.key: measure for measure in MEASURES}
+
 _TEMPLATE = (
     "The answers hardly depend on what the model sees. Check that the prompt shows the current observation, then "
     "imitate demonstrations, or train on starts whose returns differ."
 )
-_BLIND = (
-    "The actions do not depend on what the model sees. Read some answers: does the action follow from the reasoning? "
-    "If not, imitate demonstrations that explain themselves, or let PPO train longer before you judge again."
-)
-_ONE_ACTION = "The model plays nearly one action only. Raise the temperature, or imitate demonstrations first."
 _STUCK = (
     "The model repeats what did not work. Show more of the past (memory.n), or say in the observation that the last "
     "action had no effect."
 )
-
-MEASURES = (
-    Measure("distinct_reasoning", 1, "distinct reasonings", 0.1, 0.02, advice=_TEMPLATE),
-    Measure("reasoning_overlap", 1, "overlap of reasonings in different states", 0.5, 0.8, False, advice=_TEMPLATE),
-    Measure("observation_retrieval", 1, "reasoning points to its observation", 0.1, 0.03, advice=_TEMPLATE),
-    Measure("state_information", 1, "actions explained by the observation", 0.02, 0.01, advice=_BLIND),
-    Measure("effective_actions", 1, "effective number of actions", 1.5, 1.2, percent=False, advice=_ONE_ACTION),
-    Measure(
-        "same_state_variety",
-        1,
-        "different actions in the same state",
-        0.05,
-        advice="The model always does the same in the same state, so PPO has nothing to compare. Evaluate and train at "
-        "temperature 1.",
+_ADVICE = {
+    "distinct_reasoning": _TEMPLATE,
+    "reasoning_overlap": _TEMPLATE,
+    "observation_retrieval": _TEMPLATE,
+    "state_information": (
+        "The actions do not depend on what the model sees. Read some answers: does the action follow from the "
+        "reasoning? If not, imitate demonstrations that explain themselves, or let PPO train longer before you judge "
+        "again."
     ),
-    Measure("unused_actions", 1, "legal actions that were never used"),
-    Measure(
-        "answers_with_reasoning",
-        2,
-        "answers with reasoning",
-        0.95,
-        0.5,
-        advice="Ask for reasoning before the action in the prompt (`answer_format`), or imitate demonstrations that "
-        "explain themselves.",
+    "effective_actions": (
+        "The model plays nearly one action only. Raise the temperature, or imitate demonstrations first."
     ),
-    Measure(
-        "reasoning_words",
-        2,
-        "words of reasoning, median",
-        10,
-        3,
-        percent=False,
-        advice="Ask for reasoning step by step in the prompt; a few words cannot hold a plan.",
+    "same_state_variety": (
+        "The model always does the same in the same state, so PPO has nothing to compare. Evaluate and train at "
+        "temperature 1."
     ),
-    Measure("reasoning_words_p95", 2, "words of reasoning, 95th percentile", percent=False),
-    Measure("response_tokens", 2, "tokens per answer, median", percent=False),
-    Measure(
-        "text_after_action",
-        2,
-        "answers with text after the action",
-        0.05,
-        0.5,
-        False,
-        advice="Text after the action cannot change it. Ask for the action as the last line, or stop the answer there.",
+    "answers_with_reasoning": (
+        "Ask for reasoning before the action in the prompt (`answer_format`), or imitate demonstrations that explain "
+        "themselves."
     ),
-    Measure(
-        "cut_answers",
-        2,
-        "answers cut at the length limit",
-        0.02,
-        0.1,
-        False,
-        advice="Raise the length limit (--rollout-max-response-len, --max-response-len), or ask for shorter reasoning.",
+    "reasoning_words": "Ask for reasoning step by step in the prompt; a few words cannot hold a plan.",
+    "text_after_action": (
+        "Text after the action cannot change it. Ask for the action as the last line, or stop the answer there."
     ),
-    Measure(
-        "valid_actions",
-        3,
-        "valid answers",
-        0.95,
-        0.8,
-        advice="Read the table of invalid answers: first translate near matches, then improve the prompt.",
+    "cut_answers": (
+        "Raise the length limit (--rollout-max-response-len, --max-response-len), or ask for shorter reasoning."
     ),
-    Measure(
-        "valid_task_gap",
-        3,
-        "valid answers: all tasks minus the worst task",
-        0.1,
-        0.3,
-        False,
-        advice="One task has far fewer valid answers: check the actions that its prompt names.",
+    "valid_actions": "Read the table of invalid answers: first translate near matches, then improve the prompt.",
+    "valid_task_gap": "One task has far fewer valid answers: check the actions that its prompt names.",
+    "valid_drop": "Validity falls as episodes go on. Show less of the past (memory.n), or keep mistakes out of it.",
+    "no_action_line": "Show the form of an answer in the prompt (`answer_format`), or imitate demonstrations first.",
+    "translatable": "Add the listed translations to the environment; each turns a wasted turn into a played one.",
+    "mean_progression": (
+        "Hardly any episode makes progress, so PPO finds no reward. Choose easier tasks, warm-start the policy, or "
+        "shape the reward (`env.shaping`)."
     ),
-    Measure(
-        "valid_drop",
-        3,
-        "loss of validity from an episode's first to its last third",
-        0.05,
-        0.2,
-        False,
-        advice="Validity falls as episodes go on. Show less of the past (memory.n), or keep mistakes out of it.",
+    "equal_returns": (
+        "Equal returns give no advantage to learn from. Choose easier or harder tasks, warm-start the policy, or shape"
+        " the reward (`env.shaping`)."
     ),
-    Measure(
-        "no_action_line",
-        3,
-        "answers without an ACTION line",
-        0.02,
-        0.1,
-        False,
-        advice="Show the form of an answer in the prompt (`answer_format`), or imitate demonstrations first.",
+    "lost_environment": (
+        "Read the faults below: the environment was lost, or the prompt was refused. `slime-verlog check` names the "
+        "line of an environment's fault."
     ),
-    Measure(
-        "translatable",
-        3,
-        "answers that a translation would catch",
-        0.02,
-        0.1,
-        False,
-        advice="Add the listed translations to the environment; each turns a wasted turn into a played one.",
-    ),
-    Measure("success", 4, "episodes that succeed"),
-    Measure("mean_return", 4, "mean return", percent=False),
-    Measure(
-        "mean_progression",
-        4,
-        "mean progression",
-        0.02,
-        0.0,
-        advice="Hardly any episode makes progress, so PPO finds no reward. Choose easier tasks, warm-start the policy, "
-        "or shape the reward (`env.shaping`).",
-    ),
-    Measure("mean_turns", 4, "turns per episode", percent=False),
-    Measure(
-        "equal_returns",
-        4,
-        "starts, or tasks, whose returns are all equal",
-        0.5,
-        0.9,
-        False,
-        advice="Equal returns give no advantage to learn from. Choose easier or harder tasks, warm-start the policy, "
-        "or shape the reward (`env.shaping`).",
-    ),
-    Measure(
-        "lost_environment",
-        4,
-        "episodes that failed",
-        0.0,
-        0.02,
-        False,
-        advice="Read the faults below: the environment was lost, or the prompt was refused. `slime-verlog check` names "
-        "the line of an environment's fault.",
-    ),
-    Measure(
-        "out_of_time",
-        4,
-        "episodes that run out of turns",
-        0.5,
-        None,
-        False,
-        advice="Read where the turns go; then raise max_turns, or choose shorter tasks.",
-    ),
-    Measure(
-        "out_of_context",
-        4,
-        "episodes that run out of context",
-        0.0,
-        0.05,
-        False,
-        advice="Raise the context length, or use `history: window` with a smaller memory.n.",
-    ),
-    Measure(
-        "early_losses",
-        4,
-        "episodes lost early",
-        0.1,
-        0.5,
-        False,
-        advice="Episodes end before the model can act on what it sees: look at what ends them.",
-    ),
-    Measure("loop_turns", 4, "turns in loops", 0.05, 0.25, False, advice=_STUCK),
-    Measure("stuck_turns", 4, "turns that repeat an earlier attempt", 0.1, 0.4, False, advice=_STUCK),
-)
-BY_KEY = {measure.key: measure for measure in MEASURES}
+    "out_of_time": "Read where the turns go; then raise max_turns, or choose shorter tasks.",
+    "out_of_context": "Raise the context length, or use `history: window` with a smaller memory.n.",
+    "early_losses": "Episodes end before the model can act on what it sees: look at what ends them.",
+    "loop_turns": _STUCK,
+    "stuck_turns": _STUCK,
+}

@@ -115,9 +115,11 @@ def _text_and_pictures(content: str | Sequence[Mapping[str, Any]]) -> tuple[str,
     return (text if PICTURE_PLACE not in text else marked), pictures
 
 
-def observation_frame(observation: ShownObservation, reward: float | None, done: bool, facts: Mapping[str, Any]) -> str:
+def observation_frame(
+    observation: ShownObservation, reward: float | None, done: bool, details: Mapping[str, Any]
+) -> str:
     """The reply to `reset` (`reward` is None) and `step`."""
-    data = {"observation": observation.model_dump(), "reward": reward, "done": done, "metadata": facts}
+    data = {"observation": shown.model_dump(), "reward": reward, "done": done, "metadata": details}
     return write_frame(Reply.OBSERVATION, data)
 
 

@@ -121,7 +121,7 @@ class Session:
         steps = state.step_count + 1
         at_limit = env.turn_limit is not None and steps >= env.turn_limit
         self._state = state.model_copy(update={"step_count": steps, "done": reply.done or at_limit})
-        facts = {
+        details = {
             "terminated": info["terminated"],
             "truncated": self._state.done and not info["terminated"],
             "valid_action": info["valid_action"],
@@ -129,13 +129,13 @@ class Session:
             "progression": float(info["progression"]),
             "metrics": dict(info.get("metrics") or {}),
         }
-        return await self._shown(float(info["reward"]), facts)
+        return await self._shown(float(info["reward"]), details)
 
-    async def _shown(self, reward: float | None, facts: Mapping[str, Any]) -> str:
+    async def _shown(self, reward: float | None, details: Mapping[str, Any]) -> str:
         assert self._env is not None and self._env.reply is not None
         reply, known = self._env.reply, self._instruction
         self._instruction = reply.instruction_prompt
         # On a thread, because encoding pictures takes milliseconds.
         observation = await asyncio.to_thread(shown, reply, known)
         where = {"task": self._state.task, "seed": self._state.seed}
-        return observation_frame(observation, reward, self._state.done, {**where, **facts})
+        return observation_frame(observation, reward, self._state.done, {**where, **details})

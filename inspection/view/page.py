@@ -54,20 +54,20 @@ class _Chunk:
         self._pictures: dict[str, str] = {}
 
     def add(self, episode: Mapping[str, Any], world: Mapping[str, Any] | None) -> None:
-        messages, story = split_prompts(episode)
-        changes = find_changes(messages, story)
+        messages, turns = split_prompts(episode)
+        changes = find_changes(messages, turns)
         places = [self._place(message) for message in messages]
-        turns, before = [], []
-        for turn, fresh in zip(story, changes, strict=True):
+        packed, before = [], []
+        for turn, fresh in zip(turns, changes, strict=True):
             prompt = [places[i] for i in turn["prompt"]]
-            turns.append(_turn(turn, _from_previous(prompt, before), [places[i] for i in fresh]))
+            packed.append(_turn(turn, _from_previous(prompt, before), [places[i] for i in fresh]))
             before = prompt
         drawn = dict(world or {})
         for name, pictures in (("", episode.get("pictures") or {}), ("world ", drawn.pop("pictures", {}))):
             for key, picture in pictures.items():
                 self._keep_picture(name + key, picture)
         kept = {key: episode.get(key) for key in ("env_path", "task", "options", "max_turns", "metrics", "fault")}
-        line = to_json({**kept, "turns": turns, "world": drawn or None})
+        line = to_json({**kept, "turns": packed, "world": drawn or None})
         self.episodes.append(line)
         self.characters += len(line)
 
@@ -123,11 +123,11 @@ def _tokens(tokens: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[str, Any]:
     """What list, filters and summary need to know about an episode."""
-    story = episode["story"]
-    turns = len(story) if episode.get("turns") is None else episode["turns"]
+    played = episode["story"]
+    turns = len(played) if episode.get("turns") is None else episode["turns"]
     valid = episode.get("valid_action_ratio")
-    if valid is None and story and story[0].get("valid") is not None:
-        valid = sum(bool(turn["valid"]) for turn in story) / len(story)
+    if valid is None and played and played[0].get("valid") is not None:
+        valid = sum(bool(turn["valid"]) for turn in played) / len(played)
     success = episode.get("success")
     return {
         **({"run": run} if run else {}),
@@ -144,7 +144,7 @@ def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[s
         "chunk": chunk,
         "place": place,
         **({"fault": str(episode["fault"])[:_FAULT_CHARACTERS]} if episode.get("fault") else {}),
-        **({"tokens": 1} if any(turn.get("tokens") for turn in story) else {}),
+        **({"tokens": 1} if any(turn.get("tokens") for turn in played) else {}),
     }
 
 

@@ -46,13 +46,13 @@ def split_prompts(episode: Mapping[str, Any]) -> tuple[list[dict[str, Any]], lis
     """
     messages: list[dict[str, Any]] = [dict(message) for message in episode.get("messages") or ()]
     places: dict[str, int] = {}
-    story = []
+    turns = []
     for turn in episode["story"]:
         prompt = turn.get("prompt")
         if isinstance(prompt, str):
             prompt = split_template(prompt)
-        story.append({**turn, "prompt": list(_indexes(prompt or (), messages, places))})
-    return messages, story
+        turns.append({**turn, "prompt": list(_indexes(prompt or (), messages, places))})
+    return messages, turns
 
 
 def _indexes(prompt: Any, messages: list[dict[str, Any]], places: dict[str, int]) -> Iterator[int]:
@@ -71,17 +71,17 @@ def _indexes(prompt: Any, messages: list[dict[str, Any]], places: dict[str, int]
 _COMPARED_PROMPTS = 3
 
 
-def find_changes(messages: Sequence[Mapping[str, Any]], story: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def find_changes(messages: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """For each turn, the indexes of the messages in its prompt that are news; the last message always is.
 
     Args:
         messages: the episode's distinct messages.
-        story: its turns; `prompt` holds indexes into `messages`.
+        turns: its turns; `prompt` holds indexes into `messages`.
     """
     seen: set[int] = set()
     recent: deque[str] = deque(maxlen=_COMPARED_PROMPTS)
     changes = []
-    for turn in story:
+    for turn in turns:
         prompt = turn["prompt"]
         fresh = [i for i in prompt[:-1] if i not in seen and not (seen and _is_memory(messages[i], recent))]
         fresh += prompt[-1:]

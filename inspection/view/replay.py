@@ -54,11 +54,11 @@ def _build(episode: Mapping[str, Any]) -> Any:
 
 
 def _play(env: Any, episode: Mapping[str, Any]) -> Replay:
-    messages, story = split_prompts(episode)
+    messages, turns = split_prompts(episode)
     frames: list[np.ndarray] = []
     try:
         observation = env.reset()
-        for number, turn in enumerate(story, 1):
+        for number, turn in enumerate(turns, 1):
             frames.append(_copy(env.render()))
             shown = "\n".join(text_of(messages[i]) for i in turn["prompt"])
             if not _shows(shown, observation):
