@@ -16,7 +16,7 @@ from tqdm import tqdm
 from inspection.evaluate.players import PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.run_folder import RunFolder
-from inspection.evaluate.sweep import SweepPoint, read_sweep, without_speed
+from inspection.evaluate.sweep import Key, SweepPoint, read_sweep, without_speed
 from inspection.evaluate.table import build_table, plot_sweep
 from inspection.target import check_numbers
 from rollout.spec import EpisodeSpec
@@ -53,13 +53,13 @@ def evaluate(options: Namespace) -> int:
     wanted = [key for point in points for key in point.episodes]
     identity = {"player": player.identity(options), "config": without_speed(config)}
     with RunFolder(Path(options.out), player.name, identity) as folder:
-        known = [folder.rows[key] for key in wanted if key in folder.rows]
+        known = sum(key in folder.rows for key in wanted)
         if known:
-            print(f"{len(known)} of {len(wanted)} episodes are already in {folder.path}", file=sys.stderr)
+            print(f"{known} of {len(wanted)} episodes are already in {folder.path}", file=sys.stderr)
         stopped: KeyboardInterrupt | SlimeVerlogError | None = None
         try:
-            if len(known) < len(wanted):
-                _play(player, points, options, folder, _Progress(folder, len(wanted), known, options.allow_failures))
+            if known < len(wanted):
+                _play(player, points, options, folder)
         except (KeyboardInterrupt, SlimeVerlogError) as error:
             stopped = error
         played = [folder.rows[key] for key in wanted if key in folder.rows]
@@ -68,11 +68,10 @@ def evaluate(options: Namespace) -> int:
         return _exit_code(options, len(wanted), played, stopped)
 
 
-def _play(
-    player: PlayerSpec, points: Sequence[SweepPoint], options: Namespace, folder: RunFolder, progress: _Progress
-) -> None:
+def _play(player: PlayerSpec, points: Sequence[SweepPoint], options: Namespace, folder: RunFolder) -> None:
     at_once = max(min(point.settings.n_env, len(point.episodes)) for point in points)
-    with open_engine(player, options, at_once) as engine, progress.bar:
+    with open_engine(player, options, at_once) as engine:
+        progress = _Progress(folder, [key for point in points for key in point.episodes], options.allow_failures)
 
         async def play() -> None:
             for point in points:
@@ -81,7 +80,8 @@ def _play(
                     async with open_player(player, point, options, engine) as play_one:
                         await _play_point(point, missing, play_one, progress)
 
-        asyncio.run(play())
+        with progress.bar:
+            asyncio.run(play())
 
 
 async def _play_point(point: SweepPoint, missing: Sequence[EpisodeSpec], play_one: Play, progress: _Progress) -> None:
@@ -104,11 +104,12 @@ async def _play_point(point: SweepPoint, missing: Sequence[EpisodeSpec], play_on
 class _Progress:
     """Keeps each episode as it ends, shows the running win rate, and prints the first fault."""
 
-    def __init__(self, folder: RunFolder, wanted: int, known: Sequence[Mapping[str, Any]], allowed: int) -> None:
+    def __init__(self, folder: RunFolder, wanted: Sequence[Key], allowed: int) -> None:
         self._folder, self._allowed = folder, allowed
+        known = [folder.rows[key] for key in wanted if key in folder.rows]
         self.played, self.won, self.failed = len(known), sum(row["success"] for row in known), 0
         pause = 0.2 if sys.stderr.isatty() else 30.0
-        self.bar = tqdm(total=wanted, initial=len(known), unit="episode", desc=folder.player, mininterval=pause)
+        self.bar = tqdm(total=len(wanted), initial=len(known), unit="episode", desc=folder.player, mininterval=pause)
 
     def add(self, episode: Mapping[str, Any], setting: str) -> None:
         """Keep an episode.
@@ -148,9 +149,8 @@ def _exit_code(
 ) -> int:
     """Say what is missing, and return the exit code."""
     failed = [row for row in played if row["stop"] == "failed"]
-    kept = (
-        f"{len(played) - len(failed)} of {wanted} episodes are in {options.out}, and the same command plays the others"
-    )
+    kept = f"{len(played) - len(failed)} of {wanted} episodes are in {Path(options.out)}"
+    kept += ", and the same command plays the others"
     if isinstance(stopped, SlimeVerlogError):
         raise StoppedError(f"{stopped}; {kept}" if played else str(stopped)) from stopped
     if stopped is not None:
