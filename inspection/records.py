@@ -36,27 +36,22 @@ def read_episodes(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
     try:
         with open(path, "rb") as file:  # the last line may end within a character
             for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n") and not _is_json(line):
-                    return
+                is_whole = line.endswith(b"\n")
+                if number <= skip and is_whole:
+                    continue
+                try:
+                    episode = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    if not is_whole:
+                        return
+                    raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
                 if number > skip:
-                    yield _episode(line, f"{path}, line {number},")
+                    yield _checked(episode, f"{path}, line {number},")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _episode(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        episode = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not JSON: {error}") from error
+def _checked(episode: Any, where: str) -> dict[str, Any]:
     if not isinstance(episode, dict):
         raise ConfigError(f"{where} is not an episode")
     for key in ("messages", "story"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,10 @@ from rollout.play.memory import Message
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode
 from rollout.workers.trial import ServiceError, Trial, start_again, threads_left
+
+ALL_ROWS = 3
+"""With more tasks than this, a command counts findings that are ok instead of printing them."""
+_COLORS = {Status.OK: "32", Status.WARNING: "33", Status.ERROR: "31"}
 
 
 @dataclass
@@ -133,11 +138,6 @@ _REFERENCES: Mapping[str, Callable[[TaskSpec], Iterator[Finding]]] = {
 """What else is checked about the tasks of an environment, by its module."""
 
 
-COLORS = {Status.OK: "32", Status.WARNING: "33", Status.ERROR: "31"}
-ALL_ROWS = 3
-"""With more tasks than this, a command counts findings that are ok instead of printing them."""
-
-
 def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None:
     """The first prompt of a task: with roles, or as rendered by the chat template with its number of tokens."""
     if not report.first_prompt:
@@ -160,33 +160,32 @@ def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None
 
 def shown_messages(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Role and text of each message; pictures appear as their size."""
-    return [(message["role"], _content(message["content"])) for message in messages]
 
+    def text(part: Mapping[str, Any]) -> str:
+        if part["type"] != "image":
+            return part["text"]
+        size = getattr(part["image"], "size", None)
+        return f"[picture {size[0]} x {size[1]}]\n" if isinstance(size, tuple) else "[picture]\n"
 
-def _content(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(_picture(part["image"]) if part["type"] == "image" else part["text"] for part in content)
-
-
-def _picture(image: Any) -> str:
-    size = getattr(image, "size", None)
-    return f"[picture {size[0]} x {size[1]}]\n" if isinstance(size, tuple) else "[picture]\n"
+    contents = [(message["role"], message["content"]) for message in messages]
+    return [(role, parts if isinstance(parts, str) else "".join(map(text, parts))) for role, parts in contents]
 
 
 def rows_of(report: TaskReport, brief: bool) -> str:
     """The task's name and one row per finding; `brief` counts those that are ok instead."""
     rows = [row for row in report.findings if not brief or row.status != Status.OK]
     hidden = len(report.findings) - len(rows)
-    heading = bold(f"task {report.name}") + (f": {hidden} checks ok" if hidden else "")
-    return "\n".join([heading, *(f"  {_colored(row)} {row.name:<12} {printable(row.detail)}" for row in rows)])
+    lines = [bold(f"task {report.name}") + (f": {hidden} checks ok" if hidden else "")]
+    for row in rows:
+        lines.append(f"  {paint(f'{row.status:<8}', _COLORS[row.status])} {row.name:<12} {printable(row.detail)}")
+    return "\n".join(lines)
 
 
 def sum_of(reports: Sequence[TaskReport]) -> str:
     """How many tasks, errors and warnings there are."""
-    errors, warnings = (sum(report.count(s) for report in reports) for s in (Status.ERROR, Status.WARNING))
-    tasks = f"{len(reports)} task{'s' * (len(reports) != 1)}"
-    return f"{tasks}: {_number(errors, 'error')}, {_number(warnings, 'warning')}"
+    counts = {"error": 0, "warning": 0} | Counter(finding.status for report in reports for finding in report.findings)
+    found = (f"{counts[noun] or 'no'} {noun}{'s' * (counts[noun] != 1)}" for noun in ("error", "warning"))
+    return f"{len(reports)} task{'s' * (len(reports) != 1)}: {', '.join(found)}"
 
 
 def as_json(target: str, reports: Sequence[TaskReport]) -> dict[str, Any]:
@@ -205,11 +204,3 @@ def as_json(target: str, reports: Sequence[TaskReport]) -> dict[str, Any]:
             for report in reports
         ],
     }
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count or 'no'} {noun}{'s' * (count != 1)}"
-
-
-def _colored(finding: Finding) -> str:
-    return paint(f"{finding.status:<8}", COLORS[finding.status])

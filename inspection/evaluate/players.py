@@ -170,22 +170,16 @@ class ChatPlayer:
         body = {
             **self._body,
             self._length_key: self._max_tokens,
-            "messages": [_openai_message(message) for message in messages],
+            "messages": [{**message, "content": _openai_content(message["content"])} for message in messages],
         }
         return await self._client.request("/chat/completions", body, parse_answer, self._headers)
 
 
-def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    content = message["content"]
+def _openai_content(content: str | Sequence[Mapping[str, Any]]) -> str | list[Any]:
     if isinstance(content, str):
-        return dict(message)
-    return {**message, "content": [_openai_part(part) for part in content]}
-
-
-def _openai_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    if part["type"] != "image":
-        return part
-    return {"type": "image_url", "image_url": {"url": data_uri(read_image(part["image"]))}}
+        return content
+    url = lambda part: {"url": data_uri(read_image(part["image"]))}
+    return [{"type": "image_url", "image_url": url(part)} if part["type"] == "image" else part for part in content]
 
 
 def parse_answer(answer: Any) -> str:

@@ -5,7 +5,6 @@ Invariant: the file holds at most one episode per setting, task and seed, all of
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -90,8 +89,7 @@ class RunFolder:
         file = self.path / FILE
         if not file.exists():
             return
-        failed = 0
-        part = self.path / f".{FILE}.part"
+        failed, part = 0, self.path / f".{FILE}.part"
         with open(part, "w", encoding="utf-8", errors="replace") as kept:
             for episode in read_episodes(file):
                 if episode["stop"] == "failed":
@@ -99,13 +97,9 @@ class RunFolder:
                     continue
                 self._add(episode)
                 kept.write(json.dumps(episode, ensure_ascii=False) + "\n")
-        if failed or not _ends_with_newline(file):
+        with open(file, "rb") as content:
+            content.seek(max(0, os.path.getsize(file) - 1))
+            is_whole = content.read() in (b"", b"\n")
+        if failed or not is_whole:
             os.replace(part, file)
-        with contextlib.suppress(FileNotFoundError):
-            part.unlink()
-
-
-def _ends_with_newline(file: Path) -> bool:
-    with open(file, "rb") as bytes_:
-        bytes_.seek(max(0, os.path.getsize(file) - 1))
-        return bytes_.read() in (b"", b"\n")
+        part.unlink(missing_ok=True)

@@ -10,13 +10,13 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
+from inspection.command import VERSION
 from inspection.view.prompts import split_prompts
 from slime_verlog import ConfigError
 
-VERSION = "ATIF-v1.6"
+SCHEMA_VERSION = "ATIF-v1.6"
 NOTES = (
     "With a memory window, a prompt shows only some of the earlier steps; prompt_token_ids, where recorded, are what "
     "was sent."
@@ -32,21 +32,26 @@ SavePicture = Callable[[str, str], str]
 def trajectory_of(episode: Mapping[str, Any], save_picture: SavePicture) -> dict[str, Any]:
     """The episode as an ATIF document; token ids and log-probs are included where they were recorded."""
     messages, turns = split_prompts(episode)
-    content = _Content(episode.get("pictures") or {}, save_picture)
-    steps = [{"step_id": number, **step} for number, step in enumerate(_steps(messages, turns, content), 1)]
+    pictures = episode.get("pictures") or {}
+
+    def read(content: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+        """A message's content as ATIF holds it: text, or a list of text and picture parts."""
+        return content if isinstance(content, str) else [_part(part, pictures, save_picture) for part in content]
+
+    steps = [{"step_id": number, **step} for number, step in enumerate(_steps(messages, turns, read), 1)]
     measured = [step["metrics"] for step in steps if "metrics" in step]
     totals = {
         f"total_{key}": sum(metrics[key] for metrics in measured)
         for key in ("prompt_tokens", "completion_tokens")
         if len(measured) == len(turns) and all(key in metrics for metrics in measured)
     }
-    agent: dict[str, Any] = {"name": "slime-verlog", "version": _version()}
+    agent: dict[str, Any] = {"name": "slime-verlog", "version": VERSION}
     if episode.get("player"):
         agent["model_name"] = str(episode["player"])
     if episode.get("tools"):
         agent["tool_definitions"] = list(episode["tools"])
     return {
-        "schema_version": VERSION,
+        "schema_version": SCHEMA_VERSION,
         "session_id": _identity(episode),
         "agent": agent,
         "steps": steps,
@@ -57,7 +62,7 @@ def trajectory_of(episode: Mapping[str, Any], save_picture: SavePicture) -> dict
 
 
 def _steps(
-    messages: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[str, Any]], content: _Content
+    messages: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[str, Any]], read: Callable[[Any], Any]
 ) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     instruction: Any = None
@@ -66,8 +71,8 @@ def _steps(
         prompt = [messages[index] for index in turn["prompt"]]
         if prompt and prompt[0]["role"] == "system" and prompt[0]["content"] != instruction:
             instruction = prompt[0]["content"]
-            steps.append({"source": "system", "message": content.read(instruction)})
-        new = [content.read(message["content"]) for message in _new(prompt, is_first=number == 0)]
+            steps.append({"source": "system", "message": read(instruction)})
+        new = [read(message["content"]) for message in _new(prompt, is_first=number == 0)]
         if number == 0:
             steps += [{"source": "user", "message": message} for message in new]
         elif new:
@@ -114,24 +119,13 @@ def _metrics(turn: Mapping[str, Any], ids: tuple[list[int], list[int]] | None) -
     return metrics
 
 
-class _Content:
-    """Reads messages; each picture is saved once."""
-
-    def __init__(self, pictures: Mapping[str, str], save: SavePicture) -> None:
-        self._pictures, self._save = pictures, save
-
-    def read(self, content: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
-        """A message's content as ATIF holds it: text, or a list of text and picture parts."""
-        return content if isinstance(content, str) else [self._part(part) for part in content]
-
-    def _part(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        if part.get("type") != "image":
-            return {"type": "text", "text": part.get("text") or ""}
-        uri = self._pictures.get(part.get("image") or "")
-        if uri is None:
-            return {"type": "text", "text": "[a picture that was not recorded]"}
-        source = {"media_type": media_type(uri), "path": self._save(part["image"], uri)}
-        return {"type": "image", "source": source}
+def _part(part: Mapping[str, Any], pictures: Mapping[str, str], save: SavePicture) -> dict[str, Any]:
+    if part.get("type") != "image":
+        return {"type": "text", "text": part.get("text") or ""}
+    uri = pictures.get(part.get("image") or "")
+    if uri is None:
+        return {"type": "text", "text": "[a picture that was not recorded]"}
+    return {"type": "image", "source": {"media_type": media_type(uri), "path": save(part["image"], uri)}}
 
 
 def media_type(uri: str) -> str:
@@ -160,10 +154,3 @@ def _identity(episode: Mapping[str, Any]) -> str:
 
 def _given(source: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: source[key] for key in keys if source.get(key) is not None}
-
-
-def _version() -> str:
-    try:
-        return metadata.version("slime-verlog")
-    except metadata.PackageNotFoundError:
-        return "unknown"

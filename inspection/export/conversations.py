@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from inspection.view.prompts import split_prompts
+from inspection.view.prompts import split_prompts, text_of
 from slime_verlog import ConfigError
 
 
@@ -52,7 +52,7 @@ def _continues(messages: Sequence[Mapping[str, Any]], last: Mapping[str, Any], t
     if turn["prompt"][:length] != last["prompt"] or len(turn["prompt"]) == length:
         return False
     answer = messages[turn["prompt"][length]]
-    return answer["role"] == "assistant" and _text(answer["content"]).strip() == last["response"].strip()
+    return answer["role"] == "assistant" and text_of(answer).strip() == last["response"].strip()
 
 
 def _conversation(
@@ -87,15 +87,6 @@ def _metadata(episode: Mapping[str, Any], first: int, turns: int) -> dict[str, A
         "player": str(episode.get("player") or "-"),
         "turn": first,
         "turns": turns,
-        "return": _number(episode.get("return")),
-        "progression": _number(episode.get("progression")),
+        **{key: None if episode.get(key) is None else float(episode[key]) for key in ("return", "progression")},
         "success": None if success is None else bool(success),
     }
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -93,12 +92,12 @@ def _unused(counts: Counts, actions: Sequence[str]) -> Value:
 
 
 def _reasoning(counts: Counts) -> dict[str, Value]:
-    words = array("i", (k for k in counts.words if k))
+    words = sorted(k for k in counts.words if k)
     tokens = counts.tokens
     return {
         "answers_with_reasoning": _share(counts.reasoned, counts.turns),
         "reasoning_words": Value(statistics.median(words)) if words else Value(None, _NO_REASONING),
-        "reasoning_words_p95": Value(_quantile(words, 0.95)),
+        "reasoning_words_p95": Value(float(words[min(int(0.95 * len(words)), len(words) - 1)]) if words else None),
         "response_tokens": Value(statistics.median(tokens)) if tokens else Value(None, "tokens are not recorded"),
         "text_after_action": _share(counts.late, counts.turns),
         "cut_answers": _share(counts.cut, counts.finish_known, "the record does not say why answers ended"),
@@ -164,14 +163,10 @@ def _equal_returns(episodes: Sequence[Episode]) -> Value:
     for name, groups in (("starts", starts), ("tasks", tasks)):
         repeated = [group for group in groups.values() if len(group) > 1]
         if repeated:
-            equal = sum(_all_equal(group) for group in repeated)
+            unsolved = [[e.episode_return for e in group] for group in repeated if not all(e.success for e in group)]
+            equal = sum(max(returns) - min(returns) < 1e-9 for returns in unsolved)
             return Value(equal / len(repeated), f"{equal} of {len(repeated)} {name}")
     return Value(None, _ONE_EPISODE)
-
-
-def _all_equal(episodes: Sequence[Episode]) -> bool:
-    returns = [episode.episode_return for episode in episodes]
-    return max(returns) - min(returns) < 1e-9 and not all(episode.success for episode in episodes)
 
 
 def _share(count: int, total: int, otherwise: str = "no turns") -> Value:
@@ -191,8 +186,3 @@ def _ratio_error(episodes: Sequence[Episode]) -> float | None:
         return None
     ratio = sum(episode.valid for episode in episodes) / turns
     return (sum((e.valid - ratio * e.turns) ** 2 for e in episodes) * n / (n - 1)) ** 0.5 / turns
-
-
-def _quantile(values: Sequence[int], q: float) -> float | None:
-    ordered = sorted(values)
-    return float(ordered[min(int(q * len(ordered)), len(ordered) - 1)]) if ordered else None

@@ -14,10 +14,10 @@ import socket
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from envs.openenv.protocol import HEALTH_PATH, METADATA_PATH, SCHEMA_PATH, SOCKET_PATH, ErrorCode
+from inspection.command import VERSION
 from inspection.serve_env.frames import error_frame, schemas
 from inspection.serve_env.session import Catalogue, Session
 from slime_verlog import ConfigError, MissingDependencyError
@@ -75,7 +75,7 @@ class EnvServer:
     def __init__(self, catalogue: Catalogue, name: str, capacity: int, access: Access) -> None:
         self._catalogue, self._capacity, self._access, self._open = catalogue, capacity, access, 0
         tasks = ", ".join(catalogue.tasks)
-        about = {"name": name, "description": f"reset takes seed and task. Tasks: {tasks}.", "version": _version()}
+        about = {"name": name, "description": f"reset takes seed and task. Tasks: {tasks}.", "version": VERSION}
         pages = {HEALTH_PATH: {"status": "healthy"}, SCHEMA_PATH: schemas(), METADATA_PATH: about}
         self._pages = {path: json.dumps(page).encode() for path, page in pages.items()}
 
@@ -174,10 +174,3 @@ async def _signal() -> None:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-
-
-def _version() -> str | None:
-    try:
-        return metadata.version("slime-verlog")
-    except metadata.PackageNotFoundError:
-        return None

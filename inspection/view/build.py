@@ -57,7 +57,8 @@ class Book:
             "follow": follow,
             "episodes": self._packer.rows,
         }
-        title = " and ".join(_short_name(run) for run in self._options.runs)
+        resolved = [run.resolve() for run in self._options.runs]
+        title = " and ".join(run.parent.name if run.name == FILE else run.stem for run in resolved)
         write_page(path, build_page(title, head, self._packer.blocks(), self._worlds.pictures()))
 
     def summary(self, path: Path) -> str:
@@ -175,12 +176,6 @@ def _checked(options: Namespace) -> Namespace:
         if path is not None and path.suffix != suffix and path.exists():
             raise ConfigError(f"--{name} {path} exists, and does not end in {suffix}; give another file")
     return options
-
-
-def _short_name(run: Path) -> str:
-    """The name of the run's folder, or of its file if that is not `episodes.jsonl`."""
-    run = run.resolve()
-    return run.parent.name if run.name == FILE else run.stem
 
 
 def _open(options: Namespace, path: Path) -> bool:

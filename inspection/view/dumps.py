@@ -24,11 +24,7 @@ class Decoder:
     """Decodes with a tokenizer; without one, tokens are shown as their ids."""
 
     def __init__(self, tokenizer: Any = None) -> None:
-        self._tokenizer = tokenizer
-
-    @property
-    def has_tokenizer(self) -> bool:
-        return self._tokenizer is not None
+        self.tokenizer = tokenizer
 
     @classmethod
     def find(cls, folder: str | None, dumps: Iterable[Path]) -> Decoder:
@@ -50,24 +46,24 @@ class Decoder:
 
     def prompt(self, ids: Sequence[int], given: Any = None) -> Any:
         """The prompt as text with its control tokens; without a tokenizer, `given` (slime's own prompt) or a note."""
-        if self._tokenizer is not None:
-            return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        if self.tokenizer is not None:
+            return self.tokenizer.decode(list(ids), skip_special_tokens=False)
         return given or f"A prompt of {len(ids)} tokens. To read it, give --tokenizer with the model's folder."
 
     def answer(self, ids: Sequence[int]) -> str:
         """The answer's text, without the token that ends it."""
-        if self._tokenizer is not None:
-            return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        if self.tokenizer is not None:
+            return self.tokenizer.decode(list(ids), skip_special_tokens=True)
         return f"An answer of {len(ids)} tokens. To read it, give --tokenizer with the model's folder."
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """One text per token. A character that spans several tokens is put at the last of them."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return [f"{token} " for token in ids]
         texts, waiting = [], []
         for token in ids:
             waiting.append(token)
-            text = self._tokenizer.decode(waiting, skip_special_tokens=False)
+            text = self.tokenizer.decode(waiting, skip_special_tokens=False)
             whole = not text.endswith("\ufffd") or len(waiting) > 4
             texts.append(text if whole else "")
             waiting = [] if whole else waiting
@@ -78,14 +74,8 @@ _ARRAYS = [np.ndarray, np.zeros(0).__reduce__()[0], np.dtype]
 _ARRAYS += [type(np.dtype(name)) for name in ("uint8", "int32", "int64", "float32", "float64")]
 _SAFE = [FinishReason, SampleKind, StopReason, TurnKind, TurnRow, TurnSpan, *_ARRAYS, array.array, list]
 _TRAINED_VALUES = (
-    "log_probs",
-    "ref_log_probs",
-    "teacher_log_probs",
-    "values",
-    "advantages",
-    "returns",
-    "kl",
-    "entropy",
+    *("log_probs", "ref_log_probs", "teacher_log_probs"),
+    *("values", "advantages", "returns", "kl", "entropy"),
 )
 _UNSHOWN = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
 
@@ -104,7 +94,7 @@ def read_dumps(
         ConfigError: a file is not a dump, or holds objects that only `trusted` loads; there is no tokenizer.
     """
     decoder = Decoder.find(tokenizer, files)
-    if with_ids and not decoder.has_tokenizer:
+    if with_ids and decoder.tokenizer is None:
         raise ConfigError(f"{files[0]} holds token ids and no texts; give --tokenizer with the model's folder")
     assembly = _Assembly(decoder, with_ids)
     for (is_eval, number), group in itertools.groupby(sorted(files, key=_rollout_of), key=_rollout_of):
@@ -266,7 +256,9 @@ def _spans(sample: Mapping[str, Any], columns: Mapping[str, Any], length: int) -
     edges = [i for i in range(length) if mask[i] and (i == 0 or not mask[i - 1])]
     ends = [i + 1 for i in range(length) if mask[i] and (i == length - 1 or not mask[i + 1])]
     found = list(zip(edges, ends, strict=True)) or [(0, length)]
-    rewards: list[float | None] = [None] * (len(found) - 1) + [_reward(sample)]
+    reward = sample.get("reward")
+    last = float(reward) if isinstance(reward, int | float) else None
+    rewards: list[float | None] = [None] * (len(found) - 1) + [last]
     return [(start, end, reward) for (start, end), reward in zip(found, rewards, strict=True)]
 
 
@@ -311,11 +303,6 @@ def _finish(episode: Mapping[str, Any]) -> dict[str, Any]:
         "messages": [],
         "story": turns,
     }
-
-
-def _reward(sample: Mapping[str, Any]) -> float | None:
-    reward = sample.get("reward")
-    return float(reward) if isinstance(reward, int | float) else None
 
 
 def _numbers(values: Any) -> list[Any]:

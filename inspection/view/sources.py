@@ -68,10 +68,9 @@ def read_run(
         return
     for path in files:
         for episode in read_episodes(path, skip):
-            yield _named(episode, path.relative_to(run).with_suffix("").as_posix()) if len(files) > 1 else episode
-
-
-def _named(episode: dict[str, Any], file: str) -> dict[str, Any]:
-    file = file.removesuffix("/episodes").removeprefix("episodes_") or file
-    setting = episode.get("setting") or "-"
-    return {**episode, "setting": file if setting == "-" else f"{file}, {setting}"}
+            if len(files) > 1:
+                file = path.relative_to(run).with_suffix("").as_posix()
+                file = file.removesuffix("/episodes").removeprefix("episodes_") or file
+                setting = episode.get("setting") or "-"
+                episode = {**episode, "setting": file if setting == "-" else f"{file}, {setting}"}
+            yield episode
