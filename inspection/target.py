@@ -65,7 +65,7 @@ def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> No
     for name, low in least.items():
         value = getattr(options, name)
         if value is not None and not value >= low:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {low:g}, got {value:g}")
 
 
 def check_free(path: Path, overwrite: bool) -> None:
@@ -122,15 +122,9 @@ def _choose(settings: RolloutSettings, task: str | None) -> list[TaskSpec]:
 
 def default_task(path: str) -> str | None:
     """The literal `DEFAULT_TASK` of an environment's module, which is read without importing it; None without one."""
-    file: str | None = path
-    if not path.endswith(".py"):
-        file = None
-        with suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec(path)
-            file = spec.origin if spec is not None else None
-    if file is None:
-        return None
-    with suppress(OSError, SyntaxError, ValueError):
+    with suppress(ImportError, OSError, SyntaxError, ValueError):
+        spec = None if path.endswith(".py") else importlib.util.find_spec(path)
+        file = spec.origin or "" if spec is not None else path
         for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
                 names = [name.id for name in node.targets if isinstance(name, ast.Name)]

@@ -25,7 +25,7 @@ from slime_verlog import INTERRUPTED, MissingDependencyError, SlimeVerlogError
 HOPELESS = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
 
-LEAST = {
+MINIMUM = {
     **{"episodes": 1, "max_response_len": 1, "max_context_len": 1, "concurrency": 1},
     **{"allow_failures": 0, "temperature": 0, "seed": 0},
 }
@@ -45,7 +45,7 @@ def evaluate(options: Namespace) -> int:
     Raises:
         SlimeVerlogError: nothing could be played, or the run ended early; one sentence.
     """
-    check_numbers(options, LEAST)
+    check_numbers(options, MINIMUM)
     player = read_player(options)
     config, points = read_sweep(options)
     if player.source == "expert":

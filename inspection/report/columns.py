@@ -161,9 +161,10 @@ def _label(keys: Sequence[tuple[str, str, str]]) -> list[str]:
     """Only those parts of run, setting and player that differ; the setting if there is one."""
     differs = [len({key[part] for key in keys}) > 1 for part in range(3)]
     labels = []
-    for key in keys:
-        parts = dict.fromkeys(key[part] for part in range(3) if differs[part] and key[part] != "-")
-        labels.append(", ".join(parts) or (key[1] if key[1] != "-" else key[2] if key[2] != "-" else key[0]))
+    for run, setting, player in keys:
+        named = zip((run, setting, player), differs, strict=True)
+        parts = dict.fromkeys(name for name, differ in named if differ and name != "-")
+        labels.append(", ".join(parts) or next((name for name in (setting, player) if name != "-"), run))
     return labels
 
 

@@ -73,22 +73,18 @@ def state_information(observations: Sequence[str], actions: Sequence[str]) -> In
     common = [action for action, _ in Counter(actions).most_common(MAX_ACTIONS - 1)]
     index = {action: k for k, action in enumerate(common)}
     y = np.array([index.get(action, MAX_ACTIONS - 1) for action in actions])
-    x = _presence([_features(text) for text in observations])
+    lowered = [text.lower() for text in observations]
+    x = _presence([{clause.strip() for clause in _CLAUSE.split(t)} | set(_WORD.findall(t)) for t in lowered])
     if not x.shape[1]:
         return None
     middle = len(y) // 2
     halves = (slice(None, middle), slice(middle, None))
-    parts = []
-    for train, test in (halves, halves[::-1]):
-        cells = _apply(x[test], _choose(x[train], y[train]))
-        parts.append((cells, y[test]))
+    parts = [(_apply(x[b], _choose(x[a], y[a])), y[b]) for a, b in (halves, halves[::-1])]
     rng = np.random.default_rng(0)
-    shifted = [
-        float(
-            np.mean([mutual_information(cells, np.roll(part, rng.integers(1, len(part))))[0] for cells, part in parts])
-        )
-        for _ in range(SHUFFLES)
-    ]
+    shifted = []
+    for _ in range(SHUFFLES):
+        rolled = [(cells, np.roll(part, rng.integers(1, len(part)))) for cells, part in parts]
+        shifted.append(np.mean([mutual_information(*part)[0] for part in rolled]))
     plug_in, bits = (float(value) for value in np.mean([mutual_information(*part) for part in parts], axis=0))
     return Information(bits, plug_in, float(np.quantile(shifted, 0.99)), entropy(Counter(y.tolist())), len(actions))
 
@@ -104,23 +100,13 @@ def entropy(counts: Counter[Any]) -> float:
     return -sum(n / total * math.log2(n / total) for n in counts.values() if n) if total else 0.0
 
 
-def _features(text: str) -> set[str]:
-    lowered = text.lower()
-    return {clause.strip() for clause in _CLAUSE.split(lowered)} | set(_WORD.findall(lowered))
-
-
 def _presence(features: Sequence[set[str]]) -> np.ndarray:
     """Bool [turns, features]: the phrases that are present in some turns and absent in others, the evenest first."""
     n = len(features)
     counts = Counter(name for found in features for name in found)
-    useful = sorted((name for name, k in counts.items() if 0.02 * n <= k <= 0.98 * n and name), key=str)
-    useful = sorted(useful, key=lambda name: abs(counts[name] - n / 2))[:MAX_FEATURES]
-    columns = {name: k for k, name in enumerate(useful)}
-    x = np.zeros((n, len(useful)), dtype=bool)
-    for row, found in enumerate(features):
-        for name in found & columns.keys():
-            x[row, columns[name]] = True
-    return x
+    useful = [name for name, k in counts.items() if 0.02 * n <= k <= 0.98 * n and name]
+    useful = sorted(useful, key=lambda name: (abs(counts[name] - n / 2), name))[:MAX_FEATURES]
+    return np.array([[name in found for name in useful] for found in features], dtype=bool).reshape(n, len(useful))
 
 
 def _choose(x: np.ndarray, y: np.ndarray) -> list[int]:
@@ -222,11 +208,9 @@ def mean_overlap(reasonings: Sequence[str], states: Sequence[int | None], pairs:
     for _ in range(pairs):
         first, second = rng.sample(used, 2)
         if states[first] != states[second]:
-            a, b = (grams.setdefault(k, _trigrams(reasonings[k])) for k in (first, second))
+            for k in {first, second} - grams.keys():
+                words = _WORD.findall(reasonings[k].lower())
+                grams[k] = {tuple(words[j : j + 3]) for j in range(max(len(words) - 2, 1))}
+            a, b = grams[first], grams[second]
             values.append(len(a & b) / len(a | b))
     return sum(values) / len(values) if len(values) >= 10 else None
-
-
-def _trigrams(text: str) -> set[tuple[str, ...]]:
-    words = _WORD.findall(text.lower())
-    return {tuple(words[k : k + 3]) for k in range(max(len(words) - 2, 1))}

@@ -52,8 +52,7 @@ def run(options: argparse.Namespace) -> int:
     from rollout.workers.trial import try_environments
     from slime_verlog import ConfigError
 
-    if options.capacity is not None and options.capacity < 1:
-        raise ConfigError(f"--capacity must be at least 1, got {options.capacity}")
+    target.check_numbers(options, {"capacity": 1})
     if not options.idle_timeout > 0:
         raise ConfigError(f"--idle-timeout must be above 0, got {options.idle_timeout:g}")
     if not 0 <= options.port < 65536:

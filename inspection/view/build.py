@@ -14,13 +14,14 @@ from typing import Any
 from tqdm import tqdm
 
 from inspection.records import FILE
+from inspection.target import check_numbers
 from inspection.view.page import Packer, build_page, write_page
 from inspection.view.replay import write_gif
 from inspection.view.sources import find_files, read_run
 from inspection.view.worlds import Worlds
 from slime_verlog import ConfigError
 
-_MOST_RUNS = 2
+_MAX_RUNS = 2
 _SECONDS_PER_TURN = 0.4
 _IDLE_PER_BUSY = 3
 """A followed page costs at most a quarter of a CPU, however large it is."""
@@ -165,12 +166,9 @@ def _checked(options: Namespace) -> Namespace:
     Raises:
         ConfigError: more than two runs, a number out of range, or an output that would replace something else.
     """
-    if len(options.runs) > _MOST_RUNS:
+    if len(options.runs) > _MAX_RUNS:
         raise ConfigError(f"a page compares at most two runs, got {len(options.runs)}")
-    for name, least in (("most", 1), ("worlds", 0), ("every", 0.5)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise ConfigError(f"--{name} must be at least {least:g}, got {value:g}")
+    check_numbers(options, {"most": 1, "worlds": 0, "every": 0.5})
     for name, suffix in (("out", ".html"), ("gif", ".gif")):
         path: Path | None = getattr(options, name)
         if path is not None and path.suffix != suffix and path.exists():

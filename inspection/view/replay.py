@@ -106,7 +106,7 @@ def _say(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".")
 
 
-_LEAST_PIXELS = 320
+_MIN_PIXELS = 320
 _CAPTION_PIXELS = 26
 _LAST_FRAME_MS = 1500
 
@@ -146,7 +146,7 @@ def _draw(frame: np.ndarray, caption: str) -> Any:
     """The frame, enlarged by a whole factor if it is small, above its caption."""
     from PIL import Image, ImageDraw, ImageFont
 
-    factor = max(1, -(-_LEAST_PIXELS // max(frame.shape[:2])))
+    factor = max(1, -(-_MIN_PIXELS // max(frame.shape[:2])))
     picture = make_image(np.repeat(np.repeat(frame, factor, 0), factor, 1))
     canvas = Image.new("RGB", (picture.width, picture.height + _CAPTION_PIXELS), (24, 26, 31))
     canvas.paste(picture, (0, 0))
