@@ -92,11 +92,7 @@ async def open_player(
 
 
 async def _probe(url: str, use_proxy: bool) -> None:
-    """Check that something answers, if only with an error, since the client itself would try for a minute.
-
-    Raises:
-        ConfigError: nothing does.
-    """
+    """Raise ConfigError if nothing answers, not even with an error; the client itself would try for a minute."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_S), trust_env=use_proxy) as session,

@@ -112,11 +112,7 @@ class _Progress:
         self.bar = tqdm(total=len(wanted), initial=len(known), unit="episode", desc=folder.player, mininterval=pause)
 
     def add(self, episode: Mapping[str, Any], setting: str) -> None:
-        """Keep an episode.
-
-        Raises:
-            StoppedError: the first episodes all failed.
-        """
+        """Keep an episode; raises StoppedError if the first ones all failed."""
         self._folder.append(episode, setting)
         if episode["stop"] == "failed":
             self.failed += 1

@@ -90,11 +90,7 @@ def _is_chosen(episode: Mapping[str, Any], options: Namespace) -> bool:
 
 
 def _at_least_one(items: Iterable[T], counts: Counter[str]) -> Iterator[T]:
-    """The items.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Yield the items; raises ConfigError if there are none."""
     from slime_verlog import ConfigError
 
     found = False

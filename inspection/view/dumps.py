@@ -96,67 +96,35 @@ def read_dumps(
     decoder = Decoder.find(tokenizer, files)
     if with_ids and decoder.tokenizer is None:
         raise ConfigError(f"{files[0]} holds token ids and no texts; give --tokenizer with the model's folder")
-    assembly = _Assembly(decoder, with_ids)
+    ongoing: dict[Any, dict[str, Any]] = {}  # unfinished episodes that a later rollout may continue
     for (is_eval, number), group in itertools.groupby(sorted(files, key=_rollout_of), key=_rollout_of):
-        name = f"{'evaluation' if is_eval else 'rollout'} {number}"
+        whole: dict[Any, dict[str, Any]] = {}  # episodes that end with this rollout
+        rollout = f"{'evaluation' if is_eval else 'rollout'} {number}"
         for sample, row in _samples([_load(path, trusted) for path in group]):
-            yield from assembly.add(sample, row, name)
-        yield from assembly.end_rollout()
-    yield from assembly.end()
+            metadata = sample.get("metadata") or {}
+            if metadata.get("kind") in _UNSHOWN:
+                continue
+            if isinstance(metadata.get("story"), list) and isinstance(metadata.get("messages"), list):
+                yield {**metadata, "setting": rollout, "player": "policy"}
+                continue
+            key, goes_on = _episode_of(sample, len(whole))
+            episode = (ongoing if goes_on else whole).setdefault(key, {"turns": []})
+            episode["turns"] += _turns(sample, row, decoder, with_ids)
+            episode |= {"rollout": rollout, "metadata": metadata, "sample": sample}
+            if goes_on and (metadata.get("terminated") or metadata.get("truncated")):
+                yield _finish(ongoing.pop(key))
+        yield from map(_finish, whole.values())
+    yield from map(_finish, ongoing.values())
 
 
-class _Assembly:
-    """Puts the turns of an episode together, which may lie in several samples and in several rollouts."""
-
-    def __init__(self, decoder: Decoder, with_ids: bool) -> None:
-        self._decoder, self._with_ids = decoder, with_ids
-        self._open: dict[Any, dict[str, Any]] = {}
-        """Unfinished episodes that a later rollout may continue."""
-        self._whole: dict[Any, dict[str, Any]] = {}
-        """Episodes that end with this rollout."""
-
-    def add(self, sample: Mapping[str, Any], row: TurnRow | None, rollout: str) -> Iterator[dict[str, Any]]:
-        """Add a sample; yields an episode that it completes."""
-        metadata = sample.get("metadata") or {}
-        if metadata.get("kind") in _UNSHOWN:
-            return
-        if isinstance(metadata.get("story"), list) and isinstance(metadata.get("messages"), list):
-            yield {**metadata, "setting": rollout, "player": "policy"}
-            return
-        if "episode_id" not in metadata or "episode_turns" in metadata:
-            self._extend(self._whole, self._key(sample, metadata), sample, row, rollout)
-            return
-        key = metadata["episode_id"]
-        self._extend(self._open, key, sample, row, rollout)
-        if metadata.get("terminated") or metadata.get("truncated"):
-            yield _finish(self._open.pop(key))
-
-    def _key(self, sample: Mapping[str, Any], metadata: Mapping[str, Any]) -> Any:
-        """What the samples of one episode share within a rollout."""
-        if "episode_turns" in metadata:
-            return "index", sample.get("index")
-        return ("segment", metadata["segment"]) if "segment" in metadata else ("sample", len(self._whole))
-
-    def _extend(
-        self,
-        episodes: dict[Any, dict[str, Any]],
-        key: Any,
-        sample: Mapping[str, Any],
-        row: TurnRow | None,
-        rollout: str,
-    ) -> None:
-        episode = episodes.setdefault(key, {"turns": []})
-        episode["turns"] += _turns(sample, row, self._decoder, self._with_ids)
-        episode |= {"rollout": rollout, "metadata": sample.get("metadata") or {}, "sample": sample}
-
-    def end_rollout(self) -> list[dict[str, Any]]:
-        """The episodes that no later rollout continues."""
-        whole, self._whole = self._whole, {}
-        return [_finish(episode) for episode in whole.values()]
-
-    def end(self) -> list[dict[str, Any]]:
-        """The episodes that the last rollout cut."""
-        return [_finish(episode) for episode in self._open.values()]
+def _episode_of(sample: Mapping[str, Any], number: int) -> tuple[Any, bool]:
+    """What the samples of one episode share, and whether a later rollout may continue the episode."""
+    metadata = sample.get("metadata") or {}
+    if "episode_turns" in metadata:
+        return ("index", sample.get("index")), False
+    if "episode_id" in metadata:
+        return metadata["episode_id"], True
+    return (("segment", metadata["segment"]) if "segment" in metadata else ("sample", number)), False
 
 
 def _rollout_of(path: Path) -> tuple[bool, int]:
