@@ -27,7 +27,7 @@ PARTS = {
 
 
 def module_of(part: str) -> ModuleType:
-    """The module of a part."""
+    """Return the module of a part."""
     return importlib.import_module(f"inspection.{part.replace('-', '_')}")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Declare the command's options."""
     parser.add_argument("a", type=Path, metavar="A", help="folder of an evaluation, or a file of episodes")
     parser.add_argument("b", type=Path, metavar="B", help="the same")
     parser.add_argument("--settings", nargs=2, metavar=("A", "B"), help="compare one point of a sweep with another")

@@ -24,7 +24,7 @@ def append_episode(path: Path, episode: Mapping[str, Any], player: str, setting:
 
 
 def read_episodes(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
-    """The episodes of a file, or of the `episodes.jsonl` in a folder. A last line without its end is left out.
+    """Yield the episodes of a file, or of the `episodes.jsonl` in a folder. A last line without its end is left out.
 
     Args:
         skip: episodes at the start that are left out, without parsing them.

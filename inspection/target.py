@@ -46,7 +46,7 @@ class Target:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that choose a target."""
+    """Declare the options that choose a target."""
     parser.add_argument("target", metavar="ENV_OR_YAML", help="YAML, or an environment: module name or .py file")
     parser.add_argument("--task", help="one task; default: all tasks of the YAML, or the environment's DEFAULT_TASK")
     parser.add_argument(

@@ -18,7 +18,7 @@ def bold(text: str) -> str:
 
 
 def paint(text: str, code: str) -> str:
-    """The text with an ANSI code, if stdout is a terminal."""
+    """Return the text with an ANSI code, if stdout is a terminal."""
     return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() else text
 
 

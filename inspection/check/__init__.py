@@ -19,7 +19,7 @@ from inspection import target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Declare the command's options."""
     target.add_arguments(parser)
     parser.add_argument("--seed", type=int, help="episode's seed; default: the YAML's seed_start")
     parser.add_argument("--max-turns", type=int, default=200, metavar="N", help="per episode; default: %(default)s")

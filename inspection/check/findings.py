@@ -42,7 +42,7 @@ def judge(
     settings: RolloutSettings,
     count_tokens: Callable[[str], int] | None,
 ) -> Iterator[Finding]:
-    """The findings about the episodes of one task."""
+    """Yield the findings about the episodes of one task."""
     replies = sum(len(play.digests) for play in plays)
     yield Finding("contract", Status.OK, f"{replies} replies have all keys, with the right types")
     for play in plays:

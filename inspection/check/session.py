@@ -139,7 +139,7 @@ _REFERENCES: Mapping[str, Callable[[TaskSpec], Iterator[Finding]]] = {
 
 
 def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None:
-    """The first prompt of a task: with roles, or as rendered by the chat template with its number of tokens."""
+    """Print a task's first prompt: with roles, or as the chat template renders it with its number of tokens."""
     if not report.first_prompt:
         return
     heading = f"first prompt of task {report.name!r}, seed {report.seed}"
@@ -159,7 +159,7 @@ def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None
 
 
 def shown_messages(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Role and text of each message; pictures appear as their size."""
+    """Return role and text of each message; pictures appear as their size."""
 
     def text(part: Mapping[str, Any]) -> str:
         if part["type"] != "image":
@@ -172,7 +172,7 @@ def shown_messages(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str
 
 
 def rows_of(report: TaskReport, brief: bool) -> str:
-    """The task's name and one row per finding; `brief` counts those that are ok instead."""
+    """Return the task's name and one row per finding; `brief` counts those that are ok instead."""
     rows = [row for row in report.findings if not brief or row.status != Status.OK]
     hidden = len(report.findings) - len(rows)
     lines = [bold(f"task {report.name}") + (f": {hidden} checks ok" if hidden else "")]
@@ -182,14 +182,14 @@ def rows_of(report: TaskReport, brief: bool) -> str:
 
 
 def sum_of(reports: Sequence[TaskReport]) -> str:
-    """How many tasks, errors and warnings there are."""
+    """Say how many tasks, errors and warnings there are."""
     counts = {"error": 0, "warning": 0} | Counter(finding.status for report in reports for finding in report.findings)
     found = (f"{counts[noun] or 'no'} {noun}{'s' * (counts[noun] != 1)}" for noun in ("error", "warning"))
     return f"{len(reports)} task{'s' * (len(reports) != 1)}: {', '.join(found)}"
 
 
 def as_json(target: str, reports: Sequence[TaskReport]) -> dict[str, Any]:
-    """The same for machines."""
+    """Return the same as JSON."""
     return {
         "target": target,
         "errors": sum(report.count(Status.ERROR) for report in reports),

@@ -20,7 +20,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Declare the command's options."""
     parser.add_argument("config", metavar="YAML", help="as for --custom-config-path")
     parser.add_argument("--player", required=True, help="random, expert, a Hugging Face folder, or an address")
     parser.add_argument("--out", default="outputs/evaluation", metavar="FOLDER", help="default: %(default)s")

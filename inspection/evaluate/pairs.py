@@ -25,7 +25,7 @@ Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
-    """The comparison as text.
+    """Return the comparison as text.
 
     Args:
         settings: the point of the sweep to take from A and from B; default: all, paired by their names.
@@ -58,7 +58,7 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
 
 
 def interval(differences: Sequence[np.ndarray]) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean of B - A; each task's pairs are resampled on their own.
+    """Return the 95 % percentile interval of the mean of B - A; each task's pairs are resampled on their own.
 
     Args:
         differences: [pairs] for each task.

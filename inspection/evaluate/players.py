@@ -53,7 +53,7 @@ class PlayerSpec:
     """Folder with the tokenizer, unless the player reads messages."""
 
     def identity(self, options: Namespace) -> dict[str, Any]:
-        """What must be equal for two runs to have the same player."""
+        """Return what must be equal for two runs to have the same player."""
         source = re.sub("//[^/@]*@", "//", self.source)  # without a password
         found = {"kind": str(self.kind), "name": self.name, "source": source}
         if self.kind is Kind.SCRIPTED:
@@ -68,7 +68,7 @@ class PlayerSpec:
 
 
 def read_player(options: Namespace) -> PlayerSpec:
-    """The player that `--player` names.
+    """Return the player that `--player` names.
 
     Raises:
         ConfigError: there is no such player, or an option that it needs is missing.
@@ -183,7 +183,7 @@ def _openai_content(content: str | Sequence[Mapping[str, Any]]) -> str | list[An
 
 
 def parse_answer(answer: Any) -> str:
-    """The text of a chat completion; empty if the model wrote none.
+    """Return the text of a chat completion; empty if the model wrote none.
 
     Raises:
         EngineError: the answer has another shape.

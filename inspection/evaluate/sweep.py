@@ -54,7 +54,7 @@ class SweepPoint:
 
 
 def read_sweep(options: Namespace) -> tuple[dict[str, Any], list[SweepPoint]]:
-    """The YAML's mapping with `--set`, and the points of the sweep; every task has been built once.
+    """Return the YAML's mapping with `--set`, and the points of the sweep; every task has been built once.
 
     Raises:
         SlimeVerlogError: a key, a value, a task or the environment is wrong; one sentence.
@@ -78,7 +78,7 @@ def read_sweep(options: Namespace) -> tuple[dict[str, Any], list[SweepPoint]]:
 
 
 def read_config(options: Namespace) -> dict[str, Any]:
-    """The YAML's mapping with `--set`, `--episodes` and `--concurrency`."""
+    """Return the YAML's mapping with `--set`, `--episodes` and `--concurrency`."""
     config = read_yaml_mapping(options.config, "YAML")
     given = {"eval.episodes": options.episodes, "n_env": options.concurrency}
     config = with_assignments(config, options.set, "--set")
@@ -89,7 +89,7 @@ def read_config(options: Namespace) -> dict[str, Any]:
 
 
 def sweep_points(sweeps: Sequence[str]) -> list[dict[str, Any]]:
-    """Every combination of `key=v1,v2,...`; a single empty point without any.
+    """Return every combination of `key=v1,v2,...`; a single empty point without any.
 
     Raises:
         ConfigError: a sweep does not have this form.
@@ -102,7 +102,7 @@ def sweep_points(sweeps: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def without_speed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping without keys that only change how fast episodes are played, and how many."""
+    """Return the mapping without keys that only change how fast episodes are played, and how many."""
     held_out = {key: value for key, value in (config.get("eval") or {}).items() if key != "episodes"}
     kept = {key: value for key, value in config.items() if key not in (*SPEED_KEYS, "eval")}
     return {**kept, "eval": held_out}

@@ -146,7 +146,7 @@ class Table:
 
 
 def build_table(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mapping[str, Any]]) -> Table:
-    """The table of the episodes that the points name, as far as they were played."""
+    """Return the table of the episodes that the points name, as far as they were played."""
     table: list[Row] = []
     for point in points:
         tasks = list(dict.fromkeys(task for _, task, _ in point.episodes))

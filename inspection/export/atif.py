@@ -30,12 +30,12 @@ SavePicture = Callable[[str, str], str]
 
 
 def trajectory_of(episode: Mapping[str, Any], save_picture: SavePicture) -> dict[str, Any]:
-    """The episode as an ATIF document; token ids and log-probs are included where they were recorded."""
+    """Return the episode as an ATIF document; token ids and log-probs are included where they were recorded."""
     messages, turns = split_prompts(episode)
     pictures = episode.get("pictures") or {}
 
     def read(content: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
-        """A message's content as ATIF holds it: text, or a list of text and picture parts."""
+        """Return a message's content as ATIF holds it: text, or a list of text and picture parts."""
         return content if isinstance(content, str) else [_part(part, pictures, save_picture) for part in content]
 
     steps = [{"step_id": number, **step} for number, step in enumerate(_steps(messages, turns, read), 1)]
@@ -129,12 +129,12 @@ def _part(part: Mapping[str, Any], pictures: Mapping[str, str], save: SavePictur
 
 
 def media_type(uri: str) -> str:
-    """The type that a data URI names, such as `image/png`."""
+    """Return the type that a data URI names, such as `image/png`."""
     return uri.removeprefix("data:").partition(";")[0]
 
 
 def picture_file(uri: str) -> bytes:
-    """The file in a data URI.
+    """Return the file in a data URI.
 
     Raises:
         ConfigError: it is not base64.

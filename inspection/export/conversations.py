@@ -15,7 +15,7 @@ from slime_verlog import ConfigError
 
 
 def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[dict[str, Any]]:
-    """The episode's rows: `messages`, `tools` (JSON, for slime's `--tool-key`) and `metadata`.
+    """Yield the episode's rows: `messages`, `tools` (JSON, for slime's `--tool-key`) and `metadata`.
 
     Args:
         valid_only: do not train on invalid answers.

@@ -17,7 +17,7 @@ from inspection import target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Declare the command's options."""
     target.add_arguments(parser)
     parser.add_argument("--seed", type=int, help="episode's seed; default: the YAML's seed_start")
     parser.add_argument("--full", action="store_true", help="show the whole prompt on every turn")

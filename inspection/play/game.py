@@ -103,7 +103,7 @@ class Game:
         self._start(seed)
 
     def hint(self) -> str | None:
-        """The expert's next answer; None if the environment has no expert."""
+        """Return the expert's next answer; None if the environment has no expert."""
         if not self.abilities.has_expert:
             return None
         return self._run(self._live.suggest(self.episode, "expert", len(self.turns)))
@@ -141,7 +141,7 @@ class Game:
 
 
 def new_messages(before: Sequence[Message], now: Sequence[Message], request: str) -> list[Message]:
-    """The part of a prompt that the last one did not show, without the answer that led to it.
+    """Return the part of a prompt that the last one did not show, without the answer that led to it.
 
     Args:
         request: text at the end of the last message that is left out because the last prompt had it, too.

@@ -41,7 +41,7 @@ class Pictures:
 
 
 def choose_way(environment: Mapping[str, str], is_terminal: bool) -> str:
-    """The best way that the terminal says it can: kitty, iterm, blocks, or only a file."""
+    """Return the best way that the terminal says it can: kitty, iterm, blocks, or only a file."""
     if not is_terminal:
         return "file"
     program, inside = environment.get("TERM_PROGRAM", ""), "TMUX" in environment
@@ -53,7 +53,7 @@ def choose_way(environment: Mapping[str, str], is_terminal: bool) -> str:
 
 
 def draw(image: Any, way: str) -> str:
-    """The characters and escape sequences that draw the picture; empty for `file`."""
+    """Return the characters and escape sequences that draw the picture; empty for `file`."""
     if way == "blocks":
         return half_blocks(image)
     if way not in ("kitty", "iterm"):
@@ -71,7 +71,7 @@ def draw(image: Any, way: str) -> str:
 
 
 def half_blocks(image: Any, columns: int = BLOCK_COLUMNS) -> str:
-    """The picture as rows of upper half blocks in true colour."""
+    """Return the picture as rows of upper half blocks in true colour."""
     columns = min(columns, image.size[0])
     rows = max(2, round(image.size[1] * columns / image.size[0]) // 2 * 2)
     small = image.convert("RGB").resize((columns, rows))

@@ -44,7 +44,7 @@ class Session:
         }
 
     def run(self) -> int:
-        """The exit code: 0, or 130 after Ctrl-C."""
+        """Run the dialogue; return 0, or 130 after Ctrl-C."""
         _use_readline(self.game.abilities.actions)
         print(f"task {self.game.episode.name}, seed {self.game.seed}. /help lists the commands.\n")
         self._show(self.game.messages)

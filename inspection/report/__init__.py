@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Declare the command's options."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder with episodes.jsonl, or the file")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write; default: beside the first run")
     parser.add_argument(

@@ -188,7 +188,7 @@ class Series:
 
 
 def find_series(columns: Sequence[Column]) -> list[Series]:
-    """Columns of one player whose settings (`update 20`), or else runs, differ in a number of updates."""
+    """Return columns of one player whose settings (`update 20`), or else runs, differ in a number of updates."""
     players: dict[str, list[tuple[int, Column]]] = {}
     for column in columns:
         match = _UPDATE.search(column.setting) or _UPDATE.search(column.run)

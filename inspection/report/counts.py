@@ -146,7 +146,7 @@ class Counts:
             self.sample[place : place + 1] = [kept]
 
     def ordered_sample(self) -> list[SampledTurn]:
-        """The sampled turns in the order in which they were played."""
+        """Return the sampled turns in the order in which they were played."""
         return sorted(self.sample, key=lambda turn: turn.order)
 
 

@@ -57,7 +57,7 @@ class Information:
 
 
 def state_information(observations: Sequence[str], actions: Sequence[str]) -> Information | None:
-    """A lower bound on I(observation; action), from turns in order.
+    """Return a lower bound on I(observation; action), from turns in order.
 
     None with fewer than `MIN_TURNS`, or if no phrase tells observations apart.
 
@@ -90,7 +90,7 @@ def state_information(observations: Sequence[str], actions: Sequence[str]) -> In
 
 
 def share_of_common(actions: Counter[str]) -> float:
-    """The share of answers whose action is one of the most common that `state_information` tells apart."""
+    """Return the share of answers whose action is one of the most common that `state_information` tells apart."""
     return sum(n for _, n in actions.most_common(MAX_ACTIONS - 1)) / actions.total()
 
 
@@ -162,7 +162,7 @@ class Retrieval:
 
 
 def retrieve_observations(observations: Sequence[str], reasonings: Sequence[str], most: int = 400) -> Retrieval | None:
-    """The share of reasonings that resemble their observation more than 15 others; None with too few.
+    """Return the share of reasonings that resemble their observation more than 15 others; None with too few.
 
     RAGEN-2's retrieval accuracy with tf-idf similarity of words and word pairs in place of the policy's log-probs.
     Each observation counts once. Ties share the point, so equal reasonings score 1/16 on average.

@@ -80,7 +80,7 @@ class Match(NamedTuple):
 
 
 def find_match(candidate: str, actions: Sequence[str]) -> Match | None:
-    """The legal action that the candidate probably means; None if there is none, or more than one.
+    """Return the legal action that the candidate probably means; None if there is none, or more than one.
 
     Args:
         candidate: the text that was read as the action.

@@ -27,7 +27,7 @@ _ORDER = list(Verdict)
 
 
 def worst(verdicts: list[Verdict]) -> Verdict:
-    """The worst of several verdicts; NONE without any."""
+    """Return the worst of several verdicts; NONE without any."""
     return max(verdicts, key=_ORDER.index, default=Verdict.NONE)
 
 
@@ -74,13 +74,13 @@ class Measure:
         return Verdict.ACT if self.act is not None and sign * value.number <= sign * self.act else Verdict.LOOK
 
     def show(self, number: float | None) -> str:
-        """The number as text."""
+        """Return the number as text."""
         if number is None:
             return "-"
         return f"{100 * number:.1f} %" if self.percent else f"{number:.3g}" if abs(number) < 1000 else f"{number:.0f}"
 
     def healthy(self) -> str:
-        """The healthy range as text."""
+        """Return the healthy range as text."""
         if self.good is None:
             return ""
         return f"{'at least' if self.higher else 'at most'} {self.show(self.good)}" if self.good else "none"

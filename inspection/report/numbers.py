@@ -28,7 +28,7 @@ _ONE_EPISODE = "needs at least two episodes"
 
 
 def measure(counts: Counts, actions: Sequence[str], rejections: Rejections) -> dict[str, Value]:
-    """All values of a column by the keys of `MEASURES`."""
+    """Return all values of a column by the keys of `MEASURES`."""
     return {
         **_diversity(counts, actions),
         **_reasoning(counts),

@@ -26,7 +26,7 @@ _PLOTS = {1: "diversity", 2: "reasoning", 3: "validity", 4: "failures"}
 
 
 def clean(text: str, most: int = _MAX_TEXT) -> str:
-    """The text as one line without control characters, which would change a terminal or a page."""
+    """Return the text as one line without control characters, which would change a terminal or a page."""
     spaced = " ".join(text[: 16 * most].split())
     plain = "".join(" " if unicodedata.category(char).startswith("C") else char for char in spaced[: 4 * most])
     return plain if len(plain) <= most else plain[: most - 3] + "..."
@@ -158,7 +158,7 @@ def _code(text: str) -> str:
 
 
 def summarize(columns: Sequence[Column], alarms: Sequence[Alarm], written: Sequence[str]) -> str:
-    """The summary for the terminal: verdicts first, then what to do, then the numbers."""
+    """Return the summary for the terminal: verdicts first, then what to do, then the numbers."""
     several = len(columns) > 1
     lines = [*(_grid(columns) if several else _verdicts(columns[0], False)), ""]
     if alarms:

@@ -17,7 +17,7 @@ from inspection import target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Declare the command's options."""
     target.add_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
     parser.add_argument("--port", type=int, default=8000, help="0 takes any free port; default: %(default)s")

@@ -80,13 +80,13 @@ class ShownState(_Shown):
 
 
 def schemas() -> dict[str, Any]:
-    """JSON schemas of actions, observations and states, as OpenEnv's `/schema` returns them."""
+    """Return JSON schemas of actions, observations and states, as OpenEnv's `/schema` returns them."""
     models: dict[str, type[BaseModel]] = {"action": Answer, "observation": ShownObservation, "state": ShownState}
     return {name: model.model_json_schema() for name, model in models.items()}
 
 
 def shown(reply: EnvReply, known_instruction: str | None) -> ShownObservation:
-    """An environment's reply as the model would read it.
+    """Return an environment's reply as the model would read it.
 
     `known_instruction` is the last instruction that was shown; None at the start.
     """
@@ -118,11 +118,11 @@ def _text_and_pictures(content: str | Sequence[Mapping[str, Any]]) -> tuple[str,
 def observation_frame(
     observation: ShownObservation, reward: float | None, done: bool, details: Mapping[str, Any]
 ) -> str:
-    """The reply to `reset` (`reward` is None) and `step`."""
+    """Return the reply to `reset` (`reward` is None) and `step`."""
     data = {"observation": shown.model_dump(), "reward": reward, "done": done, "metadata": details}
     return write_frame(Reply.OBSERVATION, data)
 
 
 def error_frame(code: ErrorCode, message: str, **more: Any) -> str:
-    """The reply to a request that failed."""
+    """Return the reply to a request that failed."""
     return write_frame(Reply.ERROR, {"message": message, "code": code, **more})

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from websockets.datastructures import Headers
     from websockets.http11 import Request, Response
 
-IDLE_S = 3600.0
+logger = logging.getLogger(__name__)
+
+PONG_TIMEOUT_S = 600.0
+"""A client that is silent for this long has gone; a trainer may block its event loop during an update."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,10 @@ class Access:
     """Names of this server besides its addresses, `localhost` and the machine's name."""
     origins: tuple[str, ...] = ()
     """Pages that may use it, as `https://example.org`."""
-    idle_s: float = IDLE_S
+    idle_s: float = 3600.0
 
     def refusal(self, headers: Headers) -> str | None:
-        """Why a request is refused; None if it is not."""
+        """Return why a request is refused; None if it is not."""
         hosts, origins = headers.get_all("Host"), headers.get_all("Origin")
         if len(hosts) != 1 or not self._is_own(hosts[0]):
             return f"this server is not {', '.join(hosts)[:200] or 'without a name'}; name it with --allow-host"
@@ -61,12 +64,6 @@ class Access:
             return bool(ipaddress.ip_address(name))  # only names can be pointed elsewhere
         except ValueError:
             return False
-
-
-logger = logging.getLogger(__name__)
-
-PONG_TIMEOUT_S = 600.0
-"""A client that is silent for this long has gone; a trainer may block its event loop during an update."""
 
 
 class EnvServer:

@@ -63,7 +63,7 @@ class Book:
         write_page(path, build_page(title, head, self._packer.blocks(), self._worlds.pictures()))
 
     def summary(self, path: Path) -> str:
-        """The sentence for the terminal."""
+        """Return the sentence for the terminal."""
         episodes, worlds = sum(self._counts), self._worlds
         drawn = f", {worlds.drawn} with their world" if worlds.drawn else ""
         wrong = f"; {worlds.differing} could not be drawn, the page says why" if worlds.differing else ""
@@ -149,7 +149,7 @@ def _read(run: Path, options: Namespace, skip: int = 0) -> Iterator[dict[str, An
 
 
 def page_path(options: Namespace) -> Path:
-    """Where the page goes."""
+    """Return the page's path."""
     if options.out is not None:
         return options.out
     run = options.runs[0]

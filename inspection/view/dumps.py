@@ -28,7 +28,7 @@ class Decoder:
 
     @classmethod
     def find(cls, folder: str | None, dumps: Iterable[Path]) -> Decoder:
-        """The decoder for a tokenizer's folder; by default the `tokenizer` that slime puts beside its dumps.
+        """Return the decoder for a tokenizer's folder; by default the `tokenizer` that slime puts beside its dumps.
 
         Raises:
             ConfigError: no tokenizer can be loaded from `folder`.
@@ -51,13 +51,13 @@ class Decoder:
         return given or f"A prompt of {len(ids)} tokens. To read it, give --tokenizer with the model's folder."
 
     def answer(self, ids: Sequence[int]) -> str:
-        """The answer's text, without the token that ends it."""
+        """Return the answer's text, without the token that ends it."""
         if self.tokenizer is not None:
             return self.tokenizer.decode(list(ids), skip_special_tokens=True)
         return f"An answer of {len(ids)} tokens. To read it, give --tokenizer with the model's folder."
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """One text per token. A character that spans several tokens is put at the last of them."""
+        """Return one text per token. A character that spans several tokens is put at the last of them."""
         if self.tokenizer is None:
             return [f"{token} " for token in ids]
         texts, waiting = [], []
@@ -83,7 +83,7 @@ _UNSHOWN = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
 def read_dumps(
     files: Sequence[Path], tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """The episodes of dumps that are sorted by rollout; one that a later batch continues is put together.
+    """Yield the episodes of dumps that are sorted by rollout; one that a later batch continues is put together.
 
     Args:
         tokenizer: folder of the tokenizer; without it, prompts cannot be shown.

@@ -42,7 +42,7 @@ class Packer:
         self._chunk.add(episode, world)
 
     def blocks(self) -> list[str]:
-        """The chunks, compressed."""
+        """Return the chunks, compressed."""
         return [*self._closed, *([compress(self._chunk.text())] if self._chunk.episodes else [])]
 
 
@@ -153,7 +153,7 @@ def _text(value: Any, default: str) -> str:
 
 
 def number(value: Any) -> float | int | None:
-    """The number with four significant digits, as JSON can carry it; None for what is not a finite number."""
+    """Return the number with four significant digits, as JSON can carry it; None for what is not a finite number."""
     if isinstance(value, int):
         return int(value)
     if not isinstance(value, float) or not math.isfinite(value):
@@ -201,7 +201,7 @@ _SCRIPTS = (
 
 
 def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlases: Mapping[int, bytes]) -> str:
-    """The page as text.
+    """Return the page as text.
 
     Args:
         head: what the page needs at once: the runs' names, and one row per episode.

@@ -18,7 +18,7 @@ _ROLES = {"model": "assistant", "observation": "tool"}
 
 
 def split_template(text: str) -> list[dict[str, str]]:
-    """The messages of a rendered prompt; a single user message if no known template is recognised.
+    """Return the messages of a rendered prompt; a single user message if no known template is recognised.
 
     The opening of the answer, with which most prompts end, is left out.
     """
@@ -40,7 +40,7 @@ def split_template(text: str) -> list[dict[str, str]]:
 
 
 def split_prompts(episode: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The episode's distinct messages, and its turns with `prompt` as indexes into them.
+    """Return the episode's distinct messages, and its turns with `prompt` as indexes into them.
 
     A prompt may also be one string, or a list that contains messages themselves.
     """
@@ -102,7 +102,7 @@ def _is_memory(message: Mapping[str, Any], recent: deque[str]) -> bool:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The message's text without its pictures."""
+    """Return the message's text without its pictures."""
     content = message.get("content")
     if isinstance(content, str):
         return content

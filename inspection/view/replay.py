@@ -26,7 +26,7 @@ class Replay:
 
 
 def can_replay(episode: Mapping[str, Any]) -> bool:
-    """Whether the record says how to build the environment."""
+    """Return whether the record says how to build the environment."""
     has_task = isinstance(episode.get("task"), str) and isinstance(episode.get("seed"), int)
     return bool(episode.get("env_path") and has_task and episode.get("story"))
 

@@ -11,7 +11,7 @@ from slime_verlog import ConfigError
 
 
 def find_files(run: Path) -> list[Path]:
-    """The files that hold the run's episodes: `.jsonl` files, or slime's `.pt` dumps.
+    """Return the files that hold the run's episodes: `.jsonl` files, or slime's `.pt` dumps.
 
     Raises:
         ConfigError: there is no such path, or nothing in it can be shown.
@@ -49,7 +49,7 @@ def _order(path: Path) -> tuple[bool, int, str]:
 def read_run(
     run: Path, tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False, skip: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """The run's episodes, in order. If it has several files of records, `setting` names the file as well.
+    """Yield the run's episodes, in order. If it has several files of records, `setting` names the file as well.
 
     Args:
         tokenizer: folder of the tokenizer that reads the token ids of slime's dumps.

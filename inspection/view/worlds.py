@@ -43,7 +43,7 @@ class Atlas:
         return self._numbers.setdefault(tile.tobytes(), len(self._numbers))
 
     def png(self) -> bytes:
-        """All tiles as one picture, 32 per row in the order of their numbers."""
+        """Return all tiles as one picture, 32 per row in the order of their numbers."""
         size, n = self.size, len(self._numbers)
         rows = math.ceil(n / _TILES_PER_ROW)
         sheet = np.zeros((rows * _TILES_PER_ROW, size, size, 3), np.uint8)
@@ -53,13 +53,13 @@ class Atlas:
 
 
 def cut_tiles(frame: np.ndarray, size: int) -> np.ndarray:
-    """The frame's square tiles, row by row: uint8 [tiles, size * size * 3]."""
+    """Return the frame's square tiles, row by row: uint8 [tiles, size * size * 3]."""
     rows, columns = frame.shape[0] // size, frame.shape[1] // size
     return frame.reshape(rows, size, columns, size, 3).swapaxes(1, 2).reshape(rows * columns, -1)
 
 
 def choose_tile_size(frames: Sequence[np.ndarray]) -> int | None:
-    """The tile size in pixels that stores the frames in the fewest bytes; None if their tiles do not repeat."""
+    """Return the tile size in pixels that stores the frames in the fewest bytes; None if their tiles do not repeat."""
     height, width = frames[0].shape[:2]
     sample = frames[:: max(1, len(frames) // 8)]
     best: tuple[float, int] | None = None
@@ -75,7 +75,7 @@ def choose_tile_size(frames: Sequence[np.ndarray]) -> int | None:
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """The picture as a PNG file.
+    """Return the picture as a PNG file.
 
     Raises:
         MissingDependencyError: Pillow is not installed.
