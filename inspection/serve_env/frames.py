@@ -119,7 +119,7 @@ def observation_frame(
     observation: ShownObservation, reward: float | None, done: bool, details: Mapping[str, Any]
 ) -> str:
     """Return the reply to `reset` (`reward` is None) and `step`."""
-    data = {"observation": shown.model_dump(), "reward": reward, "done": done, "metadata": details}
+    data = {"observation": observation.model_dump(), "reward": reward, "done": done, "metadata": details}
     return write_frame(Reply.OBSERVATION, data)
 
 
