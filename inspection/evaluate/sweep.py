@@ -59,7 +59,9 @@ def read_sweep(options: Namespace) -> tuple[dict[str, Any], list[SweepPoint]]:
     Raises:
         SlimeVerlogError: a key, a value, a task or the environment is wrong; one sentence.
     """
-    config = read_config(options)
+    config = with_assignments(read_yaml_mapping(options.config, "YAML"), options.set, "--set")
+    for key, given in {"eval.episodes": options.episodes, "n_env": options.concurrency}.items():
+        config = config if given is None else set_key(config, key, given)
     points = []
     for values in sweep_points(options.sweep):
         swept = config
@@ -75,17 +77,6 @@ def read_sweep(options: Namespace) -> tuple[dict[str, Any], list[SweepPoint]]:
         for note in try_each_task(settings):
             print(f"note: {note}", file=sys.stderr)
     return config, points
-
-
-def read_config(options: Namespace) -> dict[str, Any]:
-    """Return the YAML's mapping with `--set`, `--episodes` and `--concurrency`."""
-    config = read_yaml_mapping(options.config, "YAML")
-    given = {"eval.episodes": options.episodes, "n_env": options.concurrency}
-    config = with_assignments(config, options.set, "--set")
-    for key, value in given.items():
-        if value is not None:
-            config = set_key(config, key, value)
-    return config
 
 
 def sweep_points(sweeps: Sequence[str]) -> list[dict[str, Any]]:

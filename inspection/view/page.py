@@ -30,62 +30,54 @@ class Packer:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self._closed: list[str] = []
-        self._chunk = _Chunk()
+        self._start_chunk()
+
+    def _start_chunk(self) -> None:
+        self._episodes: list[str] = []
+        self._messages: dict[str, int] = {}
+        self._pictures: dict[str, str] = {}
+        self._characters = 0
 
     def add(self, episode: Mapping[str, Any], run: int = 0, world: Mapping[str, Any] | None = None) -> None:
         """Add an episode of the run with this number, with its world if it was drawn."""
-        if self._chunk.characters > CHUNK_CHARACTERS:
-            self._closed.append(compress(self._chunk.text()))
-            self._chunk = _Chunk()
-        row = _row(episode, run, len(self._closed), len(self._chunk.episodes))
+        if self._characters > CHUNK_CHARACTERS:
+            self._closed.append(self._compressed())
+            self._start_chunk()
+        row = _row(episode, run, len(self._closed), len(self._episodes))
         self.rows.append(row | ({"world": 1 if "note" not in world else 2} if world else {}))
-        self._chunk.add(episode, world)
+        drawn = dict(world or {})
+        for name, pictures in (("", episode.get("pictures") or {}), ("world ", drawn.pop("pictures", {}))):
+            new = {name + key: picture for key, picture in pictures.items() if name + key not in self._pictures}
+            self._pictures |= new
+            self._characters += sum(map(len, new.values()))
+        kept = {key: episode.get(key) for key in ("env_path", "task", "options", "max_turns", "metrics", "fault")}
+        self._episodes.append(to_json({**kept, "turns": self._pack(episode), "world": drawn or None}))
+        self._characters += len(self._episodes[-1])
 
     def blocks(self) -> list[str]:
         """Return the chunks, compressed."""
-        return [*self._closed, *([compress(self._chunk.text())] if self._chunk.episodes else [])]
+        return [*self._closed, *([self._compressed()] if self._episodes else [])]
 
-
-class _Chunk:
-    def __init__(self) -> None:
-        self.episodes: list[str] = []
-        self.characters = 0
-        self._messages: dict[str, int] = {}
-        self._pictures: dict[str, str] = {}
-
-    def add(self, episode: Mapping[str, Any], world: Mapping[str, Any] | None) -> None:
+    def _pack(self, episode: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The episode's turns, with numbers in place of the chunk's messages."""
         messages, turns = split_prompts(episode)
-        changes = find_changes(messages, turns)
-        places = [self._place(message) for message in messages]
+        places = [self._place(to_json(message)) for message in messages]
         packed, before = [], []
-        for turn, fresh in zip(turns, changes, strict=True):
+        for turn, fresh in zip(turns, find_changes(messages, turns), strict=True):
             prompt = [places[i] for i in turn["prompt"]]
             packed.append(_turn(turn, _from_previous(prompt, before), [places[i] for i in fresh]))
             before = prompt
-        drawn = dict(world or {})
-        for name, pictures in (("", episode.get("pictures") or {}), ("world ", drawn.pop("pictures", {}))):
-            for key, picture in pictures.items():
-                self._keep_picture(name + key, picture)
-        kept = {key: episode.get(key) for key in ("env_path", "task", "options", "max_turns", "metrics", "fault")}
-        line = to_json({**kept, "turns": packed, "world": drawn or None})
-        self.episodes.append(line)
-        self.characters += len(line)
+        return packed
 
-    def _place(self, message: Mapping[str, Any]) -> int:
-        text = to_json(message)
-        if text not in self._messages:
-            self._messages[text] = len(self._messages)
-            self.characters += len(text)
-        return self._messages[text]
+    def _place(self, message: str) -> int:
+        if message not in self._messages:
+            self._messages[message] = len(self._messages)
+            self._characters += len(message)
+        return self._messages[message]
 
-    def _keep_picture(self, key: str, picture: str) -> None:
-        if key not in self._pictures:
-            self._pictures[key] = picture
-            self.characters += len(picture)
-
-    def text(self) -> str:
+    def _compressed(self) -> str:
         shared = f'{{"messages":[{",".join(self._messages)}],"pictures":{to_json(self._pictures)}}}'
-        return "\n".join([shared, *self.episodes])
+        return compress("\n".join([shared, *self._episodes]))
 
 
 def _from_previous(prompt: Sequence[int], before: Sequence[int]) -> list[int]:
