@@ -65,7 +65,7 @@ def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> No
     for name, low in least.items():
         value = getattr(options, name)
         if value is not None and not value >= low:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {low:g}, got {value:g}")
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
 
 
 def check_free(path: Path, overwrite: bool) -> None:
