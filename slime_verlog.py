@@ -57,17 +57,12 @@ def command() -> Iterator[None]:
         print(str(error) or "interrupted", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        if not _is_closed(sys.stdout.fileno()):
+        pipe = select.poll()
+        pipe.register(sys.stdout.fileno(), 0)
+        if not pipe.poll(0):  # stdout is open, so this is another pipe's error
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left when it ends
         raise SystemExit(1) from None
-
-
-def _is_closed(file: int) -> bool:
-    """Whether nothing reads from this pipe any more."""
-    poll = select.poll()
-    poll.register(file, 0)
-    return bool(poll.poll(0))
 
 
 class Settings(BaseModel):
@@ -113,7 +108,7 @@ def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str 
         return model.model_validate(dict(mapping))
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        # A required key that is misspelt is missing and unknown at once. The second says more.
+        # A misspelled required key raises both errors; report the unknown key.
         unknown = (one for one in errors if one["type"] == "extra_forbidden")
         told = next(unknown, errors[0]) if errors[0]["type"] == "missing" else errors[0]
         raise ConfigError(_explain(model, told, where)) from error
@@ -185,7 +180,7 @@ def _problem(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
 
 
 def parse_yaml(text: str, place: str) -> Any:
-    """The content of a YAML text.
+    """Return the content of a YAML text.
 
     Args:
         place: the file or the option, for the error's text; text of several lines gets the line's number.
@@ -203,7 +198,7 @@ def parse_yaml(text: str, place: str) -> Any:
 
 
 def read_yaml(path: str, key: str) -> Any:
-    """The content of a YAML file.
+    """Return the content of a YAML file.
 
     Raises:
         ConfigError: the file cannot be read, or as `parse_yaml`; the text names `key`, the setting with the path, and
@@ -218,7 +213,7 @@ def read_yaml(path: str, key: str) -> Any:
 
 
 def read_yaml_mapping(path: str, key: str) -> dict[str, Any]:
-    """The settings in a YAML file.
+    """Return the settings in a YAML file.
 
     Raises:
         ConfigError: as `read_yaml`, or the file holds something other than a mapping.
@@ -261,7 +256,10 @@ _RANGES = {
 
 
 def unknown_key(key: str, known: typing.Iterable[str], where: str = "") -> str:
-    """The sentence about an unknown key: suggests the nearest known one, or lists all. `key` starts with `where`."""
+    """Return the sentence about an unknown key, which suggests the nearest known one or lists all.
+
+    `key` starts with `where`.
+    """
     near = difflib.get_close_matches(key.removeprefix(where), list(known), n=1)
     hint = f"did you mean '{where}{near[0]}'?" if near else f"known keys: {', '.join(sorted(known))}"
     return f"unknown key '{key}'; {hint}"

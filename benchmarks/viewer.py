@@ -22,10 +22,10 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from inspection.viewer.build import write_once  # noqa: E402
+from inspection.view.build import write_once  # noqa: E402
 from tests.fixtures.browser import Browser, chromium  # noqa: E402
 from tests.fixtures.played_episodes import record_episode  # noqa: E402
-from tests.inspection.viewer.options import view_options  # noqa: E402
+from tests.inspection.view.options import view_options  # noqa: E402
 
 _SOURCES = (("envs.crafter", "default", {}), ("envs.babyai", "GoToImpUnlock", {"max_steps": 400}))
 _DIFFERENT = 12

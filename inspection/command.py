@@ -20,14 +20,14 @@ PARTS = {
     "compare": "compare two evaluations seed by seed",
     "report": "what the answers show before training: diversity, reasoning, valid actions, failures",
     "view": "write episodes as one HTML page",
-    "train": "train a small policy on this machine, in any text environment",
+    "train": "train a small policy on this machine, in a text environment with named actions or an expert",
     "serve-env": "serve environments to other trainers, as an OpenEnv server",
     "export": "write episodes as training data (JSONL, Parquet) or as ATIF trajectories",
 }
 
 
 def module_of(part: str) -> ModuleType:
-    """The module of a part."""
+    """Return the module of a part."""
     return importlib.import_module(f"inspection.{part.replace('-', '_')}")
 
 

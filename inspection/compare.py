@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Declare the command's options."""
     parser.add_argument("a", type=Path, metavar="A", help="folder of an evaluation, or a file of episodes")
     parser.add_argument("b", type=Path, metavar="B", help="the same")
     parser.add_argument("--settings", nargs=2, metavar=("A", "B"), help="compare one point of a sweep with another")
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the comparison."""
-    from inspection.evaluation.pairs import compare
+    from inspection.evaluate.pairs import compare
 
     print(compare(options.a, options.b, options.settings))
     return 0

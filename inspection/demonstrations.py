@@ -27,7 +27,7 @@ from slime_verlog import ConfigError, command
 
 
 def explain(env: Any, observation: str, action: str) -> str:
-    """The thought before the expert's action.
+    """Return the thought before the expert's action.
 
     It comes from `explain_action(env)` of the environment's module, if that exists. Otherwise it says where the
     mission's object is, if it is visible, and what the action does, if the environment describes its actions.
@@ -43,7 +43,7 @@ def explain(env: Any, observation: str, action: str) -> str:
 
 
 def to_row(turn: Demonstration) -> dict[str, Any]:
-    """One turn as a row: `messages` for `--input-key messages`, and its origin under `metadata`.
+    """Return one turn as a row: `messages` for `--input-key messages`, and its origin under `metadata`.
 
     Raises:
         ConfigError: a message has pictures, which this format does not support.

@@ -59,7 +59,7 @@ def log_eval_rollout(
 
 
 def new_faults(runtimes: Iterable[Runtime]) -> dict[str, float]:
-    """Failures and retries since the last call, by name, including those of evaluations."""
+    """Return failures and retries since the last call, by name, including those of evaluations."""
     found: Counter[str] = Counter()
     for runtime in runtimes:
         now = runtime.fault_counts()

@@ -15,16 +15,16 @@ from slime_verlog import ConfigError
 FILE = "episodes.jsonl"
 
 
-def append_episode(path: Path, facts: Mapping[str, Any], player: str, setting: str = "-") -> None:
+def append_episode(path: Path, episode: Mapping[str, Any], player: str, setting: str = "-") -> None:
     """Add one episode to the file as a single line, so that an interrupted run loses no finished episode."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"setting": setting, "player": player, **facts}, ensure_ascii=False, default=str)
+    line = json.dumps({"setting": setting, "player": player, **episode}, ensure_ascii=False, default=str)
     with open(path, "a", encoding="utf-8", errors="replace") as file:
         file.write(line + "\n")
 
 
 def read_episodes(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
-    """The episodes of a file, or of the `episodes.jsonl` in a folder. A last line without its end is left out.
+    """Yield the episodes of a file, or of the `episodes.jsonl` in a folder. A last line without its end is left out.
 
     Args:
         skip: episodes at the start that are left out, without parsing them.
@@ -36,27 +36,22 @@ def read_episodes(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
     try:
         with open(path, "rb") as file:  # the last line may end within a character
             for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n") and not _is_json(line):
-                    return
+                is_whole = line.endswith(b"\n")
+                if number <= skip and is_whole:
+                    continue
+                try:
+                    episode = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    if not is_whole:
+                        return
+                    raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
                 if number > skip:
-                    yield _episode(line, f"{path}, line {number},")
+                    yield _checked(episode, f"{path}, line {number},")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _episode(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        episode = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not JSON: {error}") from error
+def _checked(episode: Any, where: str) -> dict[str, Any]:
     if not isinstance(episode, dict):
         raise ConfigError(f"{where} is not an episode")
     for key in ("messages", "story"):

@@ -46,7 +46,7 @@ class Target:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that choose a target."""
+    """Declare the options that choose a target."""
     parser.add_argument("target", metavar="ENV_OR_YAML", help="YAML, or an environment: module name or .py file")
     parser.add_argument("--task", help="one task; default: all tasks of the YAML, or the environment's DEFAULT_TASK")
     parser.add_argument(
@@ -122,15 +122,9 @@ def _choose(settings: RolloutSettings, task: str | None) -> list[TaskSpec]:
 
 def default_task(path: str) -> str | None:
     """The literal `DEFAULT_TASK` of an environment's module, which is read without importing it; None without one."""
-    file: str | None = path
-    if not path.endswith(".py"):
-        file = None
-        with suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec(path)
-            file = spec.origin if spec is not None else None
-    if file is None:
-        return None
-    with suppress(OSError, SyntaxError, ValueError):
+    with suppress(ImportError, OSError, SyntaxError, ValueError):
+        spec = None if path.endswith(".py") else importlib.util.find_spec(path)
+        file = spec.origin or "" if spec is not None else path
         for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
                 names = [name.id for name in node.targets if isinstance(name, ast.Name)]

@@ -337,9 +337,9 @@ def test_a_dry_run_checks_the_packages(small: dict[str, Any], tmp_path: Path, mo
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(small))
     found = importlib.util.find_spec
-    missing = lambda name, *rest: None if name == "rliable" else found(name, *rest)
+    missing = lambda name, *rest: None if name == "scipy" else found(name, *rest)
     monkeypatch.setattr("embedded.studies.intervals.find_spec", missing)
-    with pytest.raises(SystemExit, match="error: a study needs the package rliable; install it with: pip install"):
+    with pytest.raises(SystemExit, match="error: a study needs the package scipy; install it with: pip install"):
         main([str(path), "--out", str(tmp_path / "out"), "--dry-run"])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from inspection.command import main
-from inspection.evaluation.pairs import interval
+from inspection.evaluate.pairs import interval
 from tests.inspection.test_evaluate import evaluate, write_config
 
 

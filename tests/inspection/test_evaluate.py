@@ -16,8 +16,8 @@ import yaml
 from aiohttp import web
 
 from inspection.command import main
-from inspection.evaluation.points import sweep_points
-from inspection.evaluation.table import Cell
+from inspection.evaluate.sweep import sweep_points
+from inspection.evaluate.table import Cell
 from inspection.records import read_episodes
 from rollout.bridge.overrides import set_key
 from tests.fixtures.chatml import chatml_tokenizer

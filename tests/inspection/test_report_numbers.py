@@ -13,9 +13,9 @@ import yaml
 
 from inspection.command import main
 from inspection.records import read_episodes
-from inspection.reporting.answers import split_answer
-from inspection.reporting.information import mean_overlap, mutual_information, state_information
-from inspection.reporting.translations import find_match
+from inspection.report.information import mean_overlap, mutual_information, state_information
+from inspection.report.invalid import find_match
+from inspection.report.reading import split_answer
 from tests.fixtures.recorded_episodes import make_turn, number, numbers, write
 
 BABYAI = ["turn left", "turn right", "go forward", "pick up", "drop", "toggle"]

@@ -27,7 +27,7 @@ from PIL import Image
 from envs.base import PICTURE_PLACE, make_observation
 from envs.loading import build_env_from, load_env_module
 from inspection.command import main
-from inspection.serving.frames import shown
+from inspection.serve_env.frames import shown
 from rollout.workers.reply import EnvReply
 from tests.fixtures.env_server import Client, serving
 

@@ -22,7 +22,7 @@ pytest.importorskip("websockets", reason="serve-env needs pip install 'slime-ver
 
 from websockets.exceptions import ConnectionClosed
 
-from inspection.serving.access import Access
+from inspection.serve_env.server import Access
 from tests.fixtures.browser import Browser, chromium
 from tests.fixtures.env_server import Client, serving
 

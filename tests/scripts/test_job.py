@@ -47,7 +47,7 @@ OPTIONS = {
     "run_quickstart.sh": "embedded/launch.py",
     "run_ablation.sh": "embedded/studies/run.py",
     "run_embedded_gpu.sh": "embedded/pretrained.py",
-    "evaluate.sh": "inspection/evaluate.py",
+    "evaluate.sh": "inspection/evaluate/__init__.py",
     "check_gpu.sh": "tests/gpu/check.py",
 }
 

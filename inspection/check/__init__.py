@@ -1,0 +1,66 @@
+"""Tries an environment before training.
+
+    slime-verlog check custom_configs/babyai.yaml
+    slime-verlog check my_game.py --task island --set env.size=5
+
+Builds every task. Plays one episode with the environment's expert, if it has one, and one with random answers. Checks
+types, keys, endings, replays, times and sizes. Prints the first prompt as the model sees it, then one row per check.
+For SWE tasks, it also tries the reference patch. The environment runs in a worker process with time limits; an
+environment that hangs or crashes gives a row with an error. The exit code is 0 if there are no errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from inspection import target
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    target.add_arguments(parser)
+    parser.add_argument("--seed", type=int, help="episode's seed; default: the YAML's seed_start")
+    parser.add_argument("--max-turns", type=int, default=200, metavar="N", help="per episode; default: %(default)s")
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="shows the prompt as rendered and counts its tokens")
+    parser.add_argument("--no-prompt", action="store_true", help="do not print the first prompt")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check every task, print what was found, and return the exit code."""
+    import asyncio
+    import json
+
+    from tqdm import tqdm
+
+    from inspection.check.findings import Status
+    from inspection.check.session import ALL_ROWS, as_json, check_task, print_prompt, rows_of, sum_of
+
+    target.check_numbers(options, {"seed": 0, "max_turns": 1})
+    chosen = target.read_target(options.target, options.task, options.set)
+    seed = chosen.settings.seed_start if options.seed is None else options.seed
+    encoder, count = _tokenizing(options.tokenizer, chosen.settings) if options.tokenizer else (None, None)
+    reports = []
+    bar = tqdm(chosen.tasks, unit="task", disable=None if len(chosen.tasks) > 1 else True, leave=False)
+    for task in bar:
+        report = asyncio.run(check_task(chosen, task, seed, options.max_turns, count))
+        reports.append(report)
+        if not options.json:
+            with bar.external_write_mode():
+                if len(reports) == 1 and not options.no_prompt:
+                    print_prompt(report, encoder)
+                print(rows_of(report, brief=len(chosen.tasks) > ALL_ROWS), flush=True)
+    found = as_json(options.target, reports)
+    print(json.dumps(found, indent=1, ensure_ascii=False) if options.json else sum_of(reports))
+    return int(any(report.count(Status.ERROR) for report in reports))
+
+
+def _tokenizing(folder: str, settings: Any) -> tuple[Callable[..., Any], Callable[[str], int]]:
+    """A function from tools to the encoder that a rollout would use, and one that counts a text's tokens."""
+    from rollout.play.runtime import encoders_of
+
+    encoders = encoders_of(folder, settings)
+    tokenizer = encoders().tokenizer
+    return encoders, lambda text: len(tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,141 @@
+"""Judges what the scripted players saw: one finding per question that an author would ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from inspection.check.playthrough import Playthrough
+from rollout.bridge.settings import RolloutSettings
+from rollout.workers.trial_worker import Abilities
+
+LONG_OBSERVATION = 4000
+"""Tokens above which an observation is called long."""
+CHARS_PER_TOKEN = 4
+"""Estimate for English text, used without a tokenizer."""
+SLOW_STEP_S, SLOW_RESET_S = 0.5, 10.0
+GROWTH, GROWTH_TURNS = 2.0, 16
+"""A prompt grows if its last quarter is this much longer than its second, in an episode of at least so many turns."""
+
+
+class Status(StrEnum):
+    """How serious a finding is; `ERROR` fails the command."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer to one question."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+def judge(
+    plays: Sequence[Playthrough],
+    abilities: Abilities,
+    settings: RolloutSettings,
+    count_tokens: Callable[[str], int] | None,
+) -> Iterator[Finding]:
+    """Yield the findings about the episodes of one task."""
+    replies = sum(len(play.digests) for play in plays)
+    yield Finding("contract", Status.OK, f"{replies} replies have all keys, with the right types")
+    for play in plays:
+        yield _outcome(play)
+    yield _ending(plays, abilities, settings)
+    yield _reward(plays, abilities)
+    yield _validity(plays, abilities)
+    yield _growth(plays, settings)
+    yield _size(plays, count_tokens)
+    yield _speed("reset", [play.reset_s for play in plays], SLOW_RESET_S)
+    yield _speed("step", [seconds for play in plays for seconds in play.step_s], SLOW_STEP_S)
+
+
+def _outcome(play: Playthrough) -> Finding:
+    turns, total = len(play.answers), sum(play.rewards)
+    share = sum(play.valid) / max(len(play.valid), 1)
+    result = f"{turns} turns, return {total:.3g}, progression {play.progression:.2g}, {share:.0%} of answers valid"
+    if not 0 <= play.progression <= 1:
+        expected = f"info['progression'] must be from 0 (start) to 1 (won), got {play.progression:g}"
+        return Finding(play.player, Status.ERROR, f"{expected}; {result}")
+    if play.player == "expert" and play.done and play.progression < 1:
+        return Finding("expert", Status.WARNING, f"the expert does not succeed: {result}")
+    if play.player == "expert" and share < 1:
+        return Finding("expert", Status.WARNING, f"some of the expert's answers are invalid: {result}")
+    return Finding(play.player, Status.OK, result + ("" if play.done else "; stopped there, the episode goes on"))
+
+
+def _ending(plays: Sequence[Playthrough], abilities: Abilities, settings: RolloutSettings) -> Finding:
+    limits = [f"max_steps {abilities.max_steps}"] * bool(abilities.max_steps)
+    limits += [f"max_turns {settings.max_turns}"] * bool(settings.max_turns)
+    if limits or all(play.done for play in plays):
+        return Finding("ending", Status.OK, "limited by " + " and ".join(limits) if limits else "every episode ended")
+    return Finding("ending", Status.WARNING, "an episode did not end and nothing limits it; set max_turns in the YAML")
+
+
+def _reward(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
+    rewards = [reward for play in plays for reward in play.rewards]
+    players = " and ".join(play.player for play in plays)
+    if len(set(rewards)) == 1 and not abilities.actions and not abilities.has_expert:
+        return Finding("reward", Status.OK, f"always {rewards[0]:g} for random words")
+    if len(set(rewards)) == 1 and len(rewards) > len(plays):
+        return Finding(
+            "reward", Status.WARNING, f"always {rewards[0]:g} in {players} play; training needs rewards that differ"
+        )
+    return Finding("reward", Status.OK, f"between {min(rewards):g} and {max(rewards):g} in {players} play")
+
+
+def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
+    valid = [answer for play in plays if play.player == "random" for answer in play.valid]
+    if not abilities.actions:
+        return Finding("actions", Status.OK, "none named, so any text may be an answer")
+    if not any(valid):
+        detail = f"none of {len(valid)} answers drawn from actions was valid; step must accept the names in actions"
+        return Finding("actions", Status.WARNING, detail)
+    return Finding("actions", Status.OK, f"{len(abilities.actions)} named; {sum(valid)} of {len(valid)} were accepted")
+
+
+def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
+    longest = max(plays, key=lambda play: len(play.prompt_chars))
+    chars = longest.prompt_chars
+    detail = f"{chars[0]:,} characters at first, at most {max(chars):,} in {len(chars)} prompts"
+    if settings.history == "full":
+        return Finding("prompt", Status.OK, f"{detail} (history: full shows the whole episode)")
+    quarter = len(chars) // 4
+    early, late = sum(chars[quarter : 2 * quarter]), sum(chars[-quarter:]) if quarter else 0
+    if len(chars) >= GROWTH_TURNS and late > GROWTH * early:
+        return Finding("prompt", Status.WARNING, f"grows during the episode: {detail}; a late turn may not fit")
+    return Finding("prompt", Status.OK, detail)
+
+
+def _size(plays: Sequence[Playthrough], count_tokens: Callable[[str], int] | None) -> Finding:
+    observations = [text for play in plays for text in play.observations]
+    longest = max(observations, key=len)
+    tokens = count_tokens(longest) if count_tokens else len(longest) // CHARS_PER_TOKEN
+    mean = sum(map(len, observations)) / len(observations)
+    about = f"{tokens:,} tokens" if count_tokens else f"about {tokens:,} tokens"
+    detail = f"{mean:,.0f} characters on average, at most {len(longest):,} ({about})"
+    if pictures := max(play.pictures for play in plays):
+        detail += f", and {pictures} picture{'s' * (pictures > 1)}"
+    if tokens > LONG_OBSERVATION:
+        return Finding("observation", Status.WARNING, f"long: {detail}; every turn pays for it")
+    return Finding("observation", Status.OK, detail)
+
+
+def _speed(name: str, seconds: Sequence[float], slow_s: float) -> Finding:
+    if not seconds:
+        return Finding(f"{name} time", Status.OK, "no calls")
+    mean = sum(seconds) / len(seconds)
+    detail = f"{_time(mean)} on average, at most {_time(max(seconds))}"
+    if mean > slow_s:
+        return Finding(f"{name} time", Status.WARNING, f"slow: {detail}; raise env_workers, or make it faster")
+    return Finding(f"{name} time", Status.OK, detail)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1000:.2f} ms"

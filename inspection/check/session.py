@@ -1,0 +1,206 @@
+"""Checks every task of a target: builds it, plays it twice, compares replays, and prints what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.mixture import TaskSpec
+from inspection.check.findings import Finding, Status, judge
+from inspection.check.playthrough import Playthrough, play, replay_difference
+from inspection.target import Target
+from inspection.text import bold, paint, printable
+from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
+from rollout.play.memory import Message
+from rollout.spec import EpisodeSpec
+from rollout.tasks import make_episode
+from rollout.workers.trial import ServiceError, Trial, start_again, threads_left
+
+ALL_ROWS = 3
+"""With more tasks than this, a command counts findings that are ok instead of printing them."""
+_COLORS = {Status.OK: "32", Status.WARNING: "33", Status.ERROR: "31"}
+
+
+@dataclass
+class TaskReport:
+    """What was found out about one task."""
+
+    name: str
+    seed: int
+    findings: list[Finding] = field(default_factory=list)
+    first_prompt: list[Message] = field(default_factory=list)
+    tools: Sequence[Any] = ()
+
+    def count(self, status: Status) -> int:
+        return sum(finding.status == status for finding in self.findings)
+
+
+async def check_task(
+    target: Target, task: TaskSpec, seed: int, most: int, count_tokens: Callable[[str], int] | None
+) -> TaskReport:
+    """Play the expert, if there is one, and the random player; judge, and replay in another process.
+
+    A fault of the environment is a finding.
+
+    Raises:
+        ConfigError, MissingDependencyError: the task or an option is wrong, or a package is missing.
+    """
+    episode = make_episode(target.settings, task, 0, seed)
+    report = TaskReport(task.name, seed)
+    try:
+        async with _trial(target, episode) as trial:
+            most = min(most, target.settings.max_turns or most)
+            has_expert = (await trial.abilities(episode)).has_expert
+            plays = []
+            for player in ["expert"] * has_expert + ["random"]:
+                plays.append(await play(trial, target.settings, episode, player, most))
+                report.first_prompt, report.tools = plays[0].first_prompt, plays[0].tools
+            abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
+            twice = await replay_difference(trial, episode, plays[0])
+            await trial.close(episode)
+            _, left = await start_again(trial, episode)
+        report.findings += judge(plays, abilities, target.settings, count_tokens)
+        status = Status.WARNING if left else Status.OK
+        report.findings.append(Finding("threads", status, threads_left(left) if left else "none outlives an episode"))
+        async with _trial(target, episode) as other:
+            elsewhere = await replay_difference(other, episode, plays[-1])
+        report.findings.append(_determinism(plays[0], twice, elsewhere))
+    except (ConfigError, MissingDependencyError):
+        raise
+    except ServiceError as error:
+        report.findings.append(Finding("service", Status.WARNING, f"{error} (the rest was not checked)"))
+    except SlimeVerlogError as error:
+        report.findings.append(Finding("contract", Status.ERROR, str(error)))
+    if task.env_path in _REFERENCES:
+        report.findings += _REFERENCES[task.env_path](task)
+    return report
+
+
+@contextlib.asynccontextmanager
+async def _trial(target: Target, episode: EpisodeSpec) -> AsyncIterator[Trial]:
+    trial = Trial(target.settings)
+    try:
+        with target.explained():
+            await trial.build(episode)
+        yield trial
+    finally:
+        trial.end()
+
+
+def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None) -> Finding:
+    if twice is None and elsewhere is None:
+        return Finding("replay", Status.OK, "the same seed and answers show the same, also in another process")
+    where = "after a second reset" if twice is not None else "in another process"
+    step = twice if twice is not None else elsewhere
+    differs = f"the first observation {where} differs" if step == 0 else f"a replay {where} differs at step {step}"
+    if not played.deterministic:
+        return Finding("replay", Status.OK, f"{differs}, as deterministic = False says; lost episodes are given up")
+    return Finding(
+        "replay",
+        Status.ERROR,
+        f"{differs}; draw everything random in reset from the seed, avoid sets and the clock, or set "
+        "deterministic = False",
+    )
+
+
+def _reference_patch(task: TaskSpec) -> Iterator[Finding]:
+    """Whether the instance's reference patch is rewarded and the untouched tree is not."""
+    from envs.swe.env import SWESettings
+    from envs.swe.validate import validate_instances
+    from slime_verlog import read_settings
+
+    for found in validate_instances(read_settings(SWESettings, task.options, "env."), [task.task]):
+        status = Status.ERROR if found.problem else Status.WARNING if found.note else Status.OK
+        detail = f"the reference patch is rewarded, verdict in {found.seconds:.1f} s"
+        yield Finding("reference", status, found.problem or "; ".join(filter(None, [detail, found.note])))
+
+
+def _reference_solution(task: TaskSpec) -> Iterator[Finding]:
+    """Whether the task's reference solution is rewarded by its tests and the untouched files are not."""
+    from envs.harbor.reference import check_references
+    from envs.harbor.settings import HarborSettings
+    from slime_verlog import read_settings
+
+    for found in check_references(task.task, read_settings(HarborSettings, task.options, "env.")):
+        status = Status.ERROR if found.problem else Status.WARNING if found.note else Status.OK
+        detail = found.problem or found.note or "the reference solution is paid 1 and the untouched files 0"
+        yield Finding("reference", status, detail if found.task == task.task else f"{found.task}: {detail}")
+
+
+_REFERENCES: Mapping[str, Callable[[TaskSpec], Iterator[Finding]]] = {
+    "envs.swe": _reference_patch,
+    "envs.harbor": _reference_solution,
+}
+"""What else is checked about the tasks of an environment, by its module."""
+
+
+def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None:
+    """Print a task's first prompt: with roles, or as the chat template renders it with its number of tokens."""
+    if not report.first_prompt:
+        return
+    heading = f"first prompt of task {report.name!r}, seed {report.seed}"
+    if encoder is None:
+        chars = sum(len(text) for _, text in shown_messages(report.first_prompt))
+        print(f"--- {heading} ({chars:,} characters) ---")
+        for role, text in shown_messages(report.first_prompt):
+            print(f"{bold(f'[{role}]')}\n{printable(text)}\n")
+        for tool in report.tools:
+            print(f"{bold('[tool]')} {json.dumps(tool)}")
+    else:
+        own = encoder(tools=report.tools) if report.tools else encoder()
+        ids = list(own.prompt(report.first_prompt).token_ids)
+        print(f"--- {heading} ({len(ids):,} tokens) ---")
+        print(printable(own.tokenizer.decode(ids)))
+    print("---\n")
+
+
+def shown_messages(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return role and text of each message; pictures appear as their size."""
+
+    def text(part: Mapping[str, Any]) -> str:
+        if part["type"] != "image":
+            return part["text"]
+        size = getattr(part["image"], "size", None)
+        return f"[picture {size[0]} x {size[1]}]\n" if isinstance(size, tuple) else "[picture]\n"
+
+    contents = [(message["role"], message["content"]) for message in messages]
+    return [(role, parts if isinstance(parts, str) else "".join(map(text, parts))) for role, parts in contents]
+
+
+def rows_of(report: TaskReport, brief: bool) -> str:
+    """Return the task's name and one row per finding; `brief` counts those that are ok instead."""
+    rows = [row for row in report.findings if not brief or row.status != Status.OK]
+    hidden = len(report.findings) - len(rows)
+    lines = [bold(f"task {report.name}") + (f": {hidden} checks ok" if hidden else "")]
+    for row in rows:
+        lines.append(f"  {paint(f'{row.status:<8}', _COLORS[row.status])} {row.name:<12} {printable(row.detail)}")
+    return "\n".join(lines)
+
+
+def sum_of(reports: Sequence[TaskReport]) -> str:
+    """Say how many tasks, errors and warnings there are."""
+    counts = {"error": 0, "warning": 0} | Counter(finding.status for report in reports for finding in report.findings)
+    found = (f"{counts[noun] or 'no'} {noun}{'s' * (counts[noun] != 1)}" for noun in ("error", "warning"))
+    return f"{len(reports)} task{'s' * (len(reports) != 1)}: {', '.join(found)}"
+
+
+def as_json(target: str, reports: Sequence[TaskReport]) -> dict[str, Any]:
+    """Return the same as JSON."""
+    return {
+        "target": target,
+        "errors": sum(report.count(Status.ERROR) for report in reports),
+        "warnings": sum(report.count(Status.WARNING) for report in reports),
+        "tasks": [
+            {
+                "task": report.name,
+                "seed": report.seed,
+                "checks": [{"name": f.name, "status": str(f.status), "detail": f.detail} for f in report.findings],
+                "first_prompt": [{"role": role, "text": text} for role, text in shown_messages(report.first_prompt)],
+            }
+            for report in reports
+        ],
+    }

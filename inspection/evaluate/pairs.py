@@ -1,0 +1,165 @@
+"""Compares two evaluations by pairs of equal setting, task and seed, with a paired bootstrap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inspection.evaluate.sweep import Key
+from inspection.records import read_episodes
+from inspection.text import align
+from slime_verlog import ConfigError
+
+COLUMNS = {"success": "win rate", "return": "return", "progression": "progression", "turns": "turns"}
+KEYS = ("setting", "player", "task_name", "task", "env_path", "seed", "stop")
+"""What a comparison needs of an episode beside the columns."""
+RESAMPLES = 10_000
+SHOWN = 20
+"""Seeds that a list names before it is cut."""
+
+Episodes = Mapping[Key, Mapping[str, Any]]
+Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
+
+
+def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
+    """Return the comparison as text.
+
+    Args:
+        settings: the point of the sweep to take from A and from B; default: all, paired by their names.
+
+    Raises:
+        ConfigError: a file cannot be read or has an episode twice, or the two have no episode in common.
+    """
+    of_a, of_b = settings or (None, None)
+    first, second = _read(a, of_a), _read(b, of_b)
+    common = sorted(key for key in first if key in second)
+    if not common:
+        examples = " and ".join(_name(next(iter(episodes))) for episodes in (first, second))
+        raise ConfigError(
+            f"{a} and {b} have no episode in common (setting, task, seed): {examples}; "
+            "--settings chooses one point of each sweep"
+        )
+    _check_same_game(common, first, second)
+    good = [key for key in common if "failed" not in (first[key]["stop"], second[key]["stop"])]
+    if not good:
+        raise ConfigError(f"all {len(common)} pairs of {a} and {b} have a failed episode")
+    pairs = {key: (first[key], second[key]) for key in good}
+    parts = [
+        f"A: {_title(a, first, of_a)}\nB: {_title(b, second, of_b)}",
+        _table(pairs),
+        _caption(len(first), len(second), len(common), len(good)),
+        _winners("A", [key for key, (x, y) in pairs.items() if x["success"] and not y["success"]]),
+        _winners("B", [key for key, (x, y) in pairs.items() if y["success"] and not x["success"]]),
+    ]
+    return "\n\n".join(parts)
+
+
+def interval(differences: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the 95 % percentile interval of the mean of B - A; each task's pairs are resampled on their own.
+
+    Args:
+        differences: [pairs] for each task.
+    """
+    draw = np.random.default_rng(0)
+    sums = np.zeros(RESAMPLES)
+    for values in differences:
+        for start in range(0, RESAMPLES, 1000):  # bounds the memory
+            sums[start : start + 1000] += values[draw.integers(len(values), size=(1000, len(values)))].sum(axis=1)
+    low, high = np.percentile(sums / sum(map(len, differences)), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _read(path: Path, setting: str | None) -> dict[Key, dict[str, Any]]:
+    """The episodes by key, without their messages; under one name if a setting is chosen."""
+    found: dict[Key, dict[str, Any]] = {}
+    settings = set()
+    for number, episode in enumerate(read_episodes(path), 1):
+        if missing := [name for name in (*KEYS, *COLUMNS) if name not in episode]:
+            raise ConfigError(f"{path}, episode {number}, has no key {missing[0]!r}, so it cannot be compared")
+        settings.add(episode["setting"])
+        if setting is not None and episode["setting"] != setting:
+            continue
+        key = ("-" if setting is not None else episode["setting"], episode["task_name"], episode["seed"])
+        if key in found:
+            raise ConfigError(f"{path} has two episodes of {_name(key)}, so they cannot be paired")
+        found[key] = {k: v for k, v in episode.items() if k not in ("messages", "pictures", "story")}
+    if not found:
+        known = f"; it has {', '.join(sorted(settings))}" if settings else ""
+        raise ConfigError(f"{path} has no episodes" + (f" of setting {setting!r}{known}" if setting else ""))
+    return found
+
+
+def _check_same_game(common: Sequence[Key], first: Episodes, second: Episodes) -> None:
+    for key in common:
+        for name in ("env_path", "task"):
+            if first[key][name] != second[key][name]:
+                raise ConfigError(
+                    f"{_name(key)} is not the same game in A and B: {name} is {first[key][name]!r} and "
+                    f"{second[key][name]!r}"
+                )
+
+
+def _table(pairs: Mapping[Key, Pair]) -> str:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, (setting, task, _) in enumerate(pairs):
+        groups.setdefault((setting, task), []).append(index)
+    indexes = [np.array(group) for group in groups.values()]
+    rows = [["setting", "task", "pairs", "", "A", "B", "B - A", "95 % interval"]]
+    for (setting, task), group in zip(groups, indexes, strict=True):
+        rows += _rows(setting, task, list(pairs.values()), group, [group])
+    if len(groups) > 1:
+        rows += _rows("all", "all", list(pairs.values()), np.arange(len(pairs)), indexes)
+    if len({setting for setting, _ in groups}) == 1:
+        rows = [row[1:] for row in rows]
+    return "\n".join(align(rows))
+
+
+def _rows(
+    setting: str, task: str, pairs: Sequence[Pair], chosen: np.ndarray, groups: Sequence[np.ndarray]
+) -> list[list[str]]:
+    """One row per column for the pairs `chosen`, which `groups` split into tasks."""
+    rows = []
+    for column, title in COLUMNS.items():
+        values = np.array([[float(episode[column]) for episode in pair] for pair in pairs])
+        differences = values[:, 1] - values[:, 0]
+        (mean_a, mean_b), difference = values[chosen].mean(axis=0), float(differences[chosen].mean())
+        if np.ptp(differences[chosen]) == 0:
+            text = "the same in every pair" if len(chosen) > 1 else "–"
+        else:
+            low, high = interval([differences[group] for group in groups])
+            text = f"[{low:+.3f}, {high:+.3f}]" + (" *" if low > 0 or high < 0 else "")
+        head = [setting, task, str(len(chosen))] if column == "success" else ["", "", ""]
+        rows.append([*head, title, f"{mean_a:.3f}", f"{mean_b:.3f}", f"{difference:+.3f}", text])
+    return rows
+
+
+def _caption(in_a: int, in_b: int, common: int, good: int) -> str:
+    text = (
+        f"Percentile bootstrap of the mean of paired differences, {RESAMPLES:,} resamples with a fixed seed, each task "
+        "resampled on its own; * marks an interval without 0."
+    )
+    alone = in_a + in_b - 2 * common
+    if alone:
+        text += f" {alone} episodes that only one of the two played are left out."
+    if good < common:
+        text += f" {common - good} pairs with a failed episode are left out."
+    return text
+
+
+def _winners(name: str, keys: Sequence[Key]) -> str:
+    shown = ", ".join(map(_name, keys[:SHOWN]))
+    more = f", and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+    return f"only {name} won {len(keys)}" + (f": {shown}{more}" if keys else "")
+
+
+def _title(path: Path, episodes: Episodes, setting: str | None) -> str:
+    players = sorted({str(episode["player"]) for episode in episodes.values()})
+    return f"{path} ({', '.join([*players, *([setting] if setting else [])])})"
+
+
+def _name(key: Key) -> str:
+    setting, task, seed = key
+    return f"{task} {seed}" + (f" ({setting})" if setting != "-" else "")

@@ -1,0 +1,198 @@
+"""Tells what `--player` names: a scripted player, a model's folder, an SGLang address or an OpenAI-compatible one."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import hashlib
+import os
+import re
+import reprlib
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from envs.loading import load_env_module
+from inspection.evaluate.sweep import SweepPoint
+from rollout.engine import EngineClient
+from rollout.errors import ConfigError, EngineError
+from rollout.play.memory import Message
+from rollout.tokens.pictures import data_uri, read_image
+from rollout.workers.pool import EnvSession
+
+SCRIPTED = ("random", "expert")
+CHAT = "/chat/completions"
+
+
+class Kind(enum.StrEnum):
+    """How a player is asked."""
+
+    SCRIPTED = "scripted"
+    """Beside the environment, without a model."""
+    FOLDER = "folder"
+    """The embedded engine serves a Hugging Face folder on this machine."""
+    SGLANG = "sglang"
+    """`/generate` of an engine or router."""
+    CHAT = "chat"
+    """`/chat/completions` of an OpenAI-compatible endpoint."""
+
+
+@dataclass(frozen=True)
+class PlayerSpec:
+    """The player of a run."""
+
+    kind: Kind
+    name: str
+    """As the records show it."""
+    source: str
+    """Name of a scripted player, folder or address."""
+    tokenizer: str = ""
+    """Folder with the tokenizer, unless the player reads messages."""
+
+    def identity(self, options: Namespace) -> dict[str, Any]:
+        """Return what must be equal for two runs to have the same player."""
+        source = re.sub("//[^/@]*@", "//", self.source)  # without a password
+        found = {"kind": str(self.kind), "name": self.name, "source": source}
+        if self.kind is Kind.SCRIPTED:
+            return found
+        found |= {"temperature": options.temperature, "max_response_len": options.max_response_len}
+        if self.kind is Kind.CHAT:
+            return found
+        found |= {"max_context_len": options.max_context_len, "tokenizer": self.tokenizer}
+        if self.kind is Kind.FOLDER:
+            found |= {"seed": options.seed, "weights": _fingerprint(Path(self.source))}
+        return found
+
+
+def read_player(options: Namespace) -> PlayerSpec:
+    """Return the player that `--player` names.
+
+    Raises:
+        ConfigError: there is no such player, or an option that it needs is missing.
+    """
+    given = options.player
+    if given in SCRIPTED:
+        return PlayerSpec(Kind.SCRIPTED, given, given)
+    if "://" in given:
+        return _at_address(given, options)
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        near = difflib.get_close_matches(given, SCRIPTED, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"--player must be random, expert, a model's folder or an address, got {given!r}{hint}")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"--player {given} is not a Hugging Face folder: it has no config.json")
+    name = folder.resolve().name
+    return PlayerSpec(Kind.FOLDER, name, str(folder.resolve()), str(folder))
+
+
+def _at_address(given: str, options: Namespace) -> PlayerSpec:
+    address = urlparse(given)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ConfigError(f"--player must look like http://HOST:PORT or https://HOST/v1, got {given!r}")
+    url = given.rstrip("/")
+    if url.endswith(("/v1", CHAT)):
+        if not options.model:
+            raise ConfigError(f"an OpenAI-compatible address needs the model's name: give --model NAME with {given}")
+        return PlayerSpec(Kind.CHAT, options.model, url.removesuffix(CHAT))
+    if not options.tokenizer:
+        raise ConfigError(
+            f"{given} is asked with token ids (/generate): give --tokenizer FOLDER with the model's tokenizer. For an "
+            "OpenAI-compatible endpoint, the address must end in /v1 or /chat/completions"
+        )
+    name = options.model or address.netloc.rpartition("@")[2]
+    return PlayerSpec(Kind.SGLANG, name, url, str(Path(options.tokenizer).expanduser()))
+
+
+def check_experts(points: Sequence[SweepPoint]) -> None:
+    """Check that every environment has an expert.
+
+    Raises:
+        ConfigError: names the module without one.
+    """
+    for path in {spec.env.env_path for point in points for spec in point.episodes.values()}:
+        if not hasattr(load_env_module(path), "expert_action"):
+            raise ConfigError(f"{path} has no function expert_action(env), so there is no expert to play it")
+
+
+def _fingerprint(folder: Path) -> str:
+    """Changes when a file of the model changes."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+
+
+LENGTH_KEYS = ("max_tokens", "max_completion_tokens")
+"""Names of the answer's longest length. Every server knows the first, except OpenAI's for newer models."""
+
+
+class ChatPlayer:
+    """A `Player` behind `/chat/completions`. Sends the messages as they are, with pictures as `data:` URIs."""
+
+    def __init__(
+        self, client: EngineClient, model: str, key_variable: str, temperature: float, max_tokens: int
+    ) -> None:
+        """`key_variable` names the environment variable with the key; without it, no key is sent."""
+        key = os.environ.get(key_variable)
+        self._client = client
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._key_variable = key_variable
+        self._body = {"model": model, "temperature": temperature}
+        self._max_tokens = max_tokens
+        self._length_key = LENGTH_KEYS[0]
+
+    async def __call__(self, session: EnvSession, messages: Sequence[Message], index: int) -> str:
+        """The model's answer.
+
+        Raises:
+            ConfigError: the environment offers tools.
+            EngineError: no usable answer within the allowed retries, or the endpoint refused the request.
+        """
+        if session.reply is not None and session.reply.tools:
+            raise ConfigError(
+                f"{session.spec.env_path} offers tools, whose calls are part of the answer's text; serve the model "
+                "with SGLang, and give its address with --tokenizer"
+            )
+        try:
+            return await self._ask(messages)
+        except EngineError as error:
+            if LENGTH_KEYS[1] in str(error) and self._length_key == LENGTH_KEYS[0]:
+                self._length_key = LENGTH_KEYS[1]
+                return await self._ask(messages)
+            if error.kind == "http_401" and not self._headers:
+                raise EngineError(f"{error} (no key was sent: {self._key_variable} is not set)", error.kind) from error
+            raise
+
+    async def _ask(self, messages: Sequence[Message]) -> str:
+        body = {
+            **self._body,
+            self._length_key: self._max_tokens,
+            "messages": [{**message, "content": _openai_content(message["content"])} for message in messages],
+        }
+        return await self._client.request("/chat/completions", body, parse_answer, self._headers)
+
+
+def _openai_content(content: str | Sequence[Mapping[str, Any]]) -> str | list[Any]:
+    if isinstance(content, str):
+        return content
+    url = lambda part: {"url": data_uri(read_image(part["image"]))}
+    return [{"type": "image_url", "image_url": url(part)} if part["type"] == "image" else part for part in content]
+
+
+def parse_answer(answer: Any) -> str:
+    """Return the text of a chat completion; empty if the model wrote none.
+
+    Raises:
+        EngineError: the answer has another shape.
+    """
+    try:
+        message = answer["choices"][0]["message"]
+        text = message["content"] or message.get("refusal") or ""
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise EngineError(f"answer has no choices[0].message.content: {reprlib.repr(answer)}") from error
+    if not isinstance(text, str):
+        raise EngineError(f"the answer's content must be text, got {reprlib.repr(text)}")
+    return text

@@ -1,0 +1,123 @@
+"""Connects a player with the episodes of one point of a sweep: serves a folder, opens clients and environments."""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import Namespace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any
+
+import aiohttp
+
+from inspection.evaluate.players import ChatPlayer, Kind, PlayerSpec
+from inspection.evaluate.sweep import SweepPoint
+from inspection.text_episode import play_text_episode, scripted
+from rollout.engine import EngineClient
+from rollout.evaluate import play_episode
+from rollout.play.runtime import build_runtime
+from rollout.spec import EpisodeSpec
+from rollout.workers.pool import EnvPool
+from slime_verlog import ConfigError
+
+Play = Callable[[EpisodeSpec], Awaitable[dict[str, Any]]]
+
+MAX_RESPONSE_LEN = 512
+PROBE_S = 10.0
+"""Seconds to wait for any answer from an address."""
+
+
+@contextmanager
+def open_engine(player: PlayerSpec, options: Namespace, at_once: int) -> Iterator[Namespace]:
+    """Yield the engine's `address` and the lengths to ask it for; a model's folder is served meanwhile.
+
+    Raises:
+        ConfigError: the folder's model cannot be served.
+    """
+    longest, context = options.max_response_len or MAX_RESPONSE_LEN, options.max_context_len
+    if player.kind is not Kind.FOLDER:
+        yield Namespace(address=player.source, max_response_len=longest, max_context_len=context)
+        return
+    import torch
+    from transformers.utils import logging
+
+    from embedded.engine.engine import EngineOptions
+    from embedded.engine.server import EngineServer
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    engine_options = EngineOptions(
+        model_path=player.source,
+        max_running_requests=at_once,
+        context_length=context,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        seed=options.seed,
+    )
+    with EngineServer(engine_options) as server:
+        context = server.engine.decoder.context_length
+        longest = options.max_response_len or min(MAX_RESPONSE_LEN, max(1, context // 2))
+        yield Namespace(address=server.url, max_response_len=longest, max_context_len=context)
+
+
+@asynccontextmanager
+async def open_player(
+    player: PlayerSpec, point: SweepPoint, options: Namespace, engine: Namespace
+) -> AsyncIterator[Play]:
+    """Yield a function that plays one episode of this point and returns its record.
+
+    With token ids, episodes are played as in a rollout: the same sampling and limits.
+    """
+    async with AsyncExitStack() as stack:
+        if player.kind in (Kind.FOLDER, Kind.SGLANG):
+            runtime = await asyncio.to_thread(build_runtime, _rollout_args(player, point, options, engine))
+            runtime.engine = EngineClient(engine.address, runtime.settings.engine)
+            stack.push_async_callback(runtime.close)
+            if player.kind is Kind.SGLANG:
+                await _probe(f"{engine.address}/health", use_proxy=False)
+
+            async def play(spec: EpisodeSpec) -> dict[str, Any]:
+                return (await play_episode(runtime, spec, detailed=True)).facts()
+
+            yield play
+            return
+        ask = scripted(player.name)
+        if player.kind is Kind.CHAT:
+            client = EngineClient(engine.address, point.settings.engine, use_proxy=True)
+            stack.push_async_callback(client.close)
+            await _probe(f"{engine.address}/models", use_proxy=True)
+            ask = ChatPlayer(client, player.name, options.api_key_env, options.temperature, engine.max_response_len)
+        pool = EnvPool(point.settings)
+        stack.callback(pool.close)
+        yield lambda spec: play_text_episode(pool, point.settings, spec, ask)
+
+
+async def _probe(url: str, use_proxy: bool) -> None:
+    """Raise ConfigError if nothing answers, not even with an error; the client itself would try for a minute."""
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_S), trust_env=use_proxy) as session,
+            session.get(url),
+        ):
+            pass
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        reason = str(error) or f"no answer within {PROBE_S:g} s"
+        raise ConfigError(f"no engine answers at {url}: {reason}") from error
+
+
+def _rollout_args(player: PlayerSpec, point: SweepPoint, options: Namespace, engine: Namespace) -> Namespace:
+    """slime's `args` as the rollout reads them: flags and the YAML's top-level keys."""
+    return Namespace(
+        hf_checkpoint=player.tokenizer,
+        rollout_batch_size=1,
+        n_samples_per_prompt=1,
+        global_batch_size=1,
+        rollout_max_response_len=engine.max_response_len,
+        rollout_max_context_len=engine.max_context_len,
+        rollout_temperature=options.temperature,
+        rollout_top_p=1.0,
+        rollout_top_k=-1,
+        rollout_seed=options.seed,
+        # A seed per turn; other engines than ours would have to be started for it.
+        sglang_enable_deterministic_inference=player.kind is Kind.FOLDER,
+        **point.config,
+    )

@@ -1,0 +1,181 @@
+"""One call of `slime-verlog evaluate`: checks everything, plays what is missing, and writes the results."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from inspection.evaluate.players import PlayerSpec, check_experts, read_player
+from inspection.evaluate.playing import Play, open_engine, open_player
+from inspection.evaluate.run_folder import RunFolder
+from inspection.evaluate.sweep import Key, SweepPoint, read_sweep, without_speed
+from inspection.evaluate.table import build_table, plot_sweep
+from inspection.target import check_numbers
+from rollout.spec import EpisodeSpec
+from slime_verlog import INTERRUPTED, MissingDependencyError, SlimeVerlogError
+
+HOPELESS = 8
+"""A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
+
+MINIMUM = {
+    **{"episodes": 1, "max_response_len": 1, "max_context_len": 1, "concurrency": 1},
+    **{"allow_failures": 0, "temperature": 0, "seed": 0},
+}
+"""Least values of the options."""
+
+
+class StoppedError(SlimeVerlogError):
+    """The run ended before all episodes were played."""
+
+
+def evaluate(options: Namespace) -> int:
+    """Play the episodes that are missing in `--out`, and write table, plot and captions.
+
+    Returns:
+        The exit code: 0, 1 after more failures than allowed, 130 after Ctrl-C.
+
+    Raises:
+        SlimeVerlogError: nothing could be played, or the run ended early; one sentence.
+    """
+    check_numbers(options, MINIMUM)
+    player = read_player(options)
+    config, points = read_sweep(options)
+    if player.source == "expert":
+        check_experts(points)
+    wanted = [key for point in points for key in point.episodes]
+    identity = {"player": player.identity(options), "config": without_speed(config)}
+    with RunFolder(Path(options.out), player.name, identity) as folder:
+        known = sum(key in folder.rows for key in wanted)
+        if known:
+            print(f"{known} of {len(wanted)} episodes are already in {folder.path}", file=sys.stderr)
+        stopped: KeyboardInterrupt | SlimeVerlogError | None = None
+        try:
+            if known < len(wanted):
+                _play(player, points, options, folder)
+        except (KeyboardInterrupt, SlimeVerlogError) as error:
+            stopped = error
+        played = [folder.rows[key] for key in wanted if key in folder.rows]
+        if played:
+            _write_results(folder, points)
+        return _exit_code(options, len(wanted), played, stopped)
+
+
+def _play(player: PlayerSpec, points: Sequence[SweepPoint], options: Namespace, folder: RunFolder) -> None:
+    at_once = max(min(point.settings.n_env, len(point.episodes)) for point in points)
+    with open_engine(player, options, at_once) as engine:
+        progress = _Progress(folder, [key for point in points for key in point.episodes], options.allow_failures)
+
+        async def play() -> None:
+            for point in points:
+                missing = [spec for key, spec in point.episodes.items() if key not in folder.rows]
+                if missing:
+                    async with open_player(player, point, options, engine) as play_one:
+                        await _play_point(point, missing, play_one, progress)
+
+        with progress.bar:
+            asyncio.run(play())
+
+
+async def _play_point(point: SweepPoint, missing: Sequence[EpisodeSpec], play_one: Play, progress: _Progress) -> None:
+    """Play a point's missing episodes, `n_env` at a time; an error ends all of them."""
+    places = asyncio.Semaphore(point.settings.n_env)
+
+    async def one(spec: EpisodeSpec) -> None:
+        async with places:
+            progress.add(await play_one(spec), point.label)
+
+    tasks = [asyncio.create_task(one(spec)) for spec in missing]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Progress:
+    """Keeps each episode as it ends, shows the running win rate, and prints the first fault."""
+
+    def __init__(self, folder: RunFolder, wanted: Sequence[Key], allowed: int) -> None:
+        self._folder, self._allowed = folder, allowed
+        known = [folder.rows[key] for key in wanted if key in folder.rows]
+        self.played, self.won, self.failed = len(known), sum(row["success"] for row in known), 0
+        pause = 0.2 if sys.stderr.isatty() else 30.0
+        self.bar = tqdm(total=len(wanted), initial=len(known), unit="episode", desc=folder.player, mininterval=pause)
+
+    def add(self, episode: Mapping[str, Any], setting: str) -> None:
+        """Keep an episode; raises StoppedError if the first ones all failed."""
+        self._folder.append(episode, setting)
+        if episode["stop"] == "failed":
+            self.failed += 1
+            if self.failed == 1:
+                tqdm.write(f"the first fault: {_fault_of(episode)}", file=sys.stderr)
+        else:
+            self.played += 1
+            self.won += episode["success"]
+        rate = f"{self.won / self.played:.0%} won" if self.played else "none won"
+        self.bar.set_postfix_str(f"{rate}, {self.failed} failed" if self.failed else rate, refresh=False)
+        self.bar.update()
+        if not self.played and self.failed >= max(HOPELESS, self._allowed + 1):
+            raise StoppedError(f"the first {self.failed} episodes all failed; the last: {_fault_of(episode)}")
+
+
+def _fault_of(episode: Mapping[str, Any]) -> str:
+    """The episode's fault in one sentence: task, seed, error, and the line that raised it."""
+    text = (episode["fault"] or "unknown").partition("\nto reproduce:")[0]
+    first = text.strip().splitlines()[0]
+    lines = re.findall(r'File "([^"]+)", line (\d+)', text)
+    where = f" ({lines[-1][0]}:{lines[-1][1]})" if lines and not re.search(r"\.py:\d", first) else ""
+    return f"task {episode['task_name']}, seed {episode['seed']}: {first}{where}"
+
+
+def _exit_code(
+    options: Namespace,
+    wanted: int,
+    played: Sequence[Mapping[str, Any]],
+    stopped: KeyboardInterrupt | SlimeVerlogError | None,
+) -> int:
+    """Say what is missing, and return the exit code."""
+    failed = [row for row in played if row["stop"] == "failed"]
+    kept = f"{len(played) - len(failed)} of {wanted} episodes are in {Path(options.out)}"
+    kept += ", and the same command plays the others"
+    if isinstance(stopped, SlimeVerlogError):
+        raise StoppedError(f"{stopped}; {kept}" if played else str(stopped)) from stopped
+    if stopped is not None:
+        print(f"interrupted: {kept}", file=sys.stderr)
+        return INTERRUPTED
+    if len(failed) > options.allow_failures:
+        print(
+            f"error: {len(failed)} of {wanted} episodes failed; the first: {_fault_of(failed[0])} "
+            f"(--allow-failures {len(failed)} accepts them; the same command plays them again)",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+def _write_results(folder: RunFolder, points: Sequence[SweepPoint]) -> None:
+    """Write the table and the plot of the episodes so far, and print the table."""
+    table = build_table(folder.player, points, folder.rows)
+    formats = {"json": table.as_json(), "csv": table.as_csv(), "md": table.as_markdown(), "tex": table.as_latex()}
+    for suffix, text in formats.items():
+        folder.write(f"table.{suffix}", text)
+    written = [f"table.{{{','.join(formats)}}}"]
+    print(table.as_text())
+    if points[0].values:
+        try:
+            plot_sweep(table, folder.path / "sweep.png")
+            written.append("sweep.png")
+        except MissingDependencyError as error:
+            print(f"no plot: {error}", file=sys.stderr)
+    print(f"\nwritten to {folder.path}: episodes.jsonl, {', '.join(written)}")
+    name = shlex.quote(str(folder.path))
+    print(f"read the episodes:  slime-verlog view {name}\nsee what to change: slime-verlog report {name}", flush=True)

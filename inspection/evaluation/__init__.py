@@ -1,1 +1,0 @@
-"""The rooms of `slime-verlog evaluate` and `slime-verlog compare`."""

@@ -1,0 +1,104 @@
+"""Writes recorded episodes for other tools: rows for supervised training, or ATIF trajectories.
+
+    slime-verlog export outputs/evaluation --format jsonl --out sft.jsonl --successful
+    slime-verlog export outputs/evaluation --format parquet --out sft.parquet --min-return 0.5 --valid-only
+    slime-verlog export outputs/evaluation --format atif --out trajectories
+
+RUN is a folder with episodes.jsonl, the file, or what slime writes for --dump-details, --save-debug-rollout-data and
+--save-debug-train-data. Episodes whose environment was lost are left out.
+
+jsonl and parquet: one conversation per row (`messages`), as slime's supervised training and Hugging Face's read it.
+`step_loss_mask` is 0 on answers that are only shown as memory.
+
+atif: Harbor's trajectory format, one file per episode in the folder OUT, or one line per episode if OUT ends in .jsonl,
+with token ids and log-probs where they were recorded.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the flags of `slime-verlog export`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder or file with recorded episodes")
+    parser.add_argument("--format", choices=("jsonl", "parquet", "atif"), required=True, help="what to write")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write; a folder for atif")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file in --out if it exists")
+    add = parser.add_argument_group("which episodes").add_argument
+    add("--successful", action="store_true", help="only episodes that were won")
+    add("--min-return", type=float, metavar="X", help="only episodes with at least this sum of rewards")
+    add("--task", action="append", default=[], metavar="NAME", help="only this task; may be repeated")
+    add("--setting", action="append", default=[], metavar="NAME", help="only this point of a sweep; may be repeated")
+    parser.add_argument("--valid-only", action="store_true", help="jsonl, parquet: do not train on invalid answers")
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for slime's dumps; default: DUMP/tokenizer")
+    parser.add_argument("--trust", action="store_true", help="load dumps with any Python object, which may run code")
+
+
+def run(options: Namespace) -> int:
+    """Write the file or folder; return 0."""
+    from inspection.export.conversations import rows_of
+    from inspection.export.writing import write_atif, write_jsonl, write_parquet
+    from inspection.target import check_free
+    from slime_verlog import ConfigError
+
+    check_free(options.out, options.overwrite)
+    counts: Counter[str] = Counter()
+    episodes = _chosen(options, counts)
+    if options.format == "atif":
+        if options.valid_only:
+            raise ConfigError("--valid-only is for jsonl and parquet; a trajectory holds every answer")
+        written, what = write_atif(_at_least_one(episodes, counts), options.out), "trajectories"
+    else:
+        if options.out.suffix != f".{options.format}":
+            raise ConfigError(f"--out must end in .{options.format}, which tells slime the format; got {options.out}")
+        rows = (row for episode in episodes for row in rows_of(episode, options.valid_only))
+        write = write_jsonl if options.format == "jsonl" else write_parquet
+        written, what = write(_at_least_one(rows, counts), options.out), "rows"
+    print(f"{written} {what} from {counts['kept']} of {counts['read']} episodes written to {options.out}")
+    return 0
+
+
+def _chosen(options: Namespace, counts: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The episodes to export, one at a time; counts how many were `read` and `kept`."""
+    from inspection.view.sources import read_run
+
+    for run in options.runs:
+        for episode in read_run(run, options.tokenizer, options.trust, with_ids=True):
+            counts["read"] += 1
+            if _is_chosen(episode, options):
+                counts["kept"] += 1
+                yield episode
+
+
+def _is_chosen(episode: Mapping[str, Any], options: Namespace) -> bool:
+    total = episode.get("return")
+    return (
+        episode.get("stop") != "failed"
+        and bool(episode["story"])
+        and (not options.successful or episode.get("success") is True)
+        and (options.min_return is None or (total is not None and total >= options.min_return))
+        and (not options.task or episode.get("task_name") in options.task)
+        and (not options.setting or episode.get("setting") in options.setting)
+    )
+
+
+def _at_least_one(items: Iterable[T], counts: Counter[str]) -> Iterator[T]:
+    """Yield the items; raises ConfigError if there are none."""
+    from slime_verlog import ConfigError
+
+    found = False
+    for item in items:
+        found = True
+        yield item
+    if not found:
+        raise ConfigError(
+            f"none of the {counts['read']} episodes is left to write; relax --successful, --min-return, --task, "
+            "--setting or --valid-only"
+        )

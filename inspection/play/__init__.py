@@ -1,0 +1,52 @@
+"""Plays an environment in the terminal, with the prompts that the model gets.
+
+    slime-verlog play custom_configs/babyai.yaml --seed 3
+    slime-verlog play my_game.py --task island --set memory.n=4
+
+Type an action, or a whole answer such as: THINK: the key is left. ACTION: turn left. Each turn shows what is new in the
+prompt, then the reward, whether the answer was valid, and the executed action. Commands: /prompt (or p) shows the whole
+prompt, /actions, /expert asks the environment's expert, /undo [N], /restart, /next (seed), /quit, /help.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from inspection import target
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    target.add_arguments(parser)
+    parser.add_argument("--seed", type=int, help="episode's seed; default: the YAML's seed_start")
+    parser.add_argument("--full", action="store_true", help="show the whole prompt on every turn")
+    parser.add_argument(
+        "--pictures",
+        choices=("auto", "kitty", "iterm", "blocks", "file"),
+        default="auto",
+        help="how pictures are shown; they are always written to a file. Default: as the terminal allows",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/play"), help="folder of the pictures; default: %(default)s"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Play until the input ends."""
+    import asyncio
+    import sys
+
+    from inspection.play.game import Game
+    from inspection.play.pictures import Pictures
+    from inspection.play.session import Session
+
+    target.check_numbers(options, {"seed": 0})
+    chosen = target.read_target(options.target, options.task, options.set)
+    task, others = chosen.tasks[0], [task.name for task in chosen.tasks[1:]]
+    seed = chosen.settings.seed_start if options.seed is None else options.seed
+    if others:
+        print(f"task {task.name}; choose another with --task: {', '.join(others)}\n")
+    pictures = Pictures(options.out, options.pictures, sys.stdout)
+    with asyncio.Runner() as runner, Game(chosen, task, seed, runner.run) as game:
+        return Session(game, pictures, options.full).run()

@@ -1,0 +1,166 @@
+"""One episode that a person plays: the environment in a worker process, the prompt, and undo by replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from envs.base import StepInfo
+from envs.mixture import TaskSpec
+from inspection.target import Target
+from rollout.errors import EnvironmentFault
+from rollout.play.conversation import Conversation
+from rollout.play.memory import Message, build_memory
+from rollout.tasks import make_episode
+from rollout.workers.reply import EnvReply, digest
+from rollout.workers.trial import Trial
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An answer and what came of it."""
+
+    answer: str
+    info: StepInfo
+    digest: str
+
+
+class Game:
+    """Plays one task, seed after seed; use it as a context manager, which ends the worker process."""
+
+    def __init__(self, target: Target, task: TaskSpec, seed: int, run: Run) -> None:
+        self._target, self._task, self._run = target, task, run
+        self._settings = target.settings
+        self._trial: Trial | None = None
+        self.turns: list[Turn] = []
+        self.reply: EnvReply
+        self._start(seed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    @property
+    def messages(self) -> list[Message]:
+        """The current prompt."""
+        return self._conversation.messages
+
+    @property
+    def total(self) -> float:
+        """The return so far."""
+        return sum(float(turn.info["reward"]) for turn in self.turns)
+
+    @property
+    def over(self) -> str | None:
+        """Why the episode is over; None while it goes on."""
+        if not self.turns:
+            return None
+        info = self.turns[-1].info
+        if info["terminated"]:
+            return "terminated"
+        if info["truncated"]:
+            return "time limit of the environment"
+        return "max_turns" if self._settings.max_turns and len(self.turns) >= self._settings.max_turns else None
+
+    def answer(self, text: str) -> StepInfo:
+        """Take one step.
+
+        Raises:
+            EnvironmentFault: the environment broke; one sentence.
+        """
+        shown = self.reply.observation
+        self.reply = self._run(self._live.step(self.episode, text))
+        info = self.reply.info
+        assert info is not None
+        self.turns.append(Turn(text, info, digest(self.reply)))
+        self._conversation.answered(shown, text, info["valid_action"], info["executed_action"])
+        self._conversation.show(self.reply)
+        return info
+
+    def undo(self, count: int) -> None:
+        """Replay the episode without its last `count` turns.
+
+        Raises:
+            EnvironmentFault: the replay shows something else than before.
+        """
+        kept = self.turns[: max(0, len(self.turns) - count)]
+        self._start(self.seed)
+        for number, turn in enumerate(kept, 1):
+            self.answer(turn.answer)
+            if self.turns[-1].digest != turn.digest:
+                raise EnvironmentFault(
+                    f"task {self._task.name!r}: the replay differs at step {number}, so nothing can be undone; "
+                    "`slime-verlog check` finds out why"
+                )
+
+    def restart(self, seed: int) -> None:
+        """Play from the beginning."""
+        self._start(seed)
+
+    def hint(self) -> str | None:
+        """Return the expert's next answer; None if the environment has no expert."""
+        if not self.abilities.has_expert:
+            return None
+        return self._run(self._live.suggest(self.episode, "expert", len(self.turns)))
+
+    @property
+    def _live(self) -> Trial:
+        assert self._trial is not None
+        return self._trial
+
+    def _start(self, seed: int) -> None:
+        self.seed, self.turns = seed, []
+        self.episode = make_episode(self._settings, self._task, 0, seed)
+        self._conversation = Conversation(
+            build_memory(self._settings.memory) if self._settings.history == "window" else None
+        )
+        try:
+            self.reply = self._run(self._build())
+        except BaseException:
+            self._end()
+            raise
+        self._conversation.show(self.reply)
+
+    async def _build(self) -> EnvReply:
+        if self._trial is None:
+            self._trial = Trial(self._settings)
+        with self._target.explained():
+            await self._trial.build(self.episode)
+        reply = await self._trial.reset(self.episode)
+        self.abilities = await self._trial.abilities(self.episode)
+        return reply
+
+    def _end(self) -> None:
+        if self._trial is not None:
+            self._trial.end()
+
+
+def new_messages(before: Sequence[Message], now: Sequence[Message], request: str) -> list[Message]:
+    """Return the part of a prompt that the last one did not show, without the answer that led to it.
+
+    Args:
+        request: text at the end of the last message that is left out because the last prompt had it, too.
+    """
+    if not now:  # an agent that has ended asks nothing
+        return []
+    if list(now[: len(before)]) == list(before):
+        new = [message for message in now[len(before) :] if message["role"] != "assistant"]
+    else:
+        system = [m for m in now[:1] if m["role"] == "system" and m not in before]
+        new = [*system, now[-1]]
+    return [*new[:-1], _without(new[-1], request)] if new else []
+
+
+def _without(message: Mapping[str, Any], request: str) -> Message:
+    content, tail = message["content"], f"\n\n{request}"
+    if request and isinstance(content, str) and content.endswith(tail):
+        content = content.removesuffix(tail)
+    elif request and content and isinstance(content, list) and content[-1].get("text", "").endswith(tail):
+        last = content[-1]["text"].removesuffix(tail)
+        content = [*content[:-1], *([{"type": "text", "text": last}] if last else [])]
+    return {**message, "content": content}

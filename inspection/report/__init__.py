@@ -1,0 +1,69 @@
+"""What the answers of a run show, before training and during it.
+
+Answers four questions with numbers, verdicts and advice: are reasoning paths diverse, is there enough reasoning before
+the action, what share of actions is valid, and how do episodes fail.
+
+    slime-verlog report outputs/evaluation
+    slime-verlog report outputs/update_0 outputs/update_20     # side by side, with alarms over updates
+
+RUN is a folder with episodes.jsonl, or the file. Settings and players of one file become columns. The report is written
+beside the first run: report.md, report.json and PNG plots. docs/report.md explains every number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inspection.report.columns import Column, Series
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder with episodes.jsonl, or the file")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write; default: beside the first run")
+    parser.add_argument(
+        "--actions",
+        metavar="A,B,...",
+        help="legal actions, separated by commas; default: those of a built-in game, else those that were executed",
+    )
+    parser.add_argument("--no-plots", action="store_true", help="write no pictures")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Read, judge, print and write."""
+    from inspection.report.columns import find_alarms, find_series, read_columns
+    from inspection.report.output import summarize, write_json, write_page
+    from slime_verlog import ConfigError
+
+    actions = [name.strip() for name in (options.actions or "").split(",") if name.strip()]
+    columns = read_columns(options.runs, actions)
+    series = find_series(columns)
+    alarms = find_alarms(series)
+    first = options.runs[0]
+    folder = options.out or (first if first.is_dir() else first.parent)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        plots = [] if options.no_plots else _draw(folder, columns, series)
+        write_json(folder / "report.json", columns, alarms)
+        write_page(folder / "report.md", columns, alarms, plots)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder with --out") from error
+    files = ", ".join(["report.md", "report.json", *plots])
+    written = [f"Written to {folder}: {files}", f"See the episodes: slime-verlog view {first}"]
+    print(summarize(columns, alarms, written))
+    return 0
+
+
+def _draw(folder: Path, columns: Sequence[Column], series: Sequence[Series]) -> list[str]:
+    from inspection.report.plots import draw_plots
+
+    try:
+        return draw_plots(folder, columns, series)
+    except ImportError:
+        print("Plots need matplotlib (pip install matplotlib); the report is written without them.", file=sys.stderr)
+        return []

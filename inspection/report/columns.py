@@ -1,0 +1,273 @@
+"""Reads runs into columns (one per run, setting and player), judges each of them, and compares them over updates.
+
+Growing answers with falling validity, and vanishing variance of returns, precede the collapse of multi-turn runs in
+RAGEN (arXiv 2504.20073) and RAGEN-2 (arXiv 2604.06268).
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from inspection.report.counts import Counts
+from inspection.report.invalid import Rejections, legal_actions, sort_rejections
+from inspection.report.measures import BY_KEY, MEASURES, QUESTIONS, Measure, Value, Verdict, worst
+from inspection.report.numbers import measure
+from inspection.report.reading import read_run
+
+_HEADLINES = {
+    1: ("observation_retrieval", "reasoning_overlap", "state_information", "effective_actions"),
+    2: ("answers_with_reasoning", "reasoning_words", "cut_answers"),
+    3: ("valid_actions", "translatable"),
+    4: ("mean_return", "mean_turns", "stuck_turns"),
+}
+_JUDGED_IF_SCRIPTED = ("valid_actions", "valid_task_gap", "lost_environment")
+_NOT_JUDGED_ALONE = ("mean_progression", "out_of_time", "out_of_context", "early_losses")
+"""Numbers of episodes, which are not judged with a single one."""
+_FEW_EPISODES = 20
+_UPDATE = re.compile(r"(?:update|step|iter|iteration|rollout|epoch|checkpoint|ckpt)s?[\W_]*(\d+)", re.IGNORECASE)
+LONGER = 1.5
+"""Growth of the median answer that counts as an explosion, if validity falls as well."""
+VALIDITY_LOSS = 0.05
+VARIANCE_LEFT = 0.25
+"""Share of the first evaluation's standard deviation of returns below which the variance has vanished."""
+COLLAPSE = 0.5
+"""Share of the first evaluation's number below which diversity has collapsed."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one of the four questions."""
+
+    verdict: Verdict
+    sentence: str
+    advice: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the report."""
+
+    label: str
+    run: str
+    setting: str
+    counts: Counts
+    rejections: Rejections
+    values: Mapping[str, Value]
+    verdicts: Mapping[str, Verdict]
+    answers: Mapping[int, Answer]
+    cautions: Sequence[str]
+
+
+def read_columns(runs: Sequence[Path], actions: Sequence[str] = ()) -> list[Column]:
+    """Read all runs; columns keep the order of the files.
+
+    Raises:
+        ConfigError: a run cannot be read or holds no episodes.
+    """
+    found: dict[tuple[str, str, str], Counts] = {}
+    for path, name in zip(runs, _name_runs(runs), strict=True):
+        for episode, turns in tqdm(read_run(path), desc=name, unit="episode", leave=False, disable=None):
+            setting, player = episode.group
+            found.setdefault((name, setting, player), Counts(player)).add(episode, turns)
+    columns = []
+    for label, ((run, setting, _), counts) in zip(_label(list(found)), found.items(), strict=True):
+        legal = legal_actions(counts.env_paths, counts.actions, actions)
+        rejections = sort_rejections(counts.rejected.values(), legal)
+        values = measure(counts, legal, rejections)
+        verdicts = {item.key: _judge(item, values[item.key], counts) for item in MEASURES}
+        answers = {question: _answer(question, counts, values, verdicts) for question in QUESTIONS}
+        cautions = _cautions(counts, values)
+        columns.append(Column(label, run, setting, counts, rejections, values, verdicts, answers, cautions))
+    return columns
+
+
+def _judge(item: Measure, value: Value, counts: Counts) -> Verdict:
+    if counts.is_scripted and item.key not in _JUDGED_IF_SCRIPTED:
+        return Verdict.NONE
+    if len(counts.episodes) == 1 and item.key in _NOT_JUDGED_ALONE:
+        return Verdict.NONE
+    if item.key == "valid_drop" and value.number is not None and value.number < 2 * (value.error or 0.0):
+        return Verdict.GOOD
+    return item.judge(value)
+
+
+def _answer(question: int, counts: Counts, values: Mapping[str, Value], verdicts: Mapping[str, Verdict]) -> Answer:
+    items = [item for item in MEASURES if item.question == question]
+    verdict = worst([verdicts[item.key] for item in items])
+    off = [item for item in items if verdicts[item.key] in (Verdict.LOOK, Verdict.ACT)]
+    off.sort(key=lambda item: verdicts[item.key] != Verdict.ACT)
+    advice = list(dict.fromkeys(item.advice for item in off if item.advice))
+    if counts.is_scripted and question in (1, 2):
+        return Answer(verdict, f"the {counts.player} player gives no reasons; a baseline, not judged", advice)
+    if counts.is_scripted and question == 4 and not off:
+        verdict = Verdict.NONE
+    if off:
+        found = [f"{i.title} {i.show(values[i.key].number)} (healthy: {i.healthy()})" for i in off[:3]]
+        more = f"; {len(off) - 3} more" if len(off) > 3 else ""
+        ends = f"{_ends(counts)}; " if question == 4 else ""
+        return Answer(verdict, ends + "; ".join(found) + more, advice)
+    shown = [BY_KEY[key] for key in _HEADLINES[question] if values[key].number is not None]
+    parts = [f"{item.title} {item.show(values[item.key].number)}" for item in shown]
+    parts = [_ends(counts), *parts] if question == 4 else parts
+    return Answer(verdict, "; ".join(parts) or "not measured", advice)
+
+
+def _ends(counts: Counts) -> str:
+    """How episodes end, the most frequent first."""
+    ends = Counter("success" if e.success else f"{e.stop} without success" for e in counts.episodes)
+    return ", ".join(f"{count / len(counts.episodes):.0%} {name}" for name, count in ends.most_common(4))
+
+
+def _cautions(counts: Counts, values: Mapping[str, Value]) -> list[str]:
+    """What the numbers cannot say."""
+    n, found = len(counts.episodes), []
+    if n == 1:
+        found.append(
+            "There is only 1 episode: standard errors, shares of episodes, success and the spread of returns mean "
+            "nothing yet. Evaluate at least 50."
+        )
+    elif n < _FEW_EPISODES:
+        found.append(f"There are only {n} episodes: differences below two standard errors mean nothing.")
+    if not counts.turns:
+        found.append("No episode has a turn: all failed before the first answer.")
+    elif counts.is_scripted:
+        found.append(f"The player is '{counts.player}': it gives no reasons, so reasoning is not judged.")
+    elif not counts.reasoned:
+        found.append("The answers hold no reasoning, so its diversity is not measured.")
+    information = values["state_information"]
+    if counts.turns and information.number is None:
+        found.append(f"The link of observation and action is not measured: {information.note}.")
+    return found
+
+
+def _name_runs(runs: Sequence[Path]) -> list[str]:
+    """The shortest distinct names of the runs: folders from the end of their paths."""
+    folders = [path.resolve() if path.is_dir() else path.resolve().parent for path in runs]
+    for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{folder.name} ({k})" for k, folder in enumerate(folders, 1)]
+
+
+def _label(keys: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Only those parts of run, setting and player that differ; the setting if there is one."""
+    differs = [len({key[part] for key in keys}) > 1 for part in range(3)]
+    labels = []
+    for run, setting, player in keys:
+        named = zip((run, setting, player), differs, strict=True)
+        parts = dict.fromkeys(name for name, differ in named if differ and name != "-")
+        labels.append(", ".join(parts) or next((name for name in (setting, player) if name != "-"), run))
+    return labels
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One alarm over updates."""
+
+    name: str
+    verdict: Verdict
+    sentence: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """Evaluations of one player in the order of updates."""
+
+    name: str
+    updates: Sequence[int]
+    columns: Sequence[Column]
+
+
+def find_series(columns: Sequence[Column]) -> list[Series]:
+    """Return columns of one player whose settings (`update 20`), or else runs, differ in a number of updates."""
+    players: dict[str, list[tuple[int, Column]]] = {}
+    for column in columns:
+        match = _UPDATE.search(column.setting) or _UPDATE.search(column.run)
+        if match and not column.counts.is_scripted:
+            players.setdefault(column.counts.player, []).append((int(match[1]), column))
+    series = []
+    for name, found in players.items():
+        found.sort(key=lambda item: item[0])
+        updates = [number for number, _ in found]
+        if len(set(updates)) == len(updates) > 1:
+            series.append(Series(name, updates, [column for _, column in found]))
+    return series
+
+
+def find_alarms(series: Sequence[Series]) -> list[Alarm]:
+    """Compare the last evaluation of each series with the first."""
+    found: list[Alarm | None] = []
+    for one in series:
+        first, last = one.columns[0], one.columns[-1]
+        found += [_lengths(first, last), _variance(first, last), *_diversity(first, last)]
+    return [alarm for alarm in found if alarm is not None]
+
+
+def return_deviation(column: Column) -> float | None:
+    """Standard deviation of returns within tasks (root mean square over tasks)."""
+    by_task: dict[str, list[float]] = {}
+    for episode in column.counts.episodes:
+        by_task.setdefault(episode.task, []).append(episode.episode_return)
+    variances = [statistics.variance(returns) for returns in by_task.values() if len(returns) > 1]
+    return statistics.fmean(variances) ** 0.5 if variances else None
+
+
+def _lengths(first: Column, last: Column) -> Alarm | None:
+    unit = "words" if all(column.values["reasoning_words"].number for column in (first, last)) else "tokens"
+    key = {"words": "reasoning_words", "tokens": "response_tokens"}[unit]
+    before, after = first.values[key].number, last.values[key].number
+    valid = [column.values["valid_actions"].number for column in (first, last)]
+    if not before or after is None or valid[0] is None or valid[1] is None or after < LONGER * before:
+        return None
+    sentence = (
+        f"answers grew from {before:g} to {after:g} {unit}, and validity went from {valid[0]:.1%} to {valid[1]:.1%}"
+    )
+    advice = (
+        "Stop the run, go back to the last good checkpoint, lower the learning rate or raise the KL penalty, and limit "
+        "the length of answers."
+    )
+    if valid[0] - valid[1] >= VALIDITY_LOSS:
+        return Alarm("exploding length", Verdict.ACT, sentence, advice)
+    return Alarm("growing length", Verdict.LOOK, sentence, "Read the longest answers: is the new text reasoning?")
+
+
+def _variance(first: Column, last: Column) -> Alarm | None:
+    before, after = return_deviation(first), return_deviation(last)
+    if not before or after is None or after > VARIANCE_LEFT * before:
+        return None
+    name, success = "vanishing variance of returns", last.values["success"].number or 0.0
+    fell = f"within tasks, returns' standard deviation fell from {before:.3g} to {after:.3g} at {success:.0%} success"
+    if success >= 0.95:
+        return Alarm(name, Verdict.LOOK, fell, "The tasks are solved; take harder ones.")
+    advice = "All episodes now earn the same, so there is nothing to learn from: go back, and mix in easier tasks."
+    return Alarm(name, Verdict.ACT, fell, advice)
+
+
+_COLLAPSE_ADVICE = (
+    "This is how template collapse begins: lower the learning rate, or raise the entropy bonus, and read the last "
+    "episodes."
+)
+
+
+def _diversity(first: Column, last: Column) -> list[Alarm]:
+    found = []
+    for key, name in (
+        ("effective_actions", "fewer kinds of actions"),
+        ("observation_retrieval", "reasoning that forgets the observation"),
+        ("distinct_reasoning", "repeated reasoning"),
+    ):
+        before, after = first.values[key].number, last.values[key].number
+        if not before or after is None or after > COLLAPSE * before:
+            continue
+        sentence = f"{name}: from {before:.3g} to {after:.3g}"
+        found.append(Alarm("collapsing diversity", Verdict.LOOK, sentence, _COLLAPSE_ADVICE))
+    return found

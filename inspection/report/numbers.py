@@ -1,0 +1,188 @@
+"""Computes the numbers of one column."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from inspection.report.counts import Counts, SampledTurn
+from inspection.report.information import (
+    MIN_TURNS,
+    entropy,
+    mean_overlap,
+    retrieve_observations,
+    share_of_common,
+    state_information,
+)
+from inspection.report.invalid import NO_LINE, Rejections
+from inspection.report.measures import Value
+from inspection.report.reading import Episode
+
+_DISTINCT_OF = 1000
+_MIN_PER_TASK = 20
+_OUT_OF_TIME = ("time_limit", "max_turns")
+_NO_REASONING = "the answers hold no reasoning"
+_NO_PICTURES = "the pictures are not recorded"
+_ONE_EPISODE = "needs at least two episodes"
+
+
+def measure(counts: Counts, actions: Sequence[str], rejections: Rejections) -> dict[str, Value]:
+    """Return all values of a column by the keys of `MEASURES`."""
+    return {
+        **_diversity(counts, actions),
+        **_reasoning(counts),
+        **_validity(counts, rejections),
+        **_failures(counts),
+    }
+
+
+def _diversity(counts: Counts, actions: Sequence[str]) -> dict[str, Value]:
+    sample = counts.ordered_sample()
+    thought = [turn for turn in sample if turn.reasoning]
+    valid = [turn for turn in sample if turn.valid]
+    overlap = mean_overlap([t.reasoning for t in thought], [t.state for t in thought])
+    compared = thought[:: max(len(thought) // _DISTINCT_OF, 1)][:_DISTINCT_OF]
+    distinct = len({turn.reasoning for turn in compared}) / len(compared) if len(compared) > 1 else None
+    few = _NO_REASONING if not thought else "too few answers"
+    pointing = Value(None, few)
+    if found := retrieve_observations([t.observation for t in thought], [t.reasoning for t in thought]):
+        detail = f"right in {found.accuracy:.0%} of {found.turns}, chance {found.chance:.0%}"
+        pointing = Value(max(found.above_chance, 0.0), detail)
+    return {
+        "distinct_reasoning": Value(distinct, f"of {len(compared)} answers" if compared else few),
+        "reasoning_overlap": Value(overlap, "" if overlap is not None else few),
+        "observation_retrieval": pointing,
+        "state_information": _information(counts, valid),
+        "effective_actions": Value(2 ** entropy(counts.actions) if counts.actions else None),
+        "same_state_variety": _variety(counts),
+        "unused_actions": _unused(counts, actions),
+    }
+
+
+def _information(counts: Counts, valid: Sequence[SampledTurn]) -> Value:
+    if counts.actions and share_of_common(counts.actions) < 0.5:
+        return Value(None, "actions are free text")
+    found = state_information([t.observation for t in valid], [t.executed for t in valid])
+    if len(valid) < MIN_TURNS:
+        return Value(None, f"there are fewer than {MIN_TURNS} valid answers")
+    if found is None:
+        return Value(None, "the observations do not differ in text")
+    if found.is_noisy:
+        return Value(None, f"{len(valid)} valid answers are too few to tell it from chance")
+    return Value(found.share, f"{found.bits:.2f} of {found.entropy:.2f} bits; shuffled {found.baseline:.2f}")
+
+
+def _variety(counts: Counts) -> Value:
+    """Mean chance that two answers in the same state choose different actions (Gini-Simpson, without bias)."""
+    found = []
+    for actions in counts.same_state.values():
+        if (n := actions.total()) > 1:
+            found.append(1 - sum(k * (k - 1) for k in actions.values()) / (n * (n - 1)))
+    if not found:
+        return Value(None, "no state was seen twice; play each seed several times")
+    return Value(statistics.fmean(found), f"{len(found)} states")
+
+
+def _unused(counts: Counts, actions: Sequence[str]) -> Value:
+    unused = [action for action in actions if action not in counts.actions]
+    if not actions:
+        return Value(None, "actions are free text")
+    return Value(len(unused) / len(actions), ", ".join(unused[:8]) + (" ..." if len(unused) > 8 else ""))
+
+
+def _reasoning(counts: Counts) -> dict[str, Value]:
+    words = sorted(k for k in counts.words if k)
+    tokens = counts.tokens
+    return {
+        "answers_with_reasoning": _share(counts.reasoned, counts.turns),
+        "reasoning_words": Value(statistics.median(words)) if words else Value(None, _NO_REASONING),
+        "reasoning_words_p95": Value(float(words[min(int(0.95 * len(words)), len(words) - 1)]) if words else None),
+        "response_tokens": Value(statistics.median(tokens)) if tokens else Value(None, "tokens are not recorded"),
+        "text_after_action": _share(counts.late, counts.turns),
+        "cut_answers": _share(counts.cut, counts.finish_known, "the record does not say why answers ended"),
+    }
+
+
+def _validity(counts: Counts, rejections: Rejections) -> dict[str, Value]:
+    by_task: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for episode in counts.episodes:
+        by_task[episode.task][0] += episode.valid
+        by_task[episode.task][1] += episode.turns
+    ratios = {task: valid / turns for task, (valid, turns) in by_task.items() if turns >= _MIN_PER_TASK}
+    ratio = counts.valid / counts.turns if counts.turns else None
+    lowest = min(ratios, key=lambda task: ratios[task], default=None)
+    gap = Value(None, "fewer than 20 turns per task")
+    if lowest is not None and ratio is not None:
+        gap = Value(ratio - ratios[lowest], f"{lowest}: {ratios[lowest]:.1%}")
+    first, last = counts.thirds[0], counts.thirds[-1]
+    drop = Value(None, "episodes have fewer than three turns")
+    if first[1] and last[1]:
+        early, late = first[0] / first[1], last[0] / last[1]
+        drop = Value(early - late, error=(early * (1 - early) / first[1] + late * (1 - late) / last[1]) ** 0.5)
+    return {
+        "valid_actions": Value(ratio, error=_ratio_error(counts.episodes)),
+        "valid_task_gap": gap,
+        "valid_drop": drop,
+        "no_action_line": _share(rejections.causes.get(NO_LINE, 0), counts.turns),
+        "translatable": _share(rejections.catchable, counts.turns),
+    }
+
+
+def _failures(counts: Counts) -> dict[str, Value]:
+    episodes, n = counts.episodes, len(counts.episodes)
+    stops = Counter(episode.stop for episode in episodes if not episode.success)
+    median = statistics.median(episode.turns for episode in episodes)
+    early = [e for e in episodes if e.stop == "terminated" and not e.success and e.turns < median / 4]
+    return {
+        "success": _mean([float(episode.success) for episode in episodes]),
+        "mean_return": _mean([episode.episode_return for episode in episodes]),
+        "mean_progression": _mean([episode.progression for episode in episodes]),
+        "mean_turns": _mean([float(episode.turns) for episode in episodes]),
+        "equal_returns": _equal_returns(episodes),
+        "lost_environment": _share(sum(e.fault is not None or e.stop == "failed" for e in episodes), n),
+        "out_of_time": _share(sum(stops[stop] for stop in _OUT_OF_TIME), n),
+        "out_of_context": _share(stops["context"] + stops["encoding"], n),
+        "early_losses": _share(len(early), n) if n > 1 else Value(None, _ONE_EPISODE),
+        "loop_turns": _share(counts.looped, counts.states_known, _NO_PICTURES),
+        "stuck_turns": _share(counts.stuck, counts.states_known, _NO_PICTURES),
+    }
+
+
+def _equal_returns(episodes: Sequence[Episode]) -> Value:
+    """Share of starts (task and seed) that were played more than once with one return; else of tasks.
+
+    Those that were always won count as unequal: they are solved, which is no reason to worry.
+    """
+    starts: dict[tuple[str, str], list[Episode]] = defaultdict(list)
+    tasks: dict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        if episode.fault is None:
+            starts[(episode.task, str(episode.seed))].append(episode)
+            tasks[episode.task].append(episode)
+    for name, groups in (("starts", starts), ("tasks", tasks)):
+        repeated = [group for group in groups.values() if len(group) > 1]
+        if repeated:
+            unsolved = [[e.episode_return for e in group] for group in repeated if not all(e.success for e in group)]
+            equal = sum(max(returns) - min(returns) < 1e-9 for returns in unsolved)
+            return Value(equal / len(repeated), f"{equal} of {len(repeated)} {name}")
+    return Value(None, _ONE_EPISODE)
+
+
+def _share(count: int, total: int, otherwise: str = "no turns") -> Value:
+    return Value(count / total if total else None, "" if total else otherwise)
+
+
+def _mean(values: Sequence[float]) -> Value:
+    """Mean with its standard error over episodes."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    return Value(statistics.fmean(values), error=error)
+
+
+def _ratio_error(episodes: Sequence[Episode]) -> float | None:
+    """Standard error of valid turns / turns, with whole episodes as the unit (linearised ratio estimator)."""
+    turns, n = sum(episode.turns for episode in episodes), len(episodes)
+    if n < 2 or not turns:
+        return None
+    ratio = sum(episode.valid for episode in episodes) / turns
+    return (sum((e.valid - ratio * e.turns) ** 2 for e in episodes) * n / (n - 1)) ** 0.5 / turns

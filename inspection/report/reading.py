@@ -1,0 +1,217 @@
+"""Reads `episodes.jsonl` as checked episodes and turns, and splits each answer into reasoning and action."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.text_game import find_action
+from inspection.records import FILE, read_episodes
+from slime_verlog import ConfigError
+
+_LABEL = re.compile(r"\s*(?:THINK|THOUGHT|REASONING|<think>)\s*:?", re.IGNORECASE)
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_MAX_TOKEN_CHARS, _MAX_END_TOKENS = 40, 16
+_HEADING, _COMMANDS = "Current Observation:\n", "Commands that work now: "
+MAX_BARE_ACTION_WORDS = 6
+"""An answer without a marker and with more words than this counts as reasoning without an action."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The parts of one answer."""
+
+    reasoning: str
+    """The text before the action, without the labels `THINK:` and `<think>`."""
+    action: str
+    """The text that is read as the action, on one line; empty if the answer has none."""
+    after: str
+    """The lines after the action, or after the last tool call."""
+    has_marker: bool
+    """Whether the answer says where its action begins (`ACTION:`, `</think>` or `<tool_call>`)."""
+
+
+def split_answer(response: str, executed: str | None) -> Answer:
+    """Split at the tool calls, else as the games do (`envs.text_game.find_action`), else at `</think>`.
+
+    Without any marker, a short answer, or one that was executed as it stands, is a bare action. A longer one is
+    reasoning, which contains the action if the answer is valid.
+
+    Args:
+        executed: the executed action; None if the answer is invalid.
+    """
+    response = _drop_end_tokens(response)
+    calls = response.find(_CALL)
+    if calls >= 0:
+        end = response.rfind(_CALL_END)
+        end = end + len(_CALL_END) if end > calls else len(response)
+        return Answer(_drop_labels(response[:calls]), _one_line(response[calls:end]), response[end:].strip(), True)
+    candidate, (start, _) = find_action(response)
+    if start:
+        before = response[:start].rstrip()
+        for word in ("ACTION:", "action:", "Action"):
+            before = before.removesuffix(word)
+        action, _, after = candidate.partition("\n")
+        return Answer(_drop_labels(before), action.strip(), after.strip(), True)
+    thought, closed, rest = response.rpartition("</think>")
+    if closed:
+        return Answer(_drop_labels(thought), _one_line(rest), "", True)
+    is_short = len(response.split(maxsplit=MAX_BARE_ACTION_WORDS)) <= MAX_BARE_ACTION_WORDS
+    if (is_short and not _LABEL.match(response)) or _one_line(response) == _one_line(executed or ""):
+        return Answer("", _one_line(response), "", False)
+    return Answer(_drop_labels(response), _one_line(executed or ""), "", False)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _drop_labels(text: str) -> str:
+    text = text[match.end() :] if (match := _LABEL.match(text)) else text
+    return text.replace("<think>", "").replace("</think>", "").strip()
+
+
+def _drop_end_tokens(text: str) -> str:
+    """Without tokens such as `<|im_end|>` at the end."""
+    for _ in range(_MAX_END_TOKENS):
+        text = text.rstrip()
+        if not text.endswith(("|>", "</s>")):
+            break
+        start = text.rfind("<|" if text.endswith("|>") else "</s>", max(len(text) - _MAX_TOKEN_CHARS, 0))
+        if start < 0:
+            break
+        text = text[:start]
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn."""
+
+    observation: str
+    """Text of the current observation, with the request for an answer."""
+    state: int | None
+    """Hash of the observation's text and pictures, equal if the agent sees the same; None if pictures are missing."""
+    answer: Answer
+    response: str
+    executed: str
+    valid: bool
+    cut: bool | None
+    """Whether the answer reached its length limit; None if the record does not say."""
+    tokens: int | None
+    asked_for_marker: bool
+    """Whether the prompt asks for a line `ACTION:`."""
+    commands: tuple[str, ...]
+    """The commands that the observation lists, if it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One episode without its turns; `group` is the setting and the player."""
+
+    group: tuple[str, str]
+    env_path: str
+    task: str
+    seed: Any
+    stop: str
+    fault: str | None
+    episode_return: float
+    success: bool
+    progression: float
+    turns: int
+    valid: int
+    """Turns with a valid answer."""
+
+
+def read_run(path: Path) -> Iterator[tuple[Episode, list[Turn]]]:
+    """Read the episodes of a folder or file, in order, each with its turns.
+
+    Raises:
+        ConfigError: the file is missing, empty or broken; the text names the line and the key.
+    """
+    where = path / FILE if path.is_dir() else path
+    if not where.exists():
+        advice = "run slime-verlog evaluate with --out, or give the file itself"
+        raise ConfigError(f"{where} does not exist; {advice}")
+    number = 0
+    for number, record in enumerate(read_episodes(path), 1):
+        try:
+            yield _episode(record)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            kind = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(f"{where}, episode {number}, is not a record of an episode: {kind}") from error
+    if not number:
+        raise ConfigError(f"{where} holds no episodes")
+
+
+def _episode(record: Mapping[str, Any]) -> tuple[Episode, list[Turn]]:
+    messages = [_read_message(message) for message in record["messages"]]
+    turns = [_turn(turn, messages) for turn in record["story"]]
+    episode = Episode(
+        group=(str(record.get("setting", "-")), str(record.get("player", "-"))),
+        env_path=str(record.get("env_path") or ""),
+        task=str(record.get("task_name") or record.get("task") or "-"),
+        seed=record.get("seed"),
+        stop=str(record.get("stop", "-")),
+        fault=None if record.get("fault") is None else str(record["fault"]),
+        episode_return=_number(record, "return"),
+        success=bool(record.get("success")),
+        progression=_number(record, "progression"),
+        turns=len(turns),
+        valid=sum(turn.valid for turn in turns),
+    )
+    return episode, turns
+
+
+def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -> Turn:
+    text, pictures = messages[turn["prompt"][-1]] if turn["prompt"] else ("", "")
+    response, executed, valid = _text(turn, "response"), _text(turn, "executed_action"), bool(turn["valid"])
+    observation = text.removeprefix(_HEADING)
+    finish, tokens = turn.get("finish_reason"), (turn.get("tokens") or {}).get("text")
+    return Turn(
+        observation=observation,
+        state=None if pictures is None else hash((observation, pictures)),
+        answer=split_answer(response, executed if valid else None),
+        response=response,
+        executed=executed,
+        valid=valid,
+        cut=None if finish is None else finish == "length",
+        tokens=len(tokens) if tokens is not None else None,
+        asked_for_marker="ACTION:" in text,
+        commands=_listed_commands(observation),
+    )
+
+
+def _read_message(message: Mapping[str, Any]) -> tuple[str, str | None]:
+    """The text and the keys of the pictures; None if the record left pictures out."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content, ""
+    parts = list(content or ())
+    text = "\n".join(str(part["text"]) for part in parts if part.get("type") == "text")
+    keys = [part.get("image") for part in parts if part.get("type") == "image"]
+    return text, None if None in keys else " ".join(map(str, keys))
+
+
+def _listed_commands(observation: str) -> tuple[str, ...]:
+    """The commands of the line that `envs.command_game.list_commands` writes."""
+    _, found, tail = observation.partition(_COMMANDS)
+    return tuple(tail.partition("\n")[0].rstrip(".").split(", ")) if found else ()
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    value = record[key]
+    if not isinstance(value, str):
+        raise ValueError(f"{key} must be text, got {str(value)[:60]!r}")
+    return value
+
+
+def _number(record: Mapping[str, Any], key: str) -> float:
+    value = float(record.get(key) or 0.0)
+    if not math.isfinite(value):
+        raise ValueError(f"{key} must be a finite number, got {value}")
+    return value

@@ -1,1 +1,0 @@
-"""The rooms of `slime-verlog serve-env`: what the frames hold, a session, the server."""

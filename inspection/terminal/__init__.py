@@ -1,1 +1,0 @@
-"""The rooms of `slime-verlog play`: the game, the dialogue with the person, pictures in a terminal."""

@@ -1,0 +1,35 @@
+"""Text for a terminal: aligned, bold and coloured, and without control characters of an environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+_CONTROL = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """The text with control characters other than line breaks and tabs shown as `\\x1b`."""
+    return text.translate(_CONTROL)
+
+
+def bold(text: str) -> str:
+    return paint(text, "1")
+
+
+def paint(text: str, code: str) -> str:
+    """Return the text with an ANSI code, if stdout is a terminal."""
+    return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() else text
+
+
+def align(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
+    """Return the rows as lines with aligned columns; those after the first `left` are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = len(widths) if left is None else left
+    return [
+        "  ".join(
+            cell.ljust(width) if number < left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,41 @@
+"""Writes episodes as one HTML page, which works offline and needs no server.
+
+    slime-verlog view outputs/evaluation                     the page: outputs/evaluation/episodes.html
+    slime-verlog view outputs/before outputs/after           two runs side by side, paired by task and seed
+    slime-verlog view outputs/evaluation --follow            rewrites the page as the run goes on
+    slime-verlog view outputs/evaluation --gif win.gif --episode 3
+
+RUN is a file of episodes, a folder that holds one, or what slime writes for --dump-details, --save-debug-rollout-data
+and --save-debug-train-data. `episodes.html#episode=3&turn=12` opens a turn; both numbers start at 1.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the flags of `slime-verlog view`."""
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="one run, or two to compare")
+    parser.add_argument("--out", type=Path, help="the page; default: episodes.html (two runs: compare.html) in RUN")
+    parser.add_argument("--most", type=int, metavar="N", help="show only the first N episodes of each run")
+    parser.add_argument(
+        "--worlds", type=int, default=200, metavar="N", help="episodes to replay and draw (default: 200)"
+    )
+    parser.add_argument("--follow", action="store_true", help="rewrite the page when the run grows, until Ctrl-C")
+    parser.add_argument("--every", type=float, default=5.0, metavar="S", help="seconds between looks (default: 5)")
+    parser.add_argument("--gif", type=Path, metavar="FILE", help="write an animation of --episode instead")
+    parser.add_argument("--episode", type=int, default=1, metavar="N", help="the one for --gif, from 1 (default: 1)")
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for slime's dumps; default: DUMP/tokenizer")
+    parser.add_argument("--trust", action="store_true", help="load dumps with any Python object, which may run code")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+
+
+def run(options: Namespace) -> int:
+    """Write the page or the animation; return 0."""
+    from inspection.view.build import export_gif, follow, write_once
+
+    if options.gif is not None:
+        return export_gif(options)
+    return follow(options) if options.follow else write_once(options)

@@ -1,0 +1,180 @@
+"""What `slime-verlog view` does: builds the page once, keeps rewriting it, or exports an animation."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import webbrowser
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from inspection.records import FILE
+from inspection.target import check_numbers
+from inspection.view.page import Packer, build_page, write_page
+from inspection.view.replay import write_gif
+from inspection.view.sources import find_files, read_run
+from inspection.view.worlds import Worlds
+from slime_verlog import ConfigError
+
+_MAX_RUNS = 2
+_SECONDS_PER_TURN = 0.4
+_IDLE_PER_BUSY = 3
+"""A followed page costs at most a quarter of a CPU, however large it is."""
+_State = dict[Path, tuple[int, int]]
+
+
+class Book:
+    """The episodes of one page; `update` adds those that were written since the last call."""
+
+    def __init__(self, options: Namespace) -> None:
+        self._options = options
+        self._packer, self._worlds = Packer(), Worlds(options.worlds)
+        self._counts = [0] * len(options.runs)
+
+    def update(self) -> int:
+        """Read the runs and add their new episodes; return how many there are."""
+        added = 0
+        for number, path in enumerate(self._options.runs):
+            known, most = self._counts[number], self._options.most
+            left = None if most is None else most - known
+            episodes = itertools.islice(_read(path, self._options, known), left)
+            for episode in tqdm(episodes, desc=str(path), unit=" episodes", leave=False, dynamic_ncols=True):
+                self._packer.add(episode, number, self._worlds.draw(episode))
+                self._counts[number] += 1
+                added += 1
+        return added
+
+    def write(self, path: Path, follow: float = 0.0) -> None:
+        """Write the page; `follow` is the number of seconds after which it reloads itself."""
+        runs = [str(run) for run in self._options.runs]
+        head = {
+            "runs": runs,
+            "written": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "follow": follow,
+            "episodes": self._packer.rows,
+        }
+        resolved = [run.resolve() for run in self._options.runs]
+        title = " and ".join(run.parent.name if run.name == FILE else run.stem for run in resolved)
+        write_page(path, build_page(title, head, self._packer.blocks(), self._worlds.pictures()))
+
+    def summary(self, path: Path) -> str:
+        """Return the sentence for the terminal."""
+        episodes, worlds = sum(self._counts), self._worlds
+        drawn = f", {worlds.drawn} with their world" if worlds.drawn else ""
+        wrong = f"; {worlds.differing} could not be drawn, the page says why" if worlds.differing else ""
+        return f"{path} ({path.stat().st_size / 1e6:.1f} MB): {episodes} episodes{drawn}{wrong}"
+
+
+def write_once(options: Namespace) -> int:
+    """Write the page and print its path."""
+    book, path = Book(_checked(options)), page_path(options)
+    book.update()
+    book.write(path)
+    print(book.summary(path))
+    _open(options, path)
+    return 0
+
+
+def follow(options: Namespace) -> int:
+    """Rewrite the page whenever the runs' files change, until Ctrl-C; then write it once more without reloading.
+
+    Raises:
+        ConfigError: a file cannot be read although it no longer changes.
+    """
+    book, path, opened = Book(_checked(options)), page_path(options), False
+    before: _State = {}
+    half_written: _State = {}
+    waits = "" if _state(options.runs) else " (no episodes yet)"
+    print(f"following {', '.join(map(str, options.runs))}{waits}; Ctrl-C ends", flush=True)
+    try:
+        while True:
+            began, state = time.monotonic(), _state(options.runs)
+            if state and state != before:
+                try:
+                    fresh = book if _has_grown(before, state, len(options.runs)) else Book(options)
+                    fresh.update()
+                except ConfigError:
+                    if state == half_written:
+                        raise
+                    half_written = state
+                else:
+                    book, before = fresh, state
+                    book.write(path, options.every)
+                    print(book.summary(path), flush=True)
+                    opened = opened or _open(options, path)
+            time.sleep(max(options.every, _IDLE_PER_BUSY * (time.monotonic() - began)))
+    except KeyboardInterrupt:
+        if before:
+            book.write(path)
+        print(f"\nthe page no longer reloads: {path}" if before else "\nno episodes were written")
+    return 0
+
+
+def _state(runs: Sequence[Path]) -> _State:
+    """Size and modification time of every file; empty until each run has one."""
+    try:
+        files = [path for run in runs for path in find_files(run)]
+    except ConfigError:
+        return {}
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+def _has_grown(before: _State, now: _State, runs: int) -> bool:
+    """Whether each run is still one file of records that at most grew, so that its episodes keep their numbers."""
+    grew = all(path.suffix == ".jsonl" and now.get(path, (0, 0))[0] >= size for path, (size, _) in before.items())
+    return grew and len(now) == len(before) == runs
+
+
+def export_gif(options: Namespace) -> int:
+    """Write one episode of the first run as an animation."""
+    _checked(options)
+    episode: Any = None
+    if options.episode >= 1:
+        episodes = _read(options.runs[0], options)
+        episode = next(itertools.islice(episodes, options.episode - 1, None), None)
+    if episode is None:
+        raise ConfigError(f"{options.runs[0]} has no episode {options.episode}; they are numbered from 1")
+    frames = write_gif(episode, options.gif, _SECONDS_PER_TURN)
+    print(f"{options.gif}: {frames} frames")
+    return 0
+
+
+def _read(run: Path, options: Namespace, skip: int = 0) -> Iterator[dict[str, Any]]:
+    return read_run(run, options.tokenizer, options.trust, skip=skip)
+
+
+def page_path(options: Namespace) -> Path:
+    """Return the page's path."""
+    if options.out is not None:
+        return options.out
+    run = options.runs[0]
+    is_folder = run.is_dir() or not run.suffix  # a followed run may not exist yet
+    folder = run if is_folder else run.parent
+    if len(options.runs) > 1:
+        return folder / "compare.html"
+    return folder / "episodes.html" if is_folder or "{" in run.name else run.with_suffix(".html")
+
+
+def _checked(options: Namespace) -> Namespace:
+    """The options.
+
+    Raises:
+        ConfigError: more than two runs, a number out of range, or an output that would replace something else.
+    """
+    if len(options.runs) > _MAX_RUNS:
+        raise ConfigError(f"a page compares at most two runs, got {len(options.runs)}")
+    check_numbers(options, {"most": 1, "worlds": 0, "every": 0.5})
+    for name, suffix in (("out", ".html"), ("gif", ".gif")):
+        path: Path | None = getattr(options, name)
+        if path is not None and path.suffix != suffix and path.exists():
+            raise ConfigError(f"--{name} {path} exists, and does not end in {suffix}; give another file")
+    return options
+
+
+def _open(options: Namespace, path: Path) -> bool:
+    return options.open and webbrowser.open(path.resolve().as_uri())

@@ -1,0 +1,238 @@
+"""Writes one HTML file that loads nothing from elsewhere: template, style, script and compressed episodes.
+
+A block of episodes is gzip in base64. A chunk has one JSON document per line: first the messages and pictures that its
+episodes share, then its episodes."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from inspection.view.prompts import find_changes, split_prompts
+
+CHUNK_CHARACTERS = 1_000_000
+"""Characters after which a chunk is closed; decoding one takes a browser about 20 ms."""
+_FAULT_CHARACTERS = 300
+
+
+class Packer:
+    """Collects episodes; `blocks` may be called at any time, and more episodes added afterwards."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._closed: list[str] = []
+        self._start_chunk()
+
+    def _start_chunk(self) -> None:
+        self._episodes: list[str] = []
+        self._messages: dict[str, int] = {}
+        self._pictures: dict[str, str] = {}
+        self._characters = 0
+
+    def add(self, episode: Mapping[str, Any], run: int = 0, world: Mapping[str, Any] | None = None) -> None:
+        """Add an episode of the run with this number, with its world if it was drawn."""
+        if self._characters > CHUNK_CHARACTERS:
+            self._closed.append(self._compressed())
+            self._start_chunk()
+        row = _row(episode, run, len(self._closed), len(self._episodes))
+        self.rows.append(row | ({"world": 1 if "note" not in world else 2} if world else {}))
+        drawn = dict(world or {})
+        for name, pictures in (("", episode.get("pictures") or {}), ("world ", drawn.pop("pictures", {}))):
+            new = {name + key: picture for key, picture in pictures.items() if name + key not in self._pictures}
+            self._pictures |= new
+            self._characters += sum(map(len, new.values()))
+        kept = {key: episode.get(key) for key in ("env_path", "task", "options", "max_turns", "metrics", "fault")}
+        self._episodes.append(to_json({**kept, "turns": self._pack(episode), "world": drawn or None}))
+        self._characters += len(self._episodes[-1])
+
+    def blocks(self) -> list[str]:
+        """Return the chunks, compressed."""
+        return [*self._closed, *([self._compressed()] if self._episodes else [])]
+
+    def _pack(self, episode: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The episode's turns, with numbers in place of the chunk's messages."""
+        messages, turns = split_prompts(episode)
+        places = [self._place(to_json(message)) for message in messages]
+        packed, before = [], []
+        for turn, fresh in zip(turns, find_changes(messages, turns), strict=True):
+            prompt = [places[i] for i in turn["prompt"]]
+            packed.append(_turn(turn, _from_previous(prompt, before), [places[i] for i in fresh]))
+            before = prompt
+        return packed
+
+    def _place(self, message: str) -> int:
+        if message not in self._messages:
+            self._messages[message] = len(self._messages)
+            self._characters += len(message)
+        return self._messages[message]
+
+    def _compressed(self) -> str:
+        shared = f'{{"messages":[{",".join(self._messages)}],"pictures":{to_json(self._pictures)}}}'
+        return compress("\n".join([shared, *self._episodes]))
+
+
+def _from_previous(prompt: Sequence[int], before: Sequence[int]) -> list[int]:
+    """The prompt as the number of messages shared with the start of the previous one, then the rest."""
+    shared = 0
+    while shared < min(len(prompt), len(before)) and prompt[shared] == before[shared]:
+        shared += 1
+    return [shared, *prompt[shared:]]
+
+
+def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[str, Any]:
+    packed = {
+        "prompt": prompt,
+        "fresh": fresh,
+        "response": turn.get("response") or "",
+        "action": turn.get("executed_action"),
+        "valid": turn.get("valid"),
+        "reward": number(turn.get("reward")),
+    }
+    ends = [name for name in ("terminated", "truncated") if turn.get(name)] or (["done"] if turn.get("done") else [])
+    tokens = turn.get("tokens")
+    return packed | ({"end": ends[0]} if ends else {}) | ({"tokens": _tokens(tokens)} if tokens else {})
+
+
+def _tokens(tokens: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Texts and per-token values, which keep four significant digits; columns of another length are left out."""
+    n = len(tokens.get("text") or ())
+    columns = {
+        key: [number(value) for value in values]
+        for key, values in tokens.items()
+        if key != "text" and values is not None and len(values) == n
+    }
+    return {"text": list(tokens.get("text") or ()), **columns}
+
+
+def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[str, Any]:
+    """What list, filters and summary need to know about an episode."""
+    played = episode["story"]
+    turns = len(played) if episode.get("turns") is None else episode["turns"]
+    valid = episode.get("valid_action_ratio")
+    if valid is None and played and played[0].get("valid") is not None:
+        valid = sum(bool(turn["valid"]) for turn in played) / len(played)
+    success = episode.get("success")
+    return {
+        **({"run": run} if run else {}),
+        "setting": _text(episode.get("setting"), "-"),
+        "player": _text(episode.get("player"), ""),
+        "task": _text(episode.get("task_name") or episode.get("task"), "-"),
+        "seed": episode.get("seed"),
+        "stop": _text(episode.get("stop"), ""),
+        "success": None if success is None else bool(success),
+        "return": number(episode.get("return")),
+        "progression": number(episode.get("progression")),
+        "turns": turns,
+        "valid": number(valid),
+        "chunk": chunk,
+        "place": place,
+        **({"fault": str(episode["fault"])[:_FAULT_CHARACTERS]} if episode.get("fault") else {}),
+        **({"tokens": 1} if any(turn.get("tokens") for turn in played) else {}),
+    }
+
+
+def _text(value: Any, default: str) -> str:
+    return default if value is None or value == "" else str(value)
+
+
+def number(value: Any) -> float | int | None:
+    """Return the number with four significant digits, as JSON can carry it; None for what is not a finite number."""
+    if isinstance(value, int):
+        return int(value)
+    if not isinstance(value, float) or not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.4g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 2**53 else rounded
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON on one line; numbers that JSON lacks become null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
+    except ValueError:
+        return json.dumps(_without_nan(value), ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _without_nan(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def compress(text: str) -> str:
+    """gzip in base64; lone surrogates, which UTF-8 lacks, become question marks."""
+    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode("ascii")
+
+
+_ASSETS = Path(__file__).with_name("assets")
+_SCRIPTS = (
+    "dom.js",
+    "data.js",
+    "state.js",
+    "summary.js",
+    "list.js",
+    "search.js",
+    "answer.js",
+    "transcript.js",
+    "world.js",
+    "episode.js",
+    "keys.js",
+    "main.js",
+)
+
+
+def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlases: Mapping[int, bytes]) -> str:
+    """Return the page as text.
+
+    Args:
+        head: what the page needs at once: the runs' names, and one row per episode.
+        chunks: the episodes, as `Packer.blocks` returns them.
+        atlases: for each tile size in pixels, the PNG picture with all tiles.
+    """
+    style = _read("style.css")
+    script = '"use strict";\n(() => {\n' + "\n".join(_read(name) for name in _SCRIPTS) + "\n})();\n"
+    blocks = [_block("head", compress(to_json(head)))]
+    blocks += [_block(f"chunk-{number}", chunk) for number, chunk in enumerate(chunks)]
+    blocks += [_block(f"atlas-{size}", base64.b64encode(png).decode("ascii")) for size, png in atlases.items()]
+    return Template(_read("page.html")).substitute(
+        policy=_policy(style, script), title=html.escape(title), style=style, script=script, data="\n".join(blocks)
+    )
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write to a temporary file and rename it, so that a reader never sees half a page."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _policy(style: str, script: str) -> str:
+    """A content security policy: this style, this script, embedded pictures, and no HTML made from strings."""
+    return (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+
+
+def _block(name: str, text: str) -> str:
+    return f'<script type="application/octet-stream" id="{name}">{text}</script>'
+
+
+def _read(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")

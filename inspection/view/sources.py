@@ -1,0 +1,76 @@
+"""Finds and reads the episodes of a run: `episodes.jsonl`, a folder with such files, or slime's dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from inspection.records import FILE, read_episodes
+from slime_verlog import ConfigError
+
+
+def find_files(run: Path) -> list[Path]:
+    """Return the files that hold the run's episodes: `.jsonl` files, or slime's `.pt` dumps.
+
+    Raises:
+        ConfigError: there is no such path, or nothing in it can be shown.
+    """
+    if run.is_file():
+        return [run]
+    if "{rollout_id}" in run.name:
+        return _require(sorted(run.parent.glob(run.name.replace("{rollout_id}", "*")), key=_order), run)
+    if not run.exists():
+        raise ConfigError(f"{run} does not exist")
+    if (run / FILE).is_file():
+        return [run / FILE]
+    found = sorted([*run.glob("episodes*.jsonl"), *run.glob("*/episodes*.jsonl")])
+    if not found:
+        folders = [run / name for name in ("rollout_data", "train_data") if (run / name).is_dir()] or [run]
+        found = [path for folder in folders for path in sorted(folder.glob("*.pt"), key=_order)]
+    return _require(found, run)
+
+
+def _require(found: list[Path], run: Path) -> list[Path]:
+    if not found:
+        raise ConfigError(
+            f"{run} has no episodes: expected {FILE}, or .pt files from slime's --dump-details, "
+            "--save-debug-rollout-data or --save-debug-train-data"
+        )
+    return found
+
+
+def _order(path: Path) -> tuple[bool, int, str]:
+    """Training before evaluation, each in the order of its rollout ids."""
+    digits = "".join(c for c in path.stem if c.isdigit())
+    return path.stem.startswith("eval"), int(digits or 0), path.stem
+
+
+def read_run(
+    run: Path, tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False, skip: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Yield the run's episodes, in order. If it has several files of records, `setting` names the file as well.
+
+    Args:
+        tokenizer: folder of the tokenizer that reads the token ids of slime's dumps.
+        trusted: load dumps that hold Python objects of other packages.
+        with_ids: keep the token ids of slime's dumps.
+        skip: records at the start of each file that are left out.
+
+    Raises:
+        ConfigError: as `find_files`, or a file cannot be read.
+    """
+    files = find_files(run)
+    if any(path.suffix == ".pt" for path in files):
+        from inspection.view.dumps import read_dumps
+
+        yield from read_dumps(files, tokenizer, trusted, with_ids=with_ids)
+        return
+    for path in files:
+        for episode in read_episodes(path, skip):
+            if len(files) > 1:
+                file = path.relative_to(run).with_suffix("").as_posix()
+                file = file.removesuffix("/episodes").removeprefix("episodes_") or file
+                setting = episode.get("setting") or "-"
+                episode = {**episode, "setting": file if setting == "-" else f"{file}, {setting}"}
+            yield episode

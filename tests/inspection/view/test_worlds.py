@@ -1,0 +1,144 @@
+"""Worlds: what environments draw, replays of records, tiles, and animations."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envs.loading import build_env_from, load_env_module
+from inspection.view.replay import replay
+from inspection.view.worlds import Atlas, Worlds, choose_tile_size
+from tests.fixtures.played_episodes import record_episode
+
+pytest.importorskip("PIL", reason="pictures need Pillow")
+WORLDS = {"envs.babyai": "goto", "envs.babaisai": "goto_win", "envs.crafter": "default", "envs.sokoban": "one_box"}
+
+
+@pytest.fixture(params=WORLDS)
+def env_path(request: pytest.FixtureRequest) -> str:
+    """The environments that draw themselves."""
+    if request.param not in ("envs.babaisai", "envs.sokoban"):
+        pytest.importorskip("crafter", reason="needs pip install 'slime-verlog[envs]'")
+    return request.param
+
+
+def play(env_path: str, *, render: bool) -> tuple[list[str], list[np.ndarray]]:
+    env = build_env_from(env_path, {"task": WORLDS[env_path], "seed": 11})
+    texts, frames = [env.reset()["obs_str"]], []
+    for _ in range(12):
+        frames += [env.render()] if render else []
+        observation, done, _ = env.step(load_env_module(env_path).expert_action(env))
+        texts.append(observation["obs_str"])
+        if done:
+            break
+    return texts, frames
+
+
+def test_render_returns_pixels_and_does_not_change_the_episode(env_path: str) -> None:
+    texts, frames = play(env_path, render=True)
+    assert texts == play(env_path, render=False)[0]
+    assert all(frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3 for frame in frames)
+    assert any((frame != frames[0]).any() for frame in frames[1:])
+
+
+def test_crafter_draws_at_night_and_its_cells_repeat() -> None:
+    pytest.importorskip("crafter", reason="needs pip install 'slime-verlog[envs]'")
+    env = build_env_from("envs.crafter", {"task": "default", "seed": 3})
+    env.reset()
+    env.world.daylight = 0.1
+    frame = env.render()
+    env.world.daylight = 0.12
+    assert (env.render() == frame).all()
+
+
+def decode(world: dict[str, Any], sheet: np.ndarray) -> list[np.ndarray]:
+    """The frames of an encoded world, as the page draws them."""
+    size, columns, rows = world["tile"], world["columns"], world["rows"]
+    tiles = sheet.reshape(-1, size, sheet.shape[1] // size, size, 3).swapaxes(1, 2).reshape(-1, size, size, 3)
+    states = [list(world["first"])]
+    for change in world["changes"]:
+        state = list(states[-1])
+        for cell, tile in zip(change[::2], change[1::2], strict=True):
+            state[cell] = tile
+        states.append(state)
+    grids = [tiles[state].reshape(rows, columns, size, size, 3) for state in states]
+    return [grid.swapaxes(1, 2).reshape(rows * size, columns * size, 3) for grid in grids]
+
+
+def test_tiles_give_back_every_frame(env_path: str) -> None:
+    from PIL import Image
+
+    episode = record_episode(env_path, WORLDS[env_path], 5, skill=0.7, max_turns=30)
+    replayed = replay(episode)
+    assert replayed is not None and replayed.note is None
+    assert len(replayed.frames) == episode["turns"] + 1
+    worlds = Worlds(1)
+    world = worlds.draw(episode)
+    assert world is not None
+    (png,) = worlds.pictures().values()
+    drawn = decode(world, np.asarray(Image.open(io.BytesIO(png)).convert("RGB")))
+    assert all((a == b).all() for a, b in zip(drawn, replayed.frames, strict=True))
+
+
+def test_pictures_without_repeated_tiles_are_stored_whole() -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (3, 64, 64, 3)).astype(np.uint8)
+    assert choose_tile_size(list(noise)) is None
+    board = np.zeros((64, 96, 3), np.uint8)
+    board[:32, :32] = 200
+    assert choose_tile_size([board, board]) in (8, 16, 32)
+    assert len(Atlas(32).encode([board, board])["first"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"executed_action": "drop"}, "another action in turn 1"),
+        ({"reward": 9.0}, "another reward in turn 1"),
+        ({"response": "ACTION: drop", "executed_action": None}, "another observation in turn"),
+    ],
+)
+def test_a_replay_that_differs_from_the_record_says_so_and_is_not_drawn(change: dict[str, Any], words: str) -> None:
+    pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
+    episode = record_episode("envs.babyai", "goto", 3)
+    episode["story"][0] |= change
+    worlds = Worlds(5)
+    world = worlds.draw(episode)
+    assert world is not None and words in world["note"] and "first" not in world
+    assert worlds.pictures() == {}
+
+
+ENV = """
+import numpy as np
+from tests.fixtures.counting_env import CountingGame, CountingSettings
+from envs.base import describe_task, read_env_settings
+
+class Drawn(CountingGame):
+    {method}
+
+def build_env(sample, args):
+    return Drawn(read_env_settings(CountingSettings, args), describe_task(sample)[1])
+
+def expert_action(env):
+    return "right"
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("pass", None),
+        ("def render(self): raise KeyError('sprite')", "raised KeyError: 'sprite'"),
+        ("def render(self): return np.zeros((4, 4), np.uint8)", "must return an array (height, width, 3)"),
+    ],
+)
+def test_an_environment_without_a_usable_render_costs_only_the_pictures(
+    tmp_path: Path, method: str, words: str | None
+) -> None:
+    path = tmp_path / "drawn.py"
+    path.write_text(ENV.format(method=method))
+    world = Worlds(5).draw(record_episode(str(path), "count", 3))
+    assert world is None if words is None else world is not None and words in world["note"]
