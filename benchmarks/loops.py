@@ -1,11 +1,13 @@
 """Rollout loops that play batches against the simulated engines, and what each of them reaches.
 
-Every loop is called as its trainer calls it; `Trainer.call` says in which order.
+Every loop is called in the order in which its trainer calls it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 import time
 from argparse import Namespace
 from collections import Counter
@@ -15,12 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.simulated import SimulatedEngines
-from benchmarks.workload import env_settings
 from rollout import continuous, fixed_turn
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes, get_runtime
+from tests.fixtures.rollout_args import COUNTING
 
+RULES = Path(__file__).with_name("rules.j2")
+WORDS = (
+    "wall door key ball box red green blue grey step left right forward and the of at now next then see go turn carry "
+    "open room before after because near far behind toward path closed first second again still goal"
+)
+ENDS = (".\nACTION: left", ".\nACTION: right")
+MEAN_EPISODE = 16
+"""Turns of an episode on average."""
 ANSWER_LIMIT = 1024
 TRAINING_S = 1 / 45
 """Seconds of training per turn of a batch and engine: half of what one saturated engine needs to play a turn."""
@@ -91,6 +101,29 @@ class Result:
             "staleness": self.staleness,
             "saturated_turns_per_s": self.saturated["turns_per_s"],
         }
+
+
+def episode_length(seed: int) -> int:
+    """Turns of an episode: log-normal, `MEAN_EPISODE` on average, at most 64. An assumption, for short games."""
+    return min(64, max(2, round(random.Random(seed).lognormvariate(2.59, 0.6))))
+
+
+def env_settings() -> dict[str, Any]:
+    """The YAML's environment part: the tests' counting game with long rules and long observations."""
+    options = {"length_of": "benchmarks.loops.episode_length", "prompt_template": str(RULES), "show": 1000}
+    return {"rollout_interaction_env_path": COUNTING, "tasks": ["count"], "env": options}
+
+
+def save_vocabulary(checkpoint: Path, path: Path) -> None:
+    """Write the tokens of answers for `benchmarks.engine_server`."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
+    words = [(ids[0], f" {word}") for word in WORDS.split() if len(ids := encode(f" {word}")) == 1]
+    ends = [([*encode(end), tokenizer.eos_token_id], end + tokenizer.eos_token) for end in ENDS]
+    begin = encode("THINK:"), "THINK:"
+    path.write_text(json.dumps({"begin": begin, "words": words, "ends": ends}), encoding="utf-8")
 
 
 class Meter:

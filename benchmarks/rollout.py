@@ -30,15 +30,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import loops, slime_loop
-from benchmarks.results import table, write
 from benchmarks.simulated import REPOSITORY
-from benchmarks.workload import save_tokenizer, save_vocabulary
+from tests.fixtures.chatml import chatml_tokenizer
 
 FAMILY = "qwen2_5"
 COLUMNS = (
@@ -68,7 +67,7 @@ def find_tokenizer(folder: Path) -> Path:
         if type(problem).__name__ not in ("Skipped", "ImportError", "ModuleNotFoundError"):
             raise
         print(f"the project's own small tokenizer instead of Qwen's: {problem}", file=sys.stderr)
-        save_tokenizer(folder)
+        chatml_tokenizer().save_pretrained(folder)
         return folder
 
 
@@ -119,6 +118,13 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "label": LABELS[row["loop"]], "ages": ages}
 
 
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as text."""
+    cells = [[heading for heading, _ in COLUMNS], *([form.format(**row) for _, form in COLUMNS] for row in rows)]
+    widths = [max(len(line[k]) for line in cells) for k in range(len(COLUMNS))]
+    return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in cells)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loops", nargs="+", choices=sorted(LABELS), default=list(LABELS), metavar="NAME")
@@ -137,15 +143,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for loop in options.loops
     ]
     rows: list[dict[str, Any]] = []
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checkpoint, vocabulary = find_tokenizer(folder / "model"), folder / "vocabulary.json"
-        save_vocabulary(checkpoint, vocabulary)
+        loops.save_vocabulary(checkpoint, vocabulary)
         for row in run_all(cases, checkpoint, vocabulary):
             rows.append(shown(row))
-            write(options.json, "rollout", rows)
+            options.json.write_text(json.dumps({"benchmark": "rollout", "rows": rows}, indent=1) + "\n")
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    print(table(COLUMNS, rows))
+    print(table(rows))
     print(f"load average {load}; {options.json}")
 
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loops import Case, Meter, Result, make_args, training_s
+from benchmarks.loops import MEAN_EPISODE, Case, Meter, Result, make_args, training_s
 from benchmarks.simulated import SimulatedEngines
-from benchmarks.workload import MEAN_EPISODE
 from rollout.bridge.framework import Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes
