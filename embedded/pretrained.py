@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from embedded.run_folder import check_folder, delete
+from embedded.run.folder import check_folder, delete
 from slime_verlog import ConfigError, command, read_settings
 
 CONFIG = "custom_configs/quickstart.yaml"
@@ -71,8 +71,8 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
         ConfigError: a flag, the YAML or the model is rejected.
     """
     from embedded.arguments import make_args
-    from embedded.ending import ending, lengths_of
-    from embedded.report import RunReport
+    from embedded.run.ending import ending, lengths_of
+    from embedded.run.report import RunReport
     from embedded.train import train
     from embedded.warmstart.imitation import WarmStart, adapt_policy
     from rollout.bridge.settings import load_settings

@@ -43,7 +43,6 @@ INDIRECT = {
     "mkdocs": "a command; scripts/docs_site.py is its hook",
     "mkdocs-material": "the site's theme",
     "mkdocstrings-python": "a plugin of mkdocs",
-    "pandas": "a bound on what rliable imports",
     "pytest-asyncio": "a pytest plugin",
     "pytest-timeout": "a pytest plugin",
     "pytest-xdist": "a pytest plugin",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedded.run_folder import SETTINGS, claim, leaves
+from embedded.run.folder import SETTINGS, claim, leaves
 from embedded.studies.study import Study, Variant, check_study, run_keys
 from slime_verlog import read_settings
 
@@ -126,9 +126,9 @@ def overview(plan: Plan) -> str:
 
 def plan_warnings(plan: Plan) -> list[str]:
     """A sentence for each variant in which hardly any update trains the actor."""
-    from embedded.alarms import warnings_of_plan
     from embedded.arguments import EmbeddedFlags
     from embedded.pretraining import split_run
+    from embedded.run.alarms import warnings_of_plan
 
     found = []
     for variant in plan.variants:
@@ -149,7 +149,7 @@ def _changes(variant: Variant) -> str:
 
 def _duration(plan: Plan) -> str:
     """How long the open runs will take, by the pace of the runs in the output folder."""
-    from embedded.metrics_log import read_rows
+    from embedded.run.log import read_rows
 
     flags = [plan.settings(*run)["flags"] for run in plan.runs() if not (plan.run_folder(*run) / DONE).exists()]
     ends = [rows[-1] for path in plan.out.glob(f"*/*/seed_*/{ROWS}") if (rows := read_rows(path))]

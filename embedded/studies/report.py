@@ -6,10 +6,9 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from embedded.metrics_log import actor_fault
-from embedded.studies.intervals import iqm_cell, mean_cell
+from embedded.run.log import actor_fault
 from embedded.studies.plots import plot
-from embedded.studies.results import MEASURES, Run, read_runs
+from embedded.studies.results import MEASURES, Run, iqm_cell, mean_cell, read_runs
 from embedded.studies.study import Study
 
 COLUMNS = (
@@ -37,8 +36,8 @@ TIME_COLUMNS = (
 AGGREGATED = ("after", "mean_by_turns", "mean_by_seconds")
 """Columns with interquartile means and bootstrap intervals. The others have means and standard errors."""
 NOTE = (
-    "Held-out results after training are interquartile means over seeds, with 95 % bootstrap intervals (rliable); with "
-    "fewer than four seeds, that is the plain mean. Other columns are means ± standard errors. Losses are means over "
+    "Held-out results after training are interquartile means over seeds, with 95 % bootstrap intervals; with fewer "
+    "than four seeds, that is the plain mean. Other columns are means ± standard errors. Losses are means over "
     "the updates that trained the actor. Means over equal turns or time are of the held-out curve, from the first "
     "update to the end of the shortest run in the table. Time is without evaluations and checkpoints."
 )

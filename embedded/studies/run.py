@@ -21,18 +21,19 @@ import shutil
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embedded.cores import cores
-from embedded.run_folder import CHECKPOINTS, claimed, rewind, saved_updates, write_text
+from embedded.arguments import cores
+from embedded.run.folder import CHECKPOINTS, claimed, rewind, saved_updates, write_text
 from embedded.studies.plan import DONE, ROWS, SAVE_INTERVAL, Plan, left_to_do, make_plan, overview, plan_warnings
 from embedded.studies.processes import run_processes
 from embedded.studies.results import MEASURES
 from embedded.studies.study import load_study, study_names
-from slime_verlog import ConfigError, SlimeVerlogError, command, read_settings
+from slime_verlog import ConfigError, MissingDependencyError, SlimeVerlogError, command, read_settings
 
 if TYPE_CHECKING:
     import torch
@@ -54,8 +55,8 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
 def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> None:
     """Train a run whose folder is claimed, from its latest checkpoint if there is one."""
     from embedded.arguments import EmbeddedFlags, make_args
-    from embedded.metrics_log import read_rows
     from embedded.pretraining import pretrain_critic, split_run
+    from embedded.run.log import read_rows
     from embedded.train import train
     from embedded.warmstart.imitation import read_imitation
 
@@ -86,8 +87,8 @@ class _Tracker:
     ) -> None:
         from tqdm import tqdm
 
-        from embedded.metrics_log import MetricsLog
-        from embedded.policies import write_policy
+        from embedded.engine.decoder import write_policy
+        from embedded.run.log import MetricsLog
 
         self.log, self._folder, self._source = MetricsLog(folder / ROWS, turns_before), folder, source
         self._name, self._measure, self._updates, self._print = name, measure, updates, tqdm.write
@@ -219,7 +220,6 @@ def _parser() -> argparse.ArgumentParser:
 @command()
 def main(argv: list[str] | None = None) -> None:
     """Run one study; the exit code is 1 if the actor of a finished run never trained."""
-    from embedded.studies.intervals import require_packages
     from embedded.studies.report import faults_of
     from embedded.studies.results import read_runs
 
@@ -236,7 +236,11 @@ def main(argv: list[str] | None = None) -> None:
     if study.compares_time and (given.jobs or 1) > 1:
         raise ConfigError(f"{study.name} compares wall times, which runs side by side would change; use --jobs 1")
     plan = make_plan(study, given.out, given.variants, keep_policies=given.keep_policies)
-    require_packages()
+    for name in ("megatron", "matplotlib"):
+        if find_spec(name) is None:
+            raise MissingDependencyError(
+                f"a study needs the package {name}; install it with: pip install 'slime-verlog[embedded]'"
+            )
     if given.dry_run:
         print(overview(plan))
         return

@@ -22,8 +22,7 @@ from advantage.pretraining import progress_of
 from advantage.ranks import current_layout
 from advantage.settings import ROLE, advantage_flags, advantage_settings
 from advantage.value_weight import first_token_weights, weigh_reducer
-from embedded.arguments import embedded_flags
-from embedded.cores import cores
+from embedded.arguments import cores, embedded_flags
 from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data
 from embedded.trainer.checkpoint import is_checkpoint, load_critic, load_trainer, save_trainer
 from embedded.trainer.losses import approx_kl, log_probs_and_entropy, policy_loss, value_loss

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
-from embedded.alarms import LIMITS, PATIENCE, Alarms, warnings_of
 from embedded.arguments import EmbeddedFlags
-from embedded.ending import judge, next_step
+from embedded.run.alarms import LIMITS, PATIENCE, Alarms, warnings_of
+from embedded.run.ending import judge, next_step
 from embedded.warmstart.demonstrations import Demonstration
 from embedded.warmstart.imitation import Imitation, _facts
 from slime_verlog import read_settings

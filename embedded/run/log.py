@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from embedded.run_folder import whole_lines
+from embedded.run.folder import whole_lines
 from rollout.bridge.sample import facts_of
 from rollout.play.metrics import mean
 

@@ -17,6 +17,16 @@ ENOUGH_UPDATES = 30
 """Updates of the actor after which more of them are not the first thing to try."""
 
 
+def setting_of(updates: int | str) -> str:
+    """The `setting` of records that were played after this many updates."""
+    return f"update {updates}"
+
+
+def describe(rate: Mapping[str, float]) -> str:
+    """A win rate in words."""
+    return f"win rate {rate['mean']:.3f} ± {rate['se']:.3f} over {rate['n']:.0f} seeds"
+
+
 def lengths_of(args: Namespace) -> dict[str, int]:
     """The limits on answers and prompts, by the names that `slime-verlog evaluate` has for them."""
     return {"max_response_len": args.rollout_max_response_len, "max_context_len": args.rollout_max_context_len}
@@ -24,8 +34,6 @@ def lengths_of(args: Namespace) -> dict[str, int]:
 
 def ending(summary: Mapping[str, Any], folder: Path) -> str:
     """The last lines of a run: results, warnings, and the commands that continue from here."""
-    from embedded.report import describe
-
     lines = [f"before: {describe(summary['win_rate_before'])}", f"after:  {describe(summary['win_rate_after'])}"]
     if not summary["win_rate_after"]["mean"]:
         before, after = summary["return_before"], summary["return_after"]
@@ -49,8 +57,6 @@ def ending(summary: Mapping[str, Any], folder: Path) -> str:
 
 def commands(folder: Path, summary: Mapping[str, Any]) -> list[str]:
     """The commands that evaluate the last policy, show the episodes, and compare before with after."""
-    from embedded.report import setting_of
-
     me = "slime-verlog" if shutil.which("slime-verlog") else f"{shlex.quote(sys.executable)} -m inspection"
     here = shlex.quote(str(folder))
     lengths = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in summary["lengths"].items())
