@@ -156,16 +156,18 @@ def main() -> None:
     args, discounts = Namespace(kl_coef=KL_COEF), AdvantageSettings().discounts
     work = make_work(options.turns, options.tokens, seed=0)
     data = as_rollout_data(work)
-    padded = [
+    values, rewards = (
         torch.nn.utils.rnn.pad_sequence(list(work[key].split(work["turn_lengths"].tolist())), batch_first=True)
         for key in ("values", "token_rewards")
-    ]
+    )
     difference = (hook_advantages(args, data, options.turns) - token_by_token(work, discounts)).abs().max()
     # The hook removes the turn table, so each call gets a fresh mapping.
     times = {
         "compute_advantages": cpu_ms(lambda: compute_advantages(args, dict(data)), options.rounds),
         "its lists joined and split, no arithmetic": cpu_ms(lambda: join_and_split(data), options.rounds),
-        "single discount, loop over columns": cpu_ms(lambda: single_discount(*padded, discounts), options.rounds),
+        "single discount, loop over columns": cpu_ms(
+            lambda: single_discount(values, rewards, discounts), options.rounds
+        ),
         "double loop, token by token": cpu_ms(lambda: token_by_token(work, discounts), 1),
     }
     print(f"{options.turns} turns, {len(work['values'])} tokens, one thread; largest difference {difference:.1e}")
