@@ -28,7 +28,6 @@ from embedded.run.folder import (
 from embedded.run.log import (
     MetricsLog,
     actor_fault,
-    actor_updates,
     evaluation_means,
     held_out,
     read_rows,
@@ -157,7 +156,7 @@ class RunReport:
         """Updates, turns and time, and whether the actor trained. An interrupted run is not judged."""
         return {
             "updates": len(self.history),
-            "actor_updates": actor_updates(self.history),
+            "actor_updates": sum(bool(row.get("train/actor_trains")) for row in self.history),
             "fault": None if interrupted else actor_fault(self.history),
             "note": None if interrupted else reward_note(self.history),
             "alarms": dict(self._alarms.raised),
@@ -168,13 +167,13 @@ class RunReport:
     def _results(self) -> dict[str, Any]:
         """Win rates, returns and turns of the held-out episodes."""
         first, last = self._ends()
-        best = self._best[1] if self._best else None
         faults = [e["fault"] for played in self.evaluations.values() for e in played if e["fault"] is not None]
-        evaluated = {"best_update": best, "win_rate_best": win_rate(self.evaluations[best])} if best is not None else {}
+        best = self._best[1] if self._best else min(self.evaluations)
         return {
             "win_rate_before": win_rate(first),
             "win_rate_after": win_rate(last),
-            **evaluated,
+            "best_update": best,
+            "win_rate_best": win_rate(self.evaluations[best]),
             "return_before": spread(e["return"] for e in first),
             "return_after": spread(e["return"] for e in last),
             "valid_action_ratio_before": _turn_mean(first, "valid_action_ratio"),
