@@ -80,7 +80,7 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     from embedded.run.ending import ending, lengths_of
     from embedded.run.report import RunReport
     from embedded.train import train
-    from embedded.warmstart.imitation import WarmStart, adapt_policy
+    from embedded.warmstart.imitation import WarmStart, make_policy
     from rollout.bridge.overrides import set_key
     from rollout.bridge.settings import load_settings
 
@@ -105,10 +105,10 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     facts = {"model": Path(flags.model).name, "seed": flags.rollout_seed, "device": device}
     report = RunReport(flags.out, facts, folder)
     if flags.demonstrations:
-        given = {"episodes": flags.demonstrations, "epochs": 1, "batch_size": 32, "lr": 1e-4}
+        given = {"model": str(model), "episodes": flags.demonstrations, "epochs": 1, "batch_size": 32, "lr": 1e-4}
         given["max_tokens"] = flags.max_tokens_per_gpu
         settings = read_settings(WarmStart, given, "demonstrations.")
-        loss = adapt_policy(load_settings(args), model, folder, settings, flags.rollout_seed).loss
+        loss = make_policy(load_settings(args), folder, settings, flags.rollout_seed).loss
         args.hf_checkpoint = str(folder)
         print(f"imitated {flags.demonstrations} episodes, loss {loss:.3f} nats per token", flush=True)
     train(args, report)
