@@ -111,7 +111,7 @@ class Server:
                 web.get("/v1/loads", self.loads),
                 web.post("/simulated/update", self.update),
                 web.post("/simulated/sleep", self.sleep),
-                web.get("/simulated/usage", self.usage),
+                web.get("/simulated/now", self.clock),
                 web.get("/simulated/saturated", self.saturated),
             ]
         )
@@ -191,11 +191,8 @@ class Server:
         await woken
         return web.json_response({})
 
-    async def usage(self, request: web.Request) -> web.Response:
-        for engine in self.engines:
-            engine.count(self.now)
-        found = {"now": self.now, "place_s": sum(engine.place_s for engine in self.engines)}
-        return web.json_response({**found, "tokens": sum(engine.tokens for engine in self.engines)})
+    async def clock(self, request: web.Request) -> web.Response:
+        return web.json_response({"now": self.now})
 
     async def saturated(self, request: web.Request) -> web.Response:
         """What these engines do with the recorded requests if their queue is never empty; takes no simulated time."""

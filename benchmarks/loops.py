@@ -62,11 +62,6 @@ class Result:
     """Answer tokens that were handed out for training."""
     rollout_s: float = 0.0
     """Seconds of the rollouts; those of loops that play on while training runs include training."""
-    total_s: float = 0.0
-    """Seconds of rollouts and training together."""
-    generated: float = 0.0
-    """Tokens that the engines generated in this time, also those of aborted answers."""
-    place_s: float = 0.0
     host_ms: float = 0.0
     """CPU milliseconds of the rollout process per turn."""
     prompt_tokens: float = 0.0
@@ -74,27 +69,14 @@ class Result:
     staleness: dict[str, float] = field(default_factory=dict)
     """Share of turns by staleness in updates."""
 
-    @property
-    def share(self) -> float:
-        """Tokens for training per second, as a share of the saturated engines' tokens."""
-        return self.tokens / self.rollout_s / self.saturated["tokens_per_s"]
-
-    @property
-    def busy(self) -> float:
-        """Generated tokens per second, as a share of the saturated engines' tokens."""
-        return self.generated / self.rollout_s / self.saturated["tokens_per_s"]
-
     def row(self) -> dict[str, Any]:
-        places = self.rollout_s * self.case.engines * self.case.places
+        speed = self.tokens / self.rollout_s
         return {
             **asdict(self.case),
             "played_turns": self.turns,
             "turns_per_s": self.turns / self.rollout_s,
-            "share_of_saturated": self.share,
-            "share_of_updated": self.share * self.saturated["tokens_per_s"] / self.saturated["updated_tokens_per_s"],
-            "share_with_training": self.share * self.rollout_s / self.total_s,
-            "generated_share": self.busy,
-            "busy_places": self.place_s / places,
+            "share_of_saturated": speed / self.saturated["tokens_per_s"],
+            "share_of_updated": speed / self.saturated["updated_tokens_per_s"],
             "host_cpu_ms_per_turn": self.host_ms,
             "prompt_tokens": self.prompt_tokens,
             "answer_tokens": self.tokens / self.turns,
@@ -132,27 +114,16 @@ class Meter:
     def __init__(self, case: Case, engines: SimulatedEngines) -> None:
         self.result, self.engines = Result(case), engines
         self.versions: Counter[int] = Counter()
-        self._began: tuple[dict[str, float], float] = ({}, 0.0)
+        self._began, self._cpu_began = 0.0, 0.0
         self._cpu = 0.0
         self._prompts = 0
 
     def start(self) -> None:
-        self._began = self.engines.usage(), time.process_time()
+        self._began, self._cpu_began = self.engines.now(), time.process_time()
 
     def stop(self) -> None:
-        before, cpu = self._began
-        after, result = self.engines.usage(), self.result
-        self._cpu += time.process_time() - cpu
-        result.rollout_s += after["now"] - before["now"]
-        result.place_s += after["place_s"] - before["place_s"]
-        result.generated += after["tokens"] - before["tokens"]
-        result.total_s += after["now"] - before["now"]
-
-    def train(self, seconds: float) -> None:
-        """Training for which the rollout waits."""
-        before = self.engines.usage()["now"]
-        self.engines.sleep(seconds)
-        self.result.total_s += self.engines.usage()["now"] - before
+        self._cpu += time.process_time() - self._cpu_began
+        self.result.rollout_s += self.engines.now() - self._began
 
     def add(self, samples: Iterable[Sample], rollout_id: int) -> None:
         """Count a batch's turns. The engine's versions begin with 1, which the batch of rollout 0 is trained on."""
@@ -186,18 +157,13 @@ def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namesp
     return Namespace(**{**values, **env_settings(), **changes})
 
 
-def training_s(case: Case) -> float:
-    """Seconds of training per batch, the same for all loops."""
-    return TRAINING_S * case.turns / case.engines
-
-
 class Trainer:
     """Calls a rollout as slime's scripts do; training takes simulated time."""
 
     def __init__(self, case: Case, engines: SimulatedEngines, args: Namespace, collect: fixed_turn.Collect) -> None:
         self.case, self.engines, self.args, self.collect = case, engines, args, collect
         self.source, self.meter = EpisodeSource(args), Meter(case, engines)
-        self.train_s = training_s(case)
+        self.train_s = TRAINING_S * case.turns / case.engines
 
     async def rollout(self, rollout_id: int) -> list[Sample]:
         output = await fixed_turn.collect_or_draw(self.args, rollout_id, self.source, self.collect)
@@ -211,7 +177,6 @@ class Trainer:
             if k >= self.case.warm:
                 await asyncio.to_thread(self.meter.stop)
                 self.meter.add(samples, k)
-                await asyncio.to_thread(self.meter.train, self.train_s)
             await asyncio.to_thread(self.engines.update)
 
     async def overlapping(self) -> None:

@@ -9,15 +9,12 @@ Real: the loops, their HTTP requests, tokenizer, prompts and samples; their CPU 
 (`benchmarks/simulated_sglang.py`), training (22 ms per turn and engine), and an environment that answers at
 once. The clock is simulated, too (`benchmarks/engine_server.py`), so the shares hardly depend on the machine's load.
 
-Columns, rollouts alone unless something else is said; continuous loops play on while training runs.
+Columns, of rollouts alone; continuous loops play on while training runs.
 
 - turns/s: turns per simulated second
 - of saturated: tokens for training per second, as a share of the same engines with a queue that is never empty
 - of updated: the same share of saturated engines that get new weights after as many turns as a batch has, which aborts
   the running answers and empties the prefix cache
-- with training: as `of saturated`, over rollouts and training together
-- generated: all tokens that the engines generated, also those of aborted answers, as a share of saturated engines
-- places: busy places
 - stale: share of turns that are 0, 1, or more updates old when they are trained on
 - host ms: CPU milliseconds of the rollout process per turn
 """
@@ -47,9 +44,6 @@ COLUMNS = (
     ("turns/s", "{turns_per_s:.1f}"),
     ("of saturated", "{share_of_saturated:.1%}"),
     ("of updated", "{share_of_updated:.1%}"),
-    ("with training", "{share_with_training:.1%}"),
-    ("generated", "{generated_share:.1%}"),
-    ("places", "{busy_places:.1%}"),
     ("stale 0/1/2+", "{ages}"),
     ("host ms", "{host_cpu_ms_per_turn:.2f}"),
 )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loops import MEAN_EPISODE, Case, Meter, Result, make_args, training_s
+from benchmarks.loops import MEAN_EPISODE, Case, Meter, Result, make_args
 from benchmarks.simulated import SimulatedEngines
 from rollout.bridge.framework import Sample, run
 from rollout.data_source import EpisodeSource
@@ -98,7 +98,6 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> Result:
             if k >= case.warm:
                 meter.stop()
                 meter.add(flat(output.samples), k)
-                meter.train(training_s(case))
             engines.update()
         run(close_runtimes())
         return meter.finish()
