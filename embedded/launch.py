@@ -138,7 +138,7 @@ def run_seed(
     run = _Run(folder, warm, keys, given)
     settings = run.check()
     machine = {"python": platform.python_version(), "torch": version("torch"), "cpus": os.cpu_count()}
-    facts = {"config": config, "tasks": list(settings.tasks), "seed": seed, **machine}
+    about = {"config": config, "tasks": list(settings.tasks), "seed": seed, **machine}
     identity = {"keys": keys, "flags": given, "warm": warm.model_dump(mode="json")}
     with claimed(folder, identity, if_held):
         if is_finished(folder):
@@ -146,7 +146,7 @@ def run_seed(
             summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         else:
             print(*note, f"seed {seed}: {_teacher(settings)}", sep="\n", flush=True)
-            summary = run.until_interrupted(settings, facts)
+            summary = run.until_interrupted(settings, about)
         print(ending(summary, folder), flush=True)
     return summary
 
@@ -179,11 +179,11 @@ class _Run:
         try_each_task(settings)
         return settings
 
-    def until_interrupted(self, settings: RolloutSettings, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def until_interrupted(self, settings: RolloutSettings, about: Mapping[str, Any]) -> dict[str, Any]:
         """Train to the end; on Ctrl-C, keep the last update's policy and what was evaluated."""
         from embedded.run.report import RunReport
 
-        report = RunReport(self.folder, facts, self.policy)
+        report = RunReport(self.folder, about, self.policy)
         try:
             self._train(settings, report)
         except KeyboardInterrupt:
@@ -224,14 +224,14 @@ class _Run:
         args = make_args(config, **{**lengths, **self.ppo.flags, "load": load})
         for sentence in warnings_of(read_imitation(self.policy), embedded_flags(args), settings.n_env):
             print(f"warning: {sentence}", flush=True)
-        report.facts = {**report.facts, "lengths": lengths_of(args)}
+        report.about = {**report.about, "lengths": lengths_of(args)}
         train(args, report, report.evaluations.keys())
 
     def _imitate(self, settings: RolloutSettings) -> dict[str, int]:
         """Make the policy that PPO starts from, unless it is there already; returns the limits on lengths."""
-        from embedded.warmstart.imitation import FACTS, make_policy, read_imitation
+        from embedded.warmstart.imitation import IMITATION_FILE, make_policy, read_imitation
 
-        if (self.policy / FACTS).exists():
+        if (self.policy / IMITATION_FILE).exists():
             return _lengths(read_imitation(self.policy), self.ppo.flags)
         imitation = make_policy(settings, self.policy, self.warm, self.ppo.flags["rollout_seed"])
         lengths = _lengths(imitation, self.ppo.flags)

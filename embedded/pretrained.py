@@ -102,8 +102,8 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     args = make_args(config, hf_checkpoint=str(model), **slimes, **fixed)
     folder = flags.out / "policy_before" if flags.demonstrations else model
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    facts = {"model": Path(flags.model).name, "seed": flags.rollout_seed, "device": device}
-    report = RunReport(flags.out, facts, folder)
+    about = {"model": Path(flags.model).name, "seed": flags.rollout_seed, "device": device}
+    report = RunReport(flags.out, about, folder)
     if flags.demonstrations:
         given = {"model": str(model), "episodes": flags.demonstrations, "epochs": 1, "batch_size": 32, "lr": 1e-4}
         given["max_tokens"] = flags.max_tokens_per_gpu
@@ -112,7 +112,7 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
         args.hf_checkpoint = str(folder)
         print(f"imitated {flags.demonstrations} episodes, loss {loss:.3f} nats per token", flush=True)
     train(args, report)
-    report.facts = {**report.facts, "rollout_tokens_per_s": _tokens_per_s(report.history), "lengths": lengths_of(args)}
+    report.about = {**report.about, "rollout_tokens_per_s": _tokens_per_s(report.history), "lengths": lengths_of(args)}
     summary = report.write()
     print(f"{summary['device']}, {summary['rollout_tokens_per_s']} new tokens/s")
     print(ending(summary, flags.out), flush=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-FEWEST_PAIRS = 10
+MIN_PAIRS = 10
 """With fewer held-out episodes, two standard errors mean nothing."""
 SOLVED = 0.95
 ENOUGH_UPDATES = 30
@@ -80,7 +80,7 @@ def judge(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]
     """Whether held-out episodes changed, by the mean difference of pairs with the same seed.
 
     Compares the win rate, or the return if no episode was won. A change counts if it exceeds two standard errors, and
-    there are at least `FEWEST_PAIRS` pairs.
+    there are at least `MIN_PAIRS` pairs.
     """
     key = "success" if any(episode["success"] for episode in (*before, *after)) else "return"
     results = [{(e["task_name"], e["seed"]): float(e[key]) for e in episodes} for episodes in (before, after)]
@@ -89,7 +89,7 @@ def judge(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]
     means = [spread(pair[k] for pair in pairs) for k in (0, 1)]
     low, high = (change["mean"] + sign * 2 * change["se"] for sign in (-1, 1))
     word = "improved" if low > 0 else "worse" if high < 0 else "no significant change"
-    if len(pairs) < FEWEST_PAIRS:
+    if len(pairs) < MIN_PAIRS:
         word = f"{len(pairs)} held-out episodes are too few to tell"
     numbers = [f"{mean['mean']:.3f} ± {mean['se']:.3f}" for mean in means]
     sentence = (

@@ -62,7 +62,7 @@ class RunReport:
     """
 
     folder: Path
-    facts: Mapping[str, Any]
+    about: Mapping[str, Any]
     policy: str | Path
     """Hugging Face folder of the policy that training starts from."""
     history: list[dict[str, float]] = field(default_factory=list)
@@ -140,7 +140,7 @@ class RunReport:
     def write(self, *, interrupted: bool = False) -> dict[str, Any]:
         """Write all files and return the summary; before the first evaluation, there is only the summary."""
         self._board.close()
-        summary = {**self.facts, "interrupted": interrupted, **self._counts(interrupted)}
+        summary = {**self.about, "interrupted": interrupted, **self._counts(interrupted)}
         if self.evaluations:
             summary |= self._results()
             first, last = self._ends()

@@ -144,8 +144,8 @@ def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
     lines.append("|---|---|---|---|---|---|---|---|")
     for variant in study.variants:
         mine = [run for run in done if run.variant == variant]
-        facts = [run.facts() for run in mine]
-        numbers = lambda key, facts=facts: [value for about in facts if (value := about[key]) is not None]
+        columns = [run.columns() for run in mine]
+        numbers = lambda key, columns=columns: [value for row in columns if (value := row[key]) is not None]
         before, after = ([study.score(value) for value in numbers(key)] for key in ("before", "after"))
         fallen = sum(end < start for start, end in zip(before, after, strict=True))
         cells = [mean_cell(before, ".3f"), iqm_cell(after, ".3f"), mean_cell(list(found[variant].values()), ".3f")]

@@ -32,7 +32,7 @@ class Run:
     done: bool
     measure: str = "success"
 
-    def facts(self) -> dict[str, float | None]:
+    def columns(self) -> dict[str, float | None]:
         """The table's columns. Losses and staleness are means over the updates that also trained the actor."""
         results = [row for row in self.rows if self.key in row]
         trained = [row for row in self.rows if row.get("train/actor_trains")]

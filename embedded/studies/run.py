@@ -112,7 +112,7 @@ class _Tracker:
 
 def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]) -> Path:
     """The initial policy for this seed; variants with the same prompts and the same warm start share it."""
-    from embedded.warmstart.imitation import FACTS, WarmStart, make_policy
+    from embedded.warmstart.imitation import IMITATION_FILE, WarmStart, make_policy
     from rollout.bridge.settings import load_settings
 
     keys, warm = settings["keys"], settings["warm"]
@@ -120,7 +120,9 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
     env = {**keys.get("env", {}), **warm.get("env", {})}
     env = {key: value for key, value in env.items() if key not in ("binary_reward", "shaping")}
     shown = {key: keys.get(key) for key in ("rollout_interaction_env_path", "tasks", "history", "memory", "max_turns")}
-    name = hashlib.sha256(json.dumps([FACTS, env, shown, warm, seed], sort_keys=True).encode()).hexdigest()[:12]
+    name = hashlib.sha256(json.dumps([IMITATION_FILE, env, shown, warm, seed], sort_keys=True).encode()).hexdigest()[
+        :12
+    ]
     folder = policies / f"{name}-seed_{seed}"
     if not folder.is_dir():
         temporary = policies / f".{folder.name}.{os.getpid()}"

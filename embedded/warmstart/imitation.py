@@ -30,7 +30,7 @@ from slime_verlog import ConfigError, Field, Settings
 OPTIMIZER = OptimizerFlags(weight_decay=0.01, lr_decay_style="cosine")
 VOCABULARY = 1024
 """Bytes and merges of a new tokenizer, at most."""
-FACTS = "imitation.json"
+IMITATION_FILE = "imitation.json"
 """File beside the policy with its `Imitation`."""
 
 
@@ -98,7 +98,7 @@ class Imitation:
 
 def read_imitation(folder: str | Path) -> Imitation:
     """The `Imitation` of a policy that `make_policy` wrote."""
-    return Imitation(**json.loads((Path(folder) / FACTS).read_text(encoding="utf-8")))
+    return Imitation(**json.loads((Path(folder) / IMITATION_FILE).read_text(encoding="utf-8")))
 
 
 def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart, seed: int) -> Imitation:
@@ -133,8 +133,8 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
     save_policy(model, tokenizer, folder)
     answers = data["response_lengths"]
     prompts = [total - answer for total, answer in zip(data["total_lengths"], answers, strict=True)]
-    imitation = Imitation(loss, max(prompts), max(answers), **_facts(turns))
-    (Path(folder) / FACTS).write_text(json.dumps(vars(imitation)) + "\n", encoding="utf-8")
+    imitation = Imitation(loss, max(prompts), max(answers), **statistics_of(turns))
+    (Path(folder) / IMITATION_FILE).write_text(json.dumps(vars(imitation)) + "\n", encoding="utf-8")
     return imitation
 
 
@@ -161,7 +161,7 @@ def _round_up(number: float, step: int) -> int:
     return math.ceil(number / step) * step
 
 
-def _facts(turns: Sequence[Demonstration]) -> dict[str, float]:
+def statistics_of(turns: Sequence[Demonstration]) -> dict[str, float]:
     """What the demonstrations say about the run, as fields of `Imitation`."""
     episodes: dict[tuple[str, int], list[Demonstration]] = defaultdict(list)
     for turn in turns:
