@@ -12,7 +12,7 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,39 +52,6 @@ class Case:
     """Batches before them. Loops that never stop need one more, with an update of the weights before the measuring."""
 
 
-@dataclass
-class Result:
-    """What one case reached. Seconds are simulated, except for `host_ms`."""
-
-    case: Case
-    turns: int = 0
-    tokens: int = 0
-    """Answer tokens that were handed out for training."""
-    rollout_s: float = 0.0
-    """Seconds of the rollouts; those of loops that play on while training runs include training."""
-    host_ms: float = 0.0
-    """CPU milliseconds of the rollout process per turn."""
-    prompt_tokens: float = 0.0
-    saturated: dict[str, float] = field(default_factory=dict)
-    staleness: dict[str, float] = field(default_factory=dict)
-    """Share of turns by staleness in updates."""
-
-    def row(self) -> dict[str, Any]:
-        speed = self.tokens / self.rollout_s
-        return {
-            **asdict(self.case),
-            "played_turns": self.turns,
-            "turns_per_s": self.turns / self.rollout_s,
-            "share_of_saturated": speed / self.saturated["tokens_per_s"],
-            "share_of_updated": speed / self.saturated["updated_tokens_per_s"],
-            "host_cpu_ms_per_turn": self.host_ms,
-            "prompt_tokens": self.prompt_tokens,
-            "answer_tokens": self.tokens / self.turns,
-            "staleness": self.staleness,
-            "saturated_turns_per_s": self.saturated["turns_per_s"],
-        }
-
-
 def episode_length(seed: int) -> int:
     """Turns of an episode: log-normal, `MEAN_EPISODE` on average, at most 64. An assumption, for short games."""
     return min(64, max(2, round(random.Random(seed).lognormvariate(2.59, 0.6))))
@@ -109,38 +76,47 @@ def save_vocabulary(checkpoint: Path, path: Path) -> None:
 
 
 class Meter:
-    """Adds up what a loop does between `start` and `stop`."""
+    """Adds up what a loop does between `start` and `stop`. Seconds are simulated, except for the host's CPU time."""
 
     def __init__(self, case: Case, engines: SimulatedEngines) -> None:
-        self.result, self.engines = Result(case), engines
-        self.versions: Counter[int] = Counter()
-        self._began, self._cpu_began = 0.0, 0.0
-        self._cpu = 0.0
-        self._prompts = 0
+        self.case, self.engines = case, engines
+        self._versions: Counter[int] = Counter()
+        self._turns = self._tokens = self._prompt_tokens = 0
+        self._seconds = self._cpu_s = 0.0
 
     def start(self) -> None:
-        self._began, self._cpu_began = self.engines.now(), time.process_time()
+        self._seconds -= self.engines.now()
+        self._cpu_s -= time.process_time()
 
     def stop(self) -> None:
-        self._cpu += time.process_time() - self._cpu_began
-        self.result.rollout_s += self.engines.now() - self._began
+        self._cpu_s += time.process_time()
+        self._seconds += self.engines.now()
 
     def add(self, samples: Iterable[Sample], rollout_id: int) -> None:
         """Count a batch's turns. The engine's versions begin with 1, which the batch of rollout 0 is trained on."""
         for sample in samples:
             if sample.metadata.get("kind") == "turn":
-                self.result.turns += 1
-                self.result.tokens += sample.response_length
-                self._prompts += len(sample.tokens) - sample.response_length
-                self.versions[rollout_id + 1 - int(sample.weight_versions[0])] += 1
+                self._turns += 1
+                self._tokens += sample.response_length
+                self._prompt_tokens += len(sample.tokens) - sample.response_length
+                self._versions[rollout_id + 1 - int(sample.weight_versions[0])] += 1
 
-    def finish(self) -> Result:
-        result = self.result
-        result.saturated = self.engines.saturated(result.case.turns)
-        result.host_ms = 1e3 * self._cpu / result.turns
-        result.prompt_tokens = self._prompts / result.turns
-        result.staleness = {str(age): count / result.turns for age, count in sorted(self.versions.items())}
-        return result
+    def row(self) -> dict[str, Any]:
+        """What the case reached. `staleness` has the share of turns by their age in updates."""
+        saturated, turns = self.engines.saturated(self.case.turns), self._turns
+        speed = self._tokens / self._seconds
+        return {
+            **asdict(self.case),
+            "played_turns": turns,
+            "turns_per_s": turns / self._seconds,
+            "share_of_saturated": speed / saturated["tokens_per_s"],
+            "share_of_updated": speed / saturated["updated_tokens_per_s"],
+            "host_cpu_ms_per_turn": 1e3 * self._cpu_s / turns,
+            "prompt_tokens": self._prompt_tokens / turns,
+            "answer_tokens": self._tokens / turns,
+            "staleness": {str(age): count / turns for age, count in sorted(self._versions.items())},
+            "saturated_turns_per_s": saturated["turns_per_s"],
+        }
 
 
 def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namespace:
@@ -172,7 +148,8 @@ class Trainer:
     async def one_after_the_other(self) -> None:
         """The order of train.py with a rollout that stops while training runs."""
         for k in range(self.case.warm + self.case.batches):
-            await asyncio.to_thread(self.meter.start)
+            if k >= self.case.warm:
+                await asyncio.to_thread(self.meter.start)
             samples = await self.rollout(k)
             if k >= self.case.warm:
                 await asyncio.to_thread(self.meter.stop)
@@ -237,15 +214,15 @@ LOOPS: dict[str, tuple[str, fixed_turn.Collect, Order, dict[str, Any]]] = {
 """Name on the command line: label, function, order of calls, YAML keys."""
 
 
-def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> Result:
+def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
     """Play one case of one of `LOOPS`."""
     _, collect, order, keys = LOOPS[case.loop]
 
-    async def play(engines: SimulatedEngines) -> Result:
+    async def play(engines: SimulatedEngines) -> dict[str, Any]:
         trainer = Trainer(case, engines, make_args(case, engines.port, checkpoint, **keys), collect)
         try:
             await order(trainer)
-            return await asyncio.to_thread(trainer.meter.finish)
+            return await asyncio.to_thread(trainer.meter.row)
         finally:
             await close_runtimes()
 

@@ -100,7 +100,7 @@ def run_all(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -> 
     """A row per case; slime's come last."""
     for case in cases:
         if case.loop in loops.LOOPS:
-            yield loops.run_case(fitting(case), checkpoint, vocabulary).row()
+            yield loops.run_case(fitting(case), checkpoint, vocabulary)
     if slimes := [case for case in cases if case.loop in slime_loop.LOOPS]:
         yield from run_slime(slimes, checkpoint, vocabulary)
 
