@@ -128,12 +128,7 @@ def run_seed(
         if name in flags:
             raise ConfigError(f"--set-flag {name}: checkpoints are in {folder / CHECKPOINTS}, and --resume reads them")
     keys, note = _without_warmup(read_keys(config) if keys is None else keys, flags)
-    has_critic = flags.get("advantage_estimator", "ppo") == "ppo"
-    given = {
-        **{"rollout_seed": seed, "num_rollout": updates, "eval_interval": 20, "save_interval": 1},
-        "num_critic_only_steps": min(CRITIC_ONLY, updates // 2) if has_critic else 0,
-        **flags,
-    }
+    given = {**_default_flags(seed, updates, flags), **flags}
     warm = warm_start or WarmStart(**IMITATION)
     run = _Run(folder, warm, keys, given)
     settings = run.check()
@@ -149,6 +144,14 @@ def run_seed(
             summary = run.until_interrupted(settings, about)
         print(ending(summary, folder), flush=True)
     return summary
+
+
+def _default_flags(seed: int, updates: int, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """slime's flags of a run in which the user's `flags` do not say otherwise."""
+    has_critic = flags.get("advantage_estimator", "ppo") == "ppo"
+    warm_up = min(CRITIC_ONLY, updates // 2) if has_critic else 0
+    every = {"eval_interval": 20, "save_interval": 1}
+    return {"rollout_seed": seed, "num_rollout": updates, **every, "num_critic_only_steps": warm_up}
 
 
 class _Run:

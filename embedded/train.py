@@ -52,11 +52,11 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = ()) -> 
         EngineError, FailureBudgetError: raised by the rollout function.
     """
     flags = embedded_flags(args)
-    generate = load_attribute(flags.rollout_function_path, "rollout_function_path")
-    evaluate = load_attribute(flags.eval_function_path or flags.rollout_function_path, "eval_function_path")
-    convert_path = flags.custom_convert_samples_to_train_data_path
-    convert = load_attribute(convert_path, "custom_convert_samples_to_train_data_path")
-    source_class = load_attribute(flags.data_source_path, "data_source_path")
+    generate, convert, source_class = (
+        load_attribute(getattr(flags, name), name)
+        for name in ("rollout_function_path", "custom_convert_samples_to_train_data_path", "data_source_path")
+    )
+    evaluate = load_attribute(flags.eval_function_path, "eval_function_path") if flags.eval_function_path else generate
     with EngineProcess(_engine_options(flags)) as engine, ExitStack() as at_end:
         at_end.callback(lambda: run(close_runtimes()))
         source, trainer = source_class(args), PpoTrainer(args)  # the engine loads its model meanwhile
@@ -73,21 +73,18 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = ()) -> 
                 tracker.evaluation(updates, result, trainer.policy_state())
 
         evaluate_if_due(args.start_rollout_id)
-        updates = range(args.start_rollout_id, flags.num_rollout)
-        for rollout_id in tqdm(updates, desc="training", unit="update", dynamic_ncols=True):
-            began, trainer_cpu, engine_cpu = time.perf_counter(), time.process_time(), engine.cpu_s()
+        left = range(args.start_rollout_id, flags.num_rollout)
+        for rollout_id in tqdm(left, desc="training", unit="update", dynamic_ncols=True):
+            began = _clocks(engine)
             output = generate(args, rollout_id, source)
             played = time.perf_counter()
             metrics = trainer.train(rollout_id, convert(args, output.samples))
             engine.update_weights(trainer.policy_state(), str(rollout_id + 1))
-            times = {
-                "perf/rollout_s": played - began,
-                "perf/train_s": time.perf_counter() - played,
-                "perf/trainer_cpu_s": time.process_time() - trainer_cpu,
-                "perf/engine_cpu_s": engine.cpu_s() - engine_cpu,
-            }
+            wall, *cpu = _clocks(engine)
+            times = {"perf/rollout_s": played - began[0], "perf/train_s": wall - played}
+            times |= {"perf/trainer_cpu_s": cpu[0] - began[1], "perf/engine_cpu_s": cpu[1] - began[2]}
             tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **times})
-            if flags.save and (rollout_id + 1 == flags.num_rollout or _due(flags.save_interval, rollout_id)):
+            if rollout_id + 1 == flags.num_rollout or _due(flags.save_interval, rollout_id):
                 _save(flags.save, rollout_id, source, trainer)
             evaluate_if_due(rollout_id + 1)
 
@@ -103,8 +100,15 @@ def _engine_options(flags: EmbeddedFlags) -> EngineOptions:
     )
 
 
-def _save(folder: str, rollout_id: int, source: Any, trainer: PpoTrainer) -> None:
-    """Save episodes and trainer, and delete the episodes of earlier checkpoints."""
+def _clocks(engine: EngineProcess) -> tuple[float, float, float]:
+    """Wall time, and the CPU time of this process and of the engine's, in seconds."""
+    return time.perf_counter(), time.process_time(), engine.cpu_s()
+
+
+def _save(folder: str | None, rollout_id: int, source: Any, trainer: PpoTrainer) -> None:
+    """Save episodes and trainer, if there is a folder, and delete the episodes of earlier checkpoints."""
+    if not folder:
+        return
     source.save(rollout_id)
     trainer.save(folder, rollout_id)  # last: a checkpoint counts once the trainer's is there
     state = checkpoint_path(folder, rollout_id)
