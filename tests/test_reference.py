@@ -35,7 +35,6 @@ def test_the_files_match_the_models(written: dict[Path, str]) -> None:
 
 
 def test_the_tables_of_results_match_the_raw_numbers() -> None:
-    pytest.importorskip("scipy", reason="needs pip install 'slime-verlog[studies]'")
     for path in write_results.PAGES:
         page = path.read_text(encoding="utf-8")
         assert write_results.filled(page) == page, f"{path.name} is out of date; run: {write_results.COMMAND}"
