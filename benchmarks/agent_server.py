@@ -11,7 +11,6 @@ import argparse
 import base64
 import contextlib
 import io
-import itertools
 import json
 import re
 import resource
@@ -31,7 +30,7 @@ from envs.agent.session import Session
 MIB = 1 << 20
 LIMIT = 4 * MIB
 """The default of `env.request_mb`: just below it, nothing refuses a body before it is read."""
-ATTACKS: dict[str, Callable[[Hostile], None]] = {}
+CHAT, COUNT = "/v1/chat/completions", "/v1/messages/count_tokens"
 
 
 class Hostile:
@@ -50,81 +49,36 @@ class Hostile:
             return link
         return None
 
-    def head(self, length: int, path: str = "/v1/chat/completions", *more: str, key: str | None = None) -> bytes:
+    def head(self, length: int, *more: str, path: str = CHAT, key: str | None = None) -> bytes:
         fields = ["Host: x", f"Authorization: Bearer {key or self.key}", f"Content-Length: {length}", *more]
         return "\r\n".join([f"POST {path} HTTP/1.1", *fields, "", ""]).encode()
 
-    def post(self, body: bytes, path: str = "/v1/chat/completions", *more: str) -> socket.socket | None:
-        return self.connect(self.head(len(body), path, *more) + body)
+    def post(self, body: bytes, *more: str, path: str = CHAT) -> bytes:
+        return self.head(len(body), *more, path=path) + body
 
-    def ask(self, *rounds: bytes, path: str = "/v1/messages/count_tokens") -> None:
-        """Send these bodies in turn, forever, and read each reply."""
-        for body in itertools.cycle(rounds):
-            link = self.post(body, path)
-            if link is not None:
+    def unfinished(self, length: int, key: str | None = None) -> bytes:
+        """A request without its last byte."""
+        return self.head(length, key=key) + b"x" * (length - 1)
+
+    def ask_forever(self, data: bytes, reads: bool = True) -> None:
+        """Send this again and again, each time on a new connection; read each reply, or leave at once."""
+        while True:
+            if (link := self.connect(data)) is not None:
                 with contextlib.suppress(OSError):
-                    link.recv(1 << 16)
+                    link.recv(1 << 16) if reads else None
                 link.close()
             self._open.clear()
 
-
-def attack(function: Callable[[Hostile], None]) -> Callable[[Hostile], None]:
-    ATTACKS[function.__name__] = function
-    return function
+    def pipeline(self, data: bytes) -> None:
+        """Send this again and again on one connection, without waiting for replies."""
+        link = self.connect()
+        while link is not None:
+            link.sendall(data)
 
 
 def said(content: bytes, extra: bytes = b"0") -> bytes:
     """The body of a request with this JSON as its content, and something else beside it."""
     return b'{"model":"policy","extra":' + extra + b',"messages":[{"role":"user","content":' + content + b"}]}"
-
-
-@attack
-def nothing(hostile: Hostile) -> None:
-    """For comparison."""
-
-
-@attack
-def unfinished(hostile: Hostile) -> None:
-    """Bodies of 32 MB without their last byte."""
-    for _ in range(40):
-        hostile.connect(hostile.head(32 * MIB) + b"x" * (32 * MIB - 1))
-
-
-@attack
-def unfinished_small(hostile: Hostile) -> None:
-    """Bodies within the limit, without their last byte."""
-    for _ in range(40):
-        hostile.connect(hostile.head(LIMIT) + b"x" * (LIMIT - 1))
-
-
-@attack
-def large(hostile: Hostile) -> None:
-    """Four requests of 27 MB, of which most are empty lists."""
-    body = said(b'"hi"', b"[" + b"[]," * (9 * MIB) + b"0]")
-    for _ in range(4):
-        hostile.post(body)
-
-
-@attack
-def empty_lists(hostile: Hostile) -> None:
-    hostile.ask(said(b'"hi"', b"[" + b"[]," * (LIMIT // 3 - 99) + b"0]"))
-
-
-@attack
-def many_values(hostile: Hostile) -> None:
-    hostile.ask(said(b'"hi"', b"[" + b'{"a":0},' * (LIMIT // 70) + b"0]"))
-
-
-@attack
-def wide_text(hostile: Hostile) -> None:
-    """One emoji makes every character take four bytes; sent in two parts, which are joined."""
-    part = b'{"type":"text","text":"\xf0\x9f\x98\x80' + b"a" * (LIMIT // 2 - 200) + b'"}'
-    hostile.ask(said(b"[" + part + b"," + part + b"]"), path="/v1/chat/completions")
-
-
-@attack
-def long_numbers(hostile: Hostile) -> None:
-    hostile.ask(said(b'"hi"', b"[" + (b"1" * 4000 + b",") * (LIMIT // 4100) + b"0]"))
 
 
 def png(width: int, height: int) -> bytes:
@@ -137,90 +91,47 @@ def png(width: int, height: int) -> bytes:
     return b'{"type":"image_url","image_url":{"url":"' + url + b'"}}'
 
 
-@attack
-def pictures(hostile: Hostile) -> None:
-    """24 pictures of 16 million pixels in 1.5 MB."""
-    hostile.post(said(b"[" + b",".join([png(4096, 4096)] * 24) + b"]"))
-
-
-@attack
-def pictures_within_limits(hostile: Hostile) -> None:
-    """As many pixels as one request may have, again and again."""
-    hostile.ask(said(b"[" + png(3840, 2160) + b"]"), path="/v1/chat/completions")
-
-
-@attack
-def idle(hostile: Hostile) -> None:
-    """3,000 connections that say nothing."""
-    for _ in range(3000):
-        hostile.connect()
-
-
-@attack
-def idle_with_key(hostile: Hostile) -> None:
-    """3,000 connections that asked once."""
-    for _ in range(3000):
-        hostile.connect(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nx-api-key: {hostile.key}\r\n\r\n".encode())
-
-
-@attack
-def slow_headers(hostile: Hostile) -> None:
-    """Headers that never end."""
-    for _ in range(1000):
-        hostile.connect(b"POST / HTTP/1.1\r\n" + b"".join(b"h%d: %s\r\n" % (i, b"x" * 1900) for i in range(100)))
-
-
-@attack
-def connects(hostile: Hostile) -> None:
-    """Connections that close at once, as fast as possible."""
-    while True:
-        if (link := hostile.connect()) is not None:
-            link.close()
-        hostile._open.clear()
-
-
-@attack
-def leaves(hostile: Hostile) -> None:
-    """Whole requests whose client has gone before they are read."""
-    body = said(b'"hi"', b"[" + b'{"a":0},' * (LIMIT // 70) + b"0]")
-    while True:
-        if (link := hostile.post(body)) is not None:
-            link.close()
-        hostile._open.clear()
-
-
-@attack
-def pipelined(hostile: Hostile) -> None:
-    """Requests that follow each other without waiting for replies."""
-    body = said(b'"' + b"x" * 60000 + b'"')
-    one = hostile.head(len(body)) + body
-    link = hostile.connect()
-    while link is not None:
-        link.sendall(one)
-
-
-@attack
-def compressed(hostile: Hostile) -> None:
-    """A gigabyte of zeros in one megabyte."""
+def zeros() -> bytes:
+    """A gigabyte of zeros, deflated to one megabyte."""
     deflated = zlib.compressobj(9, zlib.DEFLATED, 31)
-    body = b"".join(deflated.compress(bytes(MIB)) for _ in range(1024)) + deflated.flush()
-    for _ in range(40):
-        hostile.post(body, "/v1/chat/completions", "Content-Encoding: gzip")
+    return b"".join(deflated.compress(bytes(MIB)) for _ in range(1024)) + deflated.flush()
 
 
-@attack
-def crumbs(hostile: Hostile) -> None:
-    """Bodies in chunks of one byte."""
-    head = f"POST /v1/messages HTTP/1.1\r\nHost: x\r\nx-api-key: {hostile.key}\r\nTransfer-Encoding: chunked\r\n\r\n"
-    for _ in range(40):
-        hostile.connect(head.encode() + b"1\r\nx\r\n" * MIB)
+def get(hostile: Hostile, *more: str, request: str = "GET /v1/models") -> bytes:
+    return "\r\n".join([f"{request} HTTP/1.1", "Host: x", f"x-api-key: {hostile.key}", *more, "", ""]).encode()
 
 
-@attack
-def unknown(hostile: Hostile) -> None:
-    """Bodies without the key of an episode."""
-    for _ in range(100):
-        hostile.connect(hostile.head(32 * MIB, key="wrong") + b"x" * (32 * MIB - 1))
+VALUES = said(b'"hi"', b"[" + b'{"a":0},' * (LIMIT // 70) + b"0]")
+EMPTY_LISTS = said(b'"hi"', b"[" + b"[]," * (LIMIT // 3 - 99) + b"0]")
+LONG_NUMBERS = said(b'"hi"', b"[" + (b"1" * 4000 + b",") * (LIMIT // 4100) + b"0]")
+WIDE_TEXT = b'{"type":"text","text":"\xf0\x9f\x98\x80' + b"a" * (LIMIT // 2 - 200) + b'"}'
+LINE, CHUNKS = b"x" * 1900, "Transfer-Encoding: chunked"
+ONCE: dict[str, tuple[int, Callable[[Hostile], bytes]]] = {
+    "nothing": (0, lambda h: b""),
+    "unfinished": (40, lambda h: h.unfinished(32 * MIB)),
+    "unfinished_small": (40, lambda h: h.unfinished(LIMIT)),
+    "large": (4, lambda h: h.post(said(b'"hi"', b"[" + b"[]," * (9 * MIB) + b"0]"))),
+    "pictures": (1, lambda h: h.post(said(b"[" + b",".join([png(4096, 4096)] * 24) + b"]"))),
+    "idle": (3000, lambda h: b""),
+    "idle_with_key": (3000, get),
+    "slow_headers": (1000, lambda h: b"POST / HTTP/1.1\r\n" + b"".join(b"h%d: %s\r\n" % (i, LINE) for i in range(100))),
+    "compressed": (40, lambda h: h.post(zeros(), "Content-Encoding: gzip")),
+    "crumbs": (40, lambda h: get(h, CHUNKS, request="POST /v1/messages") + b"1\r\nx\r\n" * MIB),
+    "unknown": (100, lambda h: h.unfinished(32 * MIB, key="wrong")),
+}
+"""Attacks that send the same on so many connections, and leave them open."""
+FOREVER: dict[str, Callable[[Hostile], None]] = {
+    "empty_lists": lambda h: h.ask_forever(h.post(EMPTY_LISTS, path=COUNT)),
+    "many_values": lambda h: h.ask_forever(h.post(VALUES, path=COUNT)),
+    "long_numbers": lambda h: h.ask_forever(h.post(LONG_NUMBERS, path=COUNT)),
+    # One emoji makes every character take four bytes; sent in two parts, which are joined.
+    "wide_text": lambda h: h.ask_forever(h.post(said(b"[" + WIDE_TEXT + b"," + WIDE_TEXT + b"]"))),
+    "pictures_within_limits": lambda h: h.ask_forever(h.post(said(b"[" + png(3840, 2160) + b"]"))),
+    "connects": lambda h: h.ask_forever(b"", reads=False),
+    "leaves": lambda h: h.ask_forever(h.post(VALUES), reads=False),
+    "pipelined": lambda h: h.pipeline(h.post(said(b'"' + b"x" * 60000 + b'"'))),
+}
+"""Attacks that go on until they are ended; `leaves` closes before its requests are read, `pipelined` never reads."""
 
 
 def honest(port: int, key: str, seconds: float) -> float:
@@ -282,7 +193,7 @@ def ended(*words: str) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("attacks", nargs="*", default=list(ATTACKS))
+    parser.add_argument("attacks", nargs="*", default=[*ONCE, *FOREVER])
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--hostile", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--honest", nargs=3, help=argparse.SUPPRESS)
@@ -293,7 +204,13 @@ def main() -> None:
         name, port, key = options.hostile
         print("ready", flush=True)
         hostile = Hostile(int(port), key)
-        ATTACKS[name](hostile)
+        if name in FOREVER:
+            FOREVER[name](hostile)
+        else:
+            number, data = ONCE[name]
+            sent = data(hostile)
+            for _ in range(number):
+                hostile.connect(sent)
         time.sleep(600)
     elif options.honest:
         port, key, seconds = options.honest

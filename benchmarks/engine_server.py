@@ -18,6 +18,7 @@ import itertools
 import json
 import math
 import random
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +29,35 @@ import numpy as np
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from benchmarks.host_clock import Host
 from benchmarks.simulated_sglang import Engine, Request, Timing, saturated
+
+
+class Host:
+    """Another process: the CPU time that it has used, and whether it sleeps (Linux only)."""
+
+    def __init__(self, pid: int) -> None:
+        self._clock = (~pid << 3) | 2
+        """The process's CPU clock, as `clock_getcpuclockid` gives it."""
+        self._tasks = Path(f"/proc/{pid}/task")
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all its threads.
+
+        Raises:
+            OSError: the process has ended.
+        """
+        return time.clock_gettime(self._clock)
+
+    def asleep(self) -> bool:
+        """Whether none of its threads runs, waits for a CPU, or waits for a disk."""
+        for task in self._tasks.iterdir():
+            try:
+                state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # this thread has just ended
+            if state not in "SZ":
+                return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -83,7 +111,7 @@ class Server:
                 web.get("/v1/loads", self.loads),
                 web.post("/simulated/update", self.update),
                 web.post("/simulated/sleep", self.sleep),
-                web.get("/simulated/usage", self.usage),
+                web.get("/simulated/now", self.clock),
                 web.get("/simulated/saturated", self.saturated),
             ]
         )
@@ -163,11 +191,8 @@ class Server:
         await woken
         return web.json_response({})
 
-    async def usage(self, request: web.Request) -> web.Response:
-        for engine in self.engines:
-            engine.count(self.now)
-        found = {"now": self.now, "place_s": sum(engine.place_s for engine in self.engines)}
-        return web.json_response({**found, "tokens": sum(engine.tokens for engine in self.engines)})
+    async def clock(self, request: web.Request) -> web.Response:
+        return web.json_response({"now": self.now})
 
     async def saturated(self, request: web.Request) -> web.Response:
         """What these engines do with the recorded requests if their queue is never empty; takes no simulated time."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.host_clock import Host
+from benchmarks.engine_server import Host
 from rollout.bridge.settings import RolloutSettings
 from rollout.spec import EnvSpec
 from rollout.workers.guard import descendants

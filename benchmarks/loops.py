@@ -1,26 +1,36 @@
 """Rollout loops that play batches against the simulated engines, and what each of them reaches.
 
-Every loop is called as its trainer calls it; `Trainer.call` says in which order.
+Every loop is called in the order in which its trainer calls it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.simulated import SimulatedEngines
-from benchmarks.workload import env_settings
 from rollout import continuous, fixed_turn
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes, get_runtime
+from tests.fixtures.rollout_args import COUNTING
 
+RULES = Path(__file__).with_name("rules.j2")
+WORDS = (
+    "wall door key ball box red green blue grey step left right forward and the of at now next then see go turn carry "
+    "open room before after because near far behind toward path closed first second again still goal"
+)
+ENDS = (".\nACTION: left", ".\nACTION: right")
+MEAN_EPISODE = 16
+"""Turns of an episode on average."""
 ANSWER_LIMIT = 1024
 TRAINING_S = 1 / 45
 """Seconds of training per turn of a batch and engine: half of what one saturated engine needs to play a turn."""
@@ -42,101 +52,71 @@ class Case:
     """Batches before them. Loops that never stop need one more, with an update of the weights before the measuring."""
 
 
-@dataclass
-class Result:
-    """What one case reached. Seconds are simulated, except for `host_ms`."""
+def episode_length(seed: int) -> int:
+    """Turns of an episode: log-normal, `MEAN_EPISODE` on average, at most 64. An assumption, for short games."""
+    return min(64, max(2, round(random.Random(seed).lognormvariate(2.59, 0.6))))
 
-    case: Case
-    turns: int = 0
-    tokens: int = 0
-    """Answer tokens that were handed out for training."""
-    rollout_s: float = 0.0
-    """Seconds of the rollouts; those of loops that play on while training runs include training."""
-    total_s: float = 0.0
-    """Seconds of rollouts and training together."""
-    generated: float = 0.0
-    """Tokens that the engines generated in this time, also those of aborted answers."""
-    place_s: float = 0.0
-    host_ms: float = 0.0
-    """CPU milliseconds of the rollout process per turn."""
-    prompt_tokens: float = 0.0
-    saturated: dict[str, float] = field(default_factory=dict)
-    staleness: dict[str, float] = field(default_factory=dict)
-    """Share of turns by staleness in updates."""
 
-    @property
-    def share(self) -> float:
-        """Tokens for training per second, as a share of the saturated engines' tokens."""
-        return self.tokens / self.rollout_s / self.saturated["tokens_per_s"]
+def env_settings() -> dict[str, Any]:
+    """The YAML's environment part: the tests' counting game with long rules and long observations."""
+    options = {"length_of": "benchmarks.loops.episode_length", "prompt_template": str(RULES), "show": 1000}
+    return {"rollout_interaction_env_path": COUNTING, "tasks": ["count"], "env": options}
 
-    @property
-    def busy(self) -> float:
-        """Generated tokens per second, as a share of the saturated engines' tokens."""
-        return self.generated / self.rollout_s / self.saturated["tokens_per_s"]
 
-    def row(self) -> dict[str, Any]:
-        places = self.rollout_s * self.case.engines * self.case.places
-        return {
-            **asdict(self.case),
-            "played_turns": self.turns,
-            "turns_per_s": self.turns / self.rollout_s,
-            "share_of_saturated": self.share,
-            "share_of_updated": self.share * self.saturated["tokens_per_s"] / self.saturated["updated_tokens_per_s"],
-            "share_with_training": self.share * self.rollout_s / self.total_s,
-            "generated_share": self.busy,
-            "busy_places": self.place_s / places,
-            "host_cpu_ms_per_turn": self.host_ms,
-            "prompt_tokens": self.prompt_tokens,
-            "answer_tokens": self.tokens / self.turns,
-            "staleness": self.staleness,
-            "saturated_turns_per_s": self.saturated["turns_per_s"],
-        }
+def save_vocabulary(checkpoint: Path, path: Path) -> None:
+    """Write the tokens of answers for `benchmarks.engine_server`."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
+    words = [(ids[0], f" {word}") for word in WORDS.split() if len(ids := encode(f" {word}")) == 1]
+    ends = [([*encode(end), tokenizer.eos_token_id], end + tokenizer.eos_token) for end in ENDS]
+    begin = encode("THINK:"), "THINK:"
+    path.write_text(json.dumps({"begin": begin, "words": words, "ends": ends}), encoding="utf-8")
 
 
 class Meter:
-    """Adds up what a loop does between `start` and `stop`."""
+    """Adds up what a loop does between `start` and `stop`. Seconds are simulated, except for the host's CPU time."""
 
     def __init__(self, case: Case, engines: SimulatedEngines) -> None:
-        self.result, self.engines = Result(case), engines
-        self.versions: Counter[int] = Counter()
-        self._began: tuple[dict[str, float], float] = ({}, 0.0)
-        self._cpu = 0.0
-        self._prompts = 0
+        self.case, self.engines = case, engines
+        self._versions: Counter[int] = Counter()
+        self._turns = self._tokens = self._prompt_tokens = 0
+        self._seconds = self._cpu_s = 0.0
 
     def start(self) -> None:
-        self._began = self.engines.usage(), time.process_time()
+        self._seconds -= self.engines.now()
+        self._cpu_s -= time.process_time()
 
     def stop(self) -> None:
-        before, cpu = self._began
-        after, result = self.engines.usage(), self.result
-        self._cpu += time.process_time() - cpu
-        result.rollout_s += after["now"] - before["now"]
-        result.place_s += after["place_s"] - before["place_s"]
-        result.generated += after["tokens"] - before["tokens"]
-        result.total_s += after["now"] - before["now"]
-
-    def train(self, seconds: float) -> None:
-        """Training for which the rollout waits."""
-        before = self.engines.usage()["now"]
-        self.engines.sleep(seconds)
-        self.result.total_s += self.engines.usage()["now"] - before
+        self._cpu_s += time.process_time()
+        self._seconds += self.engines.now()
 
     def add(self, samples: Iterable[Sample], rollout_id: int) -> None:
         """Count a batch's turns. The engine's versions begin with 1, which the batch of rollout 0 is trained on."""
         for sample in samples:
             if sample.metadata.get("kind") == "turn":
-                self.result.turns += 1
-                self.result.tokens += sample.response_length
-                self._prompts += len(sample.tokens) - sample.response_length
-                self.versions[rollout_id + 1 - int(sample.weight_versions[0])] += 1
+                self._turns += 1
+                self._tokens += sample.response_length
+                self._prompt_tokens += len(sample.tokens) - sample.response_length
+                self._versions[rollout_id + 1 - int(sample.weight_versions[0])] += 1
 
-    def finish(self) -> Result:
-        result = self.result
-        result.saturated = self.engines.saturated(result.case.turns)
-        result.host_ms = 1e3 * self._cpu / result.turns
-        result.prompt_tokens = self._prompts / result.turns
-        result.staleness = {str(age): count / result.turns for age, count in sorted(self.versions.items())}
-        return result
+    def row(self) -> dict[str, Any]:
+        """What the case reached. `staleness` has the share of turns by their age in updates."""
+        saturated, turns = self.engines.saturated(self.case.turns), self._turns
+        speed = self._tokens / self._seconds
+        return {
+            **asdict(self.case),
+            "played_turns": turns,
+            "turns_per_s": turns / self._seconds,
+            "share_of_saturated": speed / saturated["tokens_per_s"],
+            "share_of_updated": speed / saturated["updated_tokens_per_s"],
+            "host_cpu_ms_per_turn": 1e3 * self._cpu_s / turns,
+            "prompt_tokens": self._prompt_tokens / turns,
+            "answer_tokens": self._tokens / turns,
+            "staleness": {str(age): count / turns for age, count in sorted(self._versions.items())},
+            "saturated_turns_per_s": saturated["turns_per_s"],
+        }
 
 
 def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namespace:
@@ -153,18 +133,13 @@ def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namesp
     return Namespace(**{**values, **env_settings(), **changes})
 
 
-def training_s(case: Case) -> float:
-    """Seconds of training per batch, the same for all loops."""
-    return TRAINING_S * case.turns / case.engines
-
-
 class Trainer:
     """Calls a rollout as slime's scripts do; training takes simulated time."""
 
     def __init__(self, case: Case, engines: SimulatedEngines, args: Namespace, collect: fixed_turn.Collect) -> None:
         self.case, self.engines, self.args, self.collect = case, engines, args, collect
         self.source, self.meter = EpisodeSource(args), Meter(case, engines)
-        self.train_s = training_s(case)
+        self.train_s = TRAINING_S * case.turns / case.engines
 
     async def rollout(self, rollout_id: int) -> list[Sample]:
         output = await fixed_turn.collect_or_draw(self.args, rollout_id, self.source, self.collect)
@@ -173,12 +148,12 @@ class Trainer:
     async def one_after_the_other(self) -> None:
         """The order of train.py with a rollout that stops while training runs."""
         for k in range(self.case.warm + self.case.batches):
-            await asyncio.to_thread(self.meter.start)
+            if k >= self.case.warm:
+                await asyncio.to_thread(self.meter.start)
             samples = await self.rollout(k)
             if k >= self.case.warm:
                 await asyncio.to_thread(self.meter.stop)
                 self.meter.add(samples, k)
-                await asyncio.to_thread(self.meter.train, self.train_s)
             await asyncio.to_thread(self.engines.update)
 
     async def overlapping(self) -> None:
@@ -239,15 +214,15 @@ LOOPS: dict[str, tuple[str, fixed_turn.Collect, Order, dict[str, Any]]] = {
 """Name on the command line: label, function, order of calls, YAML keys."""
 
 
-def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> Result:
+def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
     """Play one case of one of `LOOPS`."""
     _, collect, order, keys = LOOPS[case.loop]
 
-    async def play(engines: SimulatedEngines) -> Result:
+    async def play(engines: SimulatedEngines) -> dict[str, Any]:
         trainer = Trainer(case, engines, make_args(case, engines.port, checkpoint, **keys), collect)
         try:
             await order(trainer)
-            return await asyncio.to_thread(trainer.meter.finish)
+            return await asyncio.to_thread(trainer.meter.row)
         finally:
             await close_runtimes()
 

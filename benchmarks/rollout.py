@@ -9,15 +9,12 @@ Real: the loops, their HTTP requests, tokenizer, prompts and samples; their CPU 
 (`benchmarks/simulated_sglang.py`), training (22 ms per turn and engine), and an environment that answers at
 once. The clock is simulated, too (`benchmarks/engine_server.py`), so the shares hardly depend on the machine's load.
 
-Columns, rollouts alone unless something else is said; continuous loops play on while training runs.
+Columns, of rollouts alone; continuous loops play on while training runs.
 
 - turns/s: turns per simulated second
 - of saturated: tokens for training per second, as a share of the same engines with a queue that is never empty
 - of updated: the same share of saturated engines that get new weights after as many turns as a batch has, which aborts
   the running answers and empties the prefix cache
-- with training: as `of saturated`, over rollouts and training together
-- generated: all tokens that the engines generated, also those of aborted answers, as a share of saturated engines
-- places: busy places
 - stale: share of turns that are 0, 1, or more updates old when they are trained on
 - host ms: CPU milliseconds of the rollout process per turn
 """
@@ -30,15 +27,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import loops, slime_loop
-from benchmarks.results import table, write
 from benchmarks.simulated import REPOSITORY
-from benchmarks.workload import save_tokenizer, save_vocabulary
+from tests.fixtures.chatml import chatml_tokenizer
 
 FAMILY = "qwen2_5"
 COLUMNS = (
@@ -48,9 +44,6 @@ COLUMNS = (
     ("turns/s", "{turns_per_s:.1f}"),
     ("of saturated", "{share_of_saturated:.1%}"),
     ("of updated", "{share_of_updated:.1%}"),
-    ("with training", "{share_with_training:.1%}"),
-    ("generated", "{generated_share:.1%}"),
-    ("places", "{busy_places:.1%}"),
     ("stale 0/1/2+", "{ages}"),
     ("host ms", "{host_cpu_ms_per_turn:.2f}"),
 )
@@ -68,7 +61,7 @@ def find_tokenizer(folder: Path) -> Path:
         if type(problem).__name__ not in ("Skipped", "ImportError", "ModuleNotFoundError"):
             raise
         print(f"the project's own small tokenizer instead of Qwen's: {problem}", file=sys.stderr)
-        save_tokenizer(folder)
+        chatml_tokenizer().save_pretrained(folder)
         return folder
 
 
@@ -107,7 +100,7 @@ def run_all(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -> 
     """A row per case; slime's come last."""
     for case in cases:
         if case.loop in loops.LOOPS:
-            yield loops.run_case(fitting(case), checkpoint, vocabulary).row()
+            yield loops.run_case(fitting(case), checkpoint, vocabulary)
     if slimes := [case for case in cases if case.loop in slime_loop.LOOPS]:
         yield from run_slime(slimes, checkpoint, vocabulary)
 
@@ -117,6 +110,13 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
     young = [row["staleness"].get(age, 0.0) for age in ("0", "1")]
     ages = " / ".join(f"{share:.0%}" for share in (*young, max(0.0, 1 - sum(young))))
     return {**row, "label": LABELS[row["loop"]], "ages": ages}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as text."""
+    cells = [[heading for heading, _ in COLUMNS], *([form.format(**row) for _, form in COLUMNS] for row in rows)]
+    widths = [max(len(line[k]) for line in cells) for k in range(len(COLUMNS))]
+    return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in cells)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -137,15 +137,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for loop in options.loops
     ]
     rows: list[dict[str, Any]] = []
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checkpoint, vocabulary = find_tokenizer(folder / "model"), folder / "vocabulary.json"
-        save_vocabulary(checkpoint, vocabulary)
+        loops.save_vocabulary(checkpoint, vocabulary)
         for row in run_all(cases, checkpoint, vocabulary):
             rows.append(shown(row))
-            write(options.json, "rollout", rows)
+            options.json.write_text(json.dumps({"benchmark": "rollout", "rows": rows}, indent=1) + "\n")
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    print(table(COLUMNS, rows))
+    print(table(rows))
     print(f"load average {load}; {options.json}")
 
 

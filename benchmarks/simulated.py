@@ -1,4 +1,4 @@
-"""Starts the simulated engines beside this process, and asks them for time, weights and usage."""
+"""Starts the simulated engines beside this process, and asks them for time and new weights."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class SimulatedEngines:
         self._process.terminate()
         self._process.communicate()
 
-    def usage(self) -> dict[str, float]:
-        """Simulated seconds `now`, busy place-seconds `place_s` and generated `tokens` so far."""
-        return self._call("/simulated/usage")
+    def now(self) -> float:
+        """Simulated seconds so far."""
+        return self._call("/simulated/now")["now"]
 
     def saturated(self, every: int) -> dict[str, float]:
         """`tokens_per_s` and `turns_per_s` of the same engines and requests with a queue that is never empty.

@@ -85,15 +85,12 @@ class Engine:
     running: list[Request] = field(default_factory=list)
     tokens: int = 0
     """Tokens generated, also those of aborted answers."""
-    place_s: float = 0.0
-    """Busy place-seconds."""
     paused: bool = False
 
     def __post_init__(self) -> None:
         self.cache = PrefixCache(self.timing.cache_tokens)
         self.next_event = math.inf
         self._began = 0.0
-        self._counted = 0.0
         self._step_s = 0.0
         self._steps = 0
         self._prefilled: list[Request] = []
@@ -114,7 +111,6 @@ class Engine:
     def advance(self) -> list[Request]:
         """Go to the next event; returns the requests that it finishes."""
         now = self.next_event
-        self.count(now)
         for request in self._prefilled or self.running:
             request.done += self._steps or 1
         self.tokens += (self._steps or 1) * len(self._prefilled or self.running)
@@ -125,7 +121,6 @@ class Engine:
 
     def abort(self, now: float) -> list[Request]:
         """Stop all requests; returns them with the tokens that they have so far."""
-        self.count(now)
         if self._steps:
             done = min(self._steps, int((now - self._began) / self._step_s))
             for request in self.running:
@@ -142,14 +137,8 @@ class Engine:
         if self.next_event == math.inf:
             self._schedule(now)
 
-    def count(self, now: float) -> None:
-        """Bring `place_s` up to date."""
-        self.place_s += len(self.running) * (now - self._counted)
-        self._counted = now
-
     def _schedule(self, now: float) -> None:
         """Begin the next prefill or the decode steps up to the next answer's end."""
-        self.count(now)
         self._began, self._steps, self._prefilled = now, 0, []
         timing, new = self.timing, 0
         while self.waiting and len(self.running) < timing.places and not self.paused:

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loops import Case, Meter, Result, make_args, training_s
+from benchmarks.loops import MEAN_EPISODE, Case, Meter, make_args
 from benchmarks.simulated import SimulatedEngines
-from benchmarks.workload import MEAN_EPISODE
 from rollout.bridge.framework import Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes
@@ -43,14 +42,9 @@ def slime_args(case: Case, port: int, checkpoint: Path) -> Namespace:
     """The flags that slime's loop reads beside ours; batches are counted in episodes."""
     episodes = max(1, round(case.turns / MEAN_EPISODE))
     nothing = (
-        "custom_rm_path",
-        "rm_type",
-        "rm_url",
-        "rollout_stop",
-        "rollout_stop_token_ids",
-        "rollout_sample_hook_path",
+        *("custom_rm_path", "rm_type", "rm_url", "rollout_stop", "rollout_stop_token_ids", "rollout_sample_hook_path"),
+        *("dynamic_sampling_filter_path", "rollout_sample_filter_path", "rollout_all_samples_process_path"),
     )
-    nothing += ("dynamic_sampling_filter_path", "rollout_sample_filter_path", "rollout_all_samples_process_path")
     return make_args(
         case,
         port,
@@ -82,7 +76,7 @@ def flat(found: Any) -> Iterator[Sample]:
             yield from flat(part)
 
 
-def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> Result:
+def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
     """Play one case."""
     from slime.rollout.sglang_rollout import GenerateState, generate_rollout
     from slime.utils import http_utils
@@ -94,15 +88,15 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> Result:
         http_utils.init_http_client(args)
         source = EpisodeSource(args)
         for k in range(case.warm + case.batches):
-            meter.start()
+            if k >= case.warm:
+                meter.start()
             output = generate_rollout(args, k, source)
             if k >= case.warm:
                 meter.stop()
                 meter.add(flat(output.samples), k)
-                meter.train(training_s(case))
             engines.update()
         run(close_runtimes())
-        return meter.finish()
+        return meter.row()
 
 
 def main() -> None:
@@ -111,7 +105,7 @@ def main() -> None:
         wanted = json.loads(line)
         checkpoint, vocabulary = Path(wanted.pop("checkpoint")), Path(wanted.pop("vocabulary"))
         with contextlib.redirect_stdout(sys.stderr):
-            row = run_case(Case(**wanted), checkpoint, vocabulary).row()
+            row = run_case(Case(**wanted), checkpoint, vocabulary)
         print(json.dumps(row), flush=True)
 
 

@@ -1,6 +1,6 @@
 """From the engine's answers to tensors on the training rank: time and bytes, stage by stage.
 
-    python benchmarks/transport.py [--turns 16384] [--prompt 256] [--answer 256] [--json FILE]
+    python benchmarks/transport.py [--turns 16384] [--prompt 256] [--answer 256]
 
 A fixed-turn batch goes through the functions that a run calls: `parse_generation` on the engine's JSON,
 `build_samples`, `convert_samples_to_train_data`. Then it is pickled with protocol 5 as Ray does it, unpickled, and
@@ -15,7 +15,6 @@ allocates for 256 turns and their samples, the engine's JSON left out.
 from __future__ import annotations
 
 import argparse
-import json
 import pickle
 import sys
 import time
@@ -31,13 +30,14 @@ import torch
 # This folder has a file with the name of the package `rollout`, so the repository must come before it.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from rollout.bridge.framework import FRAMEWORK  # noqa: E402
+from rollout.bridge.framework import FRAMEWORK, Sample  # noqa: E402
 from rollout.bridge.sample import SampleWriter  # noqa: E402
 from rollout.engine import parse_generation  # noqa: E402
 from rollout.samples import build_samples, convert_samples_to_train_data  # noqa: E402
 from rollout.tokens.token_prefix import TokenPrefix  # noqa: E402
 from rollout.turn import Prompt, Segment, StopReason, Turn  # noqa: E402
 
+ARGS = Namespace(rollout_top_p=1.0, use_rollout_routing_replay=False)
 TURNS_PER_SEGMENT = 16
 SLIMES_DTYPES = {"tokens": torch.long, "loss_masks": torch.int, "rollout_log_probs": torch.float32}
 
@@ -77,9 +77,11 @@ def as_turn(number: int, prompt: Prompt, answer: dict[str, Any]) -> Turn:
     )
 
 
-def segments_of(turns: Sequence[Turn], bootstrap: Prompt) -> list[Segment]:
+def as_samples(turns: Sequence[Turn]) -> list[list[Sample]]:
+    """Samples of episode parts that the end of the batch cut."""
     parts = [turns[k : k + TURNS_PER_SEGMENT] for k in range(0, len(turns), TURNS_PER_SEGMENT)]
-    return [Segment("benchmark", tuple(part), bootstrap, StopReason.CUT) for part in parts]
+    segments = [Segment("benchmark", tuple(part), turns[0].prompt, StopReason.CUT) for part in parts]
+    return build_samples(segments, list(range(len(turns))), SampleWriter(ARGS, 0))
 
 
 def tensorized(data: dict[str, Any]) -> dict[str, Any]:
@@ -93,59 +95,43 @@ def on_rank(data: dict[str, Any]) -> dict[str, Any]:
     return {k: [torch.as_tensor(x).to(dtype=d) for x in data[k]] for k, d in SLIMES_DTYPES.items()}
 
 
-class Stages:
-    """Runs stages one after another and keeps the CPU seconds of each."""
+def measure(options: argparse.Namespace) -> None:
+    """Print the CPU seconds of each stage, and the size of what it makes."""
+    seconds: dict[str, float] = {}
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def run(self, name: str, work: Callable[[], Any]) -> Any:
+    def timed(name: str, work: Callable[[], Any]) -> Any:
         start = time.thread_time()
         result = work()
-        self.seconds[name] = round(time.thread_time() - start, 3)
+        seconds[name] = time.thread_time() - start
         return result
 
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    args = Namespace(rollout_top_p=1.0, use_rollout_routing_replay=False)
     given = answers(options.turns, options.prompt, options.answer)
     prompts = [Prompt(TokenPrefix(ids)) for ids, _ in given]
-    stages = Stages()
-    turns = stages.run("parse", lambda: [as_turn(i, prompts[i], a) for i, (_, a) in enumerate(given)])
-    segments, writer = segments_of(turns, prompts[0]), SampleWriter(args, 0)
-    groups = stages.run("build", lambda: build_samples(segments, list(range(len(turns))), writer))
+    turns = timed("parse", lambda: [as_turn(i, prompts[i], a) for i, (_, a) in enumerate(given)])
+    groups = timed("build", lambda: as_samples(turns))
     samples = [sample for group in groups for sample in group]
-    data = stages.run("convert", lambda: convert_samples_to_train_data(args, samples))
-    own = stages.run("pickle as converted", lambda: pickle.dumps(data, protocol=5))
-    again = stages.run("unpickle as converted", lambda: pickle.loads(own))
-    stages.run("to the rank's tensors", lambda: on_rank(again))
-    shipped = stages.run("slime: tensors before shipping", lambda: tensorized(data))
-    wire = stages.run("slime: pickle those", lambda: pickle.dumps(shipped, protocol=5))
-    stages.run("slime: unpickle those", lambda: pickle.loads(wire))
+    data = timed("convert", lambda: convert_samples_to_train_data(ARGS, samples))
+    own = timed("pickle as converted", lambda: pickle.dumps(data, protocol=5))
+    again = timed("unpickle as converted", lambda: pickle.loads(own))
+    timed("to the rank's tensors", lambda: on_rank(again))
+    total = sum(seconds.values()) - seconds["parse"]
+    shipped = timed("slime: tensors before shipping", lambda: tensorized(data))
+    wire = timed("slime: pickle those", lambda: pickle.dumps(shipped, protocol=5))
+    timed("slime: unpickle those", lambda: pickle.loads(wire))
     tokens = sum(len(x) for x in data["tokens"])
-    return {
-        "benchmark": "transport",
-        "framework": FRAMEWORK,
-        "turns": options.turns,
-        "samples": len(samples),
-        "tokens": tokens,
-        "seconds": stages.seconds,
-        "build_to_rank_s": round(sum(list(stages.seconds.values())[1:6]), 3),
-        "bytes_per_token": {
-            "turns and samples in memory": memory_per_token(options),
-            "as converted": len(own) / tokens,
-        },
-    }
+    sample = f"Sample of {FRAMEWORK}" if FRAMEWORK != "none" else "the project's own Sample"
+    print(f"{len(turns)} turns, {tokens} tokens, {sample}, one thread")
+    for name, spent in {**seconds, "build, convert, ship, tensors": total}.items():
+        print(f"{name:34s} {spent:8.2f} s")
+    print(f"{'turns and samples in memory':34s} {memory_per_token(given[:256]):8.1f} bytes per token")
+    print(f"{'as converted':34s} {len(own) / tokens:8.1f} bytes per token")
 
 
-def memory_per_token(options: argparse.Namespace) -> float:
+def memory_per_token(given: Sequence[tuple[list[int], dict[str, Any]]]) -> float:
     """Bytes per token that turns and samples hold."""
-    args = Namespace(rollout_top_p=1.0, use_rollout_routing_replay=False)
-    given = answers(256, options.prompt, options.answer)
     tracemalloc.start()
     # Encoded as the encoder does it.
-    turns = [as_turn(i, Prompt(TokenPrefix(ids)), answer) for i, (ids, answer) in enumerate(given)]
-    samples = build_samples(segments_of(turns, turns[0].prompt), list(range(256)), SampleWriter(args, 0))
+    samples = as_samples([as_turn(i, Prompt(TokenPrefix(ids)), answer) for i, (ids, answer) in enumerate(given)])
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return held / sum(len(sample.tokens) for group in samples for sample in group)
@@ -156,19 +142,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=16384)
     parser.add_argument("--prompt", type=int, default=256, help="tokens of each prompt")
     parser.add_argument("--answer", type=int, default=256, help="tokens of each answer")
-    parser.add_argument("--json", type=Path, help="also write the result here")
-    options = parser.parse_args()
     torch.set_num_threads(1)
-    result = measure(options)
-    sample = f"Sample of {FRAMEWORK}" if FRAMEWORK != "none" else "the project's own Sample"
-    print(f"{result['turns']} turns, {result['tokens']} tokens, {sample}, one thread")
-    for name, seconds in result["seconds"].items():
-        print(f"{name:34s} {seconds:8.2f} s")
-    print(f"{'build, convert, ship, tensors':34s} {result['build_to_rank_s']:8.2f} s")
-    for name, size in result["bytes_per_token"].items():
-        print(f"{name:34s} {size:8.1f} bytes per token")
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    measure(parser.parse_args())
 
 
 if __name__ == "__main__":

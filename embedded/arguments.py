@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -185,3 +186,8 @@ def embedded_flags(args: Namespace) -> EmbeddedFlags:
         ConfigError: a flag is missing, mistyped or out of range.
     """
     return read_settings(EmbeddedFlags, {k: v for k, v in vars(args).items() if k in EmbeddedFlags.model_fields})
+
+
+def cores() -> int:
+    """CPU cores that this process may use, which `taskset` and containers limit."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

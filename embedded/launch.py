@@ -14,14 +14,13 @@ import shutil
 import signal
 import warnings
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedded.ending import ending, lengths_of, seeds_table
-from embedded.run_folder import (
+from embedded.run.ending import ending, lengths_of, seeds_table
+from embedded.run.folder import (
     CHECKPOINTS,
     SUMMARY,
     IfHeld,
@@ -33,8 +32,7 @@ from embedded.run_folder import (
 )
 
 if TYPE_CHECKING:
-    from embedded.pretraining import Stage
-    from embedded.report import RunReport
+    from embedded.run.report import RunReport
     from embedded.warmstart.imitation import Imitation, WarmStart
     from rollout.bridge.settings import RolloutSettings
 
@@ -123,99 +121,122 @@ def run_seed(
         MissingDependencyError: an optional package is not installed.
     """
     from embedded.arguments import read_keys
-    from embedded.pretraining import split_run
     from embedded.warmstart.imitation import WarmStart
     from slime_verlog import ConfigError
 
     for name in ("save", "load"):
         if name in flags:
             raise ConfigError(f"--set-flag {name}: checkpoints are in {folder / CHECKPOINTS}, and --resume reads them")
-    policy, checkpoints = folder / "policy_before", folder / CHECKPOINTS
     keys, note = _without_warmup(read_keys(config) if keys is None else keys, flags)
-    given = {"rollout_seed": seed, "num_rollout": updates, "eval_interval": 20, "save_interval": 1}
-    has_critic = flags.get("advantage_estimator", "ppo") == "ppo"
-    given |= {"num_critic_only_steps": min(CRITIC_ONLY, updates // 2) if has_critic else 0, **flags}
+    given = {**_default_flags(seed, updates, flags), **flags}
     warm = warm_start or WarmStart(**IMITATION)
+    run = _Run(folder, warm, keys, given)
+    settings = run.check()
+    machine = {"python": platform.python_version(), "torch": version("torch"), "cpus": os.cpu_count()}
+    about = {"config": config, "tasks": list(settings.tasks), "seed": seed, **machine}
     identity = {"keys": keys, "flags": given, "warm": warm.model_dump(mode="json")}
-    paths = {"hf_checkpoint": str(policy), "save": str(checkpoints)}
-    pretraining, ppo = split_run(keys, {**paths, **given}, folder / "critic")
-    settings = _check([stage for stage in (pretraining, ppo) if stage])
-    facts = {"config": config, "tasks": list(settings.tasks), "seed": seed, **_machine()}
     with claimed(folder, identity, if_held):
         if is_finished(folder):
             print(f"{folder} holds this run, finished; --overwrite trains it again, another --out keeps both")
             summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         else:
             print(*note, f"seed {seed}: {_teacher(settings)}", sep="\n", flush=True)
-            run = _Run(folder, policy, facts, settings, warm, pretraining, ppo)
-            summary = run.until_interrupted()
+            summary = run.until_interrupted(settings, about)
         print(ending(summary, folder), flush=True)
     return summary
 
 
-@dataclass(frozen=True)
+def _default_flags(seed: int, updates: int, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """slime's flags of a run in which the user's `flags` do not say otherwise."""
+    has_critic = flags.get("advantage_estimator", "ppo") == "ppo"
+    warm_up = min(CRITIC_ONLY, updates // 2) if has_critic else 0
+    every = {"eval_interval": 20, "save_interval": 1}
+    return {"rollout_seed": seed, "num_rollout": updates, **every, "num_critic_only_steps": warm_up}
+
+
 class _Run:
-    """A run whose folder is claimed; it starts, or continues from its latest checkpoint."""
+    """A run that starts, or continues from its latest checkpoint, in a folder that is its own."""
 
-    folder: Path
-    policy: Path
-    facts: Mapping[str, Any]
-    settings: RolloutSettings
-    warm: WarmStart
-    pretraining: Stage | None
-    ppo: Stage
+    def __init__(self, folder: Path, warm: WarmStart, keys: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+        from embedded.pretraining import split_run
 
-    def until_interrupted(self) -> dict[str, Any]:
+        self.folder, self.warm = folder, warm
+        self.policy, self.checkpoints = folder / "policy_before", folder / CHECKPOINTS
+        paths = {"hf_checkpoint": str(self.policy), "save": str(self.checkpoints)}
+        self.pretraining, self.ppo = split_run(keys, {**paths, **flags}, folder / "critic")
+
+    def check(self) -> RolloutSettings:
+        """Try everything that can fail early, and return the settings of PPO; nothing is written.
+
+        Raises:
+            SlimeVerlogError: about the first mistake.
+        """
+        from embedded.arguments import build_args
+        from rollout.bridge.settings import check_keys
+        from rollout.data_source import EpisodeSource
+        from rollout.tasks import try_each_task
+
+        for stage in filter(None, (self.pretraining, self.ppo)):
+            EpisodeSource(build_args(stage.keys, **stage.flags))
+        settings = check_keys(self.ppo.keys)
+        try_each_task(settings)
+        return settings
+
+    def until_interrupted(self, settings: RolloutSettings, about: Mapping[str, Any]) -> dict[str, Any]:
         """Train to the end; on Ctrl-C, keep the last update's policy and what was evaluated."""
-        from embedded.report import RunReport
+        from embedded.run.report import RunReport
 
-        report = RunReport(self.folder, self.facts, self.policy)
+        report = RunReport(self.folder, about, self.policy)
         try:
-            self._train(report)
+            self._train(settings, report)
         except KeyboardInterrupt:
-            with _undisturbed():
+            # A second Ctrl-C must not disturb the ending.
+            handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            try:
                 updates = self._keep_last_policy()
                 report.write(interrupted=True)
+            finally:
+                signal.signal(signal.SIGINT, handler)
             kept = f"policy_after/ is the policy after {updates} updates" if updates else "no update was made"
             raise KeyboardInterrupt(
                 f"interrupted after {updates} updates; {kept}, and the same command with --resume continues the run "
                 f"in {self.folder}/"
             ) from None
         summary = report.write()
-        shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
         return summary
 
-    def _train(self, report: RunReport) -> None:
+    def _train(self, settings: RolloutSettings, report: RunReport) -> None:
         import yaml
 
-        from embedded.alarms import warnings_of
         from embedded.arguments import embedded_flags, make_args
         from embedded.pretraining import pretrain_critic
+        from embedded.run.alarms import warnings_of
         from embedded.train import train
         from embedded.warmstart.imitation import read_imitation
 
         config = self.folder / "config.yaml"
         config.write_text(yaml.safe_dump(dict(self.ppo.keys), sort_keys=False), encoding="utf-8")
-        lengths = self._imitate()
+        lengths = self._imitate(settings)
         if self.pretraining:
             pretrain_critic(self.pretraining, lengths)
-        resumed = saved_updates(self.folder / CHECKPOINTS)
-        load = str(self.folder / CHECKPOINTS) if resumed >= 0 else None
+        resumed = saved_updates(self.checkpoints)
+        load = str(self.checkpoints) if resumed >= 0 else None
         if load:
             print(f"continuing after {resumed} updates", flush=True)
         args = make_args(config, **{**lengths, **self.ppo.flags, "load": load})
-        for sentence in warnings_of(read_imitation(self.policy), embedded_flags(args), self.settings.n_env):
+        for sentence in warnings_of(read_imitation(self.policy), embedded_flags(args), settings.n_env):
             print(f"warning: {sentence}", flush=True)
-        report.facts = {**report.facts, "lengths": lengths_of(args)}
+        report.about = {**report.about, "lengths": lengths_of(args)}
         train(args, report, report.evaluations.keys())
 
-    def _imitate(self) -> dict[str, int]:
+    def _imitate(self, settings: RolloutSettings) -> dict[str, int]:
         """Make the policy that PPO starts from, unless it is there already; returns the limits on lengths."""
-        from embedded.warmstart.imitation import FACTS, make_policy, read_imitation
+        from embedded.warmstart.imitation import IMITATION_FILE, make_policy, read_imitation
 
-        if (self.policy / FACTS).exists():
+        if (self.policy / IMITATION_FILE).exists():
             return _lengths(read_imitation(self.policy), self.ppo.flags)
-        imitation = make_policy(self.settings, self.policy, self.warm, self.ppo.flags["rollout_seed"])
+        imitation = make_policy(settings, self.policy, self.warm, self.ppo.flags["rollout_seed"])
         lengths = _lengths(imitation, self.ppo.flags)
         updates = self.ppo.flags["num_rollout"]
         print(f"imitation done, loss {imitation.loss:.3f} nats per token; training {updates} updates", flush=True)
@@ -225,27 +246,17 @@ class _Run:
         """Write the latest checkpoint's policy as `policy_after/`; returns how many updates it had."""
         from transformers import AutoConfig
 
-        from embedded.policies import write_policy
+        from embedded.engine.decoder import write_policy
         from embedded.trainer.checkpoint import saved_actor
         from embedded.trainer.weights import megatron_shapes, megatron_to_hf
 
-        updates = saved_updates(self.folder / CHECKPOINTS)
+        updates = saved_updates(self.checkpoints)
         if updates <= 0:
             return 0
         shapes = megatron_shapes(AutoConfig.from_pretrained(self.policy))
-        weights = megatron_to_hf(saved_actor(self.folder / CHECKPOINTS), shapes)
+        weights = megatron_to_hf(saved_actor(self.checkpoints), shapes)
         write_policy(self.policy, weights, self.folder / "policy_after")
         return updates
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ignore Ctrl-C, so that a second one does not disturb the ending."""
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 def _without_warmup(keys: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -258,24 +269,6 @@ def _without_warmup(keys: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[
         "N = w_epoch + w_iter"
     )
     return {key: value for key, value in keys.items() if key != "critic_warmup"}, [note]
-
-
-def _check(stages: Sequence[Stage]) -> RolloutSettings:
-    """Try everything that can fail early; nothing is written. Returns the settings of the last stage.
-
-    Raises:
-        SlimeVerlogError: about the first mistake.
-    """
-    from embedded.arguments import build_args
-    from rollout.bridge.settings import check_keys
-    from rollout.data_source import EpisodeSource
-    from rollout.tasks import try_each_task
-
-    for stage in stages:
-        EpisodeSource(build_args(stage.keys, **stage.flags))
-    settings = check_keys(stages[-1].keys)
-    try_each_task(settings)
-    return settings
 
 
 def _teacher(settings: RolloutSettings) -> str:
@@ -322,9 +315,3 @@ def set_up_process() -> None:
     warnings.filterwarnings("ignore", module="megatron")
     transformers_logging.disable_progress_bar()
     logging.getLogger("megatron").setLevel(logging.ERROR)
-
-
-def _machine() -> dict[str, Any]:
-    import torch
-
-    return {"python": platform.python_version(), "torch": torch.__version__, "cpus": os.cpu_count()}

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from embedded.run_folder import check_folder, delete
+from embedded.run.folder import check_folder, delete
 from slime_verlog import ConfigError, command, read_settings
 
 CONFIG = "custom_configs/quickstart.yaml"
@@ -27,18 +27,22 @@ def read_flags(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default=MODEL, help="Hugging Face folder or hub name (default: %(default)s)")
     parser.add_argument("--config", default=CONFIG, help="YAML with environment, memory, discounts and evaluation")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--updates", type=int, default=60, help="PPO updates, critic warm-up included")
-    parser.add_argument("--turns", type=int, default=256, help="turns per batch")
-    parser.add_argument("--step-turns", type=int, default=64, help="turns per optimizer step")
-    parser.add_argument("--response-len", type=int, default=48, help="most tokens in an answer")
-    parser.add_argument("--context-len", type=int, default=1024, help="most tokens in prompt and answer together")
-    parser.add_argument("--lr", type=float, default=5e-6, help="learning rate of the actor")
-    parser.add_argument("--critic-lr", type=float, default=2e-5, help="learning rate of the critic")
-    parser.add_argument("--max-tokens", type=int, default=8192, help="tokens per micro-batch")
+
+    def add(name: str, flag: str, default: float, meaning: str) -> None:
+        parser.add_argument(name, dest=flag, type=type(default), default=default, metavar="N", help=meaning)
+
+    add("--updates", "num_rollout", 60, "PPO updates, critic warm-up included")
+    add("--turns", "rollout_batch_size", 256, "turns per batch")
+    add("--step-turns", "global_batch_size", 64, "turns per optimizer step")
+    add("--response-len", "rollout_max_response_len", 48, "most tokens in an answer")
+    add("--context-len", "rollout_max_context_len", 1024, "most tokens in prompt and answer together")
+    add("--lr", "lr", 5e-6, "learning rate of the actor")
+    add("--critic-lr", "critic_lr", 2e-5, "learning rate of the critic")
+    add("--max-tokens", "max_tokens_per_gpu", 8192, "tokens per micro-batch")
     parser.add_argument("--demonstrations", type=int, default=20, help="episodes to imitate first; 0 skips imitation")
     parser.add_argument("--eval-episodes", type=int, help="held-out episodes; overrides the YAML")
     parser.add_argument("--max-turns", type=int, help="turns per episode; overrides the YAML")
-    parser.add_argument("--seed", type=int, default=0)
+    add("--seed", "rollout_seed", 0, "seed of imitation, training episodes and sampling")
     parser.add_argument("--out", type=Path, default=Path("outputs/pretrained"))
     parser.add_argument("--overwrite", action="store_true", help="delete the run in --out first")
     return parser.parse_args(argv)
@@ -70,30 +74,45 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: a flag, the YAML or the model is rejected.
     """
-    from embedded.arguments import make_args
-    from embedded.ending import ending, lengths_of
-    from embedded.report import RunReport
+    import torch
+
+    from embedded.arguments import EmbeddedFlags, make_args, read_keys
+    from embedded.run.ending import ending, lengths_of
+    from embedded.run.report import RunReport
     from embedded.train import train
-    from embedded.warmstart.imitation import WarmStart, adapt_policy
+    from embedded.warmstart.imitation import WarmStart, make_policy
+    from rollout.bridge.overrides import set_key
     from rollout.bridge.settings import load_settings
 
     check_folder(flags.out, "overwrite" if flags.overwrite else "refuse", resumes=False)
     model = find_model(flags.model)
     if flags.overwrite:
         delete(flags.out)
-    args = make_args(_write_config(flags), hf_checkpoint=str(model), **_slime_flags(flags))
+    keys = read_keys(flags.config)
+    if flags.eval_episodes is not None:
+        keys = set_key(keys, "eval.episodes", flags.eval_episodes)
+    if flags.max_turns is not None:
+        keys["max_turns"] = flags.max_turns
+    flags.out.mkdir(parents=True, exist_ok=True)
+    config = flags.out / "config.yaml"
+    config.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    slimes = {name: value for name, value in vars(flags).items() if name in EmbeddedFlags.model_fields}
+    warm_up = min(6, flags.num_rollout // 2)
+    fixed = {"num_critic_only_steps": warm_up, "eval_interval": 20, "adam_beta2": 0.999}
+    args = make_args(config, hf_checkpoint=str(model), **slimes, **fixed)
     folder = flags.out / "policy_before" if flags.demonstrations else model
-    facts = {"model": Path(flags.model).name, "seed": flags.seed, "device": _device_name()}
-    report = RunReport(flags.out, facts, folder)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    about = {"model": Path(flags.model).name, "seed": flags.rollout_seed, "device": device}
+    report = RunReport(flags.out, about, folder)
     if flags.demonstrations:
-        given = {"episodes": flags.demonstrations, "epochs": 1, "batch_size": 32, "lr": 1e-4}
-        given["max_tokens"] = flags.max_tokens
+        given = {"model": str(model), "episodes": flags.demonstrations, "epochs": 1, "batch_size": 32, "lr": 1e-4}
+        given["max_tokens"] = flags.max_tokens_per_gpu
         settings = read_settings(WarmStart, given, "demonstrations.")
-        loss = adapt_policy(load_settings(args), model, folder, settings, flags.seed).loss
+        loss = make_policy(load_settings(args), folder, settings, flags.rollout_seed).loss
         args.hf_checkpoint = str(folder)
         print(f"imitated {flags.demonstrations} episodes, loss {loss:.3f} nats per token", flush=True)
     train(args, report)
-    report.facts = {**report.facts, "rollout_tokens_per_s": _tokens_per_s(report.history), "lengths": lengths_of(args)}
+    report.about = {**report.about, "rollout_tokens_per_s": _tokens_per_s(report.history), "lengths": lengths_of(args)}
     summary = report.write()
     print(f"{summary['device']}, {summary['rollout_tokens_per_s']} new tokens/s")
     print(ending(summary, flags.out), flush=True)
@@ -120,49 +139,11 @@ def find_model(name: str) -> Path:
         ) from error
 
 
-def _write_config(flags: argparse.Namespace) -> Path:
-    """Write the YAML, with the command line's overrides, into the run's folder."""
-    from embedded.arguments import read_keys
-
-    keys = read_keys(flags.config)
-    if flags.eval_episodes is not None:
-        keys["eval"] = {**keys.get("eval", {}), "episodes": flags.eval_episodes}
-    if flags.max_turns is not None:
-        keys["max_turns"] = flags.max_turns
-    flags.out.mkdir(parents=True, exist_ok=True)
-    path = flags.out / "config.yaml"
-    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
-    return path
-
-
-def _slime_flags(flags: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "num_rollout": flags.updates,
-        "num_critic_only_steps": min(6, flags.updates // 2),
-        "eval_interval": 20,
-        "rollout_seed": flags.seed,
-        "rollout_batch_size": flags.turns,
-        "global_batch_size": flags.step_turns,
-        "rollout_max_response_len": flags.response_len,
-        "rollout_max_context_len": flags.context_len,
-        "max_tokens_per_gpu": flags.max_tokens,
-        "lr": flags.lr,
-        "critic_lr": flags.critic_lr,
-        "adam_beta2": 0.999,
-    }
-
-
 def _tokens_per_s(history: list[dict[str, float]]) -> float:
     """New tokens per second of rollout, including the time that environments take."""
     played = [row for row in history if "turn/response_tokens" in row]
     tokens = sum(row["turn/response_tokens"] * row["rollout/turns"] for row in played)
     return round(tokens / max(sum(row["perf/rollout_s"] for row in played), 1e-9), 1)
-
-
-def _device_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
 if __name__ == "__main__":

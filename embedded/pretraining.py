@@ -49,7 +49,7 @@ def pretrain_critic(stage: Stage, flags: Mapping[str, Any]) -> float:
         SlimeVerlogError: as `embedded.train.train`.
     """
     from embedded.arguments import make_args
-    from embedded.metrics_log import MetricsLog, read_rows
+    from embedded.run.log import MetricsLog, read_rows
     from embedded.train import train
     from embedded.trainer.checkpoint import is_checkpoint
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -53,13 +52,13 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = ()) -> 
         EngineError, FailureBudgetError: raised by the rollout function.
     """
     flags = embedded_flags(args)
-    generate = load_attribute(flags.rollout_function_path, "rollout_function_path")
-    evaluate = load_attribute(flags.eval_function_path or flags.rollout_function_path, "eval_function_path")
-    convert = load_attribute(
-        flags.custom_convert_samples_to_train_data_path, "custom_convert_samples_to_train_data_path"
+    generate, convert, source_class = (
+        load_attribute(getattr(flags, name), name)
+        for name in ("rollout_function_path", "custom_convert_samples_to_train_data_path", "data_source_path")
     )
-    source_class = load_attribute(flags.data_source_path, "data_source_path")
-    with EngineProcess(_engine_options(flags)) as engine, _open_connections():
+    evaluate = load_attribute(flags.eval_function_path, "eval_function_path") if flags.eval_function_path else generate
+    with EngineProcess(_engine_options(flags)) as engine, ExitStack() as at_end:
+        at_end.callback(lambda: run(close_runtimes()))
         source, trainer = source_class(args), PpoTrainer(args)  # the engine loads its model meanwhile
         args.sglang_router_ip, args.sglang_router_port = engine.host, engine.port
         if flags.load:
@@ -74,44 +73,20 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = ()) -> 
                 tracker.evaluation(updates, result, trainer.policy_state())
 
         evaluate_if_due(args.start_rollout_id)
-        updates = range(args.start_rollout_id, flags.num_rollout)
-        for rollout_id in tqdm(updates, desc="training", unit="update", dynamic_ncols=True):
-            began = _Clocks.read(engine)
+        left = range(args.start_rollout_id, flags.num_rollout)
+        for rollout_id in tqdm(left, desc="training", unit="update", dynamic_ncols=True):
+            began = _clocks(engine)
             output = generate(args, rollout_id, source)
-            rolled = time.perf_counter()
+            played = time.perf_counter()
             metrics = trainer.train(rollout_id, convert(args, output.samples))
             engine.update_weights(trainer.policy_state(), str(rollout_id + 1))
-            times = _Clocks.read(engine).since(began, rolled)
+            wall, *cpu = _clocks(engine)
+            times = {"perf/rollout_s": played - began[0], "perf/train_s": wall - played}
+            times |= {"perf/trainer_cpu_s": cpu[0] - began[1], "perf/engine_cpu_s": cpu[1] - began[2]}
             tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **times})
-            if flags.save and (rollout_id + 1 == flags.num_rollout or _due(flags.save_interval, rollout_id)):
-                source.save(rollout_id)
-                trainer.save(flags.save, rollout_id)  # last: a checkpoint counts once the trainer's is there
-                state = checkpoint_path(flags.save, rollout_id)
-                for old in set(state.parent.glob(f"*{state.suffix}")) - {state}:
-                    old.unlink()
+            if rollout_id + 1 == flags.num_rollout or _due(flags.save_interval, rollout_id):
+                _save(flags.save, rollout_id, source, trainer)
             evaluate_if_due(rollout_id + 1)
-
-
-@dataclass(frozen=True)
-class _Clocks:
-    """Wall time and the CPU time of both processes, in seconds."""
-
-    wall: float
-    trainer: float
-    engine: float
-
-    @classmethod
-    def read(cls, engine: EngineProcess) -> _Clocks:
-        return cls(time.perf_counter(), time.process_time(), engine.cpu_s())
-
-    def since(self, began: _Clocks, rolled: float) -> dict[str, float]:
-        """The metrics of one update; `rolled` is the wall time at which its batch was there."""
-        return {
-            "perf/rollout_s": rolled - began.wall,
-            "perf/train_s": self.wall - rolled,
-            "perf/trainer_cpu_s": self.trainer - began.trainer,
-            "perf/engine_cpu_s": self.engine - began.engine,
-        }
 
 
 def _engine_options(flags: EmbeddedFlags) -> EngineOptions:
@@ -125,13 +100,20 @@ def _engine_options(flags: EmbeddedFlags) -> EngineOptions:
     )
 
 
-@contextmanager
-def _open_connections() -> Iterator[None]:
-    """Close the rollout's connections and environment workers when the run ends or fails."""
-    try:
-        yield
-    finally:
-        run(close_runtimes())
+def _clocks(engine: EngineProcess) -> tuple[float, float, float]:
+    """Wall time, and the CPU time of this process and of the engine's, in seconds."""
+    return time.perf_counter(), time.process_time(), engine.cpu_s()
+
+
+def _save(folder: str | None, rollout_id: int, source: Any, trainer: PpoTrainer) -> None:
+    """Save episodes and trainer, if there is a folder, and delete the episodes of earlier checkpoints."""
+    if not folder:
+        return
+    source.save(rollout_id)
+    trainer.save(folder, rollout_id)  # last: a checkpoint counts once the trainer's is there
+    state = checkpoint_path(folder, rollout_id)
+    for old in set(state.parent.glob(f"*{state.suffix}")) - {state}:
+        old.unlink()
 
 
 def _due(interval: int | None, rollout_id: int) -> bool:

@@ -28,6 +28,7 @@ from pydantic.json_schema import models_json_schema  # noqa: E402
 
 import envs  # noqa: E402
 from advantage.settings import AdvantageSettings  # noqa: E402
+from envs.mixture import TaskSettings  # noqa: E402
 from rollout.bridge.settings import RolloutSettings  # noqa: E402
 from slime_verlog import Settings  # noqa: E402
 
@@ -97,35 +98,27 @@ def environment_models() -> dict[str, type[Settings]]:
     return {name: model for name, model in models.items() if model is not None}
 
 
-def task_model() -> type[Settings] | None:
-    """The model of one entry of `tasks:`."""
-    return getattr(importlib.import_module("envs.mixture"), "TaskSettings", None)
-
-
 # --- JSON schema ---------------------------------------------------------------------------------------------------
 
 
 def schema(environments: Mapping[str, type[Settings]]) -> str:
     """The JSON schema of a custom YAML; `env:` is checked by the model of the environment that the file names."""
-    models = [RolloutSettings, *environments.values()]
-    entry = task_model()
-    models += [entry] if entry else []
+    models = [RolloutSettings, *environments.values(), TaskSettings]
     references, definitions = models_json_schema([(m, "validation") for m in dict.fromkeys(models)])
     definitions = _tidy(definitions["$defs"])
     for definition in definitions.values():
         _allow_empty_sections(definition.get("properties", {}), definitions)
     reference_of = lambda model: references[(model, "validation")]["$ref"]
     root = definitions.pop(reference_of(RolloutSettings).rpartition("/")[2])
-    if entry:
-        items = {"anyOf": [{"type": "string"}, {"$ref": reference_of(entry)}]}
-        for owner in (root, definitions["EvalSettings"]):
-            owner["properties"]["tasks"]["items"] = items
+    items = {"anyOf": [{"type": "string"}, {"$ref": reference_of(TaskSettings)}]}
+    for owner in (root, definitions["EvalSettings"]):
+        owner["properties"]["tasks"]["items"] = items
     rules = [_env_rule(name, reference_of(model)) for name, model in environments.items()]
     whole = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "slime-verlog configuration",
         **root,
-        **({"allOf": rules} if rules else {}),
+        "allOf": rules,
         "$defs": definitions,
     }
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
@@ -162,10 +155,8 @@ def _tidy(node: Any) -> Any:
 def reference(environments: Mapping[str, type[Settings]]) -> str:
     """The reference as Markdown."""
     sections = [INTRODUCTION, *_rollout_sections(), *_section("Advantages", AdvantageSettings, "")]
-    if entry := task_model():
-        sections += _section("Entries of tasks", entry, "tasks[].")
-    sections += _environment_sections(environments)
-    return "\n".join(sections)
+    sections += _section("Entries of tasks", TaskSettings, "tasks[].")
+    return "\n".join([*sections, *_environment_sections(environments)])
 
 
 def _rollout_sections() -> Iterator[str]:
@@ -184,8 +175,6 @@ def _rollout_sections() -> Iterator[str]:
 
 def _environment_sections(environments: Mapping[str, type[Settings]]) -> Iterator[str]:
     """One section per environment, after those of the models that several environments share."""
-    if not environments:
-        return
     yield (
         "## Options of environments\n\nThe keys of the mapping `env`, for each value of "
         "`rollout_interaction_env_path`. An environment of your own checks its own options.\n"

@@ -6,6 +6,8 @@ The forward pass is written by hand, because for small models on a CPU most time
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from rollout.errors import ConfigError
 
@@ -239,6 +242,23 @@ def load_hf_model(folder: str | Path) -> Any:
             f"serves {', '.join(SERVED_TYPES)} with full attention. Serve it with SGLang instead"
         )
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def write_policy(source: str | Path, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Write `weights` with the configuration and tokenizer of the Hugging Face folder `source`.
+
+    An earlier policy in `folder` is replaced in one step, so that an interrupted run leaves no half-written one.
+    """
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(source, temporary, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*", ".*"))
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 class _WeightReader:

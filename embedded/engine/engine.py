@@ -8,14 +8,13 @@ import reprlib
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from embedded.engine.decoder import Decoder, RowDecoder, load_hf_model
-from embedded.engine.sampling import SamplingParams, read_sampling_params
+from embedded.engine.sampling import read_sampling_params
 from embedded.engine.scheduler import Request, Scheduler
 from slime_verlog import ConfigError, Field, Settings
 
@@ -54,22 +53,11 @@ CHARS_PER_TOKEN = 64
 MAX_RID_LENGTH = 512
 
 
-@dataclass(frozen=True)
-class Job:
-    """One checked prompt of a request, ready for the scheduler."""
-
-    rid: str
-    prompt: list[int]
-    params: SamplingParams
-    stop_ids: frozenset[int]
-
-
 class Engine:
     """The model behind the API: tokenizer, decoder and scheduler, with one method per kind of request."""
 
     max_body_bytes = 8 << 20
     UNSUPPORTED: tuple[str, ...] = ("stream", "image_data", "input_embeds", "lora_path", "return_hidden_states")
-
     SHARES_PREFIXES = True
 
     def __init__(self, options: EngineOptions) -> None:
@@ -96,8 +84,8 @@ class Engine:
         """Whether `prepare` is too slow for an event loop."""
         return body.get("text") is not None
 
-    def prepare(self, body: Mapping[str, Any]) -> list[Job]:
-        """Check the body of `/generate` and return one job per prompt.
+    def prepare(self, body: Mapping[str, Any]) -> list[Request]:
+        """Check the body of `/generate` and return one request per prompt, not queued yet.
 
         Raises:
             ConfigError: the request is invalid or not supported.
@@ -115,18 +103,8 @@ class Engine:
         checked = [read_sampling_params(p) for p in per_prompt]
         for prompt, p in zip(prompts, checked, strict=True):
             self.scheduler.check(prompt, p)
-        return [
-            Job(rid, prompt, p, frozenset(p.stop_token_ids or ()) | self._stop_ids(p.ignore_eos))
-            for rid, prompt, p in zip(rids, prompts, checked, strict=True)
-        ]
-
-    def submit(self, jobs: Sequence[Job]) -> list[Request]:
-        """Queue checked jobs.
-
-        Raises:
-            EngineError: the engine failed or was closed.
-        """
-        return [self.scheduler.submit(job.rid, job.prompt, job.params, job.stop_ids) for job in jobs]
+        ends = lambda p: frozenset(p.stop_token_ids or ()) | (frozenset() if p.ignore_eos else self._eos)
+        return [Request(rid, prompt, p, ends(p)) for rid, prompt, p in zip(rids, prompts, checked, strict=True)]
 
     def answer(self, request: Request, started: float) -> dict[str, Any]:
         """The JSON that SGLang returns for a finished request."""
@@ -193,9 +171,6 @@ class Engine:
             except UnicodeEncodeError as error:
                 raise ConfigError(f"a text has half of a surrogate pair at character {error.start}") from error
         return texts
-
-    def _stop_ids(self, ignore_eos: bool) -> frozenset[int]:
-        return frozenset() if ignore_eos else self._eos
 
     def _find_stop(self, request: Request) -> str | None:
         tail = self.tokenizer.decode(request.output, skip_special_tokens=request.params.skip_special_tokens)

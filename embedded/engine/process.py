@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from embedded.engine.decoder import write_policy
 from embedded.engine.engine import EngineOptions
-from embedded.policies import write_policy
 from rollout.errors import ConfigError, EngineError
 
 CONTROL_S = 600.0

@@ -94,11 +94,9 @@ def _name(body: Mapping[str, Any], key: str) -> str | None:
 
 async def _generate(engine: Engine, request: web.Request) -> web.Response:
     body, started = await _body(engine, request), time.monotonic()
-    if engine.takes_long(body):
-        jobs = await asyncio.to_thread(engine.prepare, body)
-    else:
-        jobs = engine.prepare(body)
-    requests = engine.submit(jobs)
+    requests = await asyncio.to_thread(engine.prepare, body) if engine.takes_long(body) else engine.prepare(body)
+    for r in requests:
+        engine.scheduler.submit(r)
     try:
         finished = await asyncio.gather(*(asyncio.wrap_future(r.future) for r in requests))
     except asyncio.CancelledError:

@@ -37,7 +37,7 @@ class Request:
     prompt: list[int]
     params: SamplingParams
     stop_ids: frozenset[int]
-    uniforms: list[float]
+    uniforms: list[float] = field(default_factory=list)
     future: Future[Request] = field(default_factory=Future)
     output: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -71,20 +71,17 @@ class Scheduler:
         self._thread = threading.Thread(target=self._work, name="engine-compute", daemon=True)
         self._thread.start()
 
-    def submit(self, rid: str, prompt: list[int], params: SamplingParams, stop_ids: frozenset[int]) -> Request:
-        """Queue a request; its future resolves when the request stops, reaches its length or is aborted.
+    def submit(self, request: Request) -> None:
+        """Queue a request that `check` accepts; its future resolves when it stops, is long enough or is aborted.
 
         Raises:
-            ConfigError: the prompt and its answer do not fit the context, or it has unknown token ids.
             EngineError: the worker thread failed or was closed.
         """
-        self.check(prompt, params)
-        arrival = next(self._arrivals)
+        arrival, params = next(self._arrivals), request.params
         seed = params.sampling_seed if params.sampling_seed is not None else params.seed
         if seed is None:
             seed = self._seed * 1_000_003 + arrival
-        uniforms = [] if params.greedy else draw_uniforms(seed, params.max_new_tokens)
-        request = Request(rid, prompt, params, stop_ids, uniforms)
+        request.uniforms = [] if params.greedy else draw_uniforms(seed, params.max_new_tokens)
         # A caller that disconnects must not cancel the future while the worker uses it.
         request.future.set_running_or_notify_cancel()
         with self._wake:
@@ -92,7 +89,6 @@ class Scheduler:
                 raise EngineError(str(self._error)) from self._error
             self._waiting.append(request)
             self._wake.notify()
-        return request
 
     def abort(self, rid: str | None = None) -> None:
         """Abort the requests whose id starts with `rid`, or all requests; they return their tokens so far."""
@@ -164,7 +160,11 @@ class Scheduler:
         self._thread.join(timeout=60)
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
-        """Refuse a prompt that cannot be computed, with a `ConfigError`; `submit` calls it too."""
+        """Refuse a prompt that cannot be computed.
+
+        Raises:
+            ConfigError: the prompt and its answer do not fit the context, or it has unknown token ids.
+        """
         limit, vocab = self.decoder.context_length, self.decoder.vocab_size
         if not prompt:
             raise ConfigError("input_ids is empty; a prompt needs at least one token")
@@ -186,7 +186,12 @@ class Scheduler:
                 with self._wake:
                     self._wake.wait_for(self._has_work)
                     self._apply_aborts()
-                    self._apply_retract()
+                    if self._retract:
+                        self._waiting.extendleft(reversed(self._running.values()))
+                        for request in self._running.values():
+                            request.row = -1
+                        self._running.clear()
+                        self._retract = False
                     if self._closed:
                         self._fail(EngineError("the engine was closed"))
                         return
@@ -244,17 +249,10 @@ class Scheduler:
             return
         with self._wake:
             self._written[:] = 0
-            self.weight_version = version if version is not None else _next_version(self.weight_version)
+            last = self.weight_version
+            following = str(int(last) + 1) if last.isdigit() else f"{last}+1"
+            self.weight_version = following if version is None else version
         done.set_result(self.weight_version)
-
-    def _apply_retract(self) -> None:
-        if not self._retract:
-            return
-        self._retract = False
-        for request in reversed(self._running.values()):
-            request.row = -1
-            self._waiting.appendleft(request)
-        self._running.clear()
 
     def _admit(self) -> list[Request]:
         """Give rows to waiting requests; each reuses the longest cached prefix, in place or as a copy."""
@@ -342,7 +340,3 @@ class Scheduler:
         elif request in self._waiting:
             self._waiting.remove(request)
         request.future.set_result(request)
-
-
-def _next_version(version: str) -> str:
-    return str(int(version) + 1) if version.isdigit() else f"{version}+1"

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedded.studies.intervals import iqm_cell, mean_cell
-from embedded.studies.results import Run
+from embedded.studies.results import Run, iqm_cell, mean_cell
 from embedded.studies.study import Study
 
 LOOKS = {8: 0.01, 12: 0.015, 20: 0.025}
@@ -73,12 +72,11 @@ def areas(study: Study, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
     """Mean score over the turns that every finished run has played, by variant and seed; areas under the curves."""
     done = [run for run in runs if run.done]
     end = min((run.total("turns") for run in done), default=0.0)
-    low, high = study.scale
     found: dict[str, dict[int, float]] = {variant: {} for variant in study.variants}
     for run in done:
         mean = run.mean_result("turns", end)
         if mean is not None:
-            found[run.variant][run.seed] = (mean - low) / (high - low)
+            found[run.variant][run.seed] = study.score(mean)
     return found
 
 
@@ -139,8 +137,6 @@ def contrast_lines(study: Study, runs: Sequence[Run]) -> list[str]:
 
 def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
     """A Markdown table of the variants: scores, areas, seeds that end below their start, updates and CPU time."""
-    low, high = study.scale
-    score = lambda value: (value - low) / (high - low)
     found, done = areas(study, runs), [run for run in runs if run.done]
     lines = [
         "| variant | seeds | score before | score after | area | seeds that end below their start | updates | CPU, s |"
@@ -148,9 +144,9 @@ def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
     lines.append("|---|---|---|---|---|---|---|---|")
     for variant in study.variants:
         mine = [run for run in done if run.variant == variant]
-        facts = [run.facts() for run in mine]
-        numbers = lambda key, facts=facts: [value for about in facts if (value := about[key]) is not None]
-        before, after = ([score(value) for value in numbers(key)] for key in ("before", "after"))
+        columns = [run.columns() for run in mine]
+        numbers = lambda key, columns=columns: [value for row in columns if (value := row[key]) is not None]
+        before, after = ([study.score(value) for value in numbers(key)] for key in ("before", "after"))
         fallen = sum(end < start for start, end in zip(before, after, strict=True))
         cells = [mean_cell(before, ".3f"), iqm_cell(after, ".3f"), mean_cell(list(found[variant].values()), ".3f")]
         cells += [f"{fallen} of {len(mine)}", mean_cell([run.rows[-1]["update"] for run in mine], ".0f")]

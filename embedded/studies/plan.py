@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedded.run_folder import SETTINGS, claim, leaves
+from embedded.run.folder import SETTINGS, claim, leaves
+from embedded.run.log import read_rows
 from embedded.studies.study import Study, Variant, check_study, run_keys
 from slime_verlog import read_settings
 
@@ -47,7 +48,7 @@ class Plan:
         return self.folder / variant / f"seed_{seed}"
 
     def run_name(self, variant: str, seed: int) -> str:
-        """One run, in messages."""
+        """Display name of a run."""
         return f"{self.study.name}: {variant}, seed {seed}"
 
     def settings(self, name: str, seed: int) -> dict[str, Any]:
@@ -81,15 +82,14 @@ def left_to_do(plan: Plan) -> list[tuple[str, int]]:
     Raises:
         ConfigError: a folder holds a run with other settings.
     """
-    return [run for run in plan.runs() if not (_is_finished(plan, *run) or _copy_from_other_study(plan, *run))]
-
-
-def _is_finished(plan: Plan, variant: str, seed: int) -> bool:
-    folder = plan.run_folder(variant, seed)
-    if not folder.exists():
-        return False
-    claim(folder, plan.settings(variant, seed))
-    return (folder / DONE).exists()
+    left = []
+    for variant, seed in plan.runs():
+        folder = plan.run_folder(variant, seed)
+        if folder.exists():
+            claim(folder, plan.settings(variant, seed))
+        if not (folder / DONE).exists() and not _copy_from_other_study(plan, variant, seed):
+            left.append((variant, seed))
+    return left
 
 
 def _copy_from_other_study(plan: Plan, variant: str, seed: int) -> bool:
@@ -101,17 +101,13 @@ def _copy_from_other_study(plan: Plan, variant: str, seed: int) -> bool:
     if plan.study.compares_time or plan.keep_policies or target.exists():
         return False
     for done in sorted(plan.out.glob(f"*/*/seed_{seed}/{DONE}")):
-        if _read_json(done.with_name(SETTINGS)) == settings:
+        if json.loads(done.with_name(SETTINGS).read_text(encoding="utf-8")) == settings:
             target.mkdir(parents=True)
             for name in (SETTINGS, "run.yaml", ROWS, DONE):  # the last file makes the copy a finished run
                 shutil.copyfile(done.with_name(name), target / name)
             print(f"{plan.run_name(variant, seed)}: copied from {done.parent}/", flush=True)
             return True
     return False
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def overview(plan: Plan) -> str:
@@ -126,9 +122,9 @@ def overview(plan: Plan) -> str:
 
 def plan_warnings(plan: Plan) -> list[str]:
     """A sentence for each variant in which hardly any update trains the actor."""
-    from embedded.alarms import warnings_of_plan
     from embedded.arguments import EmbeddedFlags
     from embedded.pretraining import split_run
+    from embedded.run.alarms import warnings_of_plan
 
     found = []
     for variant in plan.variants:
@@ -149,8 +145,6 @@ def _changes(variant: Variant) -> str:
 
 def _duration(plan: Plan) -> str:
     """How long the open runs will take, by the pace of the runs in the output folder."""
-    from embedded.metrics_log import read_rows
-
     flags = [plan.settings(*run)["flags"] for run in plan.runs() if not (plan.run_folder(*run) / DONE).exists()]
     ends = [rows[-1] for path in plan.out.glob(f"*/*/seed_*/{ROWS}") if (rows := read_rows(path))]
     turns, seconds = (sum(row[key] for row in ends) for key in ("turns", "seconds"))

@@ -23,14 +23,12 @@ def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
     Time is wall time in a study that compares it, and otherwise CPU time, which other work on the machine does not
     change.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     result = f"eval/{study.measure}"
     panels = [(result, "turns"), ("critic/value_loss", "turns"), (result, "seconds" if study.compares_time else "cpu")]
-    figure, axes = pyplot.subplots(len(panels), 1, figsize=(7, 9), constrained_layout=True)
+    figure = Figure(figsize=(7, 9), layout="constrained")
+    axes = figure.subplots(len(panels), 1)
     for number, variant in enumerate(study.variants):
         mine = [run for run in runs if run.variant == variant]
         for axis, (key, over) in zip(axes, panels, strict=True):
@@ -49,7 +47,6 @@ def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     axes[1].sharex(axes[0])
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
@@ -57,21 +54,17 @@ def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
 
     Thin lines are seeds, thick ones their mean. A score is 0 for random play and 1 for the expert.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     names = [variant.rpartition("_") for variant in study.variants]
     methods, lengths = (list(dict.fromkeys(parts)) for parts in zip(*((m, n) for m, _, n in names), strict=True))
-    low, high = study.scale
-    shared: dict[str, Any] = {"sharey": True, "squeeze": False, "layout": "constrained"}
-    figure, axes = pyplot.subplots(1, len(lengths), figsize=(4 * len(lengths), 4), **shared)
+    figure = Figure(figsize=(4 * len(lengths), 4), layout="constrained")
+    axes = figure.subplots(1, len(lengths), sharey=True, squeeze=False)
     for axis, length in zip(axes[0], sorted(lengths, key=int), strict=True):
         for number, method in enumerate(methods):
             mine = [run for run in runs if run.variant == f"{method}_{length}"]
             curves = [curve(run.rows, f"eval/{study.measure}") for run in mine]
-            scores = [(turns, [(value - low) / (high - low) for value in values]) for turns, values in curves]
+            scores = [(turns, list(map(study.score, values))) for turns, values in curves]
             if scores:
                 _draw(axis, scores, f"C{number}", method.replace("_", " "), False)
         axis.set(title=f"{length} turns per episode", xlabel="turns played", ylim=(-0.05, 1.02))
@@ -80,7 +73,6 @@ def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
     handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(methods), frameon=False)
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def _draw(axis: Any, curves: Sequence[tuple[list[float], list[float]]], color: str, label: str, marked: bool) -> None:

@@ -6,10 +6,9 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from embedded.metrics_log import actor_fault
-from embedded.studies.intervals import iqm_cell, mean_cell
+from embedded.run.log import actor_fault
 from embedded.studies.plots import plot
-from embedded.studies.results import MEASURES, Run, read_runs
+from embedded.studies.results import MEASURES, Run, iqm_cell, mean_cell, read_runs
 from embedded.studies.study import Study
 
 COLUMNS = (
@@ -37,8 +36,8 @@ TIME_COLUMNS = (
 AGGREGATED = ("after", "mean_by_turns", "mean_by_seconds")
 """Columns with interquartile means and bootstrap intervals. The others have means and standard errors."""
 NOTE = (
-    "Held-out results after training are interquartile means over seeds, with 95 % bootstrap intervals (rliable); with "
-    "fewer than four seeds, that is the plain mean. Other columns are means ± standard errors. Losses are means over "
+    "Held-out results after training are interquartile means over seeds, with 95 % bootstrap intervals; with fewer "
+    "than four seeds, that is the plain mean. Other columns are means ± standard errors. Losses are means over "
     "the updates that trained the actor. Means over equal turns or time are of the held-out curve, from the first "
     "update to the end of the shortest run in the table. Time is without evaluations and checkpoints."
 )
@@ -82,8 +81,8 @@ def table_lines(study: Study, runs: Sequence[Run]) -> list[str]:
     for variant in study.variants:
         mine = [run for run in runs if run.variant == variant]
         means = [{f"mean_by_{over}": run.mean_result(over, end) for over, end in shortest.items()} for run in mine]
-        facts = [{**run.facts(), **mean} for run, mean in zip(mine, means, strict=True)]
-        rows[f"{variant} | {len(mine)}"] = [_cell(facts, key, form) for _, key, form in columns]
+        found = [{**run.columns(), **mean} for run, mean in zip(mine, means, strict=True)]
+        rows[f"{variant} | {len(mine)}"] = [_cell(found, key, form) for _, key, form in columns]
     titles = [title.format(measure=MEASURES[study.measure]) for title, _, _ in columns]
     return [*_markdown("variant | seeds", titles, rows), *_task_table(study, runs)]
 
@@ -104,8 +103,8 @@ def _markdown(first: str, titles: Sequence[str], rows: Mapping[str, Sequence[str
     return [head, "|" + "---|" * (head.count("|") - 1), *(f"| {name} | {' | '.join(rows[name])} |" for name in rows)]
 
 
-def _cell(facts: Sequence[Mapping[str, float | None]], key: str, form: str) -> str:
-    values = [value for found in facts if (value := found[key]) is not None]
+def _cell(found: Sequence[Mapping[str, float | None]], key: str, form: str) -> str:
+    values = [value for row in found if (value := row[key]) is not None]
     return iqm_cell(values, form) if key in AGGREGATED else mean_cell(values, form)
 
 
@@ -123,8 +122,8 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
 
 def write_summary_csv(path: Path, runs: Sequence[Run]) -> None:
     """Write one row per run, with the table's columns."""
-    names = list(Run("", 0, [], False).facts())
+    names = list(Run("", 0, [], False).columns())
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["variant", "seed", "finished", *names])
         writer.writeheader()
-        writer.writerows({"variant": r.variant, "seed": r.seed, "finished": r.done, **r.facts()} for r in runs)
+        writer.writerows({"variant": r.variant, "seed": r.seed, "finished": r.done, **r.columns()} for r in runs)

@@ -1,21 +1,24 @@
-"""What a study's runs wrote: curves over turns and time, and the numbers that a table shows."""
+"""What a study's runs wrote: curves over turns and time, and the means and intervals that a table shows."""
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from embedded.metrics_log import Row, read_rows
+from embedded.run.log import Row, read_rows
 from embedded.studies.plan import DONE, ROWS
 from embedded.studies.study import Study
+from rollout.play.metrics import mean
 
 MEASURES = {"success": "win rate", "progression": "progression", "return": "return"}
 """Names of what held-out episodes are compared by."""
+REPETITIONS = 2000
+"""Bootstrap samples per interval."""
 _TASK_WIN_RATE = re.compile("eval/(.+)/success")
 
 
@@ -29,11 +32,11 @@ class Run:
     done: bool
     measure: str = "success"
 
-    def facts(self) -> dict[str, float | None]:
+    def columns(self) -> dict[str, float | None]:
         """The table's columns. Losses and staleness are means over the updates that also trained the actor."""
         results = [row for row in self.rows if self.key in row]
         trained = [row for row in self.rows if row.get("train/actor_trains")]
-        mean_of = lambda key: _mean(row[key] for row in trained if key in row)
+        mean_of = lambda key: mean(found) if (found := [row[key] for row in trained if key in row]) else None
         sum_of = lambda key: sum(row.get(key, 0.0) for row in self.rows)
         return {
             "before": results[0][self.key] if results else None,
@@ -112,6 +115,30 @@ def _positions(rows: Sequence[Row], over: str) -> list[float]:
     return np.cumsum(spent).tolist()
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return sum(found) / len(found) if found else None
+def interquartile_mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """The interquartile mean and the ends of its 95 % percentile bootstrap interval.
+
+    Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021). A quarter of
+    the values is left out at each end, rounded down, so this is the mean of up to three values.
+    """
+    found, cut = np.asarray(values, dtype=float), len(values) // 4
+    draws = found[np.random.RandomState(0).randint(len(found), size=(REPETITIONS, len(found)))]
+    means = [np.sort(x)[..., cut : len(found) - cut].mean(-1) for x in (found, draws)]
+    low, high = np.percentile(means[1], [2.5, 97.5])
+    return float(means[0]), float(low), float(high)
+
+
+def iqm_cell(values: Sequence[float], form: str) -> str:
+    """A table's cell: interquartile mean and interval."""
+    if len(values) < 2:
+        return f"{values[0]:{form}}" if values else "-"
+    mean, low, high = interquartile_mean(values)
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def mean_cell(values: Sequence[float], form: str) -> str:
+    """A table's cell: mean ± standard error."""
+    if not values:
+        return "-"
+    error = f" ± {np.std(values, ddof=1) / len(values) ** 0.5:{form}}" if len(values) > 1 else ""
+    return f"{np.mean(values):{form}}{error}"

@@ -15,24 +15,28 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from tqdm import tqdm
 
-from embedded.cores import cores
-from embedded.run_folder import CHECKPOINTS, claimed, rewind, saved_updates, write_text
+from embedded.arguments import cores
+from embedded.run.folder import CHECKPOINTS, claimed, rewind, saved_updates, write_text
+from embedded.run.log import MetricsLog, read_rows
 from embedded.studies.plan import DONE, ROWS, SAVE_INTERVAL, Plan, left_to_do, make_plan, overview, plan_warnings
 from embedded.studies.processes import run_processes
 from embedded.studies.results import MEASURES
-from embedded.studies.study import load_study, study_names
-from slime_verlog import ConfigError, SlimeVerlogError, command, read_settings
+from embedded.studies.study import Study, load_study, study_names
+from slime_verlog import ConfigError, MissingDependencyError, SlimeVerlogError, command, read_settings
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +58,6 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
 def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> None:
     """Train a run whose folder is claimed, from its latest checkpoint if there is one."""
     from embedded.arguments import EmbeddedFlags, make_args
-    from embedded.metrics_log import read_rows
     from embedded.pretraining import pretrain_critic, split_run
     from embedded.train import train
     from embedded.warmstart.imitation import read_imitation
@@ -72,7 +75,7 @@ def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> 
     paths = {"save": str(checkpoints), "load": str(checkpoints) if saved >= 0 else None}
     args = make_args(path, **{**shared, **ppo.flags, **paths})
     source = policy if plan.keep_policies else None
-    tracker = _Tracker(folder, plan.run_name(variant, seed), plan.study.measure, args.num_rollout, source, turns)
+    tracker = _Tracker(folder, plan.run_name(variant, seed), plan.study, args.num_rollout, source, turns)
     train(args, tracker, {int(row["update"]) for row in read_rows(folder / ROWS) if "eval/episodes" in row})
     write_text(folder / DONE, json.dumps({"updates": args.num_rollout, "turns": tracker.log.turns}))
     shutil.rmtree(checkpoints, ignore_errors=True)
@@ -81,43 +84,35 @@ def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> 
 class _Tracker:
     """A `Tracker` of `embedded.train`: writes rows, prints progress, and writes policies if there is a `source`."""
 
-    def __init__(
-        self, folder: Path, name: str, measure: str, updates: int, source: Path | None, turns_before: float
-    ) -> None:
-        from tqdm import tqdm
-
-        from embedded.metrics_log import MetricsLog
-        from embedded.policies import write_policy
-
-        self.log, self._folder, self._source = MetricsLog(folder / ROWS, turns_before), folder, source
-        self._name, self._measure, self._updates, self._print = name, measure, updates, tqdm.write
+    def __init__(self, folder: Path, name: str, study: Study, updates: int, source: Path | None, turns: float) -> None:
+        self.log, self._folder, self._source = MetricsLog(folder / ROWS, turns), folder, source
+        self._name, self._measure, self._updates = name, study.measure, updates
         if source is not None and not (folder / "policy_before").is_dir():
             shutil.copytree(source, folder / "policy_before")
-        self._write = write_policy
 
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of one update."""
         self.log.update(rollout_id, metrics)
-        if (rollout_id + 1) % SAVE_INTERVAL == 0:
-            reward, done = metrics.get("turn/reward", 0.0), rollout_id + 1
+        done = rollout_id + 1
+        if done % SAVE_INTERVAL == 0:
             left = self.log.seconds / done * (self._updates - done) / 60
-            self._print(
-                f"{self._name}: {done} updates, reward per turn {reward:.3f}; this run has about {left:.0f} min left"
-            )
+            reward = f"reward per turn {metrics.get('turn/reward', 0.0):.3f}"
+            tqdm.write(f"{self._name}: {done} updates, {reward}; this run has about {left:.0f} min left")
 
     def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Append the means of an evaluation, and keep the evaluated policy as `policy_after/`."""
+        from embedded.engine.decoder import write_policy
+
         if self._source is not None and rollout_id:
-            self._write(self._source, weights, self._folder / "policy_after")
+            write_policy(self._source, weights, self._folder / "policy_after")
         means = self.log.evaluation(rollout_id, result)  # last: the row says that the rest is there
-        self._print(
-            f"{self._name}: {MEASURES[self._measure]} {means[f'eval/{self._measure}']:.3f} after {rollout_id} updates"
-        )
+        value = f"{MEASURES[self._measure]} {means[f'eval/{self._measure}']:.3f}"
+        tqdm.write(f"{self._name}: {value} after {rollout_id} updates")
 
 
 def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]) -> Path:
     """The initial policy for this seed; variants with the same prompts and the same warm start share it."""
-    from embedded.warmstart.imitation import FACTS, WarmStart, make_policy
+    from embedded.warmstart.imitation import IMITATION_FILE, WarmStart, make_policy
     from rollout.bridge.settings import load_settings
 
     keys, warm = settings["keys"], settings["warm"]
@@ -125,7 +120,9 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
     env = {**keys.get("env", {}), **warm.get("env", {})}
     env = {key: value for key, value in env.items() if key not in ("binary_reward", "shaping")}
     shown = {key: keys.get(key) for key in ("rollout_interaction_env_path", "tasks", "history", "memory", "max_turns")}
-    name = hashlib.sha256(json.dumps([FACTS, env, shown, warm, seed], sort_keys=True).encode()).hexdigest()[:12]
+    name = hashlib.sha256(json.dumps([IMITATION_FILE, env, shown, warm, seed], sort_keys=True).encode()).hexdigest()[
+        :12
+    ]
     folder = policies / f"{name}-seed_{seed}"
     if not folder.is_dir():
         temporary = policies / f".{folder.name}.{os.getpid()}"
@@ -155,35 +152,28 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
     left = left_to_do(plan)
     at_once = min(jobs or cores(), len(left))
     failures: list[str] = []
-    pace = _Pace(len(left))
+    began, ended = time.monotonic(), itertools.count(1)
+
+    def say_when_done() -> None:
+        done = next(ended)
+        seconds = (time.monotonic() - began) / done * (len(left) - done)
+        if seconds:
+            end = datetime.now() + timedelta(seconds=seconds)
+            print(f"{done} of {len(left)} runs ended; the last one will at about {end:%H:%M}", flush=True)
+
     if at_once > 1:
         named = {plan.run_name(*run): (plan, *run) for run in left}
-        failures = run_processes(named, _run_in_process, at_once, pace.ended)
+        failures = run_processes(named, _run_in_process, at_once, say_when_done)
     else:
         for run in left:
             print(plan.run_name(*run), flush=True)
             run_one(plan, *run)
-            pace.ended()
+            say_when_done()
     text = write_report(plan.folder, plan.study)
     if failures:
         print(text)
         raise SlimeVerlogError(f"{'; '.join(failures)}; the same command continues what is left")
     return text
-
-
-class _Pace:
-    """Says after each run when the last one will be done."""
-
-    def __init__(self, runs: int) -> None:
-        self._runs, self._done, self._began = runs, 0, time.monotonic()
-
-    def ended(self) -> None:
-        """Count a run, and print the forecast."""
-        self._done += 1
-        left = (time.monotonic() - self._began) / self._done * (self._runs - self._done)
-        if left:
-            end = datetime.now() + timedelta(seconds=left)
-            print(f"{self._done} of {self._runs} runs ended; the last one will at about {end:%H:%M}", flush=True)
 
 
 def _run_in_process(plan: Plan, variant: str, seed: int) -> None:
@@ -219,7 +209,6 @@ def _parser() -> argparse.ArgumentParser:
 @command()
 def main(argv: list[str] | None = None) -> None:
     """Run one study; the exit code is 1 if the actor of a finished run never trained."""
-    from embedded.studies.intervals import require_packages
     from embedded.studies.report import faults_of
     from embedded.studies.results import read_runs
 
@@ -236,7 +225,11 @@ def main(argv: list[str] | None = None) -> None:
     if study.compares_time and (given.jobs or 1) > 1:
         raise ConfigError(f"{study.name} compares wall times, which runs side by side would change; use --jobs 1")
     plan = make_plan(study, given.out, given.variants, keep_policies=given.keep_policies)
-    require_packages()
+    for name in ("megatron", "matplotlib"):
+        if find_spec(name) is None:
+            raise MissingDependencyError(
+                f"a study needs the package {name}; install it with: pip install 'slime-verlog[embedded]'"
+            )
     if given.dry_run:
         print(overview(plan))
         return

@@ -76,6 +76,11 @@ class Study(Variant):
             raise ConfigError(f"scale must rise from random play to the expert, got {list(self.scale)}")
         return self
 
+    def score(self, value: float) -> float:
+        """A held-out result between 0, random play, and 1, the expert."""
+        low, high = self.scale
+        return (value - low) / (high - low)
+
     def variant(self, name: str) -> Variant:
         """The variant of this name, together with what all variants share.
 

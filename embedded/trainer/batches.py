@@ -53,12 +53,9 @@ def to_rollout_data(train_data: dict[str, Any], device: torch.device) -> Rollout
     if missing:
         raise ConfigError(f"the train data lacks {', '.join(missing)}; use the converter of rollout.samples")
     data = dict(train_data)
-    data["tokens"] = [torch.tensor(t, dtype=torch.long, device=device) for t in train_data["tokens"]]
-    data["loss_masks"] = [torch.tensor(m, dtype=torch.int, device=device) for m in train_data["loss_masks"]]
-    if "rollout_log_probs" in train_data:
-        data["rollout_log_probs"] = [
-            torch.tensor(p, dtype=torch.float32, device=device) for p in train_data["rollout_log_probs"]
-        ]
+    dtypes = {"tokens": torch.long, "loss_masks": torch.int, "rollout_log_probs": torch.float32}
+    for key in dtypes.keys() & train_data.keys():
+        data[key] = [torch.tensor(values, dtype=dtypes[key], device=device) for values in train_data[key]]
     data["total_lengths"] = [len(t) for t in train_data["tokens"]]
     data["rollout_ids"] = list(train_data[groups])
     counts = [max(int(np.sum(mask)), 1) for mask in train_data["loss_masks"]]
@@ -82,10 +79,8 @@ def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> list[
             f"choose a divisor of {len(groups)}"
         )
     members = list(groups.values())
-    return [
-        [sample for group in members[start : start + global_batch_size] for sample in group]
-        for start in range(0, len(members), global_batch_size)
-    ]
+    starts = range(0, len(members), global_batch_size)
+    return [[sample for group in members[start : start + global_batch_size] for sample in group] for start in starts]
 
 
 def micro_batches(data: RolloutData, samples: Sequence[int], max_tokens: int) -> list[MicroBatch]:

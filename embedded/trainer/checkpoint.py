@@ -63,15 +63,20 @@ def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers
     return target
 
 
-def saved_actor(folder: str | Path) -> dict[str, torch.Tensor]:
-    """The actor's weights in the latest checkpoint, under Megatron's names."""
-    rollout_id = json.loads((Path(folder) / _LATEST).read_text(encoding="utf-8"))["rollout_id"]
-    return load_file(Path(folder) / f"trainer_{rollout_id}" / "actor.safetensors")
-
-
 def is_checkpoint(folder: str | Path) -> bool:
     """Whether the folder holds a checkpoint of `save_trainer`."""
     return (Path(folder) / _LATEST).is_file()
+
+
+def _latest(folder: str | Path) -> tuple[Path, int]:
+    """The folder of the latest checkpoint, and its rollout id."""
+    rollout_id = json.loads((Path(folder) / _LATEST).read_text(encoding="utf-8"))["rollout_id"]
+    return Path(folder) / f"trainer_{rollout_id}", rollout_id
+
+
+def saved_actor(folder: str | Path) -> dict[str, torch.Tensor]:
+    """The actor's weights in the latest checkpoint, under Megatron's names."""
+    return load_file(_latest(folder)[0] / "actor.safetensors")
 
 
 def load_critic(folder: str | Path, critic: torch.nn.Module) -> None:
@@ -81,12 +86,11 @@ def load_critic(folder: str | Path, critic: torch.nn.Module) -> None:
         CheckpointError: it has no critic, or it is damaged, or its critic has another shape. Nothing was loaded.
     """
     try:
-        rollout_id = json.loads((Path(folder) / _LATEST).read_text(encoding="utf-8"))["rollout_id"]
-        path = Path(folder) / f"trainer_{rollout_id}" / "critic.safetensors"
+        path = _latest(folder)[0] / "critic.safetensors"
         weights = load_file(path)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"critic_load: no usable critic in {folder}: {error}") from error
-    _check_shapes(path, _tensors(critic.state_dict()), weights)
+    _check_shapes(path, critic, weights)
     critic.load_state_dict(weights, strict=False)
 
 
@@ -97,8 +101,7 @@ def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> 
         CheckpointError: there is none, or it is damaged, or it belongs to another model. Nothing was loaded.
     """
     try:
-        rollout_id = json.loads((Path(folder) / _LATEST).read_text(encoding="utf-8"))["rollout_id"]
-        source = Path(folder) / f"trainer_{rollout_id}"
+        source, rollout_id = _latest(folder)
         info = json.loads((source / "state.json").read_text(encoding="utf-8"))
         if info["format"] != FORMAT:
             raise CheckpointError(f"{source} has format {info['format']!r}; this version reads {FORMAT} only")
@@ -108,7 +111,7 @@ def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> 
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"no usable trainer checkpoint in {folder}: {error}") from error
     for name, model in models.items():
-        _check_shapes(source / f"{name}.safetensors", _tensors(model.state_dict()), weights[name])
+        _check_shapes(source / f"{name}.safetensors", model, weights[name])
         if (saved := info.get("frozen", {}).get(name, [])) != _frozen(model):
             raise CheckpointError(
                 f"{source}: the {name} was trained with {len(saved)} frozen parameters, this run freezes "
@@ -137,7 +140,8 @@ def _frozen(model: torch.nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
-def _check_shapes(path: Path, wanted: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
+def _check_shapes(path: Path, model: torch.nn.Module, found: dict[str, torch.Tensor]) -> None:
+    wanted = _tensors(model.state_dict())
     for name in sorted(wanted.keys() | found.keys()):
         here, there = wanted.get(name), found.get(name)
         if here is None or there is None or here.shape != there.shape:

@@ -206,18 +206,8 @@ class Adam(FP32Optimizer):
 
 def build_optimizer(model: GPTModel, flags: OptimizerFlags, lr: float, samples: int) -> Adam:
     """AdamW with a learning rate that starts at `lr` and follows `flags.lr_decay_style` over `samples` samples."""
-    optimizer = Adam(
-        model,
-        OptimizerConfig(
-            optimizer="adam",
-            lr=lr,
-            adam_beta1=flags.adam_beta1,
-            adam_beta2=flags.adam_beta2,
-            adam_eps=flags.adam_eps,
-            clip_grad=flags.clip_grad,
-        ),
-        lr,
-    )
+    own = {key: getattr(flags, key) for key in ("adam_beta1", "adam_beta2", "adam_eps", "clip_grad")}
+    optimizer = Adam(model, OptimizerConfig(optimizer="adam", lr=lr, **own), lr)
     optimizer.schedule = OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,

@@ -22,8 +22,7 @@ from advantage.pretraining import progress_of
 from advantage.ranks import current_layout
 from advantage.settings import ROLE, advantage_flags, advantage_settings
 from advantage.value_weight import first_token_weights, weigh_reducer
-from embedded.arguments import embedded_flags
-from embedded.cores import cores
+from embedded.arguments import cores, embedded_flags
 from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data
 from embedded.trainer.checkpoint import is_checkpoint, load_critic, load_trainer, save_trainer
 from embedded.trainer.losses import approx_kl, log_probs_and_entropy, policy_loss, value_loss
@@ -63,11 +62,15 @@ class PpoTrainer:
         self.critic = build_model(given, self.device, critic=True, bf16=flags.bf16)
         if saved:
             load_critic(saved, self.critic)
-        freeze(self.critic, self._settings.critic_frozen)
+        parameters = dict(self.critic.named_parameters())
+        for name in report_frozen("critic", parameters, self._settings.critic_frozen):
+            parameters[name].requires_grad_(False)
         self.reference = build_model(flags.ref_load or flags.hf_checkpoint, self.device, bf16=flags.bf16)
         samples = flags.num_rollout * flags.rollout_batch_size * flags.n_samples_per_prompt
         self.actor_optimizer = build_optimizer(self.actor, flags, flags.lr, samples)
         self.critic_optimizer = build_optimizer(self.critic, flags, flags.critic_lr, samples)
+        self._models = {"actor": self.actor, "critic": self.critic}
+        self._optimizers = {"actor": self.actor_optimizer, "critic": self.critic_optimizer}
         # Actor and critic share nothing while they learn, so on a CPU each gets its own core if this process has two.
         in_parallel = self.device.type == "cpu" and cores() > 1
         self._pool = ThreadPoolExecutor(2 if in_parallel else 1, thread_name_prefix="train")
@@ -112,14 +115,6 @@ class PpoTrainer:
         """Restore the latest checkpoint and return its rollout id; raises CheckpointError if none is usable."""
         return load_trainer(folder, self._models, self._optimizers)
 
-    @property
-    def _models(self) -> dict[str, torch.nn.Module]:
-        return {"actor": self.actor, "critic": self.critic}
-
-    @property
-    def _optimizers(self) -> dict[str, Adam]:
-        return {"actor": self.actor_optimizer, "critic": self.critic_optimizer}
-
     @torch.no_grad()
     def _values(self, data: RolloutData, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
         """V(prefix before the token) for every response token, per sample."""
@@ -133,17 +128,14 @@ class PpoTrainer:
         if self.flags.kl_coef or self.flags.use_kl_loss:
             models["ref_log_probs"] = self.reference
         for key, model in models.items():
-            found[key] = _per_sample(
-                data,
-                batches,
-                lambda b, model=model: log_probs_and_entropy(
-                    predict(model, b.ids, b.row, b.column), b.targets, self.flags.rollout_temperature
-                )[0],
-            )
+            log_probs = lambda b, model=model: log_probs_and_entropy(
+                predict(model, b.ids, b.row, b.column), b.targets, self.flags.rollout_temperature
+            )[0]
+            found[key] = _per_sample(data, batches, log_probs)
         return found
 
     def _train_critic(self, data: RolloutData) -> dict[str, float]:
-        explained = _explained_variance(data)
+        explained = _explained_variance(data)  # before the update
         for _ in range(self._settings.critic_updates - 1):
             self._optimize(self.critic, self.critic_optimizer, data, self._value_loss, last=False)
         metrics = self._optimize(self.critic, self.critic_optimizer, data, self._value_loss)
@@ -192,12 +184,7 @@ class PpoTrainer:
             off_policy = dis_metrics(old - log_probs, advantages, flags.eps_clip, high, reduce, stale)
         else:
             loss, clipped = policy_loss(
-                log_probs,
-                old,
-                advantages,
-                eps_clip=flags.eps_clip,
-                eps_clip_high=high,
-                eps_clip_c=flags.eps_clip_c,
+                log_probs, old, advantages, eps_clip=flags.eps_clip, eps_clip_high=high, eps_clip_c=flags.eps_clip_c
             )
         policy, bonus = reduce(loss), reduce(entropy)
         total = policy - flags.entropy_coef * bonus
@@ -253,13 +240,6 @@ class PpoTrainer:
                 optimizer.schedule.step(groups)
             totals["grad_norm"] += norm or 0.0
         return {key: value / len(steps) for key, value in totals.items()}
-
-
-def freeze(model: GPTModel, patterns: Sequence[str]) -> None:
-    """Do not train the critic's parameters that match a pattern; raises FlagError if one matches none."""
-    parameters = dict(model.named_parameters())
-    for name in report_frozen("critic", parameters, patterns):
-        parameters[name].requires_grad_(False)
 
 
 def add_advantages(args: Namespace, data: RolloutData) -> None:

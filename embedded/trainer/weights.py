@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 
-_PLAIN = {
+_NAMES = {
     "input_layernorm.weight": "input_layernorm.weight",
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",  # Qwen3 alone has these two
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
-}
-_OPTIONAL = {
-    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
-    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
 }
 
 
@@ -53,20 +51,15 @@ def hf_to_megatron(state: Mapping[str, torch.Tensor], shapes: Shapes, *, head: b
         out["output_layer.weight"] = state["lm_head.weight"].clone()
     for i in range(shapes.layers):
         source, target = f"model.layers.{i}.", f"decoder.layers.{i}."
-        for new, old in _PLAIN.items():
-            out[target + new] = state[source + old].clone()
-        for new, old in _OPTIONAL.items():
-            if source + old in state:
-                out[target + new] = state[source + old].clone()
+        out |= {target + new: state[source + old].clone() for new, old in _NAMES.items() if source + old in state}
         for kind in ("weight", "bias"):
             if f"{source}self_attn.q_proj.{kind}" in state:
                 parts = [state[f"{source}self_attn.{x}_proj.{kind}"] for x in "qkv"]
                 grouped = [p.view(shapes.groups, -1, shapes.head_dim, *p.shape[1:]) for p in parts]
                 fused = torch.cat(grouped, 1)
                 out[f"{target}self_attention.linear_qkv.{kind}"] = fused.reshape(-1, *parts[0].shape[1:])
-        out[target + "mlp.linear_fc1.weight"] = torch.cat(
-            [state[source + "mlp.gate_proj.weight"], state[source + "mlp.up_proj.weight"]]
-        )
+        gate_up = [state[f"{source}mlp.{x}_proj.weight"] for x in ("gate", "up")]
+        out[target + "mlp.linear_fc1.weight"] = torch.cat(gate_up)
     return out
 
 
@@ -81,9 +74,7 @@ def megatron_to_hf(state: Mapping[str, torch.Tensor], shapes: Shapes) -> dict[st
         out["lm_head.weight"] = head
     for i in range(shapes.layers):
         source, target = f"decoder.layers.{i}.", f"model.layers.{i}."
-        for old, new in {**_PLAIN, **_OPTIONAL}.items():
-            if source + old in state:
-                out[target + new] = state[source + old]
+        out |= {target + new: state[source + old] for old, new in _NAMES.items() if source + old in state}
         for kind in ("weight", "bias"):
             fused = state.get(f"{source}self_attention.linear_qkv.{kind}")
             if fused is not None:

@@ -72,9 +72,8 @@ def demonstrate(
     """Play `episodes` of the config's tasks; each action is random with probability `random_share`.
 
     A turn's answer is the played action. With `expert_answers` it is always the expert's action, even if a random one
-    was played instead. `reason` writes the thoughts; by default, they state what `explain_action` of the environment's
-    module says before its last sentence, or else quote the observation. Environments without a list of actions get no
-    random ones.
+    was played instead. `reason` writes the thoughts; default: what the module's `explain_action` says before its last
+    sentence, or else a quote of the observation. Environments without a list of actions get no random ones.
 
     Args:
         needs_expert: if False, all actions of an environment without an expert are random.

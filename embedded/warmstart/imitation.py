@@ -30,7 +30,7 @@ from slime_verlog import ConfigError, Field, Settings
 OPTIMIZER = OptimizerFlags(weight_decay=0.01, lr_decay_style="cosine")
 VOCABULARY = 1024
 """Bytes and merges of a new tokenizer, at most."""
-FACTS = "imitation.json"
+IMITATION_FILE = "imitation.json"
 """File beside the policy with its `Imitation`."""
 
 
@@ -97,45 +97,45 @@ class Imitation:
 
 
 def read_imitation(folder: str | Path) -> Imitation:
-    """The `Imitation` of a policy that `make_policy` or `adapt_policy` wrote."""
-    return Imitation(**json.loads((Path(folder) / FACTS).read_text(encoding="utf-8")))
+    """The `Imitation` of a policy that `make_policy` wrote."""
+    return Imitation(**json.loads((Path(folder) / IMITATION_FILE).read_text(encoding="utf-8")))
 
 
 def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart, seed: int) -> Imitation:
     """Demonstrate, train a tokenizer, imitate, and write a Hugging Face folder.
 
-    Raises:
-        ConfigError: there is neither an expert nor a list of actions, prompts have pictures, or answers are rejected.
-    """
-    if settings.model:
-        return adapt_policy(config, settings.model, folder, settings, seed)
-    turns = _demonstrate(config, settings, seed)
-    tokenizer = train_tokenizer(
-        [message["content"] for turn in turns for message in turn.messages] + [turn.answer for turn in turns],
-        fixed_phrases(turn.messages for turn in turns),
-        VOCABULARY,
-    )
-    data = encode(tokenizer, turns, initialize())
-    facts = _facts(turns)
-    context = _round_up(1.5 * max(data["total_lengths"]) + 64, 1024)
-    size = settings.size.model_copy(update={"context": max(settings.size.context, context)})
-    return _imitate_into(folder, build_policy(tokenizer, size, seed), tokenizer, data, settings, seed, facts)
-
-
-def adapt_policy(
-    config: RolloutSettings, source: str | Path, folder: str | Path, settings: WarmStart, seed: int
-) -> Imitation:
-    """Like `make_policy`, but starting from the model and tokenizer in `source`, which are not changed.
+    With `settings.model`, start from that folder's model and tokenizer, which are not changed.
 
     Raises:
-        ConfigError: as `make_policy`, or the model's shape is not supported.
+        ConfigError: there is neither an expert nor a list of actions, prompts have pictures, answers are rejected, or
+            the shape of `settings.model` is not supported.
     """
     from transformers import AutoTokenizer
 
-    model, tokenizer = load_hf_model(source), AutoTokenizer.from_pretrained(source)
+    given = load_hf_model(settings.model) if settings.model else None
     turns = _demonstrate(config, settings, seed)
+    texts = [message["content"] for turn in turns for message in turn.messages] + [turn.answer for turn in turns]
+    phrases = fixed_phrases(turn.messages for turn in turns)
+    new = settings.model is None
+    tokenizer = train_tokenizer(texts, phrases, VOCABULARY) if new else AutoTokenizer.from_pretrained(settings.model)
     data = encode(tokenizer, turns, initialize())
-    return _imitate_into(folder, model, tokenizer, data, settings, seed, _facts(turns))
+    context = max(settings.size.context, _round_up(1.5 * max(data["total_lengths"]) + 64, 1024))
+    size = settings.size.model_copy(update={"context": context})
+    model = build_policy(tokenizer, size, seed) if given is None else given
+    save_policy(model, tokenizer, folder)
+    actor = build_model(folder, initialize(), bf16=settings.bf16)
+    # Too many turns are thinned out evenly.
+    step = max(1, math.ceil(sum(data["total_lengths"]) / settings.epoch_tokens))
+    loss = imitate(actor, {key: values[::step] for key, values in data.items()}, settings, seed)
+    # A head that is tied to the embeddings has no weights in the state.
+    tied = model.config.tie_word_embeddings
+    model.load_state_dict(megatron_to_hf(actor.state_dict(), megatron_shapes(model.config)), strict=not tied)
+    save_policy(model, tokenizer, folder)
+    answers = data["response_lengths"]
+    prompts = [total - answer for total, answer in zip(data["total_lengths"], answers, strict=True)]
+    imitation = Imitation(loss, max(prompts), max(answers), **statistics_of(turns))
+    (Path(folder) / IMITATION_FILE).write_text(json.dumps(vars(imitation)) + "\n", encoding="utf-8")
+    return imitation
 
 
 def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> list[Demonstration]:
@@ -161,7 +161,7 @@ def _round_up(number: float, step: int) -> int:
     return math.ceil(number / step) * step
 
 
-def _facts(turns: Sequence[Demonstration]) -> dict[str, float]:
+def statistics_of(turns: Sequence[Demonstration]) -> dict[str, float]:
     """What the demonstrations say about the run, as fields of `Imitation`."""
     episodes: dict[tuple[str, int], list[Demonstration]] = defaultdict(list)
     for turn in turns:
@@ -172,36 +172,6 @@ def _facts(turns: Sequence[Demonstration]) -> dict[str, float]:
         "unfinished": sum(not episode[0].finished for episode in episodes.values()) / len(episodes),
         "same_thoughts": sum(len(found) == 1 for found in thoughts) / max(len(thoughts), 1),
     }
-
-
-def _imitate_into(
-    folder: str | Path,
-    model: Any,
-    tokenizer: Any,
-    data: RolloutData,
-    settings: WarmStart,
-    seed: int,
-    facts: Mapping[str, float],
-) -> Imitation:
-    """Train the model on the demonstrations as a Megatron model, and write it with its tokenizer to `folder`."""
-    save_policy(model, tokenizer, folder)
-    actor = build_model(folder, initialize(), bf16=settings.bf16)
-    loss = imitate(actor, _thin_out(data, settings.epoch_tokens), settings, seed)
-    # A head that is tied to the embeddings has no weights in the state.
-    tied = model.config.tie_word_embeddings
-    model.load_state_dict(megatron_to_hf(actor.state_dict(), megatron_shapes(model.config)), strict=not tied)
-    save_policy(model, tokenizer, folder)
-    answers = data["response_lengths"]
-    prompts = [total - answer for total, answer in zip(data["total_lengths"], answers, strict=True)]
-    imitation = Imitation(loss, max(prompts), max(answers), **facts)
-    (Path(folder) / FACTS).write_text(json.dumps(vars(imitation)) + "\n", encoding="utf-8")
-    return imitation
-
-
-def _thin_out(data: RolloutData, tokens: int) -> RolloutData:
-    """The data itself if it has at most this many tokens, otherwise evenly spaced samples."""
-    step = max(1, math.ceil(sum(data["total_lengths"]) / tokens))
-    return {key: values[::step] for key, values in data.items()}
 
 
 def encode(tokenizer: Any, turns: Sequence[Demonstration], device: torch.device) -> RolloutData:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from embedded.run_folder import differences
+from embedded.run.folder import differences
 from inspection.evaluate.sweep import Key
 from inspection.records import FILE, append_episode, read_episodes
 from slime_verlog import ConfigError

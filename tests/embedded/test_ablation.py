@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 import embedded.studies.run as ablation
 import embedded.trainer.ppo
-from embedded.metrics_log import MetricsLog, read_rows
+from embedded.run.log import MetricsLog, read_rows
 from embedded.studies.run import Plan, main, make_plan, run_one, run_study
 from embedded.studies.study import Study, check_study, load_study, run_keys, study_names
 from embedded.warmstart.imitation import WarmStart
@@ -337,9 +337,9 @@ def test_a_dry_run_checks_the_packages(small: dict[str, Any], tmp_path: Path, mo
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(small))
     found = importlib.util.find_spec
-    missing = lambda name, *rest: None if name == "scipy" else found(name, *rest)
-    monkeypatch.setattr("embedded.studies.intervals.find_spec", missing)
-    with pytest.raises(SystemExit, match="error: a study needs the package scipy; install it with: pip install"):
+    missing = lambda name, *rest: None if name == "matplotlib" else found(name, *rest)
+    monkeypatch.setattr("embedded.studies.run.find_spec", missing)
+    with pytest.raises(SystemExit, match="error: a study needs the package matplotlib; install it with: pip install"):
         main([str(path), "--out", str(tmp_path / "out"), "--dry-run"])
 
 

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
-from embedded.alarms import LIMITS, PATIENCE, Alarms, warnings_of
 from embedded.arguments import EmbeddedFlags
-from embedded.ending import judge, next_step
+from embedded.run.alarms import LIMITS, PATIENCE, Alarms, warnings_of
+from embedded.run.ending import judge, next_step
 from embedded.warmstart.demonstrations import Demonstration
-from embedded.warmstart.imitation import Imitation, _facts
+from embedded.warmstart.imitation import Imitation, statistics_of
 from slime_verlog import read_settings
 
 METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -83,7 +83,7 @@ def test_demonstrations_are_counted_by_episode() -> None:
         for k, thought in enumerate(thoughts)
     ]
     turns = [*episode(1, "aaa", True), *episode(2, "ab", False), *episode(3, "a", True)]
-    assert _facts(turns) == {"mean_turns": 2.0, "unfinished": 1 / 3, "same_thoughts": 0.5}
+    assert statistics_of(turns) == {"mean_turns": 2.0, "unfinished": 1 / 3, "same_thoughts": 0.5}
 
 
 def played(wins: int, n: int, first: int = 0) -> list[dict[str, Any]]:

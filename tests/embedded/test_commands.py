@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.fixtures.warm_python import ROOT, run_python
-
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+
+from embedded.pretrained import main
+from tests.fixtures.warm_python import run_python
 
 MISTAKES = {
     "an unreadable YAML": (
@@ -52,13 +50,12 @@ def test_training_an_existing_model_keeps_the_run_in_its_folder(tmp_path: Path) 
     assert done.stderr.startswith(told) and [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_model_that_the_hub_does_not_have_is_named(tmp_path: Path) -> None:
-    # A new process, because the library reads these variables when it is imported.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
-    words = ["--device", "cpu", "--model", "nobody/nothing", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "embedded.pretrained", *words]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+def test_a_model_that_the_hub_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(SystemExit) as caught:
+        main(["--device", "cpu", "--model", "nobody/nothing", "--out", str(tmp_path / "out")])
     sentence = "--model 'nobody/nothing' is not a folder and could not be downloaded from the hub"
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {sentence}") and done.stderr.count("\n") == 1
+    assert str(caught.value).startswith(f"error: {sentence}") and "\n" not in str(caught.value)
     assert not list(tmp_path.glob("out/*.*"))

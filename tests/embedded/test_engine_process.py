@@ -149,15 +149,20 @@ def test_an_engine_that_is_killed_ends_the_run_in_one_sentence(
     assert not engines_of(os.getpid()) and not list(memory.iterdir())
 
 
-def train_and_wait(folder: Path, policy: Path) -> None:
-    """A run that says that it has trained, and then waits to be ended."""
+def train_and_wait(folder: Path, policy: Path, trains: bool) -> None:
+    """A run that says that its engine has new weights, and then waits to be ended."""
 
     def wait() -> None:
-        (folder / "trained").touch()
+        (folder / "served").touch()
         time.sleep(600)
 
     process.IN_MEMORY = folder / "memory"
-    train(settings(folder, policy), Tracker(wait))
+    if trains:
+        train(settings(folder, policy), Tracker(wait))
+    else:
+        with EngineProcess(EngineOptions(model_path=str(policy))) as engine:
+            engine.update_weights(load_hf_model(policy).state_dict(), "1")
+            wait()
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the engine in /proc")
@@ -165,9 +170,10 @@ def train_and_wait(folder: Path, policy: Path) -> None:
 def test_the_engine_ends_with_its_trainer(
     how: signal.Signals, policy_folder: Path, tmp_path: Path, memory: Path
 ) -> None:
-    run = CONTEXT.Process(target=train_and_wait, args=(tmp_path, policy_folder))
+    # Only Ctrl-C lets the trainer clean up, so only there it matters what the trainer was doing.
+    run = CONTEXT.Process(target=train_and_wait, args=(tmp_path, policy_folder, how is signal.SIGINT))
     run.start()
-    while not (tmp_path / "trained").exists():
+    while not (tmp_path / "served").exists():
         assert run.is_alive()
         time.sleep(0.02)
     assert run.pid is not None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from embedded.studies.intervals import interquartile_mean
+from embedded.studies.results import interquartile_mean
 
 RECORDED = (
     ((0.2, 0.9), (0.55, 0.2, 0.9)),

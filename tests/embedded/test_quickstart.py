@@ -16,9 +16,9 @@ pytest.importorskip("tensorboard", reason="needs pip install 'slime-verlog[embed
 pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
 from embedded.launch import run_seed
-from embedded.metrics_log import reward_note
 from embedded.quickstart import CONFIG, main
-from embedded.report import win_rate
+from embedded.run.log import reward_note
+from embedded.run.report import win_rate
 from embedded.warmstart.imitation import WarmStart
 from embedded.warmstart.policy import PolicySize
 

@@ -13,7 +13,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
-from embedded.metrics_log import read_rows
+from embedded.run.log import read_rows
 from embedded.studies.plan import Plan
 from embedded.studies.plots import plot
 from embedded.studies.report import table, table_lines, write_csv

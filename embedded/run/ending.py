@@ -10,11 +10,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-FEWEST_PAIRS = 10
+MIN_PAIRS = 10
 """With fewer held-out episodes, two standard errors mean nothing."""
 SOLVED = 0.95
 ENOUGH_UPDATES = 30
 """Updates of the actor after which more of them are not the first thing to try."""
+
+
+def setting_of(updates: int | str) -> str:
+    """The `setting` of records that were played after this many updates."""
+    return f"update {updates}"
+
+
+def describe(rate: Mapping[str, float]) -> str:
+    """A win rate in words."""
+    return f"win rate {rate['mean']:.3f} ± {rate['se']:.3f} over {rate['n']:.0f} seeds"
 
 
 def lengths_of(args: Namespace) -> dict[str, int]:
@@ -24,8 +34,6 @@ def lengths_of(args: Namespace) -> dict[str, int]:
 
 def ending(summary: Mapping[str, Any], folder: Path) -> str:
     """The last lines of a run: results, warnings, and the commands that continue from here."""
-    from embedded.report import describe
-
     lines = [f"before: {describe(summary['win_rate_before'])}", f"after:  {describe(summary['win_rate_after'])}"]
     if not summary["win_rate_after"]["mean"]:
         before, after = summary["return_before"], summary["return_after"]
@@ -49,8 +57,6 @@ def ending(summary: Mapping[str, Any], folder: Path) -> str:
 
 def commands(folder: Path, summary: Mapping[str, Any]) -> list[str]:
     """The commands that evaluate the last policy, show the episodes, and compare before with after."""
-    from embedded.report import setting_of
-
     me = "slime-verlog" if shutil.which("slime-verlog") else f"{shlex.quote(sys.executable)} -m inspection"
     here = shlex.quote(str(folder))
     lengths = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in summary["lengths"].items())
@@ -74,7 +80,7 @@ def judge(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]
     """Whether held-out episodes changed, by the mean difference of pairs with the same seed.
 
     Compares the win rate, or the return if no episode was won. A change counts if it exceeds two standard errors, and
-    there are at least `FEWEST_PAIRS` pairs.
+    there are at least `MIN_PAIRS` pairs.
     """
     key = "success" if any(episode["success"] for episode in (*before, *after)) else "return"
     results = [{(e["task_name"], e["seed"]): float(e[key]) for e in episodes} for episodes in (before, after)]
@@ -83,7 +89,7 @@ def judge(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]
     means = [spread(pair[k] for pair in pairs) for k in (0, 1)]
     low, high = (change["mean"] + sign * 2 * change["se"] for sign in (-1, 1))
     word = "improved" if low > 0 else "worse" if high < 0 else "no significant change"
-    if len(pairs) < FEWEST_PAIRS:
+    if len(pairs) < MIN_PAIRS:
         word = f"{len(pairs)} held-out episodes are too few to tell"
     numbers = [f"{mean['mean']:.3f} ± {mean['se']:.3f}" for mean in means]
     sentence = (

@@ -11,20 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from embedded.alarms import Alarms
-from embedded.ending import judge, spread
-from embedded.metrics_log import (
-    MetricsLog,
-    actor_fault,
-    actor_updates,
-    evaluation_means,
-    held_out,
-    read_rows,
-    reward_note,
-    update_seconds,
-)
-from embedded.policies import PolicyFolders
-from embedded.run_folder import (
+from embedded.engine.decoder import write_policy
+from embedded.run.alarms import Alarms
+from embedded.run.ending import describe, judge, setting_of, spread
+from embedded.run.folder import (
     CHECKPOINTS,
     EPISODES,
     METRICS,
@@ -34,6 +24,15 @@ from embedded.run_folder import (
     saved_updates,
     whole_lines,
     write_text,
+)
+from embedded.run.log import (
+    MetricsLog,
+    actor_fault,
+    evaluation_means,
+    held_out,
+    read_rows,
+    reward_note,
+    update_seconds,
 )
 from rollout.play.metrics import mean
 from rollout.story import RECORD_KEYS
@@ -63,7 +62,7 @@ class RunReport:
     """
 
     folder: Path
-    facts: Mapping[str, Any]
+    about: Mapping[str, Any]
     policy: str | Path
     """Hugging Face folder of the policy that training starts from."""
     history: list[dict[str, float]] = field(default_factory=list)
@@ -82,12 +81,22 @@ class RunReport:
         self._read_episodes({int(row["update"]) for row in rows if "eval/episodes" in row})
         self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=saved + 1)
         self._log = MetricsLog(self.folder / METRICS)
-        self._policies = PolicyFolders(self.policy, self.folder)
         self._alarms = Alarms()
+        self._best: tuple[tuple[float, float], int] | None = None
+        """Score of the best policy so far, and the number of updates before it."""
         for row in self.history:
             self._alarms.watch(int(row["update"]), row)
-        for updates, episodes in self.evaluations.items():
-            self._policies.is_best(updates, _score(episodes))
+        for updates in self.evaluations:
+            self._is_best(updates)
+
+    def _is_best(self, updates: int) -> bool:
+        """Whether the policy after these updates has the highest win rate, then return, so far; it then counts so."""
+        means = evaluation_means(self.evaluations[updates])
+        score = means["eval/success"], means["eval/return"]
+        if self._best is not None and score <= self._best[0]:
+            return False
+        self._best = score, updates
+        return True
 
     def _read_episodes(self, evaluated: Container[int]) -> None:
         """Read back the episodes of these evaluations, and drop the others."""
@@ -116,15 +125,22 @@ class RunReport:
         episodes = self.evaluations[rollout_id] = held_out(result)
         for key, value in result.metrics.items():
             self._board.add_scalar(key, value, rollout_id)
-        self._policies.evaluated(rollout_id, _score(episodes), weights)
-        append_records(self.folder / EPISODES, episodes, setting_of(rollout_id))
+        if rollout_id:
+            write_policy(self.policy, weights, self.folder / "policy_after")
+        if self._is_best(rollout_id):
+            write_policy(self.policy, weights, self.folder / "policy_best")
+        with open(self.folder / EPISODES, "a", encoding="utf-8", errors="replace") as file:
+            about = {"setting": setting_of(rollout_id), "player": "policy"}
+            for episode in episodes:
+                record = {**about, **{key: episode[key] for key in RECORD_KEYS}}
+                file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
         self._log.evaluation(rollout_id, result)  # last: the row says that the rest is there
         tqdm.write(f"held-out episodes after {rollout_id} updates: {describe(win_rate(episodes))}")
 
     def write(self, *, interrupted: bool = False) -> dict[str, Any]:
         """Write all files and return the summary; before the first evaluation, there is only the summary."""
         self._board.close()
-        summary = {**self.facts, "interrupted": interrupted, **self._counts(interrupted)}
+        summary = {**self.about, "interrupted": interrupted, **self._counts(interrupted)}
         if self.evaluations:
             summary |= self._results()
             first, last = self._ends()
@@ -140,7 +156,7 @@ class RunReport:
         """Updates, turns and time, and whether the actor trained. An interrupted run is not judged."""
         return {
             "updates": len(self.history),
-            "actor_updates": actor_updates(self.history),
+            "actor_updates": sum(bool(row.get("train/actor_trains")) for row in self.history),
             "fault": None if interrupted else actor_fault(self.history),
             "note": None if interrupted else reward_note(self.history),
             "alarms": dict(self._alarms.raised),
@@ -151,13 +167,13 @@ class RunReport:
     def _results(self) -> dict[str, Any]:
         """Win rates, returns and turns of the held-out episodes."""
         first, last = self._ends()
-        best = self._policies.best_update
         faults = [e["fault"] for played in self.evaluations.values() for e in played if e["fault"] is not None]
-        evaluated = {"best_update": best, "win_rate_best": win_rate(self.evaluations[best])} if best is not None else {}
+        best = self._best[1] if self._best else min(self.evaluations)
         return {
             "win_rate_before": win_rate(first),
             "win_rate_after": win_rate(last),
-            **evaluated,
+            "best_update": best,
+            "win_rate_best": win_rate(self.evaluations[best]),
             "return_before": spread(e["return"] for e in first),
             "return_after": spread(e["return"] for e in last),
             "valid_action_ratio_before": _turn_mean(first, "valid_action_ratio"),
@@ -174,25 +190,6 @@ class RunReport:
         return self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
 
 
-def _score(episodes: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """What policies are ranked by: win rate, then mean return."""
-    means = evaluation_means(episodes)
-    return means["eval/success"], means["eval/return"]
-
-
-def setting_of(updates: int | str) -> str:
-    """The `setting` of records that were played after this many updates."""
-    return f"update {updates}"
-
-
-def append_records(path: Path, episodes: Iterable[Mapping[str, Any]], setting: str) -> None:
-    """Add episodes to a file in the format that `slime-verlog view` and `compare` read."""
-    with open(path, "a", encoding="utf-8", errors="replace") as file:
-        for episode in episodes:
-            record = {"setting": setting, "player": "policy", **{key: episode[key] for key in RECORD_KEYS}}
-            file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
-
-
 def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Share of successful episodes, its binomial standard error, and the number of episodes."""
     n = len(episodes)
@@ -200,26 +197,23 @@ def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {"mean": round(rate, 4), "se": round((rate * (1 - rate) / n) ** 0.5, 4), "n": n}
 
 
-def describe(rate: Mapping[str, float]) -> str:
-    """A win rate in words."""
-    return f"win rate {rate['mean']:.3f} ± {rate['se']:.3f} over {rate['n']:.0f} seeds"
-
-
 def readable(title: str, episodes: Iterable[Mapping[str, Any]]) -> str:
     """Episodes turn by turn: observation, answer, executed action and reward."""
+    text_of = lambda content: content if isinstance(content, str) else "\n".join(p.get("text", "") for p in content)
+    indent = lambda text, mark: [mark + line for line in text.splitlines()]
     lines = [title, "=" * len(title)]
     for k, episode in enumerate(episodes):
         outcome = "won" if episode["success"] else f"not won ({episode['stop']})"
         lines += ["", f"{episode['task_name']}, seed {episode['seed']}: {outcome} after {episode['turns']} turns", ""]
         for number, turn in enumerate(episode["story"], start=1):
-            texts = [_text(episode["messages"][index]) for index in turn["prompt"]]
+            texts = [text_of(episode["messages"][index]["content"]) for index in turn["prompt"]]
             if number == 1:
                 # Show one whole prompt; of the others, the first paragraph, which names the mission.
                 prompt = "\n\n".join(texts) if k == 0 else texts[0].split("\n\n")[0]
-                lines += [*_indent(prompt, "    | "), ""]
+                lines += [*indent(prompt, "    | "), ""]
             shown = texts[-1].split("Current Observation:\n")[-1].split("\n\n")[0]
             note = "" if turn["valid"] else f"  (invalid; executed: {turn['executed_action']})"
-            lines += [f"  turn {number}", *_indent(shown, "    "), *_indent(turn["response"], "  > ")]
+            lines += [f"  turn {number}", *indent(shown, "    "), *indent(turn["response"], "  > ")]
             lines += [f"    reward {turn['reward']:g}{note}"]
     return "\n".join(lines) + "\n"
 
@@ -232,12 +226,10 @@ def plot_curve(
     The win rate of training episodes would mislead: lost episodes last longest, so the first batches see only won
     ones end.
     """
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(7, 5.5), sharex=True, constrained_layout=True)
+    figure = Figure(figsize=(7, 5.5), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True)
     rates = {update: win_rate(episodes) for update, episodes in sorted(evaluations.items())}
     won = any(rate["mean"] for rate in rates.values())
     if not won:
@@ -258,17 +250,6 @@ def plot_curve(
     for axis in (top, bottom):
         axis.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    """A message's text, without its pictures."""
-    content = message["content"]
-    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
-
-
-def _indent(text: str, mark: str) -> list[str]:
-    return [mark + line for line in text.splitlines()]
 
 
 def _turn_mean(episodes: Sequence[Mapping[str, Any]], key: str) -> float:

@@ -39,8 +39,7 @@ def check_folder(folder: Path, if_held: IfHeld, *, resumes: bool = True) -> None
     held = [name for name in FILES if (folder / name).exists()]
     if not held:
         return
-    is_run = (folder / METRICS).exists() or (folder / SETTINGS).exists()
-    if not is_run:
+    if METRICS not in held and SETTINGS not in held:
         raise ConfigError(f"{folder} holds {held[0]}, but not of a training run; choose another --out")
     if if_held == "refuse":
         state = "a finished" if is_finished(folder) else "an unfinished"
@@ -48,7 +47,7 @@ def check_folder(folder: Path, if_held: IfHeld, *, resumes: bool = True) -> None
             f"{folder} holds {state} run, and nothing was changed: {'--resume continues it, ' * resumes}--overwrite "
             "deletes it, another --out keeps both"
         )
-    if if_held == "resume" and not (folder / SETTINGS).exists():
+    if if_held == "resume" and SETTINGS not in held:
         raise ConfigError(
             f"{folder} holds a run without {SETTINGS}, so it cannot be continued; choose another --out, or delete it "
             "with --overwrite"
@@ -148,10 +147,7 @@ def rewind(rows: Path, updates: int) -> None:
 
 def whole_lines(path: Path) -> list[str]:
     """Read the complete lines of a file; a last line that a kill cut short is dropped. No file: no lines."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return lines[:-1]
+    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
 
 
 def keep_lines(path: Path, lines: Sequence[str]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from embedded.run_folder import whole_lines
+from embedded.run.folder import whole_lines
 from rollout.bridge.sample import facts_of
 from rollout.play.metrics import mean
 
@@ -34,8 +34,10 @@ class MetricsLog:
         self._write(rollout_id + 1, metrics)
 
     def evaluation(self, rollout_id: int, result: Any, weights: Any = None) -> Row:
-        """Append and return the means over the held-out episodes, played after `rollout_id` updates."""
-        means = evaluation_means(held_out(result)) | task_win_rates(result)
+        """Append and return the means over the held-out episodes, also by task if there are several."""
+        means = evaluation_means(held_out(result))
+        for task, group in result.data.items() if len(result.data) > 1 else ():
+            means[f"eval/{task}/success"] = mean(facts_of(sample)["success"] for sample in group["samples"])
         self._write(rollout_id, means)
         return means
 
@@ -57,33 +59,14 @@ def held_out(result: Any) -> list[dict[str, Any]]:
 
 def evaluation_means(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Means over all episodes, whatever their task."""
-    return {
-        "eval/success": mean(facts["success"] for facts in episodes),
-        "eval/return": mean(facts["return"] for facts in episodes),
-        "eval/progression": mean(facts["progression"] for facts in episodes),
-        "eval/turns": mean(facts["turns"] for facts in episodes),
-        "eval/episodes": float(len(episodes)),
-    }
-
-
-def task_win_rates(result: Any) -> dict[str, float]:
-    """`eval/TASK/success` of each held-out task if there are several."""
-    if len(result.data) < 2:
-        return {}
-    return {
-        f"eval/{task}/success": mean(facts_of(sample)["success"] for sample in group["samples"])
-        for task, group in result.data.items()
-    }
+    measures = ("success", "return", "progression", "turns")
+    means = {f"eval/{key}": mean(facts[key] for facts in episodes) for key in measures}
+    return {**means, "eval/episodes": float(len(episodes))}
 
 
 def read_rows(path: Path) -> list[Row]:
     """The rows that a run has written so far; none without a file."""
     return [json.loads(line) for line in whole_lines(path)]
-
-
-def actor_updates(rows: Iterable[Mapping[str, float]]) -> int:
-    """Number of updates that trained the actor."""
-    return sum(bool(row.get("train/actor_trains")) for row in rows)
 
 
 def actor_fault(rows: Sequence[Mapping[str, float]]) -> str | None:

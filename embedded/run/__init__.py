@@ -1,0 +1,1 @@
+"""One run: its folder, its metrics and alarms, its report."""
