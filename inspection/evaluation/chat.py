@@ -7,8 +7,8 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollout.engine import EngineClient
 from rollout.errors import ConfigError, EngineError
+from rollout.play.engine import EngineClient
 from rollout.play.memory import Message
 from rollout.tokens.pictures import data_uri, read_image
 from rollout.workers.pool import EnvSession

@@ -14,8 +14,8 @@ from inspection.evaluation.chat import ChatPlayer
 from inspection.evaluation.players import Contestant, Kind
 from inspection.evaluation.points import Point
 from inspection.text_episode import Player, play_text_episode, scripted
-from rollout.engine import EngineClient
 from rollout.evaluate import play_episode
+from rollout.play.engine import EngineClient
 from rollout.play.runtime import build_runtime
 from rollout.spec import EpisodeSpec
 from rollout.workers.pool import EnvPool

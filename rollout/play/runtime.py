@@ -20,8 +20,8 @@ from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import FRAMEWORK
 from rollout.bridge.sample import SampleWriter
 from rollout.bridge.settings import RolloutSettings, load_settings
-from rollout.engine import EngineClient
 from rollout.errors import ConfigError
+from rollout.play.engine import EngineClient
 from rollout.play.memory import Memory, build_memory
 from rollout.play.parked import ParkedEpisodes
 from rollout.tokens.encoding import DeltaEncoder

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from rollout.engine import LARGEST_ID
 from rollout.errors import EnvironmentFault
+from rollout.play.engine import LARGEST_ID
 from rollout.play.episode import Episode, open_episode
 from rollout.play.runtime import Runtime
 from rollout.spec import EpisodeSpec

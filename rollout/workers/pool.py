@@ -19,10 +19,10 @@ from typing import Any
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
 from rollout.spec import DEFAULT_MAX_TURNS, EnvSpec
-from rollout.utilization import Utilization
 from rollout.workers.hosts import BACKENDS, BadReplyError, Host, HostLostError, check_answer
 from rollout.workers.observation_limits import ObservationLimits
 from rollout.workers.reply import EnvReply
+from rollout.workers.utilization import Utilization
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
 """Errors inside an environment that are counted apart from `raised`, by class name."""

@@ -20,7 +20,7 @@ from rollout.play.staleness import WeightClock
 from rollout.play.stream import Cut, Stream
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
-from rollout.utilization import Utilization
+from rollout.workers.utilization import Utilization
 from tests.fixtures.virtual_time import run_in_virtual_time
 from tests.rollout.test_continuous import TURNS, Trainer, no_gap_and_none_twice
 

@@ -24,7 +24,7 @@ from rollout.bridge.settings import EngineSettings
 from rollout.errors import EngineError
 from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import FinishReason, Generation, Prompt
-from rollout.utilization import Utilization
+from rollout.workers.utilization import Utilization
 
 LARGEST_ID = 1 << 31
 """Exclusive limit of token ids; a tokenizer cannot decode larger ones."""
