@@ -12,8 +12,7 @@ from typing import Any
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EngineError, EnvironmentFault
 from rollout.evaluate import after_refusal
-from rollout.play.conversation import Conversation
-from rollout.play.memory import Memory, Message, build_memory
+from rollout.play.memory import Conversation, Memory, Message, build_memory
 from rollout.spec import EpisodeSpec
 from rollout.story import Story
 from rollout.tokens.pictures import data_uri, read_image

@@ -114,7 +114,7 @@ class EpisodeSource:
         slots = slots_state(self.slots) or self.saved_slots
         return SourceState(self.next_episode, self.next_group, buffer, slots, list(self.kept))
 
-    def end_batch(self, rollout_id: int, slots: list[Mapping[str, Any]] | None = None) -> None:
+    def end_batch(self, rollout_id: int, slots: Sequence[Mapping[str, Any]] = ()) -> None:
         """Keep the state at the end of a rollout for `save`.
 
         If slime is going to save this rollout, the state is written now, before the models: a run that is killed
@@ -126,7 +126,7 @@ class EpisodeSource:
         Raises:
             CheckpointError: as `save`.
         """
-        state = self.state() if slots is None else replace(self.state(), slots=slots)
+        state = replace(self.state(), slots=list(slots)) if slots else self.state()
         self.snapshots = {r: kept for r, kept in self.snapshots.items() if r == rollout_id - 1} | {rollout_id: state}
         if self.flags.saves_after(rollout_id):
             self._write(state, rollout_id)

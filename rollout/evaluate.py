@@ -14,12 +14,14 @@ from rollout.bridge.framework import RolloutFnEvalOutput
 from rollout.data_source import EpisodeSource
 from rollout.errors import EngineError, EnvironmentFault
 from rollout.play.episode import Episode, open_episode
+from rollout.play.memory import Message
 from rollout.play.metrics import mean
+from rollout.play.player import Place, play
 from rollout.play.runtime import Runtime, get_runtime
 from rollout.samples import evaluation_sample
 from rollout.spec import EpisodeSpec
 from rollout.story import Story
-from rollout.turn import StopReason, Turn
+from rollout.turn import Generation, StopReason, Turn
 
 
 @dataclass(frozen=True)
@@ -91,30 +93,44 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
     """
     params = runtime.flags.sampling_params(evaluation=True)
     turns: list[Turn] = []
-    story = Story()
-    episode, fault, stop = None, None, None
-    try:
+    story, prompts = Story(), list[tuple[list[Message], Sequence[str]]]()
+    stop: StopReason | None = None
+    fault: str | None = None
+
+    async def start() -> Episode:
         episode = await open_episode(runtime, spec)
         episode.max_turns, story.tools = episode.session.turn_limit, episode.reply.tools
-        while episode.stop is None:
-            messages, pictures = list(episode.conversation.messages), episode.prompt.image_data if detailed else ()
-            turn = await episode.play_turn(params)
-            turns.append(turn)
-            answer = episode.encoder.answer_text(turn.generation.token_ids)  # as the environment read it
-            ids = (turn.prompt.token_ids, turn.generation.token_ids) if detailed else None
-            story.add(messages, pictures, answer, _outcome(turn), _tokens(episode, turn, detailed), ids)
-    except EnvironmentFault as error:
-        runtime.counters["eval_episodes_failed"] += 1
-        fault = str(error)
+        return episode
+
+    async def may_issue() -> bool:
+        return stop is None
+
+    async def ask(episode: Episode) -> Generation:
+        prompts[:] = [(list(episode.conversation.messages), episode.prompt.image_data if detailed else ())]
+        return await episode.generate(params)
+
+    def record(episode: Episode, turn: Turn) -> None:
+        nonlocal stop
+        stop = episode.stop
+        turns.append(turn)
+        answer = episode.encoder.answer_text(turn.generation.token_ids)  # as the environment read it
+        ids = (turn.prompt.token_ids, turn.generation.token_ids) if detailed else None
+        story.add(*prompts[0], answer, _outcome(turn), _tokens(episode, turn, detailed), ids)
+
+    def lose(error: EnvironmentFault) -> None:
+        nonlocal stop, fault
+        stop, fault = StopReason.FAILED, str(error)
+
+    place = Place(start)
+    try:
+        await play(place, may_issue, ask, record, lose)
     except EngineError as error:
         stop, fault = after_refusal(error, len(turns))
-        runtime.counters["eval_episodes_failed"] += fault is not None
         turns[-1:] = [replace(turn, truncated=True) for turn in turns[-1:]]
     finally:
-        if episode is not None:
-            await episode.close()
-    stop = stop or (episode.stop if episode is not None else None) or StopReason.FAILED
-    return EpisodeResult(spec, tuple(turns), stop, fault, story)
+        await place.leave()
+    runtime.counters["eval_episodes_failed"] += fault is not None
+    return EpisodeResult(spec, tuple(turns), stop or StopReason.FAILED, fault, story)
 
 
 def after_refusal(error: EngineError, played: int) -> tuple[StopReason, str | None]:
