@@ -13,14 +13,14 @@ from typing import Any
 from rollout.bridge.checks import check_flags
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
-from rollout.bridge.rotation import rotate_checkpoints
+from rollout.bridge.roles import rotate_checkpoints
 from rollout.bridge.sample import episode_id_of, handout
 from rollout.bridge.settings import load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
 from rollout.errors import CheckpointError
+from rollout.play.batch import WeightClock, version_of
 from rollout.play.runtime import Runtime
 from rollout.play.slots import Slot, make_slots, slots_state
-from rollout.play.staleness import WeightClock, version_of
 from rollout.spec import EpisodeSpec
 from rollout.tasks import held_out_episodes, make_episode, pick_task, read_tasks
 from rollout.turn import Segment

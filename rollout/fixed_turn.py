@@ -17,7 +17,6 @@ from rollout.bridge.checks import check_fixed_turn
 from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.evaluate import evaluate
 from rollout.play.batch import Batch, Phase, choose_held_out, count_turns, draw, join_episodes, phase_of
 from rollout.play.episode import Episode
 from rollout.play.metrics import batch_metrics, measure
@@ -56,6 +55,8 @@ def rollout_with(
             "--data-source-path rollout.data_source.EpisodeSource"
         )
     if evaluation:
+        from rollout.evaluate import evaluate
+
         return run(evaluate(args, data_source))
     check_fixed_turn(args, data_source.settings)
     return run(collect_or_draw(args, rollout_id, data_source, collector))

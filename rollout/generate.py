@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
-from rollout.bridge import tracing
 from rollout.bridge.framework import Sample, outer_loop_is_full
 from rollout.bridge.sample import (
     SampleWriter,
+    attach_trace,
     episode_spec,
     group_number,
     mark_aborted,
@@ -158,7 +158,7 @@ def _joined(writer: SampleWriter, sample: Sample, segment: Segment, group: int, 
     set_row(sample, TurnRow(group, turns[0].index, TurnKind.TURN, last.terminated, last.truncated, tuple(spans)))
     sample.metadata = {**(sample.metadata or {}), **turn_facts(last), "turns": len(turns)}
     _inherit(sample, sample, segment)
-    tracing.attach(sample, turns)
+    attach_trace(sample, turns)
     return sample
 
 

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, anchor_of, encode_row
-from rollout.bridge import tracing
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample, group_of, train_data_keys
-from rollout.bridge.sample import SampleWriter, facts_of, group_number, row_of, set_row
+from rollout.bridge.sample import SampleWriter, attach_trace, facts_of, group_number, row_of, set_row
 from rollout.errors import ConfigError
 from rollout.spec import EpisodeSpec, session_of
 from rollout.tokens.token_prefix import token_prefix
@@ -57,7 +56,7 @@ def turn_sample(
     anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy())
     span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor, staleness)
     set_row(sample, TurnRow(segment, turn.index, TurnKind.TURN, turn.terminated, turn.truncated, (span,)))
-    tracing.attach(sample, [turn])
+    attach_trace(sample, [turn])
     return sample
 
 

@@ -1,4 +1,4 @@
-"""A batch of turns: its budget and failures while it is played, its segments, and the batches that training reuses.
+"""A batch of turns: its budget and failures while it is played, its segments, its age, and batches that are reused.
 
 While the actor is frozen, the critic's warm-up plays and keeps `w_epoch` batches, then draws `w_iter` batches from the
 kept segments without generation. The advantage hook computes returns with the current critic, so the targets of kept
@@ -17,7 +17,7 @@ from typing import Any
 from advantage.settings import WarmupSettings
 from rollout.errors import ConfigError, EnvironmentFault, FailureBudgetError
 from rollout.play.parts import Parts
-from rollout.turn import Segment, StopReason
+from rollout.turn import Generation, Segment, StopReason
 
 logger = logging.getLogger(__name__)
 
@@ -174,3 +174,83 @@ def choose_held_out(segments: Sequence[Segment], share: float, seed: int) -> set
         chosen.add(episode)
         held += lengths[episode]
     return chosen
+
+
+@dataclass
+class WeightClock:
+    """Counts actor updates behind rollout ids and behind the engine's weight versions.
+
+    Each push of weights to the engine raises the version by one. Versions may begin with any number: the first batch of
+    a process is played with the weights of its first rollout. `train.py` pushes after every rollout; `train_async.py`
+    after rollout r if `interval` divides r + 1, and only when batch r + 1 is complete. slime does not say which of them
+    runs. `learn` tells them apart by the pushes before a batch is asked for: `train.py` has made one per rollout since
+    the first, `train_async.py` at least one fewer.
+    """
+
+    interval: int = 1
+    """`--update-weights-interval`."""
+    frozen: int = 0
+    """Rollouts at the start of the run in which the actor does not train (`--num-critic-only-steps`)."""
+    first: tuple[int, int] | None = None
+    """Rollout id and weight version of the first batch; None until an engine has answered."""
+    after_each: bool | None = None
+    """Whether weights are pushed after every rollout before the next batch is asked for; None until it is known."""
+
+    def learn(self, rollout_id: int, version: int, asked_since: bool = True) -> None:
+        """Learn from the version of an answer while the batch of this rollout is collected, or the next to be.
+
+        Args:
+            asked_since: the answer was requested after slime had asked for the batch.
+        """
+        if self.first is None:
+            self.first = rollout_id, version
+        first_rollout, first_version = self.first
+        if self.after_each is None and rollout_id > first_rollout:
+            if version - first_version >= rollout_id - first_rollout:
+                self.after_each = True
+            elif asked_since:
+                self.after_each = False
+
+    def needs_answer(self, rollout_id: int) -> bool:
+        """Whether only an answer that is requested now can tell how often weights are pushed."""
+        begun = self.first is not None and rollout_id > self.first[0]
+        return begun and self.interval > 1 and self.after_each is None
+
+    def pushes_before(self, rollout_id: int) -> int:
+        """Pushes since the first batch that are certain when slime asks for the batch of this rollout."""
+        if self.first is None:
+            return 0
+        start = self.first[0]
+        made = rollout_id - start if self.after_each else (rollout_id - 1) // self.interval - start // self.interval
+        return max(0, made)
+
+    def updates_before(self, rollout_id: int) -> int:
+        """Actor updates before the batch of this rollout is trained on."""
+        return max(0, rollout_id - self.frozen)
+
+    def updates_after(self, pushes: int) -> int:
+        """Actor updates in the weights after so many pushes since the first batch."""
+        assert self.first is not None, "no version is known yet"
+        start = self.first[0]
+        if pushes <= 0 or self.after_each is not False:  # not known: the older weights of the two
+            return self.updates_before(start + pushes)
+        return self.updates_before((start // self.interval + pushes) * self.interval)
+
+    def updates_in(self, version: int) -> int:
+        """Actor updates in the weights of this version."""
+        assert self.first is not None, "no version is known yet"
+        return self.updates_after(version - self.first[1])
+
+    def last_rollout(self, updates: int, max_staleness: int) -> int:
+        """The last rollout that may train on turns of weights with so many updates."""
+        return self.frozen + updates + max_staleness
+
+    def staleness(self, version: int, rollout_id: int) -> int:
+        """Actor updates between playing a turn with this version and training it in this rollout."""
+        return max(0, self.updates_before(rollout_id) - self.updates_in(version))
+
+
+def version_of(generation: Generation) -> int | None:
+    """The oldest weight version that produced a token; None if the engine does not number its weights."""
+    found = [int(v) for v in generation.weight_versions if v.isdecimal() and len(v) < 20]
+    return min(found, default=None)

@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollout.bridge import tracing
 from rollout.bridge.checks import installs_advantages
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import FRAMEWORK
-from rollout.bridge.sample import SampleWriter
+from rollout.bridge.sample import SampleWriter, is_traced
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.errors import ConfigError
 from rollout.play.engine import EngineClient
@@ -69,7 +68,7 @@ def build_runtime(args: Any) -> Runtime:
         engine=EngineClient(flags.engine_url, settings.engine),
         pool=EnvPool(settings),
         memory=build_memory(settings.memory),
-        traced=tracing.is_on(args),
+        traced=is_traced(args),
     )
 
 

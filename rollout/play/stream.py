@@ -21,13 +21,12 @@ from operator import attrgetter
 from typing import Any
 
 from rollout.errors import ConfigError, EngineError, EnvironmentFault
-from rollout.play.batch import Batch
+from rollout.play.batch import Batch, WeightClock, version_of
 from rollout.play.episode import Episode
 from rollout.play.metrics import BatchLoad, measure
 from rollout.play.parts import Parts
 from rollout.play.player import Slot, play
 from rollout.play.slots import saved_slot
-from rollout.play.staleness import WeightClock, version_of
 from rollout.turn import Generation, Prompt, Segment, StopReason, Turn, without_loss
 
 

@@ -20,9 +20,8 @@ from typing import Any
 
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError, EnvironmentFault, MissingDependencyError, SlimeVerlogError
-from rollout.spec import EpisodeSpec
+from rollout.spec import EpisodeSpec, ObservationLimits
 from rollout.workers.hosts import HostLostError, ProcessHost
-from rollout.workers.observation_limits import ObservationLimits
 from rollout.workers.reply import EnvReply, check_history
 from rollout.workers.trial_worker import Abilities, Fault
 
