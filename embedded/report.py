@@ -36,7 +36,7 @@ from embedded.run_folder import (
     write_text,
 )
 from rollout.play.metrics import mean
-from rollout.story import RECORD_KEYS
+from rollout.transcript import RECORD_KEYS
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import rollout_with
 from rollout.play.batch import Batch
 from rollout.play.metrics import batch_metrics
-from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
+from rollout.play.runtime import full_gc_deferred, get_runtime
 from rollout.play.stream import Stream
 
 
@@ -36,7 +36,12 @@ def generate_rollout(
 async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     """Take the stream's next batch; the first call starts the stream."""
     runtime = await get_runtime(args)
-    stream, turns = await _stream(runtime, source), runtime.flags.turns_per_batch
+    turns = runtime.flags.turns_per_batch
+    if runtime.stream is None:
+        faults = runtime.fault_counts()  # before the slots are restored, as in fixed-turn batches
+        await source.open_slots(runtime)
+        runtime.stream = Stream(runtime, source.slots, turns, source.clock, faults)
+    stream = runtime.stream
     played = min(stream.pending, turns)
     with tqdm(total=turns, initial=played, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
         stream.on_turn = progress.update
@@ -52,11 +57,3 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     batch.metrics |= {"rollout/turns_pending": float(pending), "rollout/turns_masked_as_stale": float(batch.masked)}
     batch.metrics["rollout/stale_wait_s"] = batch.waited_s
     return batch
-
-
-async def _stream(runtime: Runtime, source: EpisodeSource) -> Stream:
-    if runtime.stream is None:
-        faults = runtime.fault_counts()  # before the slots are restored, as in fixed-turn batches
-        await source.open_slots(runtime)
-        runtime.stream = Stream(runtime, source.slots, runtime.flags.turns_per_batch, source.clock, faults)
-    return runtime.stream

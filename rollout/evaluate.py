@@ -20,7 +20,7 @@ from rollout.play.player import Place, play
 from rollout.play.runtime import Runtime, get_runtime
 from rollout.samples import evaluation_sample
 from rollout.spec import EpisodeSpec
-from rollout.story import Story
+from rollout.transcript import Transcript
 from rollout.turn import Generation, StopReason, Turn
 
 
@@ -33,7 +33,7 @@ class EpisodeResult:
     stop: StopReason
     fault: str | None
     """Why the environment was lost; None if it was not."""
-    story: Story
+    transcript: Transcript
     """Each turn as readable text."""
 
     @property
@@ -43,7 +43,7 @@ class EpisodeResult:
 
     def facts(self) -> dict[str, Any]:
         """The values that tables, metrics and the viewer show."""
-        return self.story.facts(self.spec, self.stop, self.fault)
+        return self.transcript.facts(self.spec, self.stop, self.fault)
 
 
 async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
@@ -89,17 +89,17 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
     A game without a limit ends after `DEFAULT_MAX_TURNS`.
 
     Args:
-        detailed: the story keeps pictures, token ids, and the text and log-prob of every token of the answers.
+        detailed: the transcript keeps pictures, token ids, and the text and log-prob of every token of the answers.
     """
     params = runtime.flags.sampling_params(evaluation=True)
     turns: list[Turn] = []
-    story, prompts = Story(), list[tuple[list[Message], Sequence[str]]]()
+    transcript, prompts = Transcript(), list[tuple[list[Message], Sequence[str]]]()
     stop: StopReason | None = None
     fault: str | None = None
 
     async def start() -> Episode:
         episode = await open_episode(runtime, spec)
-        episode.max_turns, story.tools = episode.session.turn_limit, episode.reply.tools
+        episode.max_turns, transcript.tools = episode.session.turn_limit, episode.reply.tools
         return episode
 
     async def may_issue() -> bool:
@@ -113,9 +113,13 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
         nonlocal stop
         stop = episode.stop
         turns.append(turn)
-        answer = episode.encoder.answer_text(turn.generation.token_ids)  # as the environment read it
-        ids = (turn.prompt.token_ids, turn.generation.token_ids) if detailed else None
-        story.add(*prompts[0], answer, _outcome(turn), _tokens(episode, turn, detailed), ids)
+        ids = turn.generation.token_ids
+        answer = episode.encoder.answer_text(ids)  # as the environment read it
+        if detailed:
+            tokens = {"text": [episode.encoder.decode([i]) for i in ids], "log_probs": list(turn.generation.log_probs)}
+            transcript.add(*prompts[0], answer, _outcome(turn), tokens, (turn.prompt.token_ids, ids))
+        else:
+            transcript.add(*prompts[0], answer, _outcome(turn))
 
     def lose(error: EnvironmentFault) -> None:
         nonlocal stop, fault
@@ -129,8 +133,9 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
         turns[-1:] = [replace(turn, truncated=True) for turn in turns[-1:]]
     finally:
         await place.leave()
-    runtime.counters["eval_episodes_failed"] += fault is not None
-    return EpisodeResult(spec, tuple(turns), stop or StopReason.FAILED, fault, story)
+    if fault is not None:
+        runtime.counters["eval_episodes_failed"] += 1
+    return EpisodeResult(spec, tuple(turns), stop or StopReason.FAILED, fault, transcript)
 
 
 def after_refusal(error: EngineError, played: int) -> tuple[StopReason, str | None]:
@@ -158,13 +163,6 @@ def _outcome(turn: Turn) -> dict[str, Any]:
         "metrics": turn.metrics,
         "finish_reason": str(turn.generation.finish_reason),
     }
-
-
-def _tokens(episode: Episode, turn: Turn, detailed: bool) -> dict[str, Any] | None:
-    if not detailed:
-        return None
-    text = [episode.encoder.decode([token]) for token in turn.generation.token_ids]
-    return {"text": text, "log_probs": list(turn.generation.log_probs)}
 
 
 def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:

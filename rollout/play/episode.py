@@ -112,9 +112,10 @@ class Episode:
         if self.encoder.placeholder_ids:
             # An image placeholder in an answer would refer to a picture that does not exist.
             params = {**params, "logit_bias": {str(token): -100.0 for token in self.encoder.placeholder_ids}}
-        generation = await parts.engine.generate(
-            self.prompt, params, headers=self._routing(), extra=parts.flags.request_extra
-        )
+        hashed = parts.flags.router_policy == "consistent_hashing"
+        # Keeps the episode on the engine with its cached prefix.
+        headers = {"X-SMG-Routing-Key": self.spec.routing_key} if hashed else None
+        generation = await parts.engine.generate(self.prompt, params, headers=headers, extra=parts.flags.request_extra)
         if parts.traced:
             self._spans.append(Span(ENGINE, began_s, time.time(), generation.meta_info))
         return generation
@@ -129,12 +130,6 @@ class Episode:
             return params
         base = params.get("sampling_seed", flags.rollout_seed)
         return {**params, "sampling_seed": (base * 1_000_003 + self.spec.episode_id * 1009 + self.index) % 2**31}
-
-    def _routing(self) -> dict[str, str] | None:
-        """Headers that keep an episode on the engine with its cached prefix, if the router hashes by key."""
-        if self.parts.flags.router_policy != "consistent_hashing":
-            return None
-        return {"X-SMG-Routing-Key": self.spec.routing_key}
 
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
         """Step the environment with a finished generation, record the turn, and build the next prompt.

@@ -177,7 +177,7 @@ class EnvSession:
         return reply
 
     async def suggest(self, player: str, seed: int) -> str:
-        """The next answer of a scripted player of `rollout.workers.worker`.
+        """The next answer of the player `random` or `expert`.
 
         Raises:
             EnvironmentFault: the module has no such player, or it raised, hung or returned something other than text.

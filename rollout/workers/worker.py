@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,27 +28,6 @@ from rollout.workers.reply import HEADER, EnvReply, check_observation, check_rep
 
 WORDS = ("left", "go", "yes", "stop", "42", "open the door", "I do not know", "look")
 """Answers of the random player where an environment names no actions."""
-
-
-def random_answer(env: BaseInteractionEnv, env_path: str, seed: int) -> str:
-    """One of the environment's actions, or a short text if it names none."""
-    return random.Random(seed).choice(list(env.actions) or list(WORDS))
-
-
-def expert_answer(env: BaseInteractionEnv, env_path: str, seed: int) -> str:
-    """The next action of the module's `expert_action(env)`.
-
-    Raises:
-        ConfigError: the module has none.
-    """
-    expert = getattr(load_env_module(env_path), "expert_action", None)
-    if expert is None:
-        raise ConfigError(f"{env_path} has no function expert_action(env), so there is no expert to play it")
-    return expert(env)
-
-
-PLAYERS: dict[str, Callable[[BaseInteractionEnv, str, int], str]] = {"random": random_answer, "expert": expert_answer}
-"""Scripted players, by name; they play beside the environment."""
 
 
 class EnvHost:
@@ -100,9 +79,18 @@ class EnvHost:
         return reply, digests
 
     def suggest(self, key: int, player: str, seed: int) -> str:
-        """The next answer of a scripted player; the environment is not stepped."""
+        """The next answer of the player `random` or `expert`; the environment is not stepped.
+
+        Raises:
+            ConfigError: the environment's module has no `expert_action(env)`.
+        """
         env, spec = self._envs[key]
-        return PLAYERS[player](env, spec.env_path, seed)
+        if player == "random":
+            return random.Random(seed).choice(list(env.actions) or list(WORDS))
+        expert = getattr(load_env_module(spec.env_path), "expert_action", None)
+        if expert is None:
+            raise ConfigError(f"{spec.env_path} has no function expert_action(env), so there is no expert to play it")
+        return expert(env)
 
     def close(self, key: int) -> None:
         env, _ = self._envs.pop(key, (None, None))
