@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from rollout.bridge.framework import RolloutFnEvalOutput
 from rollout.data_source import EpisodeSource
-from rollout.errors import EngineError, EnvironmentFault
+from rollout.errors import EngineError
 from rollout.play.episode import Episode, open_episode
 from rollout.play.memory import Message
 from rollout.play.metrics import mean
@@ -91,43 +91,17 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
     Args:
         detailed: the transcript keeps pictures, token ids, and the text and log-prob of every token of the answers.
     """
-    params = runtime.flags.sampling_params(evaluation=True)
-    turns: list[Turn] = []
-    transcript, prompts = Transcript(), list[tuple[list[Message], Sequence[str]]]()
-    stop: StopReason | None = None
-    fault: str | None = None
+    turns, transcript = list[Turn](), Transcript()
 
     async def start() -> Episode:
         episode = await open_episode(runtime, spec)
         episode.max_turns, transcript.tools = episode.session.turn_limit, episode.reply.tools
         return episode
 
-    async def may_issue() -> bool:
-        return stop is None
-
-    async def ask(episode: Episode) -> Generation:
-        prompts[:] = [(list(episode.conversation.messages), episode.prompt.image_data if detailed else ())]
-        return await episode.generate(params)
-
-    def record(episode: Episode, turn: Turn) -> None:
-        nonlocal stop
-        stop = episode.stop
-        turns.append(turn)
-        ids = turn.generation.token_ids
-        answer = episode.encoder.answer_text(ids)  # as the environment read it
-        if detailed:
-            tokens = {"text": [episode.encoder.decode([i]) for i in ids], "log_probs": list(turn.generation.log_probs)}
-            transcript.add(*prompts[0], answer, _outcome(turn), tokens, (turn.prompt.token_ids, ids))
-        else:
-            transcript.add(*prompts[0], answer, _outcome(turn))
-
-    def lose(error: EnvironmentFault) -> None:
-        nonlocal stop, fault
-        stop, fault = StopReason.FAILED, str(error)
-
     place = Place(start)
     try:
-        await play(place, may_issue, ask, record, lose)
+        params = runtime.flags.sampling_params(evaluation=True)
+        stop, fault = await _play(place, params, turns, transcript, detailed)
     except EngineError as error:
         stop, fault = after_refusal(error, len(turns))
         turns[-1:] = [replace(turn, truncated=True) for turn in turns[-1:]]
@@ -135,7 +109,39 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
         await place.leave()
     if fault is not None:
         runtime.counters["eval_episodes_failed"] += 1
-    return EpisodeResult(spec, tuple(turns), stop or StopReason.FAILED, fault, transcript)
+    return EpisodeResult(spec, tuple(turns), stop, fault, transcript)
+
+
+async def _play(
+    place: Place, params: Mapping[str, Any], turns: list[Turn], transcript: Transcript, detailed: bool
+) -> tuple[StopReason, str | None]:
+    """Play to the end of the episode, and return why it ended and its fault."""
+    ended: list[tuple[StopReason, str | None]] = []
+    messages: list[Message] = []
+    pictures: list[str] = []
+
+    async def may_issue() -> bool:
+        return not ended
+
+    async def ask(episode: Episode) -> Generation:
+        messages[:] = episode.conversation.messages
+        pictures[:] = episode.prompt.image_data if detailed else ()
+        return await episode.generate(params)
+
+    def record(episode: Episode, turn: Turn) -> None:
+        turns.append(turn)
+        ids = turn.generation.token_ids
+        answer = episode.encoder.answer_text(ids)  # as the environment read it
+        if detailed:
+            tokens = {"text": [episode.encoder.decode([i]) for i in ids], "log_probs": list(turn.generation.log_probs)}
+            transcript.add(messages, pictures, answer, _outcome(turn), tokens, (turn.prompt.token_ids, ids))
+        else:
+            transcript.add(messages, pictures, answer, _outcome(turn))
+        if episode.stop is not None:
+            ended.append((episode.stop, None))
+
+    await play(place, may_issue, ask, record, lambda fault: ended.append((StopReason.FAILED, str(fault))))
+    return ended[0]
 
 
 def after_refusal(error: EngineError, played: int) -> tuple[StopReason, str | None]:

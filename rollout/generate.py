@@ -60,6 +60,26 @@ async def generate(
     turns = parked.turns if parked else []
     stale = len(turns) if flags.mask_offpolicy_in_partial_rollout else 0
     place = Place(lambda: open_episode(runtime, spec), parked.episode if parked else None)
+    try:
+        ended = await _play(runtime, place, turns, sampling_params, evaluation)
+        if ended is None:
+            if flags.aborted_samples_return and (paused := place.release()) is not None:
+                await runtime.parked.park(Parked(sample, paused, turns), flags.most_begun_samples)
+            return mark_aborted(sample)
+    finally:
+        await place.leave()
+    if isinstance(ended, EnvironmentFault):
+        runtime.counters["episodes_failed"] += 1
+        return _in_form(runtime, failed_samples(runtime.samples, sample, spec, str(ended)))
+    segment = replace(ended, bootstrap=None) if evaluation else ended
+    joined = settings.history == "full"
+    return _in_form(runtime, episode_samples(runtime.samples, sample, segment, joined=joined, stale=stale))
+
+
+async def _play(
+    runtime: Runtime, place: Place, turns: list[Turn], params: Mapping[str, Any], evaluation: bool
+) -> Segment | EnvironmentFault | None:
+    """Play to the end of the episode, and return it or its fault; None if the outer loop aborted it first."""
     ended: list[Segment | EnvironmentFault] = []
 
     async def may_issue() -> bool:
@@ -74,23 +94,11 @@ async def generate(
             ended.append(episode.segment(turns, episode.stop))
 
     try:
-        try:
-            await place.live()  # before the first question whether slime has enough, because this may take long
-        except EnvironmentFault as fault:
-            ended.append(fault)
-        await play(place, may_issue, lambda episode: episode.generate(sampling_params, gives_up), record, ended.append)
-        if not ended:
-            if flags.aborted_samples_return and (paused := place.release()) is not None:
-                await runtime.parked.park(Parked(sample, paused, turns), flags.most_begun_samples)
-            return mark_aborted(sample)
-    finally:
-        await place.leave()
-    if isinstance(ended[0], EnvironmentFault):
-        runtime.counters["episodes_failed"] += 1
-        return _in_form(runtime, failed_samples(runtime.samples, sample, spec, str(ended[0])))
-    segment = replace(ended[0], bootstrap=None) if evaluation else ended[0]
-    joined = settings.history == "full"
-    return _in_form(runtime, episode_samples(runtime.samples, sample, segment, joined=joined, stale=stale))
+        await place.live()  # before the first question whether slime has enough, because this may take long
+    except EnvironmentFault as fault:
+        return fault
+    await play(place, may_issue, lambda episode: episode.generate(params, gives_up), record, ended.append)
+    return ended[0] if ended else None
 
 
 def _aborted_by_outer_loop(runtime: Runtime) -> bool:
