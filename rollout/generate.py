@@ -64,7 +64,7 @@ async def generate(
         ended = await _play(runtime, place, turns, sampling_params, evaluation)
         if ended is None:
             if flags.aborted_samples_return and (paused := place.release()) is not None:
-                await runtime.parked.park(Parked(sample, paused, turns), flags.most_begun_samples)
+                await runtime.parked.park(Parked(sample, paused, turns), flags.max_begun_samples)
             return mark_aborted(sample)
     finally:
         await place.leave()

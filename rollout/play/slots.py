@@ -16,7 +16,7 @@ from typing import Any
 
 from rollout.bridge.framework import Sample
 from rollout.errors import EnvironmentFault
-from rollout.play.engine import LARGEST_ID
+from rollout.play.engine import MAX_TOKEN_ID
 from rollout.play.episode import Episode, open_episode
 from rollout.play.parts import Parts
 from rollout.play.player import Slot
@@ -199,6 +199,6 @@ def read_whole(value: Any) -> int:
 
 def read_ids(value: Any) -> list[int]:
     """Token ids of one answer."""
-    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < LARGEST_ID for item in value):
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MAX_TOKEN_ID for item in value):
         raise ValueError("token ids must be a list of whole numbers")
     return value

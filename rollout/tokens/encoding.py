@@ -18,7 +18,7 @@ from rollout.errors import EncodingError
 from rollout.tokens.chat_template import GENERATION, START, USER, ChatTemplate, Message
 from rollout.tokens.images import EncodedImage, ImageEncoder, Part, expanded, unexpanded
 from rollout.tokens.one_shot import OneShot, SanityCheck, compare
-from rollout.tokens.pictures import LARGEST_PIXELS
+from rollout.tokens.pictures import MAX_PIXELS
 from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import Generation, ImageChain, Prompt
 
@@ -43,7 +43,7 @@ class DeltaEncoder:
         sanity_check: SanityCheck = "strict",
         use_inference_chat_template: bool = False,
         history: Literal["window", "full"] | None = None,
-        max_image_pixels: int = LARGEST_PIXELS,
+        max_image_pixels: int = MAX_PIXELS,
         small_pictures: bool = False,
     ) -> None:
         source = getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
