@@ -1,7 +1,7 @@
 """Small pictures: training data carries PNG bytes, and the training rank makes the processor's tensors from them.
 
 A picture of 256 x 256 pixels is some kB as PNG. Qwen's processors turn it into 1.5 MB of float32 patches, although each
-channel has at most 256 values and the two temporal copies of a patch are equal. `rollout/tokens/small_pictures.py`
+channel has at most 256 values and the two temporal copies of a patch are equal. `rollout/tokens/images.py`
 writes this form; `expand` gives back the processor's tensor bit for bit.
 
 Keys of one sample's `multimodal_train_inputs` in this form, for k pictures; all are concatenated along dim 0:

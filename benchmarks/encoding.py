@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rollout.engine import request_body
+from rollout.play.engine import request_body
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Prompt
 from tests.fixtures.chatml import chatml_tokenizer

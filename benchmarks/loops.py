@@ -20,6 +20,7 @@ from benchmarks.simulated import SimulatedEngines
 from rollout import continuous, fixed_turn
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
+from rollout.play.batch import Batch
 from rollout.play.runtime import close_runtimes, get_runtime
 from tests.fixtures.rollout_args import COUNTING
 
@@ -187,7 +188,7 @@ class Trainer:
             await asyncio.to_thread(self.meter.stop)
 
 
-async def lock_step(args: Any, rollout_id: int, source: EpisodeSource) -> fixed_turn.Batch:
+async def lock_step(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     """Verlog's order: all environments wait for all answers, then all of them step."""
     runtime = await get_runtime(args)
     await source.open_slots(runtime)
@@ -196,11 +197,11 @@ async def lock_step(args: Any, rollout_id: int, source: EpisodeSource) -> fixed_
         episodes = [await slot.live() for slot in source.slots]
         generations = await asyncio.gather(*(episode.generate(params) for episode in episodes))
         for slot, episode, generation in zip(source.slots, episodes, generations, strict=True):
-            turn = await episode.take(generation)
+            turn = await episode.step(generation)
             segments.append(episode.segment([turn], episode.stop or fixed_turn.StopReason.CUT))
             if episode.stop is not None:
                 await slot.leave()
-    return fixed_turn.Batch(segments, {})
+    return Batch(segments)
 
 
 Order = Callable[[Trainer], Awaitable[None]]

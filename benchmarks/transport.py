@@ -32,7 +32,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from rollout.bridge.framework import FRAMEWORK, Sample  # noqa: E402
 from rollout.bridge.sample import SampleWriter  # noqa: E402
-from rollout.engine import parse_generation  # noqa: E402
+from rollout.play.engine import parse_generation  # noqa: E402
 from rollout.samples import build_samples, convert_samples_to_train_data  # noqa: E402
 from rollout.tokens.token_prefix import TokenPrefix  # noqa: E402
 from rollout.turn import Prompt, Segment, StopReason, Turn  # noqa: E402

@@ -1,4 +1,4 @@
-"""Reads and writes `episodes.jsonl`: one episode per line, as `rollout.story.Story.facts` describes it.
+"""Reads and writes `episodes.jsonl`: one episode per line, as `rollout.transcript.Transcript.facts` describes it.
 
 Two keys are added to the facts: `setting` (the point of a sweep, `-` without one) and `player`.
 """

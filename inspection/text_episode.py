@@ -12,11 +12,10 @@ from typing import Any
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EngineError, EnvironmentFault
 from rollout.evaluate import after_refusal
-from rollout.play.conversation import Conversation
-from rollout.play.memory import Memory, Message, build_memory
+from rollout.play.memory import Conversation, Memory, Message, build_memory
 from rollout.spec import EpisodeSpec
-from rollout.story import Story
 from rollout.tokens.pictures import data_uri, read_image
+from rollout.transcript import Transcript
 from rollout.turn import StopReason
 from rollout.workers.pool import EnvPool, EnvSession
 
@@ -36,12 +35,12 @@ def scripted(name: str) -> Player:
 async def play_text_episode(
     pool: EnvPool, settings: RolloutSettings, spec: EpisodeSpec, player: Player
 ) -> dict[str, Any]:
-    """Play one episode to its end and return its facts, as `rollout.story.Story.facts` describes them.
+    """Play one episode to its end and return its facts, as `rollout.transcript.Transcript.facts` describes them.
 
     An environment that is lost, or a scripted player that fails, ends the episode with a `fault`. A prompt that is too
     long for a chat model ends it as `CONTEXT`. A game without a limit ends after `rollout.spec.DEFAULT_MAX_TURNS`.
     """
-    story, session, fault, stop = Story(), None, None, StopReason.FAILED
+    story, session, fault, stop = Transcript(), None, None, StopReason.FAILED
     memory = build_memory(settings.memory) if settings.history == "window" else None
     try:
         session = await pool.open(spec.env)
@@ -57,7 +56,7 @@ async def play_text_episode(
 
 
 async def _play(
-    session: EnvSession, memory: Memory | None, player: Player, story: Story, max_turns: int | None
+    session: EnvSession, memory: Memory | None, player: Player, story: Transcript, max_turns: int | None
 ) -> StopReason:
     conversation = Conversation(memory)
     story.tools = session.reply.tools if session.reply is not None else ()

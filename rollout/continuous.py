@@ -14,9 +14,10 @@ from tqdm import tqdm
 
 from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput
 from rollout.data_source import EpisodeSource
-from rollout.fixed_turn import Batch, rollout_with
+from rollout.fixed_turn import rollout_with
+from rollout.play.batch import Batch
 from rollout.play.metrics import batch_metrics
-from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
+from rollout.play.runtime import full_gc_deferred, get_runtime
 from rollout.play.stream import Stream
 
 
@@ -35,27 +36,24 @@ def generate_rollout(
 async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     """Take the stream's next batch; the first call starts the stream."""
     runtime = await get_runtime(args)
-    stream, turns = await _stream(runtime, source), runtime.flags.turns_per_batch
+    turns = runtime.flags.turns_per_batch
+    if runtime.stream is None:
+        faults = runtime.fault_counts()  # before the slots are restored, as in fixed-turn batches
+        await source.open_slots(runtime)
+        runtime.stream = Stream(runtime, source.slots, turns, source.clock, faults)
+    stream = runtime.stream
     played = min(stream.pending, turns)
     with tqdm(total=turns, initial=played, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
         stream.on_turn = progress.update
         async with full_gc_deferred():
-            cut = await stream.next_batch(rollout_id)
+            batch = await stream.next_batch(rollout_id)
             pending = stream.pending  # before anything is awaited, because the slots play on
         stream.on_turn = lambda: None
     if runtime.flags.engine_leaves:
         await stream.pause()
     faults, load = stream.since_last_batch()
-    stale = source.staleness(cut.segments, rollout_id)
-    metrics = await asyncio.to_thread(batch_metrics, cut.segments, faults, load, stale)
-    metrics |= {"rollout/turns_pending": float(pending), "rollout/turns_masked_as_stale": float(cut.masked)}
-    metrics["rollout/stale_wait_s"] = cut.waited_s
-    return Batch(cut.segments, metrics, cut.slots, stale)
-
-
-async def _stream(runtime: Runtime, source: EpisodeSource) -> Stream:
-    if not isinstance(runtime.stream, Stream):
-        faults = runtime.fault_counts()  # before the slots are restored, as in fixed-turn batches
-        await source.open_slots(runtime)
-        runtime.stream = Stream(runtime, source.slots, runtime.flags.turns_per_batch, source.clock, faults)
-    return runtime.stream
+    batch.staleness = source.staleness(batch.segments, rollout_id)
+    batch.metrics = await asyncio.to_thread(batch_metrics, batch.segments, faults, load, batch.staleness)
+    batch.metrics |= {"rollout/turns_pending": float(pending), "rollout/turns_masked_as_stale": float(batch.masked)}
+    batch.metrics["rollout/stale_wait_s"] = batch.waited_s
+    return batch

@@ -13,14 +13,14 @@ from typing import Any
 from rollout.bridge.checks import check_flags
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
-from rollout.bridge.rotation import rotate_checkpoints
+from rollout.bridge.roles import rotate_checkpoints
 from rollout.bridge.sample import episode_id_of, handout
 from rollout.bridge.settings import load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
 from rollout.errors import CheckpointError
+from rollout.play.batch import WeightClock, version_of
 from rollout.play.runtime import Runtime
 from rollout.play.slots import Slot, make_slots, slots_state
-from rollout.play.staleness import WeightClock, version_of
 from rollout.spec import EpisodeSpec
 from rollout.tasks import held_out_episodes, make_episode, pick_task, read_tasks
 from rollout.turn import Segment
@@ -114,7 +114,7 @@ class EpisodeSource:
         slots = slots_state(self.slots) or self.saved_slots
         return SourceState(self.next_episode, self.next_group, buffer, slots, list(self.kept))
 
-    def end_batch(self, rollout_id: int, slots: list[Mapping[str, Any]] | None = None) -> None:
+    def end_batch(self, rollout_id: int, slots: Sequence[Mapping[str, Any]] = ()) -> None:
         """Keep the state at the end of a rollout for `save`.
 
         If slime is going to save this rollout, the state is written now, before the models: a run that is killed
@@ -126,7 +126,7 @@ class EpisodeSource:
         Raises:
             CheckpointError: as `save`.
         """
-        state = self.state() if slots is None else replace(self.state(), slots=slots)
+        state = replace(self.state(), slots=list(slots)) if slots else self.state()
         self.snapshots = {r: kept for r, kept in self.snapshots.items() if r == rollout_id - 1} | {rollout_id: state}
         if self.flags.saves_after(rollout_id):
             self._write(state, rollout_id)

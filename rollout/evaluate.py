@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,14 +12,16 @@ from tqdm import tqdm
 
 from rollout.bridge.framework import RolloutFnEvalOutput
 from rollout.data_source import EpisodeSource
-from rollout.errors import EngineError, EnvironmentFault
+from rollout.errors import EngineError
 from rollout.play.episode import Episode, open_episode
+from rollout.play.memory import Message
 from rollout.play.metrics import mean
+from rollout.play.player import Place, play
 from rollout.play.runtime import Runtime, get_runtime
 from rollout.samples import evaluation_sample
 from rollout.spec import EpisodeSpec
-from rollout.story import Story
-from rollout.turn import StopReason, Turn
+from rollout.transcript import Transcript
+from rollout.turn import Generation, StopReason, Turn
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class EpisodeResult:
     stop: StopReason
     fault: str | None
     """Why the environment was lost; None if it was not."""
-    story: Story
+    transcript: Transcript
     """Each turn as readable text."""
 
     @property
@@ -41,7 +43,7 @@ class EpisodeResult:
 
     def facts(self) -> dict[str, Any]:
         """The values that tables, metrics and the viewer show."""
-        return self.story.facts(self.spec, self.stop, self.fault)
+        return self.transcript.facts(self.spec, self.stop, self.fault)
 
 
 async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
@@ -87,34 +89,59 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
     A game without a limit ends after `DEFAULT_MAX_TURNS`.
 
     Args:
-        detailed: the story keeps pictures, token ids, and the text and log-prob of every token of the answers.
+        detailed: the transcript keeps pictures, token ids, and the text and log-prob of every token of the answers.
     """
-    params = runtime.flags.sampling_params(evaluation=True)
-    turns: list[Turn] = []
-    story = Story()
-    episode, fault, stop = None, None, None
-    try:
+    turns, transcript = list[Turn](), Transcript()
+
+    async def start() -> Episode:
         episode = await open_episode(runtime, spec)
-        episode.max_turns, story.tools = episode.session.turn_limit, episode.reply.tools
-        while episode.stop is None:
-            messages, pictures = list(episode.conversation.messages), episode.prompt.image_data if detailed else ()
-            turn = await episode.play_turn(params)
-            turns.append(turn)
-            answer = episode.encoder.answer_text(turn.generation.token_ids)  # as the environment read it
-            ids = (turn.prompt.token_ids, turn.generation.token_ids) if detailed else None
-            story.add(messages, pictures, answer, _outcome(turn), _tokens(episode, turn, detailed), ids)
-    except EnvironmentFault as error:
-        runtime.counters["eval_episodes_failed"] += 1
-        fault = str(error)
+        episode.max_turns, transcript.tools = episode.session.turn_limit, episode.reply.tools
+        return episode
+
+    place = Place(start)
+    try:
+        params = runtime.flags.sampling_params(evaluation=True)
+        stop, fault = await _play(place, params, turns, transcript, detailed)
     except EngineError as error:
         stop, fault = after_refusal(error, len(turns))
-        runtime.counters["eval_episodes_failed"] += fault is not None
         turns[-1:] = [replace(turn, truncated=True) for turn in turns[-1:]]
     finally:
-        if episode is not None:
-            await episode.close()
-    stop = stop or (episode.stop if episode is not None else None) or StopReason.FAILED
-    return EpisodeResult(spec, tuple(turns), stop, fault, story)
+        await place.leave()
+    if fault is not None:
+        runtime.counters["eval_episodes_failed"] += 1
+    return EpisodeResult(spec, tuple(turns), stop, fault, transcript)
+
+
+async def _play(
+    place: Place, params: Mapping[str, Any], turns: list[Turn], transcript: Transcript, detailed: bool
+) -> tuple[StopReason, str | None]:
+    """Play to the end of the episode, and return why it ended and its fault."""
+    ended: list[tuple[StopReason, str | None]] = []
+    messages: list[Message] = []
+    pictures: list[str] = []
+
+    async def may_issue() -> bool:
+        return not ended
+
+    async def ask(episode: Episode) -> Generation:
+        messages[:] = episode.conversation.messages
+        pictures[:] = episode.prompt.image_data if detailed else ()
+        return await episode.generate(params)
+
+    def record(episode: Episode, turn: Turn) -> None:
+        turns.append(turn)
+        ids = turn.generation.token_ids
+        answer = episode.encoder.answer_text(ids)  # as the environment read it
+        if detailed:
+            tokens = {"text": [episode.encoder.decode([i]) for i in ids], "log_probs": list(turn.generation.log_probs)}
+            transcript.add(messages, pictures, answer, _outcome(turn), tokens, (turn.prompt.token_ids, ids))
+        else:
+            transcript.add(messages, pictures, answer, _outcome(turn))
+        if episode.stop is not None:
+            ended.append((episode.stop, None))
+
+    await play(place, may_issue, ask, record, lambda fault: ended.append((StopReason.FAILED, str(fault))))
+    return ended[0]
 
 
 def after_refusal(error: EngineError, played: int) -> tuple[StopReason, str | None]:
@@ -142,13 +169,6 @@ def _outcome(turn: Turn) -> dict[str, Any]:
         "metrics": turn.metrics,
         "finish_reason": str(turn.generation.finish_reason),
     }
-
-
-def _tokens(episode: Episode, turn: Turn, detailed: bool) -> dict[str, Any] | None:
-    if not detailed:
-        return None
-    text = [episode.encoder.decode([token]) for token in turn.generation.token_ids]
-    return {"text": text, "log_probs": list(turn.generation.log_probs)}
 
 
 def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:

@@ -8,8 +8,7 @@ becomes a bootstrap sample, and it continues in the next batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -18,13 +17,11 @@ from rollout.bridge.checks import check_fixed_turn
 from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.evaluate import evaluate
-from rollout.play.failures import FailureBudget
+from rollout.play.batch import Batch, Phase, choose_held_out, count_turns, draw, join_episodes, phase_of
+from rollout.play.episode import Episode
 from rollout.play.metrics import batch_metrics, measure
-from rollout.play.pretraining import choose_held_out, join_episodes
+from rollout.play.player import Slot, play
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
-from rollout.play.slots import Slot
-from rollout.play.warmup import Phase, draw, phase_of
 from rollout.samples import build_samples, fill_steps, pretraining_samples
 from rollout.turn import Segment, StopReason, Turn
 
@@ -44,39 +41,29 @@ def generate_rollout(
     return rollout_with(collect, args, rollout_id, data_source, evaluation)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A played batch: its segments in slot order, its metrics, and the slots' state at its end."""
-
-    segments: list[Segment]
-    metrics: dict[str, float]
-    slots: list[Mapping[str, Any]] | None = None
-    """None if the slots have not played on since."""
-    staleness: Sequence[int] | None = None
-    """Actor updates between playing and training each turn, -1 where unknown; None while the actor is frozen."""
-
-
 Collect = Callable[[Any, int, EpisodeSource], Awaitable[Batch]]
 """Plays the batch of a rollout id."""
 
 
 def rollout_with(
-    play: Collect, args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool
+    collector: Collect, args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """A rollout function whose batches `play` collects."""
+    """A rollout function whose batches `collector` plays."""
     if not isinstance(data_source, EpisodeSource):
         raise ConfigError(
             f"fixed-turn batches are made of episodes, but the data source is a {type(data_source).__name__}: give "
             "--data-source-path rollout.data_source.EpisodeSource"
         )
     if evaluation:
+        from rollout.evaluate import evaluate
+
         return run(evaluate(args, data_source))
     check_fixed_turn(args, data_source.settings)
-    return run(collect_or_draw(args, rollout_id, data_source, play))
+    return run(collect_or_draw(args, rollout_id, data_source, collector))
 
 
 async def collect_or_draw(
-    args: Any, rollout_id: int, source: EpisodeSource, play: Collect | None = None
+    args: Any, rollout_id: int, source: EpisodeSource, collector: Collect | None = None
 ) -> RolloutFnTrainOutput:
     """Play this rollout's batch, or draw it from the turns that the critic's warm-up kept.
 
@@ -88,12 +75,12 @@ async def collect_or_draw(
     if phase is Phase.DRAW:
         flags = runtime.flags
         segments = draw(source.kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
-        batch = Batch(segments, {"warmup/drawn_turns": float(_turn_count(segments))})
+        batch = Batch(segments, {"warmup/drawn_turns": float(count_turns(segments))})
     else:
-        batch = await (play or collect)(args, rollout_id, source)
+        batch = await (collector or collect)(args, rollout_id, source)
         if phase is Phase.COLLECT:
             source.kept.extend(batch.segments)
-            batch.metrics["warmup/kept_turns"] = float(_turn_count(source.kept))
+            batch.metrics["warmup/kept_turns"] = float(count_turns(source.kept))
         else:
             source.kept.clear()
     if rollout_id + 1 == pretraining.batches:
@@ -113,47 +100,24 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     # With more slots than turns, only the first ones play; the next batch begins where this one stops.
     first = rollout_id * turns % len(slots)
     order = slots[first:] + slots[:first]
+    per_env = runtime.settings.turn_quota == "per_env"
+    batch = Batch(left=[turns // len(slots)] * len(slots) if per_env else [turns])
     measured = measure(runtime)
     with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
-        budget = TurnBudget(runtime, turns, len(slots), progress)
         async with full_gc_deferred():
-            played = await _gather(_play(slot, budget) for slot in order)
+            played = await _gather(_play(runtime, slot, batch, progress.update) for slot in order)
     by_slot = {slot.number: segments for slot, segments in zip(order, played, strict=True)}
-    segments = [segment for slot in slots for segment in by_slot[slot.number]]
-    assert _turn_count(segments) == turns, f"the batch has {_turn_count(segments)} turns instead of {turns}"
+    batch.segments = [segment for slot in slots for segment in by_slot[slot.number]]
+    assert batch.turn_count == turns, f"the batch has {batch.turn_count} turns instead of {turns}"
     faults = runtime.fault_counts() - faults
-    stale = source.staleness(segments, rollout_id)
-    metrics = await asyncio.to_thread(batch_metrics, segments, faults, measured(), stale)
-    return Batch(segments, metrics, staleness=stale)
+    batch.staleness = source.staleness(batch.segments, rollout_id)
+    batch.metrics = await asyncio.to_thread(batch_metrics, batch.segments, faults, measured(), batch.staleness)
+    return batch
 
 
-class TurnBudget:
-    """The turns that one batch may still issue, and the number of episodes that failed in it."""
-
-    def __init__(self, runtime: Runtime, turns: int, slots: int, progress: Any) -> None:
-        self.runtime = runtime
-        self.progress = progress
-        self.failures = FailureBudget(runtime)
-        per_env = runtime.settings.turn_quota == "per_env"
-        self._left = [turns // slots] * slots if per_env else [turns]
-        """Turns left to issue: one number per slot, or one for all slots."""
-
-    def issue(self, slot: int) -> bool:
-        """Take one turn from the slot's budget; False if it is used up."""
-        place = slot % len(self._left)
-        if self._left[place] == 0:
-            return False
-        self._left[place] -= 1
-        return True
-
-    def give_back(self, slot: int) -> None:
-        """Return a turn that was issued and not played."""
-        self._left[slot % len(self._left)] += 1
-
-
-async def _play(slot: Slot, budget: TurnBudget) -> list[Segment]:
-    """One slot's share of the batch: issue a turn, play it, record it; at the end, cut the episode that still runs."""
-    params = budget.runtime.flags.sampling_params()
+async def _play(runtime: Runtime, slot: Slot, batch: Batch, count_turn: Callable[[], Any]) -> list[Segment]:
+    """Play one slot's share of the batch; at its end, cut the episode that still runs."""
+    params = runtime.flags.sampling_params()
     segments: list[Segment] = []
     turns: list[Turn] = []
     """The turns of the slot's current episode in this batch."""
@@ -163,20 +127,21 @@ async def _play(slot: Slot, budget: TurnBudget) -> list[Segment]:
             segments.append(slot.episode.segment(turns, stop))
             turns.clear()
 
-    while budget.issue(slot.number):
-        try:
-            episode = await slot.live()
-            turns.append(await episode.play_turn(params))
-        except EnvironmentFault as fault:
-            budget.give_back(slot.number)
-            budget.failures.count(fault)
-            close(StopReason.FAILED)
-            await slot.leave()
-            continue
-        budget.progress.update()
+    async def may_issue() -> bool:
+        return batch.issue(slot.number)
+
+    def record(episode: Episode, turn: Turn) -> None:
+        turns.append(turn)
+        count_turn()
         if episode.stop is not None:
             close(episode.stop)
-            await slot.leave()
+
+    def lose(fault: EnvironmentFault) -> None:
+        batch.give_back(slot.number)
+        batch.lose_episode(fault, runtime)
+        close(StopReason.FAILED)
+
+    await play(slot, may_issue, lambda episode: episode.generate(params), record, lose)
     close(StopReason.CUT)
     return segments
 
@@ -195,7 +160,7 @@ async def _gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> list[list[Sample]]:
     """slime's samples for the batch's segments, in training groups that were never used before."""
-    ids = source.take_group_ids(_turn_count(batch.segments))
+    ids = source.take_group_ids(batch.turn_count)
     # In a thread, because thousands of samples take long enough to stall the event loop.
     groups = await asyncio.to_thread(build_samples, batch.segments, ids, runtime.samples, batch.staleness)
     if GROUP_FIELD is None:
@@ -207,9 +172,5 @@ def _pretraining_samples(runtime: Runtime, source: EpisodeSource) -> list[list[S
     """The samples of all collected turns, with whole episodes held out."""
     segments, seed = join_episodes(source.kept), runtime.flags.rollout_seed
     held_out = choose_held_out(segments, source.settings.value_pretraining.held_out, seed)
-    ids = source.take_group_ids(_turn_count(segments))
+    ids = source.take_group_ids(count_turns(segments))
     return pretraining_samples(segments, held_out, ids, seed, runtime.samples)
-
-
-def _turn_count(segments: Sequence[Segment]) -> int:
-    return sum(len(segment.turns) for segment in segments)

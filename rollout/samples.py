@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from advantage.turn_table import TABLE_KEY, TurnKind, encode_row
+from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, anchor_of, encode_row
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample, group_of, train_data_keys
-from rollout.bridge.sample import SampleWriter, bootstrap_sample, facts_of, row_of, set_row, turn_sample
+from rollout.bridge.sample import SampleWriter, attach_trace, facts_of, group_number, row_of, set_row
 from rollout.errors import ConfigError
-from rollout.spec import EpisodeSpec
+from rollout.spec import EpisodeSpec, session_of
 from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import Prompt, SampleKind, Segment, Turn
 
@@ -42,6 +42,58 @@ def build_samples(
             samples.append(bootstrap_sample(writer, segment, number, samples[-1]))
         groups.append(samples)
     return groups
+
+
+def turn_sample(
+    writer: SampleWriter, turn: Turn, segment: int, group: int, task_name: str, staleness: int = -1
+) -> Sample:
+    """One turn as one sample: the prompt's tokens, then the model's, which are trained on unless they were altered."""
+    sample = writer.new(group, segment, turn.prompt)
+    writer.append_generation(sample, turn.generation)
+    sample.reward, sample.session_id = turn.reward, session_of(turn.episode_id)
+    sample.metadata = {"task_name": task_name, "episode_id": turn.episode_id, **turn_facts(turn)}
+    action = turn.action_span[0] if turn.action_span else -1
+    anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy())
+    span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor, staleness)
+    set_row(sample, TurnRow(segment, turn.index, TurnKind.TURN, turn.terminated, turn.truncated, (span,)))
+    attach_trace(sample, [turn])
+    return sample
+
+
+def turn_facts(turn: Turn) -> dict[str, Any]:
+    """The values of a turn that the metrics and the trajectory viewer read."""
+    return {
+        "round_number": turn.index,
+        "kind": SampleKind.TURN,
+        "action": turn.action,
+        "valid_action": turn.valid,
+        "executed_action": turn.executed_action,
+        "reward": turn.reward,
+        "terminated": turn.terminated,
+        "truncated": turn.truncated,
+        "progression": turn.progression,
+        "finish_reason": turn.generation.finish_reason,
+        "mixed_weights": len(set(turn.generation.weight_versions)) > 1,
+        "env_metrics": dict(turn.metrics),
+        "engine_s": turn.engine_s,
+        "env_s": turn.env_s,
+    }
+
+
+def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: Sample) -> Sample:
+    """The state after the last turn: its prompt and one dummy token, without loss."""
+    assert segment.bootstrap is not None
+    turn = segment.turns[-1]
+    sample = writer.new(group_number(last), number, segment.bootstrap)
+    writer.append_dummy(sample)
+    sample.metadata = {
+        "task_name": segment.task_name,
+        "episode_id": turn.episode_id,
+        "kind": SampleKind.BOOTSTRAP,
+        "round_number": turn.index + 1,
+    }
+    set_row(sample, TurnRow(number, turn.index + 1, TurnKind.BOOTSTRAP))
+    return sample
 
 
 def pretraining_samples(

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envs.base import BaseInteractionEnv
 
-if TYPE_CHECKING:
-    from rollout.workers.observation_limits import ObservationLimits
-
-
 DEFAULT_MAX_TURNS = 1000
 """Turns after which a held-out episode ends if neither the YAML nor the environment limits it."""
+
+
+@dataclass(frozen=True)
+class ObservationLimits:
+    """Limits of one observation; notes about what was left out do not count towards `chars`."""
+
+    chars: int
+    images: int
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class EnvSpec:
     multimodal_inputs: Any = None
     max_turns: int | None = None
     limits: ObservationLimits | None = None
-    """Size limits of observations, set by the pool; None for none."""
+    """Size limits of observations, set by the pool; None: unlimited."""
 
     def build(self) -> BaseInteractionEnv:
         """Call the environment module's `build_env`."""

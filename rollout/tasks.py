@@ -8,7 +8,6 @@ from envs.mixture import TaskSpec, expand_tasks
 from rollout.bridge.settings import EvalSettings, RolloutSettings
 from rollout.errors import ConfigError
 from rollout.spec import EnvSpec, EpisodeSpec
-from rollout.workers.trial import try_environments
 
 
 def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) -> list[TaskSpec]:
@@ -30,6 +29,8 @@ def try_each_task(settings: RolloutSettings) -> list[str]:
     Raises:
         SlimeVerlogError: a task, an option or the environment is wrong; one sentence with the file, line and fix.
     """
+    from rollout.workers.trial import try_environments
+
     tasks = [*read_tasks(settings), *read_tasks(settings, settings.eval)]
     distinct = [task for number, task in enumerate(tasks) if not any(_same(task, other) for other in tasks[:number])]
     return try_environments([make_episode(settings, task, 0, settings.seed_start) for task in distinct], settings)

@@ -157,7 +157,7 @@ class Turn:
     engine_s: float = 0.0
     env_s: float = 0.0
     spans: tuple[Span, ...] = ()
-    """Requests to the engine, then the environment's step; empty unless `rollout.bridge.tracing` is on."""
+    """Requests to the engine, then the environment's step; empty unless `rollout.bridge.sample.is_traced`."""
 
     @property
     def done(self) -> bool:

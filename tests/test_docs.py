@@ -20,6 +20,7 @@ from slime_verlog import read_settings
 
 REPOSITORY = Path(__file__).parents[1]
 README = REPOSITORY / "README.md"
+ARCHITECTURE = REPOSITORY / "docs" / "architecture.md"
 DOCUMENTS = sorted([*(REPOSITORY / "docs").rglob("*.md"), README, REPOSITORY / "CONTRIBUTING.md"])
 FILES = re.compile(r"`((?:rollout|advantage|envs|embedded|inspection|scripts|custom_configs|docs)/[\w./]+\.\w+)`")
 LINKS = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([\w-]+))?\)")
@@ -104,15 +105,34 @@ def test_every_row_of_the_formulas_names_a_function() -> None:
     assert not [row for row in rows if not re.search(r"\| `[\w/]+\.py::\w+` \|", row)]
 
 
-def test_the_architecture_lists_nine_files_for_a_batch_and_six_for_an_advantage() -> None:
-    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
-    for heading, most in (("One fixed-turn batch", 9), ("One token's advantage", 6)):
-        section = text.split(f"## {heading}")[1].split("\n## ")[0]
-        rows = re.findall(r"^\| `([\w/]+\.py)` \| (.*) \|$", section, re.MULTILINE)
-        assert len(rows) == most
-        for path, what in rows:
-            for name in re.findall(r"`(?:\w+\.)?(\w+)`", what):
-                assert name in _names(REPOSITORY / path), f"{path} has no {name}"
+@pytest.mark.parametrize(
+    ("heading", "files"),
+    [
+        ("One fixed-turn batch", 9),
+        ("A continuous batch", 3),
+        ("One environment step", 5),
+        ("One token's advantage", 6),
+    ],
+)
+def test_the_architecture_names_the_files_to_open_and_what_is_in_them(heading: str, files: int) -> None:
+    section = ARCHITECTURE.read_text(encoding="utf-8").split(f"## {heading}")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| (.*) \|$", section, re.MULTILINE)
+    assert len(rows) == files
+    for path, what in rows:
+        for name in re.findall(r"`(?:\w+\.)?(\w+)`", what):
+            assert name in _names(REPOSITORY / path), f"{path} has no {name}"
+
+
+def test_every_class_and_method_that_the_architecture_names_exists() -> None:
+    files = [path for folder in CODE for path in (REPOSITORY / folder).rglob("*.py")]
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    members: dict[str, set[str]] = {}
+    for node in nodes:
+        members.setdefault(node.name, set()).update(part.name for part in ast.walk(node) if hasattr(part, "name"))
+    named = re.findall(r"`([A-Z]\w*[a-z]\w*)(?:\.(\w+))?[`(]", ARCHITECTURE.read_text(encoding="utf-8"))
+    assert len(named) > 20
+    missing = [f"{name}.{member}" for name, member in named if member not in {*members.get(name, ()), ""}]
+    assert not missing + [name for name, _ in named if name not in members]
 
 
 def _names(file: Path) -> set[str]:

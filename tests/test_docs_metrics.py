@@ -9,7 +9,7 @@ from pathlib import Path
 from rollout.evaluate import EpisodeResult, eval_metrics
 from rollout.play.metrics import FAULTS, batch_metrics, whole_episode_metrics
 from rollout.spec import EnvSpec, EpisodeSpec
-from rollout.story import Story
+from rollout.transcript import Transcript
 from rollout.turn import StopReason
 from tests.fixtures.metrics_page import PAGE, unexplained
 from tests.rollout.test_metrics import IDLE, segment
@@ -39,7 +39,7 @@ def test_every_name_of_whole_episodes_is_explained() -> None:
 
 def test_every_name_of_an_evaluation_is_explained() -> None:
     spec = EpisodeSpec(0, "goto", EnvSpec("envs.babyai", {"task": "goto", "seed": 0}))
-    names = eval_metrics({"goto": [EpisodeResult(spec, (), StopReason.TERMINATED, None, Story())]})
+    names = eval_metrics({"goto": [EpisodeResult(spec, (), StopReason.TERMINATED, None, Transcript())]})
     assert len(names) == 7 and not unexplained(names)
 
 

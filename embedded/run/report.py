@@ -35,7 +35,7 @@ from embedded.run.log import (
     update_seconds,
 )
 from rollout.play.metrics import mean
-from rollout.story import RECORD_KEYS
+from rollout.transcript import RECORD_KEYS
 
 if TYPE_CHECKING:
     import torch

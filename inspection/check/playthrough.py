@@ -8,8 +8,7 @@ from typing import Any
 
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
-from rollout.play.conversation import Conversation
-from rollout.play.memory import Message, build_memory
+from rollout.play.memory import Conversation, Message, build_memory
 from rollout.spec import EpisodeSpec
 from rollout.workers.reply import EnvReply, digest
 from rollout.workers.trial import Trial

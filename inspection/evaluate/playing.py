@@ -13,7 +13,7 @@ import aiohttp
 from inspection.evaluate.players import ChatPlayer, Kind, PlayerSpec
 from inspection.evaluate.sweep import SweepPoint
 from inspection.text_episode import play_text_episode, scripted
-from rollout.engine import EngineClient
+from rollout.play.engine import EngineClient
 from rollout.evaluate import play_episode
 from rollout.play.runtime import build_runtime
 from rollout.spec import EpisodeSpec

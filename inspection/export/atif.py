@@ -92,7 +92,7 @@ def _new(prompt: Sequence[Mapping[str, Any]], is_first: bool) -> list[Mapping[st
 
 
 def _token_ids(turns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]] | None]:
-    """Ids of each turn's prompt and answer, as `rollout.story.Story` records them; None if they are not recorded."""
+    """Ids of each turn's prompt and answer, as `Transcript` records them; None if they are not recorded."""
     known: list[int] = []
     for turn in turns:
         ids = turn.get("token_ids")

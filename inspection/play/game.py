@@ -10,8 +10,7 @@ from envs.base import StepInfo
 from envs.mixture import TaskSpec
 from inspection.target import Target
 from rollout.errors import EnvironmentFault
-from rollout.play.conversation import Conversation
-from rollout.play.memory import Message, build_memory
+from rollout.play.memory import Conversation, Message, build_memory
 from rollout.tasks import make_episode
 from rollout.workers.reply import EnvReply, digest
 from rollout.workers.trial import Trial

@@ -82,7 +82,7 @@ class RolloutFlags:
         return self.partial_rollout or self.is_fully_asynchronous
 
     @property
-    def most_begun_samples(self) -> int:
+    def max_begun_samples(self) -> int:
         """The largest number of samples that slime's outer loop can have begun and not finished."""
         groups = self.rollout_batch_size + (self.over_sampling_batch_size or self.rollout_batch_size)
         engines = max(self.rollout_num_engines or self.rollout_num_gpus or 1, 1)

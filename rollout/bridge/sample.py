@@ -6,20 +6,24 @@ Only this folder and `rollout/samples.py` know the names of the fields.
 from __future__ import annotations
 
 import base64
+import importlib
+import uuid
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 import torch
 
-from advantage.turn_table import TurnKind, TurnRow, TurnSpan, anchor_of
-from rollout.bridge import tracing
-from rollout.bridge.framework import Sample, group_of, set_group
-from rollout.spec import EnvSpec, EpisodeSpec, session_of
+from advantage.turn_table import TurnKind, TurnRow, TurnSpan
+from rollout.bridge.framework import FRAMEWORK, Sample, group_of, set_group
+from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.tokens.token_prefix import token_prefix
-from rollout.turn import FinishReason, Generation, Prompt, SampleKind, Segment, StopReason, Turn
+from rollout.turn import ENGINE, FinishReason, Generation, Prompt, SampleKind, Span, StopReason, Turn
 
+_TRACING = ("slime.observability.trace_utils", "slime.utils.trace_utils")
+"""slime's module with the spans, today's and v0.3's."""
 ROW_KEY = "turn_row"
 """Key of `sample.train_metadata` that holds the sample's `TurnRow` until the converter encodes it."""
 
@@ -137,58 +141,6 @@ class SampleWriter:
         sample.rollout_routed_experts = flat.reshape(shape).numpy()
 
 
-def turn_sample(
-    writer: SampleWriter, turn: Turn, segment: int, group: int, task_name: str, staleness: int = -1
-) -> Sample:
-    """One turn as one sample: the prompt's tokens, then the model's, which are trained on unless they were altered."""
-    sample = writer.new(group, segment, turn.prompt)
-    writer.append_generation(sample, turn.generation)
-    sample.reward, sample.session_id = turn.reward, session_of(turn.episode_id)
-    sample.metadata = {"task_name": task_name, "episode_id": turn.episode_id, **turn_facts(turn)}
-    action = turn.action_span[0] if turn.action_span else -1
-    anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy())
-    span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor, staleness)
-    set_row(sample, TurnRow(segment, turn.index, TurnKind.TURN, turn.terminated, turn.truncated, (span,)))
-    tracing.attach(sample, [turn])
-    return sample
-
-
-def turn_facts(turn: Turn) -> dict[str, Any]:
-    """The values of a turn that the metrics and the trajectory viewer read."""
-    return {
-        "round_number": turn.index,
-        "kind": SampleKind.TURN,
-        "action": turn.action,
-        "valid_action": turn.valid,
-        "executed_action": turn.executed_action,
-        "reward": turn.reward,
-        "terminated": turn.terminated,
-        "truncated": turn.truncated,
-        "progression": turn.progression,
-        "finish_reason": turn.generation.finish_reason,
-        "mixed_weights": len(set(turn.generation.weight_versions)) > 1,
-        "env_metrics": dict(turn.metrics),
-        "engine_s": turn.engine_s,
-        "env_s": turn.env_s,
-    }
-
-
-def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: Sample) -> Sample:
-    """The state after the last turn: its prompt and one dummy token, without loss."""
-    assert segment.bootstrap is not None
-    turn = segment.turns[-1]
-    sample = writer.new(group_number(last), number, segment.bootstrap)
-    writer.append_dummy(sample)
-    sample.metadata = {
-        "task_name": segment.task_name,
-        "episode_id": turn.episode_id,
-        "kind": SampleKind.BOOTSTRAP,
-        "round_number": turn.index + 1,
-    }
-    set_row(sample, TurnRow(number, turn.index + 1, TurnKind.BOOTSTRAP))
-    return sample
-
-
 def restart(sample: Sample, prompt: Prompt) -> None:
     """Set the sample's tokens to the prompt's, with an empty response."""
     cast(Any, sample).tokens = token_prefix(prompt.token_ids)
@@ -287,4 +239,66 @@ def mark_failed(sample: Sample, spec: EpisodeSpec, fault: str) -> None:
         **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0, "turns": 0},
         **{"kind": SampleKind.FAILED, "stop": StopReason.FAILED, "fault": fault, "success": False},
         **{"episode_return": 0.0, "episode_turns": 0, "valid_turns": 0, "length_stops": 0},
+    }
+
+
+def is_traced(args: Any) -> bool:
+    """Whether turns record where their time goes, as slime's trace spans, which its timeline viewer shows.
+
+    slime saves traces with the samples of `--save-debug-rollout-data`, so without this flag (or `--dump-details`, which
+    sets it) nothing is recorded and nothing of slime's tracing is imported.
+    """
+    wanted = FRAMEWORK == "slime" and getattr(args, "save_debug_rollout_data", None) is not None
+    return wanted and _tracing() is not None
+
+
+@cache
+def _tracing() -> Any:
+    """slime's tracing; None if this slime has none."""
+    for name in _TRACING:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+    return None
+
+
+def attach_trace(sample: Sample, turns: Iterable[Turn]) -> None:
+    """Add the turns' spans to the sample's trace; does nothing for turns without spans."""
+    traced = [turn for turn in turns if turn.spans]
+    tracing = _tracing() if traced else None
+    if tracing is None:
+        return
+    handle = tracing.bind_trace(sample)
+    for turn in traced:
+        facts = {"episode_id": turn.episode_id, "turn": turn.index, "reward": turn.reward, "valid": turn.valid}
+        whole = Span("turn", turn.spans[0].start_s, turn.spans[-1].end_s, facts, turn.spans)
+        _add(tracing, handle, whole, None)
+
+
+def _add(tracing: Any, handle: Any, span: Span, parent: str | None) -> None:
+    """Append the events of a span and of those inside it, as `trace_span` does while time passes."""
+    number = uuid.uuid4().hex
+    start = _event(handle, "span_start", span, span.start_s, number)
+    handle.carrier["events"].append(start if parent is None else {**start, "parent_span_id": parent})
+    for inner in span.inside:
+        _add(tracing, handle, inner, number)
+    facts: Mapping[str, Any] | None = span.facts
+    if span.name == ENGINE:
+        context = tracing.TraceSpanContext(handle, [handle], [(handle, number)], span.start_s)
+        facts = context.update(tracing.build_sglang_meta_trace_attrs(dict(span.facts))).build_end_attrs()
+    end = _event(handle, "span_end", span, span.end_s, number)
+    handle.carrier["events"].append({**end, "attrs": dict(facts)} if facts else end)
+
+
+def _event(handle: Any, kind: str, span: Span, moment_s: float, number: str) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "name": span.name,
+        "ts": moment_s,
+        "trace_id": handle.trace_id,
+        "sample_id": handle.sample_id,
+        "group_id": handle.group_id,
+        "attempt": handle.attempt,
+        "span_id": number,
     }

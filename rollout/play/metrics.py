@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Parts
 from rollout.turn import FinishReason, Segment, StopReason, Turn
 
 RETRIES = (
@@ -38,9 +38,9 @@ class BatchLoad:
     """CPU seconds of the event loop's thread."""
 
 
-def measure(runtime: Runtime) -> Callable[[], BatchLoad]:
+def measure(parts: Parts) -> Callable[[], BatchLoad]:
     """Start to measure; the returned function gives the load since then."""
-    engine, env, host_s = runtime.engine.utilization, runtime.pool.utilization, time.thread_time()
+    engine, env, host_s = parts.engine.utilization, parts.pool.utilization, time.thread_time()
     before = engine.snapshot(), env.snapshot()
     return lambda: BatchLoad(engine.since(before[0]), env.since(before[1]), time.thread_time() - host_s)
 

@@ -1,98 +1,43 @@
-"""The parts that all rollouts of one process share: settings, flags, encoder, engine client, environment pool."""
+"""What one run owns in this process: the parts that its episodes share, parked episodes, and the stream."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from rollout.bridge import tracing
 from rollout.bridge.checks import installs_advantages
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import FRAMEWORK
-from rollout.bridge.sample import SampleWriter
+from rollout.bridge.sample import SampleWriter, is_traced
 from rollout.bridge.settings import RolloutSettings, load_settings
-from rollout.engine import EngineClient
 from rollout.errors import ConfigError
-from rollout.play.memory import Memory, build_memory
-from rollout.play.parked import ParkedEpisodes
+from rollout.play.engine import EngineClient
+from rollout.play.memory import build_memory
+from rollout.play.parts import Parts
+from rollout.play.slots import ParkedEpisodes
+from rollout.play.stream import Stream
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.turn import Prompt
 from rollout.workers.pool import EnvPool
-
-Tools = Sequence[Mapping[str, Any]]
-MOST_TOOL_SETS = 256
-
-
-class Closable(Protocol):
-    """Something that plays in the background until it is closed."""
-
-    async def close(self) -> None: ...
 
 
 @dataclass
-class Runtime:
-    """The parts that a turn needs; `get_runtime` makes one per `args` and event loop."""
+class Runtime(Parts):
+    """Everything that one run owns in this process; `get_runtime` makes one per `args` and event loop."""
 
-    settings: RolloutSettings
-    flags: RolloutFlags
-    samples: SampleWriter
-    encoder: DeltaEncoder
-    engine: EngineClient
-    pool: EnvPool
-    memory: Memory
-    make_encoder: Callable[..., DeltaEncoder]
-    """`encoder` with other `tools`."""
-    traced: bool = False
-    """Whether turns record where their time goes."""
-    counters: Counter[str] = field(default_factory=Counter)
+    samples: SampleWriter = field(kw_only=True)
     parked: ParkedEpisodes = field(default_factory=ParkedEpisodes)
     """Aborted episodes of slime's outer loop; empty under the fixed-turn rollout."""
     logged: Counter[str] = field(default_factory=Counter)
     """`fault_counts()` when the log hook last read them."""
-    stream: Closable | None = None
+    stream: Stream | None = None
     """The stream of continuous batches; None under other rollouts."""
-    _with_tools: dict[str, DeltaEncoder] = field(default_factory=dict)
-    _tools_lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def fault_counts(self) -> Counter[str]:
-        """All faults and retries so far, by name."""
-        found = Counter(self.counters)
-        found.update({f"env_{kind}": count for kind, count in self.pool.faults.items()})
-        found.update({f"engine_{kind}": count for kind, count in self.engine.faults.items()})
-        return found
-
-    def encoder_for(self, tools: Tools) -> DeltaEncoder:
-        """The encoder whose prompts show these tools; `encoder` if there are no tools.
-
-        Raises:
-            EncodingError: the chat template ignores tools or their results.
-        """
-        if not tools:
-            return self.encoder
-        key = json.dumps(list(tools), sort_keys=True)
-        with self._tools_lock:  # prompts of agents are built in threads
-            if (encoder := self._with_tools.pop(key, None)) is not None:
-                self._with_tools[key] = encoder  # now the last to be dropped
-                return encoder
-        encoder = self.make_encoder(tools=tools)
-        with self._tools_lock:
-            self._with_tools[key] = encoder
-            if len(self._with_tools) > MOST_TOOL_SETS:
-                self._with_tools.pop(next(iter(self._with_tools)))
-        return encoder
-
-    def fits(self, prompt: Prompt) -> bool:
-        """Whether the prompt leaves room in the context for an answer of full length."""
-        return self.flags.fits(len(prompt.token_ids))
 
     async def close(self) -> None:
         """Close the stream, the parked episodes, the workers and the connections."""
@@ -123,7 +68,7 @@ def build_runtime(args: Any) -> Runtime:
         engine=EngineClient(flags.engine_url, settings.engine),
         pool=EnvPool(settings),
         memory=build_memory(settings.memory),
-        traced=tracing.is_on(args),
+        traced=is_traced(args),
     )
 
 
@@ -170,8 +115,20 @@ def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
     return tokenizer, load_processor(path)
 
 
-_runtimes: dict[tuple[int, int], tuple[Any, asyncio.Task[Runtime]]] = {}
-"""By the ids of `args` and of the event loop; the entry holds `args`, so that its id is not used again."""
+@dataclass
+class _Opened:
+    """A runtime that is being built or in use."""
+
+    args: Any
+    loop: asyncio.AbstractEventLoop
+    building: asyncio.Task[Runtime]
+
+    @property
+    def failed(self) -> bool:
+        return self.building.done() and (self.building.cancelled() or self.building.exception() is not None)
+
+
+_opened: list[_Opened] = []
 
 
 async def get_runtime(args: Any) -> Runtime:
@@ -180,18 +137,20 @@ async def get_runtime(args: Any) -> Runtime:
     Raises:
         ConfigError, EncodingError: as `build_runtime`; a later call tries again.
     """
-    key = (id(args), id(asyncio.get_running_loop()))
-    _, task = _runtimes.get(key, (args, None))
-    if task is None or (task.done() and task.exception()):
-        task = asyncio.create_task(asyncio.to_thread(_build_and_freeze, args))
-        _runtimes[key] = args, task
-    return await task
+    loop = asyncio.get_running_loop()
+    found = next((opened for opened in _opened if opened.args is args and opened.loop is loop), None)
+    if found is not None and found.failed:
+        _opened.remove(found)
+        found = None
+    if found is None:
+        found = _Opened(args, loop, asyncio.create_task(asyncio.to_thread(_build_and_freeze, args)))
+        _opened.append(found)
+    return await found.building
 
 
 def open_runtimes() -> list[Runtime]:
     """The runtimes of this process, on any event loop."""
-    done = [task for _, task in list(_runtimes.values()) if task.done() and not task.cancelled()]
-    return [task.result() for task in done if task.exception() is None]
+    return [opened.building.result() for opened in list(_opened) if opened.building.done() and not opened.failed]
 
 
 def _build_and_freeze(args: Any) -> Runtime:
@@ -223,9 +182,9 @@ async def full_gc_deferred() -> AsyncIterator[None]:
 
 async def close_runtimes() -> None:
     """Close every runtime of the running event loop; the next `get_runtime` makes a new one."""
-    loop = id(asyncio.get_running_loop())
-    for key in [key for key in _runtimes if key[1] == loop]:
-        _, task = _runtimes.pop(key)
-        await asyncio.wait([task])  # an interrupted run may close while the runtime is being built
-        if not task.cancelled() and not task.exception():
-            await task.result().close()
+    loop = asyncio.get_running_loop()
+    for opened in [opened for opened in _opened if opened.loop is loop]:
+        _opened.remove(opened)
+        await asyncio.wait([opened.building])  # an interrupted run may close while the runtime is being built
+        if not opened.failed:
+            await opened.building.result().close()

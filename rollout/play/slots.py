@@ -1,7 +1,7 @@
-"""Slots, which hold live episodes from batch to batch, and how their episodes are restored after a restart.
+"""Episodes that outlive a call: slots restored from a checkpoint and saved to one, and parked episodes.
 
-A live episode is stored as its seed and answers. `make_slots` plays it again, in the environment that the configuration
-names, and checks that every observation equals the one that was seen.
+A checkpoint stores a slot's live episode as its seed and answers. `make_slots` plays it again, in the environment that
+the configuration names, and checks that every observation equals the one that was seen.
 """
 
 from __future__ import annotations
@@ -11,72 +11,67 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from rollout.engine import LARGEST_ID
+from rollout.bridge.framework import Sample
 from rollout.errors import EnvironmentFault
+from rollout.play.engine import MAX_TOKEN_ID
 from rollout.play.episode import Episode, open_episode
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Parts
+from rollout.play.player import Slot
 from rollout.spec import EpisodeSpec
-from rollout.turn import FinishReason, Generation
+from rollout.turn import FinishReason, Generation, Turn
 
 logger = logging.getLogger(__name__)
 
 
-class Slot:
-    """A place for one live episode at a time. It plays the ids `next_episode`, `next_episode + stride`, and so on."""
+@dataclass(frozen=True)
+class Parked:
+    """A live episode, its turns so far, and the sample that it plays for."""
 
-    def __init__(
-        self, number: int, next_episode: int, stride: int, open_id: Callable[[int], Coroutine[Any, Any, Episode]]
-    ) -> None:
-        """`open_id` starts the episode with the given id."""
-        self.number = number
-        self.next_episode = next_episode
-        self.episode: Episode | None = None
-        self._stride = stride
-        self._open_id = open_id
-        self._ahead: asyncio.Task[Episode] | None = None
+    sample: Sample
+    episode: Episode
+    turns: list[Turn]
 
-    async def live(self) -> Episode:
-        """The episode to play; the one after it starts in the background.
 
-        Raises:
-            EnvironmentFault: the next episode could not be started; the call after this one tries the one after it.
-        """
-        if self.episode is None:
-            ahead = self._ahead = self._ahead or self._start_next()
-            try:
-                self.episode = await ahead
-            except EnvironmentFault:
-                self._advance()
-                raise
-            self._advance()
-        if self._ahead is None:
-            self._ahead = self._start_next()
-        return self.episode
+@dataclass
+class ParkedEpisodes:
+    """Parked episodes of one runtime, oldest first.
 
-    def _advance(self) -> None:
-        self.next_episode, self._ahead = self.next_episode + self._stride, None
+    The key is the identity of the sample object, because indices repeat between training and evaluation. Each entry
+    holds its sample, so no other sample can get the same identity.
+    """
 
-    def _start_next(self) -> asyncio.Task[Episode]:
-        task = asyncio.create_task(self._open_id(self.next_episode))
-        # Reads the exception, which asyncio would otherwise log as never retrieved; `live` raises it.
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return task
+    dropped: int = 0
+    """Episodes closed for lack of room; each starts from the beginning when its sample is handed out again."""
+    _parked: dict[int, Parked] = field(default_factory=dict)
 
-    async def leave(self) -> None:
-        """Close the slot's episode; the next one takes its place."""
-        if (episode := self.release()) is not None:
-            await episode.close()
+    def __len__(self) -> int:
+        return len(self._parked)
 
-    def release(self) -> Episode | None:
-        """Make room for the next episode; the caller closes the one that is returned."""
-        episode, self.episode = self.episode, None
-        return episode
+    def take(self, sample: Sample) -> Parked | None:
+        """Remove and return the sample's episode; None if it is not parked."""
+        return self._parked.pop(id(sample), None)
+
+    async def park(self, parked: Parked, most: int) -> None:
+        """Park the episode; close the oldest ones if there are more than `most`."""
+        self._parked[id(parked.sample)] = parked
+        while len(self._parked) > most:
+            oldest = self._parked.pop(next(iter(self._parked)))
+            self.dropped += 1
+            if self.dropped == 1:
+                logger.warning("more than %d aborted episodes wait to continue; the oldest ones are closed", most)
+            await oldest.episode.close()
+
+    async def close(self) -> None:
+        """Close all of them."""
+        while self._parked:
+            await self._parked.popitem()[1].episode.close()
 
 
 async def make_slots(
-    runtime: Runtime,
+    parts: Parts,
     n_env: int,
     spec_of: Callable[[int], EpisodeSpec],
     saved: Sequence[Mapping[str, Any]] = (),
@@ -90,7 +85,7 @@ async def make_slots(
     """
 
     async def open_id(episode_id: int) -> Episode:
-        return await open_episode(runtime, spec_of(episode_id))
+        return await open_episode(parts, spec_of(episode_id))
 
     if len(saved) == n_env:
         slots = [Slot(number, item["next_episode"], n_env, open_id) for number, item in enumerate(saved)]
@@ -102,7 +97,7 @@ async def make_slots(
         if saved:
             surplus = max(len(episodes) - n_env, 0)
             what = f"the checkpoint has {len(saved)} slots, n_env is {n_env}"
-            _give_up(runtime, surplus, what)
+            _give_up(parts, surplus, what)
     changes: Counter[str] = Counter()
     restoring: list[Coroutine[Any, Any, None]] = []
     for slot, item in zip(slots, episodes, strict=False):
@@ -112,15 +107,15 @@ async def make_slots(
         if change := _change(item["spec"], spec):
             changes[change] += 1
         else:
-            restoring.append(_restore(slot, item, spec, runtime))
+            restoring.append(_restore(slot, item, spec, parts))
     for change, count in changes.items():
-        _give_up(runtime, count, change)
+        _give_up(parts, count, change)
     await asyncio.gather(*restoring)
     return slots
 
 
-def _give_up(runtime: Runtime, episodes: int, why: str) -> None:
-    runtime.counters["episodes_lost_at_resume"] += episodes
+def _give_up(parts: Parts, episodes: int, why: str) -> None:
+    parts.counters["episodes_lost_at_resume"] += episodes
     logger.warning("%d live episodes of the checkpoint are given up: %s", episodes, why)
 
 
@@ -135,17 +130,17 @@ def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
     return ""
 
 
-async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runtime: Runtime) -> None:
+async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, parts: Parts) -> None:
     try:
-        slot.episode = episode = await open_episode(runtime, spec)
+        slot.episode = episode = await open_episode(parts, spec)
         if item["answers"] and not episode.reply.deterministic:
             raise EnvironmentFault("the environment is not deterministic, so the episode cannot be replayed")
         for token_ids in item["answers"]:
-            await episode.take(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
+            await episode.step(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
         if episode.session.digests != item["digests"] or episode.stop is not None:
             raise EnvironmentFault("the replayed episode differs from the saved one")
     except EnvironmentFault:
-        runtime.counters["episodes_lost_at_resume"] += 1
+        parts.counters["episodes_lost_at_resume"] += 1
         await slot.leave()
 
 
@@ -204,6 +199,6 @@ def read_whole(value: Any) -> int:
 
 def read_ids(value: Any) -> list[int]:
     """Token ids of one answer."""
-    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < LARGEST_ID for item in value):
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MAX_TOKEN_ID for item in value):
         raise ValueError("token ids must be a list of whole numbers")
     return value

@@ -13,34 +13,21 @@ are handed out in the order in which they were played. No turn older than `max_s
 from __future__ import annotations
 
 import asyncio
-import time
 from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 from rollout.errors import ConfigError, EngineError, EnvironmentFault
+from rollout.play.batch import Batch, WeightClock, version_of
 from rollout.play.episode import Episode
-from rollout.play.failures import FailureBudget
 from rollout.play.metrics import BatchLoad, measure
-from rollout.play.runtime import Runtime
-from rollout.play.slots import Slot, saved_slot
-from rollout.play.staleness import WeightClock, version_of
-from rollout.turn import Prompt, Segment, StopReason, Turn, without_loss
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A batch: its segments in slot order, and the state in which each slot continues after it."""
-
-    segments: list[Segment]
-    slots: list[Mapping[str, Any]]
-    waited_s: float
-    """Seconds for which it had enough turns and waited for turns that would have become too old."""
-    masked: int
-    """Turns that are too old and therefore have no loss."""
+from rollout.play.parts import Parts
+from rollout.play.player import Slot, play
+from rollout.play.slots import saved_slot
+from rollout.turn import Generation, Prompt, Segment, StopReason, Turn, without_loss
 
 
 @dataclass
@@ -69,18 +56,18 @@ class Stream:
     """Plays all slots in the background and cuts batches of `size` turns."""
 
     def __init__(
-        self, runtime: Runtime, slots: Sequence[Slot], size: int, clock: WeightClock, faults: Counter[str]
+        self, parts: Parts, slots: Sequence[Slot], size: int, clock: WeightClock, faults: Counter[str]
     ) -> None:
         """Open the stream; it begins to play with the first `next_batch`.
 
         Args:
-            faults: `runtime.fault_counts()` from which the first batch counts its faults.
+            faults: `Parts.fault_counts()` from which the first batch counts its faults.
         """
         self.ledger: Counter[str] = Counter()
         """Turns so far: `issued`, `finished`, `handed_out`."""
         self.on_turn: Callable[[], Any] = lambda: None
         """Called after every finished turn."""
-        self._runtime, self._slots, self._size, self._clock = runtime, slots, size, clock
+        self._parts, self._slots, self._size, self._clock = parts, slots, size, clock
         self._finished: list[_Finished] = []
         """Sorted by `due`; equal ones in the order in which they finished."""
         self._latest: dict[int, _Finished] = {}
@@ -89,12 +76,13 @@ class Stream:
         """By slot number: the last rollout that may train on the turn in flight."""
         self._recorded = {slot.number: len(slot.episode.answers) for slot in slots if slot.episode is not None}
         """By slot number: finished turns of its episode; the episode may already have taken the next answer."""
-        self._failures = FailureBudget(runtime)
+        self._filling = Batch()
+        """The batch being filled; it counts the episodes that are lost meanwhile."""
         self._rollout_id, self._pushes, self._limit = 0, 0, 0
         self._paused, self._stopped = True, False
         self._error: BaseException | None = None
-        self._faults, self._load = faults, measure(runtime)
-        self._probe = Prompt([min(runtime.encoder.end_of_turn_ids)])
+        self._faults, self._load = faults, measure(parts)
+        self._probe = Prompt([min(parts.encoder.end_of_turn_ids)])
         self._gate, self._news = _Signal(), _Signal()
         self._tasks = [asyncio.create_task(self._play(slot)) for slot in slots]
 
@@ -103,7 +91,7 @@ class Stream:
         """Turns that are finished and not handed out."""
         return len(self._finished)
 
-    async def next_batch(self, rollout_id: int) -> Cut:
+    async def next_batch(self, rollout_id: int) -> Batch:
         """The batch of this rollout; waits until it is full and leaves no turn behind that would become too old.
 
         Raises:
@@ -118,7 +106,7 @@ class Stream:
         await self._news.until(lambda: len(self._finished) >= self._size or self._error is not None)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        if self._runtime.settings.stale_turns == "wait":
+        if self._parts.settings.stale_turns == "wait":
             await self._news.until(lambda: not self._must_wait() or self._error is not None)
         if self._error is not None:
             await self.close()
@@ -131,9 +119,9 @@ class Stream:
 
     def since_last_batch(self) -> tuple[Counter[str], BatchLoad]:
         """Faults and load since the last call."""
-        faults = self._runtime.fault_counts()
+        faults = self._parts.fault_counts()
         found = faults - self._faults, self._load()
-        self._faults, self._load = faults, measure(self._runtime)
+        self._faults, self._load = faults, measure(self._parts)
         return found
 
     async def pause(self) -> None:
@@ -153,13 +141,13 @@ class Stream:
 
     def _last_rollout(self, pushes: int) -> int:
         """The last rollout that may train on turns of the weights after so many pushes."""
-        clock, allowed = self._clock, self._runtime.settings.max_staleness
+        clock, allowed = self._clock, self._parts.settings.max_staleness
         updates = clock.updates_before(self._rollout_id) if clock.first is None else clock.updates_after(pushes)
         return clock.last_rollout(updates, allowed)
 
     def _set_limit(self) -> None:
         """Let turns be issued for the batches that today's weights may still play."""
-        allowed = self._runtime.settings.max_staleness
+        allowed = self._parts.settings.max_staleness
         batches = min(self._last_rollout(self._pushes) - self._rollout_id, allowed) + 1
         self._limit = self.ledger["handed_out"] + max(batches, 0) * self._size
         self._gate.send()
@@ -176,51 +164,54 @@ class Stream:
     async def _play(self, slot: Slot) -> None:
         """Play the slot for as long as the stream runs; `next_batch` raises the first error of any slot."""
         try:
-            while not self._stopped:
-                await self._gate.until(self._may_issue)
-                self.ledger["issued"] += 1
-                self._playing[slot.number] = self._last_rollout(self._pushes)
-                try:
-                    await self._play_turn(slot)
-                finally:
-                    del self._playing[slot.number]
-                    self._news.send()
+            await play(
+                slot,
+                may_issue=lambda: self._issue(slot),
+                ask=lambda episode: self._ask(slot, episode),
+                record=lambda episode, turn: self._record(slot, episode, turn),
+                lose=lambda fault: self._lose(slot, fault),
+            )
         except Exception as error:
             self._error = self._error or error
-            self._news.send()
+        finally:
+            self._no_longer_playing(slot)
+
+    async def _issue(self, slot: Slot) -> bool:
+        """Wait until the slot may issue a turn; the stream's end is the only reason not to."""
+        self._no_longer_playing(slot)
+        if not self._stopped:
+            await self._gate.until(self._may_issue)
+            self.ledger["issued"] += 1
+            self._playing[slot.number] = self._last_rollout(self._pushes)
+        return not self._stopped
+
+    def _no_longer_playing(self, slot: Slot) -> None:
+        self._playing.pop(slot.number, None)
+        self._news.send()
 
     def _may_issue(self) -> bool:
         return not self._paused and self.ledger["issued"] < self._limit
 
-    async def _play_turn(self, slot: Slot) -> None:
-        try:
-            episode = await slot.live()
-            turn = await self._turn(slot, episode)
-        except EnvironmentFault as fault:
-            self.ledger["issued"] -= 1
-            self._gate.send()
-            self._recorded.pop(slot.number, None)
-            latest = self._latest.get(slot.number)
-            if latest is not None and latest.episode is slot.episode:
-                latest.segment = replace(latest.segment, stop=StopReason.FAILED)
-            self._failures.count(fault)
-            await slot.leave()
-            return
-        self._record(slot, episode, turn)
-        if episode.stop is not None:
-            await episode.close()
+    def _lose(self, slot: Slot, fault: EnvironmentFault) -> None:
+        """Take back the turn that was issued, and end the episode with its last finished turn."""
+        self.ledger["issued"] -= 1
+        self._gate.send()
+        self._recorded.pop(slot.number, None)
+        latest = self._latest.get(slot.number)
+        if latest is not None and latest.episode is slot.episode:
+            latest.segment = replace(latest.segment, stop=StopReason.FAILED)
+        self._filling.lose_episode(fault, self._parts)
 
-    async def _turn(self, slot: Slot, episode: Episode) -> Turn:
-        """Play one turn with weights of a single version; an answer that spans an update is requested again."""
-        runtime, params = self._runtime, self._runtime.flags.sampling_params()
-        tries = runtime.settings.max_turn_retries + 1
+    async def _ask(self, slot: Slot, episode: Episode) -> Generation:
+        """An answer by weights of a single version; an answer that spans an update is requested again."""
+        parts = self._parts
+        tries = parts.settings.max_turn_retries + 1
         for _ in range(tries):
-            began = time.perf_counter()
-            generation = await episode.generate(params)
+            generation = await episode.generate(parts.flags.sampling_params())
             if len(set(generation.weight_versions)) <= 1:
                 self._playing[slot.number] = self._follow_weights(version_of(generation))
-                return await episode.take(generation, time.perf_counter() - began)
-            runtime.counters["turns_spanning_update"] += 1
+                return generation
+            parts.counters["turns_spanning_update"] += 1
         raise EngineError(
             f"turn {episode.index} of episode {episode.spec.episode_id} spanned a weight update {tries} times "
             "(max_turn_retries bounds this)"
@@ -238,18 +229,17 @@ class Stream:
         insort(self._finished, finished, key=_due)
         self.ledger["finished"] += 1
         if self.ledger["finished"] % self._size == 0:
-            self._failures = FailureBudget(self._runtime)
+            self._filling = Batch()
         if episode.stop is None:
             self._recorded[slot.number] = episode.index
         else:
             self._recorded.pop(slot.number, None)
-            slot.release()
         self.on_turn()
 
     async def _ask_version(self) -> None:
         """Learn the engine's weight version from a request of one token; no turn is playing that would tell it."""
-        params = {**self._runtime.flags.sampling_params(), "max_new_tokens": 1}
-        generation = await self._runtime.engine.generate(self._probe, params)
+        params = {**self._parts.flags.sampling_params(), "max_new_tokens": 1}
+        generation = await self._parts.engine.generate(self._probe, params)
         self._follow_weights(version_of(generation), asked_since=True)
 
     def _follow_weights(self, version: int | None, asked_since: bool = False) -> int:
@@ -268,13 +258,13 @@ class Stream:
             self._set_limit()
         return self._last_rollout(pushes)
 
-    def _cut(self, waited_s: float) -> Cut:
+    def _cut(self, waited_s: float) -> Batch:
         """Take a batch of the turns that are due first; running episodes get a bootstrap prompt."""
         chosen, self._finished = self._finished[: self._size], self._finished[self._size :]
         parts: dict[tuple[int, int], list[_Finished]] = {}
         masked = 0
         for finished in chosen:
-            if self._clock.staleness(finished.version, self._rollout_id) > self._runtime.settings.max_staleness:
+            if self._clock.staleness(finished.version, self._rollout_id) > self._parts.settings.max_staleness:
                 finished.segment = replace(finished.segment, turns=(without_loss(finished.turn),))
                 masked += 1
             parts.setdefault((finished.slot, finished.turn.episode_id), []).append(finished)
@@ -287,7 +277,7 @@ class Stream:
             else saved_slot(slot.next_episode, slot.episode, self._recorded.get(slot.number, 0))
             for slot in self._slots
         ]
-        return Cut(segments, states, waited_s, masked)
+        return Batch(segments, slots=states, waited_s=waited_s, masked=masked)
 
 
 class _Signal:

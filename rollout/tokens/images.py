@@ -15,11 +15,11 @@ import torch
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
 from rollout.tokens.pictures import pillow, png_uri, read_image, shrunk, size_of, write_png
-from rollout.tokens.small_pictures import GRID, PIXELS, make_small
 
 if TYPE_CHECKING:
     from PIL import Image
 
+PIXELS, GRID = "pixel_values", "image_grid_thw"
 TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Keys of a processor's output that describe tokens rather than pictures."""
 
@@ -144,3 +144,52 @@ def _image_token_id(processor: Any, text: PlainText) -> int:
     if token_id is None:
         raise EncodingError(f"{type(processor).__name__} does not say which token stands for a picture")
     return int(token_id)
+
+
+def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapping[str, torch.Tensor]:
+    """One picture's inputs with PNG bytes in place of `pixel_values`, which the training rank expands again.
+
+    `advantage/pictures.py` describes the form.
+    The inputs are returned unchanged if the processor is not of Qwen's kind, or if expanding the bytes would not give
+    back the same tensor bit for bit.
+    """
+    from advantage.pictures import CODE, TABLE, expand
+
+    layout = _layout(inputs, image_processor)
+    if layout is None:
+        return inputs
+    patch, temporal, merge, mean, std = layout
+    values = inputs[PIXELS]
+    channels = len(mean)
+    parts = values.reshape(len(values), channels, temporal, patch * patch)[:, :, 0]
+    levels = ((parts * std[:, None] + mean[:, None]) * 255).round().clamp(0, 255).to(torch.uint8)
+    table = torch.zeros(channels, 256)
+    for channel in range(channels):
+        table[channel][levels[:, channel].flatten().long()] = parts[:, channel].flatten()
+    _, rows, columns = inputs[GRID][0].tolist()
+    blocks = levels.reshape(rows // merge, columns // merge, merge, merge, channels, patch, patch)
+    pixels = blocks.permute(0, 2, 5, 1, 3, 6, 4).reshape(rows * patch, columns * patch, channels)
+    data = write_png(pillow().fromarray(pixels.contiguous().numpy()))
+    small = {
+        PIXELS: torch.frombuffer(bytearray(data), dtype=torch.uint8),
+        CODE: torch.tensor([[len(data), patch, temporal, merge]]),
+        TABLE: table[None],
+        **{key: value for key, value in inputs.items() if key != PIXELS},
+    }
+    return small if torch.equal(expand(small)[PIXELS], values) else inputs
+
+
+def _layout(
+    inputs: Mapping[str, torch.Tensor], processor: Any
+) -> tuple[int, int, int, torch.Tensor, torch.Tensor] | None:
+    """Patch size, temporal patch size, merge size, means, standard deviations; None for another kind of processor."""
+    names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
+    found: list[Any] = [getattr(processor, name, None) for name in names]
+    if any(value is None for value in found) or PIXELS not in inputs or GRID not in inputs:
+        return None
+    patch, temporal, merge, mean, std = found
+    values, grid = inputs[PIXELS], inputs[GRID]
+    fits = values.dim() == 2 and values.shape[1] == len(mean) * temporal * patch**2 and len(mean) == len(std) == 3
+    if not fits or len(grid) != 1 or int(grid[0, 0]) != 1 or values.dtype != torch.float32:
+        return None
+    return patch, temporal, merge, torch.tensor(list(mean)), torch.tensor(list(std))

@@ -15,7 +15,7 @@ from rollout.errors import EncodingError, MissingDependencyError
 if TYPE_CHECKING:
     from PIL import Image
 
-LARGEST_PIXELS = 1 << 26
+MAX_PIXELS = 1 << 26
 """Limit of a picture before it is scaled down; decoding one of this size takes 192 MiB."""
 
 PNG_URI = "data:image/png;base64,"
@@ -47,7 +47,7 @@ def read_image(image: Any) -> Image.Image:
     """An RGB picture from a PIL image, a uint8 array [height, width, 3], encoded bytes or a data URI.
 
     Raises:
-        EncodingError: it has another type, cannot be decoded, or has more than `LARGEST_PIXELS` pixels.
+        EncodingError: it has another type, cannot be decoded, or has more than `MAX_PIXELS` pixels.
         MissingDependencyError: Pillow is not installed.
     """
     module = pillow()
@@ -55,9 +55,9 @@ def read_image(image: Any) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", module.DecompressionBombWarning)
             picture = _open(image)
-            if picture.width * picture.height > LARGEST_PIXELS:
+            if picture.width * picture.height > MAX_PIXELS:
                 raise EncodingError(
-                    f"a picture of {size_of(picture)} has more than {LARGEST_PIXELS} pixels; "
+                    f"a picture of {size_of(picture)} has more than {MAX_PIXELS} pixels; "
                     "the environment must send a smaller one"
                 )
             return picture.convert("RGB")

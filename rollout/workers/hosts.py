@@ -21,8 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from rollout.errors import MissingDependencyError
-from rollout.workers.reply import EnvReply
-from rollout.workers.worker import HEADER, EnvHost
+from rollout.workers.reply import HEADER, EnvReply
 
 GUARD_END_S = 10.0
 """Seconds in which a worker's guard must end everything that the worker started."""
@@ -50,6 +49,8 @@ class InlineHost:
     """A thread of this process. A hung step cannot be killed, so its thread is abandoned."""
 
     def __init__(self) -> None:
+        from rollout.workers.worker import EnvHost  # environment code, which otherwise runs in other processes
+
         self.lost = False
         self._host = EnvHost()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="env")
@@ -192,6 +193,8 @@ class RayHost:
     """A Ray actor on any node of the cluster."""
 
     def __init__(self) -> None:
+        from rollout.workers.worker import EnvHost
+
         try:
             import ray
         except ImportError as error:

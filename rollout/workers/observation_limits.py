@@ -6,58 +6,52 @@ Text is cut in the middle, with a note of how much was left out. Of too many pic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from envs.base import Observation
+from rollout.spec import ObservationLimits
 
 
-@dataclass(frozen=True)
-class ObservationLimits:
-    """Limits of one observation; notes about what was left out do not count towards `chars`."""
+def cut_observation(observation: Observation, limits: ObservationLimits) -> Observation:
+    """The same object if it is within the limits, otherwise a cut copy.
 
-    chars: int
-    images: int
+    The two parts of `text` share one limit. `obs_str` repeats them and has its own limit.
+    """
+    text, pictures = observation["text"], observation.get("multi_modal_data") or {}
+    lengths = [len(text["long_term_context"]), len(text["short_term_context"])]
+    missing = sum(map(len, pictures.values())) - limits.images
+    if sum(lengths) <= limits.chars >= len(observation["obs_str"]) and missing <= 0:
+        return observation
+    note = pictures_note(missing)
+    long, short = shares(lengths, limits.chars)
+    within = {
+        **observation,
+        "obs_str": cut_text(observation["obs_str"], limits.chars) + note,
+        "text": {
+            **text,
+            "long_term_context": cut_text(text["long_term_context"], long) + note,
+            "short_term_context": cut_text(text["short_term_context"], short),
+        },
+    }
+    if missing > 0:
+        room = iter(range(limits.images))
+        kept = {key: [image for image, _ in zip(images, room, strict=False)] for key, images in pictures.items()}
+        within["multi_modal_data"] = kept
+    return cast(Observation, within)
 
-    def cut_observation(self, observation: Observation) -> Observation:
-        """The same object if it is within the limits, otherwise a cut copy.
 
-        The two parts of `text` share one limit. `obs_str` repeats them and has its own limit.
-        """
-        text, pictures = observation["text"], observation.get("multi_modal_data") or {}
-        lengths = [len(text["long_term_context"]), len(text["short_term_context"])]
-        missing = sum(map(len, pictures.values())) - self.images
-        if sum(lengths) <= self.chars >= len(observation["obs_str"]) and missing <= 0:
-            return observation
-        note = pictures_note(missing)
-        long, short = shares(lengths, self.chars)
-        within = {
-            **observation,
-            "obs_str": cut_text(observation["obs_str"], self.chars) + note,
-            "text": {
-                **text,
-                "long_term_context": cut_text(text["long_term_context"], long) + note,
-                "short_term_context": cut_text(text["short_term_context"], short),
-            },
-        }
-        if missing > 0:
-            room = iter(range(self.images))
-            kept = {key: [image for image, _ in zip(images, room, strict=False)] for key, images in pictures.items()}
-            within["multi_modal_data"] = kept
-        return cast(Observation, within)
-
-    def cut_messages(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """The messages of one observation: the same object if together they are within the limits, else a cut copy."""
-        texts = [part for message in messages for part in _parts(message) if _is_text(part)]
-        lengths = [len(part["text"]) for part in texts]
-        images = sum(part.get("type") == "image" for message in messages for part in _parts(message))
-        if sum(lengths) <= self.chars and images <= self.images:
-            return messages
-        room, left = iter(shares(lengths, self.chars)), iter(range(self.images))
-        cut = [_rebuilt(message, room, left) for message in messages]
-        if images > self.images:
-            cut[-1] = _with_note(cut[-1], pictures_note(images - self.images))
-        return cut
+def cut_messages(messages: Sequence[Mapping[str, Any]], limits: ObservationLimits) -> Sequence[Mapping[str, Any]]:
+    """The messages of one observation: the same object if together they are within the limits, else a cut copy."""
+    texts = [part for message in messages for part in _parts(message) if _is_text(part)]
+    lengths = [len(part["text"]) for part in texts]
+    images = sum(part.get("type") == "image" for message in messages for part in _parts(message))
+    if sum(lengths) <= limits.chars and images <= limits.images:
+        return messages
+    room, left = iter(shares(lengths, limits.chars)), iter(range(limits.images))
+    cut = [_rebuilt(message, room, left) for message in messages]
+    if images > limits.images:
+        cut[-1] = _with_note(cut[-1], pictures_note(images - limits.images))
+    return cut
 
 
 def cut_text(text: str, chars: int) -> str:

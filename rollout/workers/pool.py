@@ -18,11 +18,10 @@ from typing import Any
 
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
-from rollout.spec import DEFAULT_MAX_TURNS, EnvSpec
-from rollout.utilization import Utilization
+from rollout.spec import DEFAULT_MAX_TURNS, EnvSpec, ObservationLimits
 from rollout.workers.hosts import BACKENDS, BadReplyError, Host, HostLostError, check_answer
-from rollout.workers.observation_limits import ObservationLimits
 from rollout.workers.reply import EnvReply
+from rollout.workers.utilization import Utilization
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
 """Errors inside an environment that are counted apart from `raised`, by class name."""
@@ -178,7 +177,7 @@ class EnvSession:
         return reply
 
     async def suggest(self, player: str, seed: int) -> str:
-        """The next answer of a scripted player of `rollout.workers.players`.
+        """The next answer of the player `random` or `expert`.
 
         Raises:
             EnvironmentFault: the module has no such player, or it raised, hung or returned something other than text.

@@ -8,6 +8,7 @@ import inspect
 import math
 import numbers
 import reprlib
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,8 @@ from typing import Any
 from envs.base import Observation, StepInfo
 from envs.errors import ConfigError, EnvironmentFault
 
+HEADER = struct.Struct("!Q")
+"""Precedes every reply of a worker process: the number of bytes in its pickle."""
 INFO_KEYS = ("reward", "terminated", "truncated", "valid_action", "executed_action", "progression")
 """Keys that `info` must have; see `envs.base.StepInfo`."""
 

@@ -20,15 +20,14 @@ from typing import Any
 
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError, EnvironmentFault, MissingDependencyError, SlimeVerlogError
-from rollout.spec import EpisodeSpec
+from rollout.spec import EpisodeSpec, ObservationLimits
 from rollout.workers.hosts import HostLostError, ProcessHost
-from rollout.workers.observation_limits import ObservationLimits
 from rollout.workers.reply import EnvReply, check_history
 from rollout.workers.trial_worker import Abilities, Fault
 
 BUDGET_S = 20.0
 """Once a trial has taken this long, further tasks of an environment that was already played are only built."""
-LONGEST_CALL_S = 60.0
+MAX_CALL_S = 60.0
 """Limit of one call, unless the YAML sets `env_reset_timeout_s` or `env_step_timeout_s` itself."""
 GRACE_S = 5.0
 """Seconds after the limit until a call that cannot be interrupted is given up with its process."""
@@ -39,7 +38,7 @@ ERRORS: dict[str, type[SlimeVerlogError]] = {
 """Classes of faults that are raised again as they are; all others become an `EnvironmentFault`."""
 
 
-MOST_OUTPUT = 4000
+MAX_OUTPUT = 4000
 """Bytes of what environments print that are shown."""
 PATIENCE_S = 1.0
 """Time in which threads may end after `close`."""
@@ -58,13 +57,13 @@ class TrialProcess(ProcessHost):
 
 
 def _show(file: int) -> None:
-    """Copy up to `MOST_OUTPUT` bytes to stderr, and read on, so that the writer never waits."""
-    left, told = MOST_OUTPUT, False
+    """Copy up to `MAX_OUTPUT` bytes to stderr, and read on, so that the writer never waits."""
+    left, told = MAX_OUTPUT, False
     with open(file, "rb", buffering=0) as pipe:
         while data := pipe.read(1 << 16):
             shown, left = data[:left], max(left - len(data), 0)
             if len(shown) < len(data) and not told:
-                shown += f"\n(the environment prints more than {MOST_OUTPUT:,} bytes; the rest is not shown)\n".encode()
+                shown += f"\n(the environment prints more than {MAX_OUTPUT:,} bytes; the rest is not shown)\n".encode()
                 told = True
             os.write(2, shown)
 
@@ -178,7 +177,7 @@ class Trial:
         key = "env_reset_timeout_s" if method in ("build", "reset") else "env_step_timeout_s"
         limit_s, path = getattr(self._settings, key), episode.env.env_path
         if key not in self._settings.model_fields_set:
-            limit_s = min(limit_s, LONGEST_CALL_S)
+            limit_s = min(limit_s, MAX_CALL_S)
         try:
             call = self._host.call(method, limit_s, path, 0, *arguments)
             ok, result = await asyncio.wait_for(call, limit_s + GRACE_S)

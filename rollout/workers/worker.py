@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import random
 import socket
-import struct
 import sys
 import time
 import traceback
@@ -18,16 +18,16 @@ from dataclasses import replace
 from typing import Any
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo
-from envs.errors import EnvironmentFault, SlimeVerlogError
+from envs.errors import ConfigError, EnvironmentFault, SlimeVerlogError
 from envs.faults import describe, place_of_method, text_of
+from envs.loading import load_env_module
 from envs.timing import collect
-from rollout.spec import EnvSpec
-from rollout.workers.observation_limits import ObservationLimits
-from rollout.workers.players import PLAYERS
-from rollout.workers.reply import EnvReply, check_observation, check_reply, read_step, refuse_coroutine
+from rollout.spec import EnvSpec, ObservationLimits
+from rollout.workers.observation_limits import cut_messages, cut_observation
+from rollout.workers.reply import HEADER, EnvReply, check_observation, check_reply, read_step, refuse_coroutine
 
-HEADER = struct.Struct("!Q")
-"""Precedes every reply: the number of bytes in its pickle."""
+WORDS = ("left", "go", "yes", "stop", "42", "open the door", "I do not know", "look")
+"""Answers of the random player where an environment names no actions."""
 
 
 class EnvHost:
@@ -79,9 +79,18 @@ class EnvHost:
         return reply, digests
 
     def suggest(self, key: int, player: str, seed: int) -> str:
-        """The next answer of a scripted player; the environment is not stepped."""
+        """The next answer of the player `random` or `expert`; the environment is not stepped.
+
+        Raises:
+            ConfigError: the environment's module has no `expert_action(env)`.
+        """
         env, spec = self._envs[key]
-        return PLAYERS[player](env, spec.env_path, seed)
+        if player == "random":
+            return random.Random(seed).choice(list(env.actions) or list(WORDS))
+        expert = getattr(load_env_module(spec.env_path), "expert_action", None)
+        if expert is None:
+            raise ConfigError(f"{spec.env_path} has no function expert_action(env), so there is no expert to play it")
+        return expert(env)
 
     def close(self, key: int) -> None:
         env, _ = self._envs.pop(key, (None, None))
@@ -143,7 +152,7 @@ def _within(reply: EnvReply, limits: ObservationLimits | None) -> EnvReply:
     """The reply with its observation and its messages cut to the limits; whole prompts are never cut."""
     if limits is None or reply.whole_prompts:
         return reply
-    observation, messages = limits.cut_observation(reply.observation), limits.cut_messages(reply.messages)
+    observation, messages = cut_observation(reply.observation, limits), cut_messages(reply.messages, limits)
     if observation is reply.observation and messages is reply.messages:
         return reply
     return replace(reply, observation=observation, messages=messages, was_cut=True)

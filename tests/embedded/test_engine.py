@@ -22,8 +22,8 @@ from transformers import (
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer, main
 from embedded.warmstart.policy import build_policy, save_policy
-from rollout.engine import parse_generation
 from rollout.errors import ConfigError, EngineError
+from rollout.play.engine import parse_generation
 from tests.embedded.conftest import SIZE, sharpen
 
 SHAPE = {

@@ -12,7 +12,7 @@ import torch
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from embedded.warmstart.policy import build_policy, save_policy
-from rollout.engine import parse_generation
+from rollout.play.engine import parse_generation
 from tests.embedded.conftest import SIZE, sharpen
 from tests.embedded.test_engine import generate, get, post, prompts, reference_log_probs
 

@@ -34,8 +34,8 @@ from envs.text_game import find_action, render_template
 from envs.tools.calls import find_calls
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.checkpoint import FORMAT, VERSION, SourceState, checkpoint_path, checksum, load_state, read_checkpoint
-from rollout.engine import parse_generation, read_json
 from rollout.errors import CheckpointError, ConfigError, EngineError, EnvironmentFault
+from rollout.play.engine import parse_generation, read_json
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.workers.reply import EnvReply, check_info, check_reply, digest
 from tests.fixtures.chatml import chatml_tokenizer

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from inspection.command import main
-from rollout.story import Story
 from rollout.tokens.encoding import DeltaEncoder
+from rollout.transcript import Transcript
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.frameworks import slime_checkouts
 from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
@@ -39,7 +39,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def conversation_episode(seed: int = 1, **facts: Any) -> dict[str, Any]:
     """Three turns of `history: full`; the answer of the second is invalid."""
-    story, messages = Story(), [{"role": "system", "content": "Play."}]
+    story, messages = Transcript(), [{"role": "system", "content": "Play."}]
     for turn in range(3):
         messages = [*messages, {"role": "user", "content": f"You are at {turn}."}]
         info = {"executed_action": "go", "valid_action": turn != 1, "reward": 0.5, "terminated": turn == 2}
@@ -192,7 +192,7 @@ def test_a_trajectory_has_the_answers_what_followed_them_and_pictures_as_files(t
 
 
 def test_token_ids_of_records_and_of_dumps_are_those_that_were_sent(tmp_path: Path) -> None:
-    story = Story()
+    story = Transcript()
     sent = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 9], [8])]
     for prompt, answer in sent:
         info = {"executed_action": "", "valid_action": True, "reward": 0.0, "terminated": False, "truncated": False}

@@ -128,7 +128,8 @@ async def test_a_resumed_run_gives_up_the_episodes_of_agents(tmp_path: Path) -> 
         runtime = await get_runtime(args)
         try:
             (slot,) = await make_slots(runtime, 1, lambda number: spec(args, number))
-            await (await slot.live()).play_turn(runtime.flags.sampling_params())
+            episode = await slot.live()
+            await episode.step(await episode.generate(runtime.flags.sampling_params()))
             (resumed,) = await make_slots(runtime, 1, lambda number: spec(args, number), slots_state([slot]))
             assert resumed.episode is None and runtime.counters["episodes_lost_at_resume"] == 1
             assert (await resumed.live()).index == 0, "the slot goes on with the next episode"

@@ -12,7 +12,7 @@ import torch
 
 from rollout.bridge.framework import Sample
 from rollout.bridge.sample import SampleWriter
-from rollout.engine import parse_generation
+from rollout.play.engine import parse_generation
 from rollout.samples import build_samples, convert_samples_to_train_data
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.bridge.settings import EngineSettings
-from rollout.engine import EngineClient, parse_generation, read_json, request_body, write_json
 from rollout.errors import EngineError
+from rollout.play.engine import EngineClient, parse_generation, read_json, request_body, write_json
 from rollout.turn import Prompt
-from rollout.utilization import Utilization
+from rollout.workers.utilization import Utilization
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.scripted_engine import ScriptedEngine
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rollout.data_source import EpisodeSource
+from rollout.play.batch import WeightClock, version_of
 from rollout.play.metrics import FAULTS, BatchLoad, batch_metrics, quantile
-from rollout.play.staleness import WeightClock, version_of
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 from tests.fixtures.rollout_args import rollout_args
 

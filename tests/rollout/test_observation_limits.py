@@ -17,7 +17,8 @@ from envs.plain_text import LONG_CHARS, PlainText
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect
 from rollout.play.runtime import close_runtimes
-from rollout.workers.observation_limits import ObservationLimits, cut_text, shares
+from rollout.spec import ObservationLimits
+from rollout.workers.observation_limits import cut_messages, cut_observation, cut_text, shares
 from rollout.workers.pool import EnvPool
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
@@ -56,21 +57,21 @@ def test_the_messages_of_one_observation_share_its_limits() -> None:
         {"role": "tool", "content": "short"},
         {"role": "user", "content": [*images, {"type": "text", "text": "b" * 500}]},
     ]
-    first, second, third = limits.cut_messages(messages)
+    first, second, third = cut_messages(messages, limits)
     assert "left out" in first["content"] and first["tool_call_id"] == "x" and second["content"] == "short"
     shown = [part["image"] for part in third["content"] if part["type"] == "image"]
     assert shown == [image["image"] for image in images[:2]]
     assert third["content"][-1]["text"] == "\n[2 more pictures left out]"
     assert first["content"].count("a") + third["content"][2]["text"].count("b") <= 100
-    assert limits.cut_messages(messages[1:2]) == messages[1:2]
+    assert cut_messages(messages[1:2], limits) == messages[1:2]
 
 
 def test_an_observation_keeps_its_first_pictures_and_says_that_there_were_more() -> None:
     observation = make_observation("a door", images=[picture(k) for k in range(5)])
-    cut = ObservationLimits(100, images=3).cut_observation(observation)
+    cut = cut_observation(observation, ObservationLimits(100, images=3))
     assert len(cut["multi_modal_data"]["image"]) == 3
     assert cut["text"]["long_term_context"] == cut["obs_str"] == "a door\n[2 more pictures left out]"
-    assert ObservationLimits(100, images=5).cut_observation(observation) is observation
+    assert cut_observation(observation, ObservationLimits(100, images=5)) is observation
 
 
 @pytest.mark.parametrize("backend", ["inline", "process"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rollout.bridge.rotation import rotate_checkpoints
+from rollout.bridge.roles import rotate_checkpoints
 from rollout.checkpoint import checkpoint_path
 
 

@@ -17,7 +17,7 @@ from advantage import patch
 from advantage.pictures import CODE, expand
 from envs.loading import build_env_from
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.tokens.small_pictures import make_small
+from rollout.tokens.images import make_small
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.vision import picture, processor
 

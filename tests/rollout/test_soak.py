@@ -23,9 +23,9 @@ import psutil
 import pytest
 
 from rollout.data_source import EpisodeSource
-from rollout.engine import EngineClient
 from rollout.errors import EngineError
 from rollout.fixed_turn import collect_or_draw
+from rollout.play.engine import EngineClient
 from rollout.play.runtime import Runtime, close_runtimes, get_runtime
 from rollout.workers.hosts import ProcessHost
 from tests.fixtures.rollout_args import rollout_args

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout.errors import EnvironmentFault
-from rollout.play.slots import Slot
-from rollout.play.staleness import WeightClock
-from rollout.play.stream import Cut, Stream
+from rollout.play.batch import Batch, WeightClock
+from rollout.play.player import Slot
+from rollout.play.stream import Stream
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
-from rollout.utilization import Utilization
+from rollout.workers.utilization import Utilization
 from tests.fixtures.virtual_time import run_in_virtual_time
 from tests.rollout.test_continuous import TURNS, Trainer, no_gap_and_none_twice
 
@@ -101,7 +101,7 @@ class Episode:
     async def generate(self, params: Any) -> Generation:
         return await self.world.generate()
 
-    async def take(self, generation: Generation, engine_s: float) -> Turn:
+    async def step(self, generation: Generation, engine_s: float) -> Turn:
         plan, draw = self.world.plan, self.world.random
         pause = plan.slow * draw.random() if draw.random() < plan.slow_share else 0.1 * draw.random()
         await asyncio.sleep(pause)
@@ -124,7 +124,7 @@ class Episode:
         await asyncio.sleep(0)
 
 
-async def play(plan: Schedule) -> tuple[World, list[Cut], WeightClock]:
+async def play(plan: Schedule) -> tuple[World, list[Batch], WeightClock]:
     """All batches, in slime's order of calls."""
     world = World(plan)
     keys = {"max_turn_retries": 8, "max_episode_failures_per_batch": 10**6}
@@ -214,7 +214,7 @@ def test_in_any_schedule_no_turn_is_trained_too_old_lost_or_handed_out_twice(
         check_state(cut, going_on, ended, world.counters["episodes_failed"])
 
 
-def check_state(cut: Cut, going_on: dict[int, int], ended: set[int], failures: int) -> None:
+def check_state(cut: Batch, going_on: dict[int, int], ended: set[int], failures: int) -> None:
     """A run that resumes after this batch continues each episode with the turn after its last one in the batch."""
     saved = {s["episode"]["spec"]["episode_id"]: len(s["episode"]["answers"]) for s in cut.slots if s["episode"]}
     assert not saved.keys() & ended

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollout.bridge import tracing
+from rollout.bridge.sample import is_traced
 from tests.fixtures.frameworks import ROOT, slime_checkouts
 from tests.fixtures.rollout_args import rollout_args
 
@@ -70,4 +70,4 @@ def test_without_the_flag_nothing_is_traced_and_nothing_imported(tmp_path: Path)
 
 
 def test_without_slime_the_flag_does_nothing(tmp_path: Path) -> None:
-    assert not tracing.is_on(rollout_args(tmp_path, save_debug_rollout_data="{rollout_id}.pt"))
+    assert not is_traced(rollout_args(tmp_path, save_debug_rollout_data="{rollout_id}.pt"))

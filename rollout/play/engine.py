@@ -24,17 +24,17 @@ from rollout.bridge.settings import EngineSettings
 from rollout.errors import EngineError
 from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import FinishReason, Generation, Prompt
-from rollout.utilization import Utilization
+from rollout.workers.utilization import Utilization
 
-LARGEST_ID = 1 << 31
-"""Exclusive limit of token ids; a tokenizer cannot decode larger ones."""
+MAX_TOKEN_ID = (1 << 31) - 1
+"""A tokenizer cannot decode larger ids."""
 
 T = TypeVar("T")
 TOO_LONG = re.compile(
     r"context[ _]?(length|window)|exceeds? the (context|maximum)|longer than the model|too long|too many tokens", re.I
 )
 """How engines say that a prompt does not fit."""
-LONGEST_WAIT_S = 60.0
+MAX_WAIT_S = 60.0
 """Upper limit of the pause that a server asks for with `Retry-After`."""
 
 JSON = {"Content-Type": "application/json"}
@@ -103,7 +103,7 @@ class EngineClient:
                         "(engine.max_retries and engine.timeout_s set the limits)",
                         error.kind,
                     ) from error
-                await asyncio.sleep(max(self._delay(attempt), min(error.retry_after_s, LONGEST_WAIT_S)))
+                await asyncio.sleep(max(self._delay(attempt), min(error.retry_after_s, MAX_WAIT_S)))
                 attempt += 1
 
     def _delay(self, attempt: int) -> float:
@@ -257,7 +257,7 @@ def _tokens(meta: Mapping[str, Any], reason: FinishReason) -> tuple[list[int], l
             ) from error
         if not math.isfinite(log_prob) or log_prob > 1e-3:
             raise EngineError(f"output_token_logprobs[{position}] has log-prob {log_prob}")
-        if type(token_id) is not int or not 0 <= token_id < LARGEST_ID:
+        if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
             raise EngineError(f"output_token_logprobs[{position}] has token id {reprlib.repr(token_id)}")
         token_ids.append(token_id)
         log_probs.append(log_prob)

@@ -1,6 +1,6 @@
 """A played episode as readable JSON: what tables, the report and the viewer show.
 
-Messages and pictures that several prompts show are stored once, so a story grows linearly with its episode.
+Messages and pictures that several prompts show are stored once, so a transcript grows linearly with its episode.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ RECORD_KEYS = (
     *("env_path", "task", "options", "max_turns", "task_name", "seed", "stop", "fault", "turns", "return", "success"),
     *("progression", "valid_action_ratio", "metrics", "tools", "messages", "pictures", "story"),
 )
-"""Keys of `Story.facts`."""
+"""Keys of `Transcript.facts`."""
 
 
-class Story:
+class Transcript:
     """The turns of one episode, in order."""
 
     def __init__(self) -> None:

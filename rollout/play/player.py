@@ -1,0 +1,118 @@
+"""The loop that plays: every rollout calls `play` with a place, a stop rule, and what to do with each turn."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from rollout.errors import EnvironmentFault
+from rollout.play.episode import Episode
+from rollout.turn import FinishReason, Generation, Turn
+
+
+class Place:
+    """Holds at most one live episode."""
+
+    def __init__(self, start: Callable[[], Coroutine[Any, Any, Episode]], episode: Episode | None = None) -> None:
+        """`start` begins an episode when one is needed."""
+        self.episode = episode
+        self._start = start
+
+    async def live(self) -> Episode:
+        """The episode to play.
+
+        Raises:
+            EnvironmentFault: it could not be started.
+        """
+        if self.episode is None:
+            self.episode = await self._start()
+        return self.episode
+
+    def release(self) -> Episode | None:
+        """Make room for the next episode; the caller closes the one that is returned."""
+        episode, self.episode = self.episode, None
+        return episode
+
+    async def leave(self) -> None:
+        """Close the episode."""
+        if (episode := self.release()) is not None:
+            await episode.close()
+
+
+class Slot(Place):
+    """Plays one episode after another, with the ids `next_episode`, `next_episode + stride`, and so on."""
+
+    def __init__(
+        self, number: int, next_episode: int, stride: int, open_id: Callable[[int], Coroutine[Any, Any, Episode]]
+    ) -> None:
+        """`open_id` starts the episode with the given id."""
+        super().__init__(lambda: open_id(self.next_episode))
+        self.number = number
+        self.next_episode = next_episode
+        self._stride = stride
+        self._ahead: asyncio.Task[Episode] | None = None
+
+    async def live(self) -> Episode:
+        """The episode to play; the one after it starts in the background.
+
+        Raises:
+            EnvironmentFault: the next episode could not be started; the call after this one tries the one after it.
+        """
+        if self.episode is None:
+            ahead = self._ahead = self._ahead or self._start_next()
+            try:
+                self.episode = await ahead
+            except EnvironmentFault:
+                self._advance()
+                raise
+            self._advance()
+        if self._ahead is None:
+            self._ahead = self._start_next()
+        return self.episode
+
+    def _advance(self) -> None:
+        self.next_episode, self._ahead = self.next_episode + self._stride, None
+
+    def _start_next(self) -> asyncio.Task[Episode]:
+        task = asyncio.create_task(self._start())
+        # Reads the exception, which asyncio would otherwise log as never retrieved; `live` raises it.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return task
+
+
+async def play(
+    place: Place,
+    may_issue: Callable[[], Awaitable[bool]],
+    ask: Callable[[Episode], Awaitable[Generation]],
+    record: Callable[[Episode, Turn], Any],
+    lose: Callable[[EnvironmentFault], Any],
+) -> None:
+    """Play turns at one place until `may_issue` answers False or `ask` returns an aborted generation.
+
+    Args:
+        place: where the episode is found; an episode that ends or is lost leaves it.
+        may_issue: the stop rule: waits until the next turn may be issued and counts it, or answers False.
+        ask: gets the answer from the engine, mostly by `Episode.generate`.
+        record: takes each finished turn, before an episode that is over leaves the place.
+        lose: counts an environment that was lost, and with it the turn in flight.
+
+    Raises:
+        EngineError: the episode stays at the place; its environment was not stepped.
+    """
+    while await may_issue():
+        try:
+            episode = await place.live()
+            began = time.perf_counter()
+            generation = await ask(episode)
+            if generation.finish_reason is FinishReason.ABORT:
+                return
+            turn = await episode.step(generation, time.perf_counter() - began)
+        except EnvironmentFault as fault:
+            lose(fault)
+            await place.leave()
+            continue
+        record(episode, turn)
+        if episode.stop is not None:
+            await place.leave()
