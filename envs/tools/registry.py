@@ -16,8 +16,7 @@ from envs.errors import ConfigError, ToolError
 from envs.loading import load_attribute, load_module
 from envs.tools.base import Tool, ToolSpec
 from envs.tools.calls import decode_whole, short
-from envs.tools.mcp.settings import McpSettings
-from envs.tools.mcp.tools import mcp_tools
+from envs.tools.settings import McpSettings
 from envs.tools.schema import ArgumentCheck, check_schema, infer_schema
 from slime_verlog import Field, Settings, read_settings, read_yaml
 
@@ -172,6 +171,8 @@ def _name_of(entry: Any) -> str:
 
 def _load_entry(entry: ToolEntry, key: str) -> Sequence[ToolSpec]:
     if entry.mcp is not None:
+        from envs.tools.mcp.tools import mcp_tools  # makes tools, as this module does
+
         return mcp_tools(entry.mcp, key, entry.timeout_s)
     path = entry.path or ""
     if ":" in path:

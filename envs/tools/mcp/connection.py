@@ -16,7 +16,7 @@ from typing import Any
 
 from envs.errors import EnvironmentFault
 from envs.tools import keeper
-from envs.tools.mcp.settings import McpSettings
+from envs.tools.settings import McpSettings
 
 ANSWER_S = 5.0
 """Seconds in which a living server lists its tools."""
