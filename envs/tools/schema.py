@@ -1,4 +1,4 @@
-"""JSON schemas of tools: inferred from a function, completed to OpenAI's form, and checked against calls in limited time.
+"""JSON schemas of tools: inferred from functions, completed to OpenAI's form, and checked against calls.
 
 A schema is refused when its tool is listed if it refers to something outside itself, or to itself without end. What
 remains may still be slow on some arguments, so every check has a deadline; patterns run in the package `regex`, which

@@ -10,9 +10,9 @@ from typing import Any
 from envs.errors import ConfigError
 from envs.tools.base import Tool, ToolEpisode, ToolSpec
 from envs.tools.mcp.server import McpServer
-from envs.tools.settings import McpSettings
 from envs.tools.results import ToolResult
 from envs.tools.schema import ArgumentCheck, check_schema
+from envs.tools.settings import McpSettings
 
 START_GRACE_S = 10.0
 _lock = threading.Lock()
