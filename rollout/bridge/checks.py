@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from advantage.errors import FlagError
-from advantage.patch import check_flags as check_patch
+from advantage.flags import check_flags as check_patch
 from advantage.settings import AdvantageSettings, advantage_settings
 from rollout.bridge.flags import RolloutFlags, sentences
 from rollout.bridge.roles import check_roles, role_args

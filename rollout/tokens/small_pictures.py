@@ -1,6 +1,6 @@
 """Turns a processor's float32 patches back into the bytes that they were made of, where that loses nothing.
 
-The training rank expands them again (`advantage/pictures.py`, which describes the form).
+The training rank expands them again (`advantage/training/pictures.py`, which describes the form).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.pictures import CODE, PIXELS, TABLE, expand
+from advantage.training.pictures import CODE, PIXELS, TABLE, expand
 
 GRID = "image_grid_thw"
 
