@@ -113,6 +113,10 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
 def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:
     """Compute one advantage per turn, [T] float64; 0 for bootstrap states and for episodes without a return.
 
+    Args:
+        turns: all turns and bootstrap states of the batch, [T], in any order.
+        options: the estimator.
+
     Raises:
         TurnTableError: a turn is missing in an episode, or occurs twice; names segment and turn.
     """

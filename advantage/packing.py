@@ -72,6 +72,11 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
     Masked tokens inside a turn (observations, template text) are skipped, so a turn's reward falls on its last trained
     token. A fully masked turn keeps all its tokens: values and rewards pass through it, but it gets no gradient.
 
+    Args:
+        columns: the T turns and bootstrap states of S samples.
+        masks: S rows, one entry per response token, nonzero where it is trained.
+        lengths: [S] response tokens of each sample; they sum to R.
+
     Raises:
         TurnTableError: the loss mask includes a token outside all turns, or a bootstrap sample has no token.
     """

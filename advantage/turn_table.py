@@ -228,6 +228,10 @@ class TurnColumns:
 def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
     """Decode and check all rows of a rank's samples together.
 
+    Args:
+        vectors: S float64 vectors that `encode_row` wrote.
+        response_lengths: [S] tokens of the samples' responses.
+
     Raises:
         TurnTableError: a vector is not a row of a turn table, or a turn lies outside its response; names the sample.
     """

@@ -104,25 +104,19 @@ def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingS
     def pretrained(train: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(train)
         def all_passes(
-            rollout_id: int,
-            model: Any,
-            optimizer: Any,
-            schedule: Any,
-            data_iterator: Any,
-            microbatches: Any,
-            *rest: Any,
+            rollout_id: int, model: Any, optimizer: Any, schedule: Any, iterator: Any, microbatches: Any, *rest: Any
         ) -> None:
             if rollout_id + 1 < settings.batches:
                 return
             args.value_clip = math.inf
-            data, progress, stages = data_iterator[0].rollout_data, progress_of.of(args), current_layout().pipeline
+            data, progress, stages = iterator[0].rollout_data, progress_of.of(args), current_layout().pipeline
             while progress.begin_pass(settings, model, stages):
                 _log(args, framework, progress)
                 # The pass counts as a rollout, so that its metrics are logged after those of the one before.
                 number = rollout_id + len(progress.explained) - 1
                 with progress.held_out_hidden(data):
-                    train(number, model, optimizer, _Still(schedule), data_iterator, microbatches, *rest)
-                _compute_values(args, actor, model, data_iterator, microbatches)
+                    train(number, model, optimizer, _Still(schedule), iterator, microbatches, *rest)
+                _compute_values(args, actor, model, iterator, microbatches)
                 actor.compute_advantages_and_returns(args, data)
             _log(args, framework, progress)
             progress.finish(settings, model)

@@ -44,7 +44,8 @@ def install_roles(framework: Framework, replace: Replace) -> None:
             check_saved_frozen(args)
             result = initialize(args, role, *rest, **named)
             patterns = advantage_flags(args).frozen
-            parameters = {_plain(name): p for chunk in result[0] for name, p in chunk.named_parameters()}
+            named_parameters = (item for chunk in result[0] for item in chunk.named_parameters())
+            parameters = {re.sub(r"^(module\.)+", "", name): p for name, p in named_parameters}  # without DDP's names
             for name in report_frozen(role, parameters, patterns):
                 if parameters[name].requires_grad:
                     raise UnsupportedFrameworkError(
@@ -83,11 +84,6 @@ def report_frozen(role: str, names: Iterable[str], patterns: Sequence[str]) -> l
     if current_layout().stage.rank == 0:
         logger.info("the %s does not train %d of %d parameters: %s", role, len(frozen), len(names), ", ".join(frozen))
     return frozen
-
-
-def _plain(name: str) -> str:
-    """A parameter's name without the wrappers of data parallelism."""
-    return re.sub(r"^(module\.)+", "", name)
 
 
 def _over_stages(counts: torch.Tensor) -> torch.Tensor:

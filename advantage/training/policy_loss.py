@@ -66,8 +66,12 @@ def dis_metrics(
     """Measure what was masked and how far the policy has moved; slime adds these up over micro-batches and ranks.
 
     Each value is linear in the tokens, so the sums do not depend on how the tokens are split; `finish_dis` makes means
-    and effective sample sizes of them. With the `staleness` of each token in actor updates (-1: unknown), there are
-    further sums by staleness.
+    and effective sample sizes of them.
+
+    Args:
+        ppo_kl, advantages, eps_clip, eps_clip_high: as for `dis_loss`.
+        reduce: the framework's reducer, from one number per token to a sum.
+        staleness: [n] of each token, in actor updates (-1: unknown); adds sums by staleness.
     """
     ratio = ratio_of(ppo_kl.detach())
     low, high = ratio <= 1 - eps_clip, ratio >= 1 + eps_clip_high
