@@ -9,8 +9,8 @@ slime calls it once in every process of the actor and of the critic. It changes 
 - `compute_advantages_and_returns` is replaced only if the framework lacks `--custom-advantage-function-path`, or would
   whiten without context parallelism. The training process's module imports it by name, so it is replaced there too.
 
-Otherwise that flag is set. slime drops it for the critic when `--megatron-config-path` is used, which is how the critic
-gets a learning rate of its own.
+That flag is set where the framework has it. slime drops it for the critic when `--megatron-config-path` is used, which
+is how the critic gets a learning rate of its own.
 """
 
 from __future__ import annotations
