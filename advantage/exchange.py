@@ -60,7 +60,7 @@ class Exchange:
             _report_failure(self._group)
 
     def rows(self, own: Tensor) -> tuple[Tensor, slice]:
-        """The rows [T, k] of all ranks on the CPU, in rank order, and which of them are this rank's.
+        """Gather the rows [T, k] of all ranks on the CPU, in rank order; also returns which of them are this rank's.
 
         Raises:
             OtherRankError: another rank failed.
@@ -70,7 +70,7 @@ class Exchange:
         return table.cpu(), slice(start, start + len(own))
 
     def follow(self, columns: TurnColumns, links: Links) -> tuple[Tensor, Tensor]:
-        """V' and A' for each of this rank's turns (0 if nothing follows), both [T] float64 on the CPU.
+        """Find V' and A' of each of this rank's turns (0 if nothing follows), both [T] float64 on the CPU.
 
         Args:
             columns: this rank's turns, which say where each belongs and how it ends.
@@ -89,7 +89,7 @@ class Exchange:
 
 
 def turn_flags(columns: TurnColumns) -> Tensor:
-    """How each turn ends, as one number; [T]."""
+    """Encode how each turn ends as one number; [T]."""
     return TERMINATED * columns.terminated.long() + TRUNCATED * columns.truncated + BOOTSTRAP * columns.bootstrap
 
 
@@ -118,15 +118,14 @@ def relayed(group: Group) -> Generator[None]:
 
 
 def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
-    """For each turn, the turn or bootstrap state that follows in its segment, or -1; all [T].
+    """Find the turn or bootstrap state that follows each turn in its segment, or -1; all [T].
 
     Raises:
         TurnTableError: a segment is not a valid part of an episode; names it and the turn.
     """
     if not segment.numel():
         return segment.long()
-    order = torch.argsort(index, stable=True)
-    order = order[torch.argsort(segment[order], stable=True)]
+    order = in_turn_order(segment, index)
     segment, index, flags = segment[order], index[order], flags[order]
     same = segment[1:] == segment[:-1]
     before, after = flags[:-1], flags[1:]
@@ -152,8 +151,14 @@ def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
     return following
 
 
+def in_turn_order(segment: Tensor, index: Tensor) -> Tensor:
+    """Sort turns by segment and, inside a segment, by index; returns the order, [T]."""
+    order = torch.argsort(index, stable=True)
+    return order[torch.argsort(segment[order], stable=True)]
+
+
 def all_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport]:
-    """The rows [T, k] of all ranks in rank order, and the index of this rank's first row; two collectives.
+    """Gather the rows [T, k] of all ranks, in rank order, and the index of this rank's first row; two collectives.
 
     Raises:
         OtherRankError: another rank failed.
@@ -164,7 +169,7 @@ def all_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport]:
 
 
 def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport]:
-    """`all_turns` among several ranks; the collectives run even in a group of one."""
+    """Do the work of `all_turns` among several ranks; the collectives run even in a group of one."""
     device = group.device_like(own)
     counts = _gather_counts(len(own), group, device)
     _check_counts(counts)

@@ -86,6 +86,19 @@ def dual_discount_gae(
 
     Raises:
         ValueError: a value or reward is not finite; names it and its position.
+
+    Example: an episode of two turns with two tokens and one, in one process.
+
+        following = torch.tensor([1, -1])
+        advantages, returns = dual_discount_gae(
+            values=torch.tensor([0.5, 0.75, 0.25]),
+            token_rewards=None,
+            lengths=torch.tensor([2, 1]),
+            turn_rewards=torch.tensor([0.0, 1.0]).double(),
+            bootstrap=torch.zeros(2, dtype=torch.bool),
+            discounts=Discounts(gamma_step=0.99, lambda_step=0.95, gamma_token=1.0, lambda_token=1.0),
+            follow=lambda links: solve_links(links, following),
+        )
     """
     _check_finite("values", values)
     if token_rewards is not None:
@@ -127,21 +140,21 @@ Form = Callable[[Tensor, TokenRewards | None, Tensor, Tensor, Discounts], TurnSc
 def scan_dual(
     values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
 ) -> TurnScan:
-    """Dual-discount GAE inside turns."""
+    """Solve dual-discount GAE inside turns."""
     return scan_turns(values, rewards, lengths, turn_rewards, d.gamma_token, d.token_decay)
 
 
 def scan_token(
     values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
 ) -> TurnScan:
-    """One discount for all tokens."""
+    """Use one discount for all tokens, that between turns."""
     return scan_turns(values, rewards, lengths, turn_rewards, d.gamma_step, d.step_decay)
 
 
 def scan_turn(
     values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
 ) -> TurnScan:
-    """The turn as one action: its reward is the sum over its tokens, its value that of its first token."""
+    """Take the turn as one action: its reward is the sum over its tokens, its value that of its first token."""
     turn = torch.repeat_interleave(lengths)
     state = _pick(values, lengths.cumsum(0) - lengths)
     alone = turn_rewards + _totals(rewards, turn, state) - state
@@ -156,7 +169,7 @@ def scan_turn(
 def scan_bi_level(
     values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
 ) -> TurnScan:
-    """Inside turns as `dual`, but the previous turn sees the last token's value, and the rewards before that token."""
+    """Work inside turns as `dual`, but show the previous turn the last token's value and the rewards before it."""
     inside = scan_dual(values, rewards, lengths, turn_rewards, d)
     last = lengths.cumsum(0) - 1
     state = _pick(values, last)

@@ -1,18 +1,10 @@
 """Estimators without a critic that compare episodes in groups: GRPO, RLOO and GiGPO, with one sample per turn.
 
-Use `--custom-advantage-function-path advantage.group.compute_advantages` with `--advantage-estimator grpo` and
-`group_estimator: grpo | rloo | gigpo` in the YAML.
-
-- Episodes with the same start form a group (slime's `--n-samples-per-prompt`). All episodes of the batch without a
-  group form one more; this is the case in fixed-turn batches and with one sample per prompt.
-- GiGPO also compares turns with the same anchor, which is the prompt. With window memory, these are turns whose prompt
-  has the same text. With full history no two prompts are equal, so GiGPO becomes GRPO.
-- An episode whose first turn or end is outside the batch has no return, so its turns get advantage 0 and are not
-  compared. With `--custom-generate-function-path` every episode is complete. Episodes without any trained token (failed
-  or masked) are left out too.
-- Baselines use returns of whole episodes, not returns at the same turn index. When the policy decides when to stop, the
-  episodes that reach turn t are a biased selection, and the longest one would be compared only with itself. The tests
-  show this bias in a case small enough to enumerate.
+Episodes with the same start form a group (slime's `--n-samples-per-prompt`); all others of the batch form one more.
+Episodes are compared by the returns of the whole episode, never turn by turn: the policy decides how long an episode
+is, so those that reach turn t are a biased selection. An episode whose first turn or end is outside the batch has no
+return, and one without any trained token (failed or masked) counts for nothing: their turns get advantage 0. GiGPO also
+compares turns with the same anchor, which is the prompt. docs/algorithms.md has the definitions.
 """
 
 from __future__ import annotations
@@ -26,11 +18,12 @@ import torch
 from torch import Tensor
 
 from advantage.errors import FlagError, TurnTableError
-from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, Exchange, relayed, turn_flags
+from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, Exchange, in_turn_order, relayed, turn_flags
+from advantage.flags import advantage_flags
 from advantage.packing import PackedTurns, pack_turns
 from advantage.ranks import Layout, current_layout, local_tokens
 from advantage.scan import solve_chain
-from advantage.settings import advantage_flags, advantage_settings
+from advantage.settings import advantage_settings
 from advantage.turn_table import TurnColumns, read_turn_table
 
 logger = logging.getLogger(__name__)
@@ -52,7 +45,7 @@ class GroupOptions:
 
     @classmethod
     def read(cls, args: Any) -> GroupOptions:
-        """The options from slime's `args`.
+        """Read the options from slime's `args`.
 
         Raises:
             ConfigError: an unknown estimator, a number out of range, or KL in the reward, which is not supported here.
@@ -88,7 +81,14 @@ class GroupTurns:
 
 
 def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
-    """slime's `--custom-advantage-function-path`: all trained tokens of a turn get its advantage; returns are the same.
+    """Write `advantages` and `returns` into `rollout_data`: each turn's advantage, on all its trained tokens.
+
+    This is slime's `--custom-advantage-function-path` for estimators without a critic. Returns equal the advantages.
+
+    Args:
+        args: slime's arguments, with the YAML's keys `group_estimator`, `gamma_step` and those of GiGPO.
+        rollout_data: as for `advantage.hook.compute_advantages`, without `values`. The turn table is removed, unless a
+            later hook still needs it; rows are shaped and typed like `kl`.
 
     Raises:
         ConfigError: an unknown estimator, or KL in the reward, which these estimators do not support.
@@ -104,14 +104,18 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         packed = pack_turns(columns, rollout_data["loss_masks"], rollout_data["response_lengths"])
         own = _group_turns(columns, packed, flags.n_samples_per_prompt == 1)
         table, mine = exchange.rows(own.stacked())
-        facts = table.unbind(1)
-        turns = replace(GroupTurns(*facts), flags=facts[2].long())
+        rows = table.unbind(1)
+        turns = replace(GroupTurns(*rows), flags=rows[2].long())
         rollout_data["advantages"] = _spread(packed, group_advantages(turns, options)[mine], rollout_data, layout)
         rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
 
 
 def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:
-    """One advantage per turn, [T] float64; 0 for bootstrap states and for episodes without a return.
+    """Compute one advantage per turn, [T] float64; 0 for bootstrap states and for episodes without a return.
+
+    Args:
+        turns: all turns and bootstrap states of the batch, [T], in any order.
+        options: the estimator.
 
     Raises:
         TurnTableError: a turn is missing in an episode, or occurs twice; names segment and turn.
@@ -122,7 +126,7 @@ def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:
     result = torch.zeros(len(played), dtype=torch.float64)
     if not len(segments):
         return result
-    order = where[_sorted(episode, turns.index[where])]
+    order = where[in_turn_order(episode, turns.index[where])]
     episode = torch.searchsorted(segments, turns.segment[order])
     index, flags, reward = turns.index[order], turns.flags[order], turns.reward[order]
     new = torch.cat([torch.ones(1, dtype=torch.bool), episode[1:] != episode[:-1]])
@@ -193,11 +197,6 @@ def _check_contiguous(segments: Tensor, episode: Tensor, index: Tensor, new: Ten
         raise TurnTableError(
             f"segment {int(segments[episode[i]])}: turn {int(index[i])} is followed by turn {int(index[i + 1])}"
         )
-
-
-def _sorted(episode: Tensor, index: Tensor) -> Tensor:
-    order = torch.argsort(index, stable=True)
-    return order[torch.argsort(episode[order], stable=True)]
 
 
 def _group_turns(columns: TurnColumns, packed: PackedTurns, alone: bool) -> GroupTurns:

@@ -1,6 +1,6 @@
 """slime's `--custom-advantage-function-path`: computes advantages and returns from rollout data and the turn table.
 
-slime calls it in the processes of the actor and of the critic, before whitening. It has three steps:
+slime calls it in the processes of the actor and of the critic, before whitening, in three steps:
 
 1. Read this rank's turns, and pack their tokens end to end (`advantage/turn_table.py`, `advantage/packing.py`).
 2. Compute GAE (`advantage/gae.py`). What follows a turn may be on another rank (`advantage/exchange.py`).
@@ -20,18 +20,16 @@ from typing import Any
 
 from torch import Tensor
 
-from advantage.alarms import watch_warmup
+from advantage.critic import progress_of, watch_warmup
 from advantage.errors import TurnTableError
 from advantage.exchange import Exchange, ExchangeReport, relayed
+from advantage.flags import AdvantageFlags, advantage_flags
 from advantage.gae import dual_discount_gae
-from advantage.packing import PackedTurns, pack_turns, per_token
-from advantage.policy_loss import STALENESS
-from advantage.pretraining import progress_of
+from advantage.packing import PackedTurns, check_first_tokens, pack_turns, per_token
 from advantage.ranks import Layout, LocalTokens, current_layout, local_tokens
 from advantage.scan import TokenRewards
-from advantage.settings import AdvantageFlags, AdvantageSettings, advantage_flags, advantage_settings
-from advantage.turn_table import TABLE_KEY, TurnColumns, read_turn_table
-from advantage.value_weight import check_first_tokens
+from advantage.settings import AdvantageSettings, advantage_settings
+from advantage.turn_table import STALENESS, TABLE_KEY, TurnColumns, read_turn_table
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +38,15 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
     """Write `advantages` and `returns` into `rollout_data`: one row per sample, shaped and typed like `values`.
 
     Rows are 0 on untrained tokens. On trained tokens, returns = advantages + values. The turn table is removed, unless
-    a later hook still needs it.
+    a later hook still needs it. With `policy_loss: dis`, the actor's data also gets the staleness of each token.
 
     Args:
-        args: slime's arguments; `advantage/settings.py` lists the ones that are read.
-        rollout_data: `values` and `kl` (this context-parallel rank's slices, one row per sample), full `loss_masks`,
-            `response_lengths`, `total_lengths`, and the turn table.
-
-    With `policy_loss: dis`, the actor's data also gets the staleness of each token, for the loss's metrics.
+        args: slime's arguments; `advantage/settings.py` and `advantage/flags.py` list those that are read.
+        rollout_data: for S samples whose responses have R_s tokens:
+            `values` and `kl`: S rows of this context-parallel rank's part of the R_s tokens, floating; `kl` in nats.
+            `loss_masks`: S rows [R_s], 1 on trained tokens, complete on every context-parallel rank.
+            `response_lengths`, `total_lengths`: S integers, in tokens.
+            `prompt`: S rows of the turn table (`advantage.turn_table.encode_row`).
 
     Returns:
         The size of the exchange between data-parallel ranks; None on a pipeline stage without values.
@@ -58,6 +57,20 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
         ConfigError: a setting is out of range.
         ValueError: a value, reward or KL is not finite, or a row has the wrong length.
         OtherRankError: another rank of this pipeline stage failed, so this rank stops too.
+
+    Example: one turn of two tokens that ended its episode with reward 1, in one process.
+
+        row = TurnRow(segment=0, first_turn=0, terminated=True, turns=(TurnSpan(0, 2, reward=1.0),))
+        rollout_data = {
+            "values": [torch.tensor([0.5, 0.75])],
+            "kl": [torch.zeros(2)],
+            "loss_masks": [torch.ones(2)],
+            "response_lengths": [2],
+            "total_lengths": [5],
+            "prompt": [encode_row(row)],
+        }
+        compute_advantages(Namespace(), rollout_data)
+        rollout_data["advantages"]  # [tensor([0.5000, 0.2500])], with the discounts inside turns at their default of 1
     """
     layout = current_layout()
     if not layout.last_stage:

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from advantage.flags import AdvantageFlags, advantage_flags
 from advantage.packing import span_positions
 from advantage.ranks import Layout, current_layout, local_tokens
-from advantage.settings import AdvantageFlags, PerRun, advantage_flags, advantage_settings
+from advantage.settings import PerRun, advantage_settings
 from advantage.turn_table import TurnColumns, read_turn_table
 
 logger = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ def log_kl_split(
 def split_kl(
     columns: TurnColumns, rollout_data: MutableMapping[str, Any], kl: Sequence[Tensor], layout: Layout
 ) -> KlSplit:
-    """Means over the trained tokens of all ranks; `kl` has this rank's slice of each sample."""
+    """Average over the trained tokens of all ranks; `kl` has this rank's slice of each sample, in nats per token."""
     local = local_tokens(rollout_data, layout)
     nothing = kl[0].new_zeros(0) if kl else torch.zeros(0)
     mask = torch.cat([*rollout_data["loss_masks"], nothing]).bool()
@@ -175,7 +176,7 @@ def split_kl(
 
 
 def action_tokens(columns: TurnColumns, lengths: Sequence[int]) -> Tensor:
-    """Which of all response tokens belong to an action: from each turn's action on, [R] bool, on the CPU."""
+    """Mark the response tokens from each turn's action on; [R] bool, on the CPU."""
     responses = torch.tensor(lengths, dtype=torch.long)
     acts = columns.action_start >= 0
     starts = (responses.cumsum(0) - responses)[columns.sample] + columns.action_start

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ class TrainedRuns:
         """The number of trained tokens."""
 
     def before(self, positions: Tensor) -> Tensor:
-        """The number of trained tokens before each position."""
+        """Count the trained tokens before each position."""
         run = torch.searchsorted(self.starts, positions)
         return self._before[run] - (F.pad(self._ends, (1, 0))[run] - positions).clamp(min=0)
 
@@ -49,11 +50,11 @@ class PackedTurns:
     """[T] whether the entry is a bootstrap state."""
 
     def take(self, flat: Tensor) -> Tensor:
-        """The packed tokens [N] of all response tokens [R]."""
+        """Pick the packed tokens [N] from all response tokens [R]."""
         return flat if self.positions is None else flat.index_select(0, self.positions)
 
     def put(self, packed: Tensor) -> Tensor:
-        """All response tokens [R], 0 where they are not packed."""
+        """Put packed tokens [N] back among all response tokens [R]; 0 where they are not packed."""
         if self.positions is None:
             return packed
         return packed.new_zeros(len(self.runs.mask)).index_copy_(0, self.positions, packed)
@@ -70,6 +71,11 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
 
     Masked tokens inside a turn (observations, template text) are skipped, so a turn's reward falls on its last trained
     token. A fully masked turn keeps all its tokens: values and rewards pass through it, but it gets no gradient.
+
+    Args:
+        columns: the T turns and bootstrap states of S samples.
+        masks: S rows, one entry per response token, nonzero where it is trained.
+        lengths: [S] response tokens of each sample; they sum to R.
 
     Raises:
         TurnTableError: the loss mask includes a token outside all turns, or a bootstrap sample has no token.
@@ -92,14 +98,46 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
     return PackedTurns(runs, positions, kept, columns.reward.to(mask.device), trained, bootstrap)
 
 
+def check_first_tokens(packed: PackedTurns, lengths: Sequence[int]) -> None:
+    """Check that the loss mask alone shows where turns begin, because the value loss has nothing else.
+
+    Args:
+        packed: the turns.
+        lengths: response tokens of each sample.
+
+    Raises:
+        TurnTableError: turns are adjacent, or a turn has untrained tokens inside; names the sample.
+    """
+    sizes = whole_numbers(lengths)
+    ends = sizes.cumsum(0)
+    starts = (ends - sizes)[sizes > 0].to(packed.trained.device)
+    runs = packed.runs
+    unique: Callable[..., Any] = cast(Any, torch).unique
+    found: Tensor = unique(torch.cat([runs.starts, starts[runs.mask[starts]]]))
+    real = (packed.lengths.cumsum(0) - packed.lengths)[packed.trained]
+    real = real if packed.positions is None else packed.positions[real]
+    if torch.equal(found, real):
+        return
+    begins, counts = unique(torch.cat([found, real]), return_counts=True)
+    wrong = int(begins[counts == 1][0])
+    i = int((ends <= wrong).sum())
+    start, end = int(ends[i] - sizes[i]), int(ends[i])
+    inside = [[int(j) - start for j in x.unbind(0) if start <= int(j) < end] for x in (real, found)]
+    raise TurnTableError(
+        f"sample {i}: its turns begin at tokens {inside[0]}, but its loss mask has runs beginning at {inside[1]}, so "
+        "value_first_token_weight cannot find the first tokens; mask a token between turns and none inside a turn, or "
+        "set value_first_token_weight: 1.0"
+    )
+
+
 def span_positions(starts: Tensor, sizes: Tensor) -> Tensor:
-    """All positions in the spans [start, start + size), span after span."""
+    """List all positions in the spans [start, start + size), span after span."""
     span = torch.repeat_interleave(sizes)
     return torch.arange(len(span), device=sizes.device) + (starts - (sizes.cumsum(0) - sizes))[span]
 
 
 def per_token(entries: Tensor, columns: TurnColumns, lengths: Sequence[int], otherwise: float) -> Tensor:
-    """Each turn's entry at all of its tokens, [R] float32 of [T]; `otherwise` at tokens outside all turns."""
+    """Repeat each turn's entry at all of its tokens, [R] float32 of [T]; `otherwise` at tokens outside all turns."""
     starts, sizes = _spans(columns, lengths)
     found = torch.full((sum(lengths),), otherwise)
     found[span_positions(starts, sizes)] = torch.repeat_interleave(entries.float(), sizes)

@@ -36,7 +36,7 @@ class Group:
 
     @classmethod
     def of(cls, handle: Any) -> Group:
-        """The group behind a process group of torch.distributed."""
+        """Wrap a process group of torch.distributed."""
         return cls(dist.get_rank(handle), dist.get_world_size(handle), handle)
 
     def all_reduce(self, x: Tensor) -> None:
@@ -45,20 +45,20 @@ class Group:
             _collectives.all_reduce(x, group=self.handle)
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """`x` of every rank, in rank order; all have the same shape."""
+        """Gather `x` of every rank, in rank order; all have the same shape."""
         parts = [torch.empty_like(x) for _ in range(self.size)]
         _collectives.all_gather(parts, x, group=self.handle)
         return parts
 
     def total(self, x: Tensor, like: Tensor) -> Tensor:
-        """The sum of `x` over the ranks, on the device that this group needs; `like` is one of the rank's tensors."""
+        """Sum `x` over the ranks, on the device that this group needs; `like` is one of the rank's tensors."""
         if self.size > 1:
             x = x.to(self.device_like(like))
             self.all_reduce(x)
         return x
 
     def device_like(self, x: Tensor | None) -> torch.device:
-        """The device from which this group sends tensors; `x` is what the rank has to send, if anything."""
+        """Choose the device from which this group sends tensors; `x` is what the rank has to send, if anything."""
         if self.handle is None or str(dist.get_backend(self.handle)) == "gloo":
             return torch.device("cpu")
         if x is not None and x.numel():
@@ -85,7 +85,7 @@ class Layout:
 
 
 def current_layout() -> Layout:
-    """The layout of Megatron's process groups; a single rank if torch.distributed is not initialised.
+    """Read Megatron's process groups; a single rank if torch.distributed is not initialised.
 
     Raises:
         RuntimeError: several processes run without Megatron's groups, so it is unknown which rank has which samples.
@@ -122,7 +122,7 @@ class LocalTokens:
     """Positions of the held tokens among all R; None if this rank holds all of them."""
 
     def join(self, rows: Sequence[Tensor]) -> Tensor:
-        """This rank's rows as one new vector [R]; the tokens of other ranks are 0, until an all-reduce adds them.
+        """Join this rank's rows to a new vector [R]; the tokens of other ranks are 0, until an all-reduce adds them.
 
         Raises:
             ValueError: a row does not have the length that the layout requires; names the sample.
@@ -137,17 +137,17 @@ class LocalTokens:
         return local.new_zeros(sum(self.lengths)).index_copy_(0, self.positions.to(local.device), local)
 
     def pick(self, flat: Tensor) -> Tensor:
-        """This rank's entries of a vector [R]."""
+        """Pick this rank's entries of a vector [R]."""
         return flat if self.positions is None else flat[self.positions.to(flat.device)]
 
     def split(self, flat: Tensor) -> list[Tensor]:
-        """This rank's part of a vector [R], one row per sample; the rows share memory."""
+        """Cut this rank's part of a vector [R] into one row per sample; the rows share memory."""
         # The plain split also records every row as a view for autograd, which takes half as long again.
         return list(torch.unsafe_split_with_sizes(self.pick(flat), list(self.held)))
 
 
 def local_tokens(rollout_data: Mapping[str, Any], layout: Layout) -> LocalTokens:
-    """The response tokens of slime's `rollout_data` that this rank holds."""
+    """Find the response tokens of slime's `rollout_data` that this rank holds."""
     responses = rollout_data["response_lengths"]
     if layout.context.size == 1:
         return LocalTokens(responses, responses, None)
@@ -163,7 +163,7 @@ def local_tokens(rollout_data: Mapping[str, Any], layout: Layout) -> LocalTokens
 
 
 def owned_spans(total: Tensor, response: Tensor, group: Group, padded: Tensor) -> Tensor:
-    """The two half-open ranges [start, end) of response offsets that this rank holds of each sample, [S, 2, 2].
+    """Compute the two half-open ranges [start, end) of response offsets that this rank holds per sample, [S, 2, 2].
 
     Args:
         total: [S] tokens of prompt and response.

@@ -1,13 +1,10 @@
-"""Settings of the advantage computation: the YAML's keys, and the flags of slime that it reads.
-
-slime copies the YAML's top-level keys to `args`, so a training process finds both there.
-"""
+"""Settings of the advantage computation: keys of the YAML, which slime copies to `args`."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
 
 from pydantic import model_validator
@@ -210,7 +207,7 @@ class AdvantageSettings(Settings):
         return self
 
     def discounts_of(self, role: str | None) -> Discounts:
-        """The discounts of the actor or the critic; `role` may be None if they do not differ.
+        """Return the discounts of the actor or the critic; `role` may be None if they do not differ.
 
         Raises:
             FlagError: they differ and the role is unknown.
@@ -225,53 +222,21 @@ class AdvantageSettings(Settings):
         return Discounts(self.gamma_step, self.lambda_critic, self.gamma_token, self.lambda_critic)
 
     def token_lambdas(self, role: str | None, lengths: Tensor) -> Tensor | None:
-        """Lambda inside each turn [T] float64, if it depends on the turns' trained tokens [T]; otherwise None."""
+        """Compute the lambda inside each turn, [T] float64, from its trained tokens [T]; None for `lambda_token`."""
         if role == "critic" or self.lambda_policy == "fixed":
             return None
         return (1 - 1 / (self.lambda_policy_alpha * lengths.double())).clamp(0, 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdvantageFlags:
-    """The flags of slime that the advantages depend on; a default applies if the framework lacks the flag."""
-
-    kl_coef: float = 0.0
-    kl_loss_type: str = "k1"
-    use_rollout_logprobs: bool = False
-    normalize_advantages: bool = False
-    use_opd: bool = False
-    use_opsm: bool = False
-    use_tis: bool = False
-    eps_clip: float = 0.2
-    eps_clip_high: float | None = None
-    eps_clip_c: float | None = None
-    grpo_std_normalization: bool = True
-    n_samples_per_prompt: int | None = None
-    num_critic_only_steps: int | None = None
-    start_rollout_id: int | None = None
-    rollout_data_postprocess_path: str | None = None
-    slime_verlog_role: Literal["actor", "critic"] | None = None
-    """Whose process this is (`ROLE`); None if nothing noted it."""
-
-    @property
-    def turn_table_is_read_again(self) -> bool:
-        """Whether the KL split reads the turn table after the advantages; it then removes the table."""
-        return self.rollout_data_postprocess_path == KL_SPLIT
-
-
 def advantage_settings(args: Any) -> AdvantageSettings:
-    """The YAML's keys from slime's `args`.
+    """Read the YAML's keys from slime's `args`.
 
     Raises:
         ConfigError: a value is invalid; names the key and the value.
     """
-    return read_settings(AdvantageSettings, _present(args, AdvantageSettings.model_fields))
+    return read_settings(AdvantageSettings, present(args, AdvantageSettings.model_fields))
 
 
-def advantage_flags(args: Any) -> AdvantageFlags:
-    """slime's own flags from its `args`."""
-    return AdvantageFlags(**_present(args, {field.name: field for field in fields(AdvantageFlags)}))
-
-
-def _present(args: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+def present(args: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Look up those of the attributes that `args` has."""
     return {name: getattr(args, name) for name in names if hasattr(args, name)}

@@ -14,7 +14,7 @@ import enum
 import hashlib
 import math
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
@@ -26,6 +26,9 @@ from advantage.errors import TurnTableError
 
 TABLE_KEY = "prompt"
 """Key of slime's train data that carries the table: one entry per sample, passed to the ranks unchanged."""
+
+STALENESS = "token_staleness"
+"""Key of slime's rollout data: per sample, the staleness of each response token in actor updates; -1 if unknown."""
 
 CONVERTER = "--custom-convert-samples-to-train-data-path rollout.samples.convert_samples_to_train_data"
 
@@ -114,7 +117,13 @@ class TurnRow:
 
 
 def encode_row(row: TurnRow) -> Tensor:
-    """The row as a float64 vector of 9 + 6 x turns entries; `decode_row` is the inverse."""
+    """Write a row as a float64 vector of 9 + 6 x turns entries; `decode_row` is the inverse.
+
+    Example: what a converter of samples puts into slime's train data, one vector per sample.
+
+        row = TurnRow(segment=3, first_turn=7, turns=(TurnSpan(start=0, end=21, reward=0.5, action_start=12),))
+        train_data[TABLE_KEY] = [encode_row(row), ...]
+    """
     flags = (row.kind, row.terminated, row.truncated)
     head = [_MAGIC, _VERSION, row.segment, row.first_turn, *flags, row.group, len(row.turns)]
     body = [x for t in row.turns for x in (t.start, t.end, t.reward, t.action_start, t.anchor, t.staleness)]
@@ -122,7 +131,7 @@ def encode_row(row: TurnRow) -> Tensor:
 
 
 def decode_row(vector: object) -> TurnRow:
-    """The row that `encode_row` wrote.
+    """Read the row that `encode_row` wrote.
 
     Raises:
         TurnTableError: the vector was not written by `encode_row`, or is damaged.
@@ -154,25 +163,19 @@ def decode_row(vector: object) -> TurnRow:
     return TurnRow(segment, first_turn, TurnKind(kind), bool(terminated), bool(truncated), turns, group)
 
 
-def with_group(vector: Sequence[float], group: int | None) -> list[float]:
-    """The encoded row with another group; None: no group."""
-    row = decode_row(torch.tensor(vector, dtype=torch.float64))
-    return to_list(encode_row(replace(row, group=-1 if group is None else group)))
-
-
 def to_list(x: Tensor) -> list[float]:
-    """`x.tolist()` of a vector, typed; torch does not declare the type of the entries."""
+    """Convert a vector to a list; torch does not declare the type of the entries."""
     return cast(Any, x).tolist()
 
 
 def anchor_of(token_ids: np.ndarray[Any, np.dtype[np.int32]]) -> int:
-    """Hash of a prompt's tokens [n], below 2**53: the anchor of the state that the prompt shows."""
+    """Hash a prompt's tokens [n] to a number below 2**53, the anchor of the state that the prompt shows."""
     digest = hashlib.blake2b(token_ids.tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _EXACT
 
 
 def decode_rows(vectors: Sequence[object], response_lengths: Sequence[int]) -> list[TurnRow]:
-    """The rows of a rank's samples, one by one. `read_columns` uses this to name what is wrong.
+    """Decode the rows of a rank's samples one by one; `read_columns` uses this to name what is wrong.
 
     Raises:
         TurnTableError: names the sample's position on this rank, and the flag that configures the converter.
@@ -223,7 +226,11 @@ class TurnColumns:
 
 
 def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
-    """All rows of a rank's samples, decoded and checked together.
+    """Decode and check all rows of a rank's samples together.
+
+    Args:
+        vectors: S float64 vectors that `encode_row` wrote.
+        response_lengths: [S] tokens of the samples' responses.
 
     Raises:
         TurnTableError: a vector is not a row of a turn table, or a turn lies outside its response; names the sample.
@@ -326,13 +333,13 @@ def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> Tu
 
 
 def whole_numbers(values: Sequence[int]) -> Tensor:
-    """The numbers as int64; NumPy reads a list several times as fast as `torch.tensor`."""
+    """Convert numbers to int64; NumPy reads a list several times as fast as `torch.tensor`."""
     return as_tensor(np.fromiter(values, np.int64, len(values)))
 
 
 def as_tensor(x: np.ndarray[Any, Any]) -> Tensor:
-    """`torch.from_numpy`, typed."""
-    return cast(Any, torch).from_numpy(x)  # torch does not declare its types
+    """Call `torch.from_numpy`, which torch does not type."""
+    return cast(Any, torch).from_numpy(x)
 
 
 def _int(name: str, value: Any) -> int:

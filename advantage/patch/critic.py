@@ -2,14 +2,12 @@
 
 slime's critic computes its values and the returns once, calls `train` on the batch, and sends the values to the actor.
 Here `train` is called several times with the same returns and the same old values, so `--value-clip` bounds how far all
-passes together move a value. By default the actor gets the values from before the first pass: after it, the critic has
-seen the returns of these very turns, and their advantages shrink. With `actor_values: after`, they are computed again.
-Source: SAO (arXiv 2607.07508) trains its critic twice per batch; implementations disagree about the values.
+passes together move a value. By default the actor gets the values from before the first pass, because the critic has
+then not yet seen the returns of these very turns. With `actor_values: after`, they are computed again.
 
 With `value_pretraining`, the critic does not train while turns are collected. On the last batch, which has them all,
-`train` is repeated, and values and returns are computed again after each pass (`advantage/pretraining.py`). Values are
-not clipped: that bounds how far the critic moves while its policy learns, and would slow it down to `--value-clip` per
-pass here.
+`train` is repeated, and values and returns are computed again after each pass (`advantage/critic.py`). Values are not
+clipped: that bounds how far the critic moves while its policy learns, and would slow down each pass.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from advantage.critic import Progress, progress_of
 from advantage.errors import UnsupportedFrameworkError
 from advantage.patch.roles import training_args
 from advantage.patch.versions import Framework, Replace
-from advantage.pretraining import Progress, progress_of
 from advantage.ranks import current_layout
 from advantage.settings import AdvantageSettings, ValuePretrainingSettings
 
@@ -106,25 +104,19 @@ def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingS
     def pretrained(train: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(train)
         def all_passes(
-            rollout_id: int,
-            model: Any,
-            optimizer: Any,
-            schedule: Any,
-            data_iterator: Any,
-            microbatches: Any,
-            *rest: Any,
+            rollout_id: int, model: Any, optimizer: Any, schedule: Any, iterator: Any, microbatches: Any, *rest: Any
         ) -> None:
             if rollout_id + 1 < settings.batches:
                 return
             args.value_clip = math.inf
-            data, progress, stages = data_iterator[0].rollout_data, progress_of.of(args), current_layout().pipeline
+            data, progress, stages = iterator[0].rollout_data, progress_of.of(args), current_layout().pipeline
             while progress.begin_pass(settings, model, stages):
                 _log(args, framework, progress)
                 # The pass counts as a rollout, so that its metrics are logged after those of the one before.
                 number = rollout_id + len(progress.explained) - 1
                 with progress.held_out_hidden(data):
-                    train(number, model, optimizer, _Still(schedule), data_iterator, microbatches, *rest)
-                _compute_values(args, actor, model, data_iterator, microbatches)
+                    train(number, model, optimizer, _Still(schedule), iterator, microbatches, *rest)
+                _compute_values(args, actor, model, iterator, microbatches)
                 actor.compute_advantages_and_returns(args, data)
             _log(args, framework, progress)
             progress.finish(settings, model)

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from advantage.flags import AdvantageFlags, advantage_flags
 from advantage.hook import compute_advantages
-from advantage.patch.whitening import whiten
 from advantage.ranks import current_layout, local_tokens
-from advantage.settings import AdvantageFlags, advantage_flags
+from advantage.training.whitening import whiten
 
 
 def make_compute_advantages(loss: ModuleType) -> Callable[[Any, MutableMapping[str, Any]], None]:
-    """A `compute_advantages_and_returns` that computes KL, calls the hook, and whitens.
+    """Make a `compute_advantages_and_returns` that computes KL, calls the hook, and whitens.
 
     Args:
         loss: the framework's loss module. Its `compute_approx_kl` and its distillation penalty, if any, are reused.

@@ -18,13 +18,12 @@ from typing import Any
 import torch
 
 from advantage.errors import FlagError, UnsupportedFrameworkError
+from advantage.flags import FROZEN, AdvantageFlags, advantage_flags
 from advantage.patch.versions import Framework, Replace
 from advantage.ranks import MEGATRON_STATE, Group, current_layout
-from advantage.settings import ROLE, AdvantageSettings, advantage_settings
+from advantage.settings import ROLE, advantage_settings
 
 logger = logging.getLogger(__name__)
-
-FROZEN = "freeze_params_name_list"
 
 
 def install_roles(framework: Framework, replace: Replace) -> None:
@@ -44,8 +43,9 @@ def install_roles(framework: Framework, replace: Replace) -> None:
                 setattr(args, FROZEN, list(frozen))
             check_saved_frozen(args)
             result = initialize(args, role, *rest, **named)
-            patterns: Sequence[str] = getattr(args, FROZEN, None) or ()
-            parameters = {_plain(name): p for chunk in result[0] for name, p in chunk.named_parameters()}
+            patterns = advantage_flags(args).frozen
+            named_parameters = (item for chunk in result[0] for item in chunk.named_parameters())
+            parameters = {re.sub(r"^(module\.)+", "", name): p for name, p in named_parameters}  # without DDP's names
             for name in report_frozen(role, parameters, patterns):
                 if parameters[name].requires_grad:
                     raise UnsupportedFrameworkError(
@@ -59,7 +59,7 @@ def install_roles(framework: Framework, replace: Replace) -> None:
 
 
 def training_args() -> Any:
-    """Megatron's `args` of this process, which are those of its role."""
+    """Return Megatron's `args` of this process, which are those of its role."""
     return sys.modules["megatron.training.global_vars"].get_args()
 
 
@@ -86,33 +86,6 @@ def report_frozen(role: str, names: Iterable[str], patterns: Sequence[str]) -> l
     return frozen
 
 
-def check_frozen_flags(args: Any, settings: AdvantageSettings) -> None:
-    """Refuse two lists of frozen parameters, and patterns that are not regular expressions.
-
-    Raises:
-        FlagError: names the key or flag to leave out.
-    """
-    given = list(getattr(args, FROZEN, None) or ())
-    if settings.critic_frozen and given and given != list(settings.critic_frozen):
-        raise FlagError(
-            f"critic_frozen is {list(settings.critic_frozen)} and slime's {FROZEN} is {given}; leave one of them out"
-        )
-    if settings.critic_frozen and getattr(args, "only_train_params_name_list", None):
-        raise FlagError(
-            "slime refuses --only-train-params-name-list beside frozen parameters; leave it or critic_frozen out"
-        )
-    for pattern in settings.critic_frozen:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise FlagError(f"critic_frozen: {pattern!r} is not a regular expression: {error}") from error
-
-
-def _plain(name: str) -> str:
-    """A parameter's name without the wrappers of data parallelism."""
-    return re.sub(r"^(module\.)+", "", name)
-
-
 def _over_stages(counts: torch.Tensor) -> torch.Tensor:
     mpu = sys.modules.get(MEGATRON_STATE)
     if mpu is None or not mpu.model_parallel_is_initialized():
@@ -126,24 +99,25 @@ def check_saved_frozen(args: Any) -> None:
     Raises:
         FlagError: names both lists, and the key to change.
     """
-    saved_args = _saved_args(args)
-    if saved_args is None or getattr(args, "finetune", False) or getattr(args, "no_load_optim", False):
+    flags = advantage_flags(args)
+    saved_args = _saved_args(flags)
+    if saved_args is None or flags.finetune or flags.no_load_optim:
         return
-    saved, given = (list(getattr(x, FROZEN, None) or ()) for x in (saved_args, args))
+    saved, given = advantage_flags(saved_args).frozen, flags.frozen
     if saved != given:
         raise FlagError(
-            f"{args.load} was trained with frozen parameters {saved}, this run has {given}, and the optimizer's state "
+            f"{flags.load} was trained with frozen parameters {saved}, this run has {given}, and the optimizer's state "
             f"fits only the former: give the same critic_frozen (or {FROZEN}), or start the optimizer afresh with "
             "no_load_optim: true in the role's overrides"
         )
 
 
-def _saved_args(args: Any) -> Any:
+def _saved_args(flags: AdvantageFlags) -> Any:
     """The `args` in the checkpoint that Megatron resumes from; None without such a checkpoint."""
-    folder = Path(args.load or "") if hasattr(args, "load") else Path()
+    folder = Path(flags.load or "")
     tracker = folder / "latest_checkpointed_iteration.txt"
     if not tracker.is_file():
         return None
-    step = getattr(args, "ckpt_step", None) or tracker.read_text(encoding="utf-8").strip()
+    step = flags.ckpt_step or tracker.read_text(encoding="utf-8").strip()
     common = folder / f"iter_{step:0>7}" / "common.pt"
     return torch.load(common, weights_only=False).get("args") if common.is_file() else None

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from advantage.alarms import OffPolicyAlarm
 from advantage.errors import UnsupportedFrameworkError
 from advantage.patch.versions import Replace
-from advantage.pictures import expand
-from advantage.policy_loss import STALENESS, finish_dis
 from advantage.settings import AdvantageSettings
+from advantage.training.alarms import OffPolicyAlarm
+from advantage.training.pictures import expand
+from advantage.training.policy_loss import finish_dis
+from advantage.turn_table import STALENESS
 
 
 def install_training_steps(model: ModuleType, settings: AdvantageSettings, replace: Replace) -> None:

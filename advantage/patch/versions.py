@@ -51,7 +51,7 @@ class Framework:
 
 
 def find_framework() -> Framework:
-    """The framework that this process runs, or otherwise the installed one.
+    """Find the framework that this process runs, or otherwise the installed one.
 
     Raises:
         UnsupportedFrameworkError: there is none, or its code differs from the supported versions.
@@ -80,7 +80,7 @@ def find_framework() -> Framework:
 
 
 def original(function: Any) -> Any:
-    """The framework's function that the patch replaced, or the function itself."""
+    """Return the framework's function that the patch replaced, or the function itself."""
     return getattr(function, "__advantage_original__", function)
 
 

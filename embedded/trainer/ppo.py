@@ -14,14 +14,16 @@ from typing import Any
 
 import torch
 
-from advantage.alarms import OffPolicyAlarm
+from advantage.critic import progress_of
+from advantage.flags import advantage_flags, check_dis
 from advantage.patch.roles import report_frozen
-from advantage.patch.whitening import whiten
-from advantage.policy_loss import STALENESS, check_dis, dis_loss, dis_metrics, finish_dis
-from advantage.pretraining import progress_of
 from advantage.ranks import current_layout
-from advantage.settings import ROLE, advantage_flags, advantage_settings
-from advantage.value_weight import first_token_weights, weigh_reducer
+from advantage.settings import ROLE, advantage_settings
+from advantage.training.alarms import OffPolicyAlarm
+from advantage.training.policy_loss import dis_loss, dis_metrics, finish_dis
+from advantage.training.value_weight import first_token_weights, weigh_reducer
+from advantage.training.whitening import whiten
+from advantage.turn_table import STALENESS
 from embedded.arguments import cores, embedded_flags
 from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data
 from embedded.trainer.checkpoint import is_checkpoint, load_critic, load_trainer, save_trainer

@@ -12,11 +12,10 @@ from envs.agent.request import (
     Request,
     RequestError,
     checked_list,
-    checked_stops,
     checked_text,
     joined,
+    make_request,
     read_picture,
-    thread_of,
     tool_schema,
 )
 from envs.tools.calls import short
@@ -26,31 +25,18 @@ PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 def read(body: Mapping[str, Any]) -> Request:
-    """The request in a body.
-
-    Raises:
-        RequestError: it cannot be answered.
-    """
+    """Read the request in a body; raises `RequestError` if it cannot be answered."""
     system = _text(body.get("system") or "", "system")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for message in checked_list(body.get("messages"), "messages"):
         messages += _messages(message)
-    if not messages:
-        raise RequestError("messages is empty")
     choice = body.get("tool_choice")
     unwanted = isinstance(choice, Mapping) and choice.get("type") == "none"
-    tools = () if unwanted else tuple(_tool(tool) for tool in checked_list(body.get("tools"), "tools"))
+    tools = [] if unwanted else [_tool(tool) for tool in checked_list(body.get("tools"), "tools")]
     stops = body.get("stop_sequences") or []
     if not isinstance(stops, list):
         raise RequestError(f"stop_sequences must be a list of texts, got {short(stops)}")
-    return Request(
-        messages=tuple(messages),
-        tools=tools,
-        stops=checked_stops(stops, "stop_sequences"),
-        model=checked_text(body.get("model"), "model"),
-        streams=body.get("stream") is True,
-        thread=thread_of(messages, tools),
-    )
+    return make_request(body, messages, tools, stops, "stop_sequences")
 
 
 def _messages(message: Mapping[str, Any]) -> list[Message]:

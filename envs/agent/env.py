@@ -70,7 +70,9 @@ class AgentEnv(BaseInteractionEnv):
         self.actions, self.max_steps = settings.actions, settings.max_steps
         self._first = AgentRun(task, seed, settings.prompt, Path(), settings.options)
         self._prepare = load_attribute(settings.prepare, "env.prepare") if settings.prepare else None
-        self._grade = load_attribute(settings.grader, "env.grader") if settings.grader else _exit_code
+        self._grade: Any = lambda run: run.exit_code == 0
+        if settings.grader:
+            self._grade = load_attribute(settings.grader, "env.grader")
         self._words = settings.words
         workdir = Path(settings.workdir or "/nonexistent").expanduser()
         self._words[0] = find_program(self._words[0], search_path(settings.interpreter), workdir)
@@ -91,7 +93,6 @@ class AgentEnv(BaseInteractionEnv):
             raise
 
     def _prepared(self, folder: Path) -> AgentRun:
-        """Fill the episode's folder."""
         run, workdir = replace(self._first, folder=folder), self.settings.workdir
         if workdir is not None:
             shutil.copytree(Path(workdir).expanduser(), folder, symlinks=True, dirs_exist_ok=True)
@@ -168,11 +169,7 @@ class AgentEnv(BaseInteractionEnv):
         info["progression"] = min(max(float(score), 0.0), 1.0)
 
     def _bounded(self, name: str, function: Any, run: AgentRun) -> Any:
-        """Call `prepare` or the grader.
-
-        Raises:
-            EnvironmentFault: it raised, or did not end in time.
-        """
+        """Call `prepare` or the grader; an error and a time-out are faults."""
         seconds = self.settings.grade_timeout_s
         try:
             return run_bounded(f"env.{name}", lambda: function(run), {}, seconds)
@@ -229,22 +226,24 @@ class _Running:
             folder.mkdir()
 
     def start(self, words: list[str], run: AgentRun, settings: AgentSettings) -> None:
-        """Start the program."""
         values = {"prompt": run.prompt, "task": run.task, "seed": str(run.seed), "model": settings.models[0]}
         values["folder"] = "/testbed" if settings.sandbox else str(run.folder)
         argv = [_filled(word, values) for word in words]
-        variables = {name: _environment(name) for name in settings.pass_env}
+        for name in settings.pass_env:
+            if name not in os.environ:
+                raise ConfigError(f"env.pass_env: the environment has no variable {name}")
+        variables = {name: os.environ[name] for name in settings.pass_env}
         variables |= {f"AGENT_{name.upper()}": value for name, value in values.items() if name != "folder"}
         variables |= addresses(None if settings.sandbox else self.server.port, self.key)
         variables |= {name: _filled(value, values) for name, value in settings.variables.items()}
+        on_end = lambda end: self.server.soon(self.session.ended, end)
         if settings.sandbox:
-            socket = self.server.socket
-            runner: Any = Sandboxed(argv, run.folder, variables, settings.interpreter, settings.limits, socket)
+            python, socket = settings.interpreter, self.server.socket
+            self._program = Sandboxed(argv, run.folder, variables, python, settings.limits, socket, on_end)
         else:
             own = {"PATH": search_path(settings.interpreter), "LANG": "C.UTF-8"}
             own |= {"HOME": str(self._home), "TMPDIR": str(self._temporary)}
-            runner = Plain(argv, run.folder, {**own, **variables})
-        self._program = Program(runner, lambda end: self.server.soon(self.session.ended, end))
+            self._program = Plain(argv, run.folder, {**own, **variables}, on_end)
 
     def stop(self) -> None:
         """End the program and refuse its requests; a second call does nothing."""
@@ -256,16 +255,11 @@ class _Running:
             self.server.close(self.key)
 
     def remove(self) -> None:
-        """Remove the folder."""
         remove_tree(self._outer)
 
 
 def _check_patience(end: End | None, waiting: Waiting) -> None:
-    """Tell a program that could not wait for the model from one that failed after an answer.
-
-    Raises:
-        EnvironmentFault: it ended with an error before it received the answer.
-    """
+    """Blame a program's failure on its client's time limit if it ended before it received the answer."""
     if end is not None and end.exit_code != 0 and not end.stopped and not waiting.delivered:
         raise EnvironmentFault(
             f"while it waited for the model, the agent {end.words}; give its client a longer time limit"
@@ -277,21 +271,10 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda name: values.get(name[1], name[0]), text)
 
 
-def _environment(name: str) -> str:
-    if name not in os.environ:
-        raise ConfigError(f"env.pass_env: the environment has no variable {name}")
-    return os.environ[name]
-
-
 @functools.lru_cache(maxsize=32)
 def _check_sandbox(python: Path) -> None:
     """Make sure, once per interpreter, that the sandbox starts."""
     check_sandbox(Sandbox(Path(__file__).parent, python, writable_tree=False))
-
-
-def _exit_code(run: AgentRun) -> float:
-    """The default grader."""
-    return float(run.exit_code == 0)
 
 
 def build_env(sample: Any, args: Any) -> AgentEnv:

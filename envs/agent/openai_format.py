@@ -14,11 +14,10 @@ from envs.agent.request import (
     Request,
     RequestError,
     checked_list,
-    checked_stops,
     checked_text,
     joined,
+    make_request,
     read_picture,
-    thread_of,
     tool_schema,
 )
 from envs.tools.calls import short
@@ -30,31 +29,18 @@ PING = b": the model is busy\n\n"
 
 
 def read(body: Mapping[str, Any]) -> Request:
-    """The request in a body.
-
-    Raises:
-        RequestError: it cannot be answered.
-    """
+    """Read the request in a body; raises `RequestError` if it cannot be answered."""
     if body.get("n", 1) not in (1, None):
         raise RequestError(f"one answer per request is supported, but n is {short(body['n'])}")
     if body.get("functions"):
         raise RequestError("functions are not supported; use tools")
-    messages = tuple(_message(message) for message in checked_list(body.get("messages"), "messages"))
-    if not messages:
-        raise RequestError("messages is empty")
+    messages = [_message(message) for message in checked_list(body.get("messages"), "messages")]
     offered = [] if body.get("tool_choice") == "none" else checked_list(body.get("tools"), "tools")
-    tools = tuple(_tool(tool) for tool in offered)
     stops = body.get("stop") or []
     if not isinstance(stops, str | list):
         raise RequestError(f"stop must be a text or a list of texts, got {short(stops)}")
-    return Request(
-        messages=messages,
-        tools=tools,
-        stops=checked_stops([stops] if isinstance(stops, str) else stops, "stop"),
-        model=checked_text(body.get("model"), "model"),
-        streams=body.get("stream") is True,
-        thread=thread_of(messages, tools),
-    )
+    stops = [stops] if isinstance(stops, str) else stops
+    return make_request(body, messages, [_tool(tool) for tool in offered], stops, "stop")
 
 
 def _message(message: Mapping[str, Any]) -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import shutil
@@ -10,13 +11,12 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from envs.agent.session import End
 from envs.errors import ConfigError, EnvironmentFault
 from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.supervise import KeptOutput, Limits
-from envs.tools import keeper
+from envs.tools import reaper
 
 KEPT_BYTES = 16384
 """Of what the program writes, this much is kept of the beginning and of the end."""
@@ -29,79 +29,25 @@ _SCRIPT = ("-I", "-S")
 """Options of Python for a script that needs only the standard library."""
 
 
-class Runner(Protocol):
-    """Runs a program: `run` returns when nothing of it is alive, `stop` makes it end."""
-
-    def run(self) -> End: ...
-
-    def stop(self) -> None: ...
-
-
-class Plain:
-    """Runs a program on this machine, under a keeper that ends everything that it started."""
-
-    def __init__(self, argv: Sequence[str], folder: Path, variables: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, *_SCRIPT, keeper.__file__, "0", *argv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env=dict(variables),
-            start_new_session=True,
-        )
-
-    def run(self) -> End:
-        assert self._process.stdout is not None
-        kept = KeptOutput(KEPT_BYTES)
-        while data := self._process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
-            kept.add(data)
-        self._process.stdout.close()
-        return End(self._process.wait(), kept.text())
-
-    def stop(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-
-
-class Sandboxed:
-    """Runs a program in a bubblewrap sandbox, whose only way out is the socket of the model's server."""
-
-    def __init__(
-        self,
-        argv: Sequence[str],
-        folder: Path,
-        variables: Mapping[str, str],
-        python: Path,
-        limits: Limits,
-        socket: Path,
-    ) -> None:
-        places = ((socket, f"{_INSIDE}/model.sock"), (_HERE / "forward.py", f"{_INSIDE}/forward.py"))
-        self._sandbox = Sandbox(folder, python, limits, places, tuple(variables.items()))
-        forward = [str(python), *_SCRIPT, f"{_INSIDE}/forward.py", f"{_INSIDE}/model.sock", str(_PORT)]
-        self._argv = [*forward, *argv]
-        self._stop = threading.Event()
-
-    def run(self) -> End:
-        outcome = self._sandbox.run(self._argv, stop=self._stop)
-        return End(outcome.returncode, outcome.output, outcome.stopped)
-
-    def stop(self) -> None:
-        self._stop.set()
-
-
-class Program:
+class Program(abc.ABC):
     """A running program; `on_end` is called from a thread when nothing of it is alive any more."""
 
-    def __init__(self, runner: Runner, on_end: Callable[[End], None]) -> None:
-        self._runner, self._on_end = runner, on_end
+    def __init__(self, on_end: Callable[[End], None]) -> None:
+        self._on_end = on_end
         self._thread = threading.Thread(target=self._watch, name="agent", daemon=True)
         self._thread.start()
 
+    @abc.abstractmethod
+    def _run(self) -> End:
+        """Return when nothing of the program is alive."""
+
+    @abc.abstractmethod
+    def _interrupt(self) -> None:
+        """Make `_run` return soon."""
+
     def _watch(self) -> None:
         try:
-            end = self._runner.run()
+            end = self._run()
         except Exception as error:  # whatever it is, the environment must not wait for the program
             end = End(-1, f"{type(error).__name__}: {error}")
         self._on_end(end)
@@ -112,10 +58,69 @@ class Program:
         Raises:
             EnvironmentFault: it cannot be ended, as with a dead network disk.
         """
-        self._runner.stop()
+        self._interrupt()
         self._thread.join(END_S)
         if self._thread.is_alive():
             raise EnvironmentFault(f"the agent's program cannot be ended within {END_S:g} s")
+
+
+class Plain(Program):
+    """A program on this machine, under a reaper that ends everything that it started."""
+
+    def __init__(
+        self, argv: Sequence[str], folder: Path, variables: Mapping[str, str], on_end: Callable[[End], None]
+    ) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *_SCRIPT, reaper.__file__, "0", *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=dict(variables),
+            start_new_session=True,
+        )
+        super().__init__(on_end)
+
+    def _run(self) -> End:
+        assert self._process.stdout is not None
+        kept = KeptOutput(KEPT_BYTES)
+        while data := self._process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
+            kept.add(data)
+        self._process.stdout.close()
+        return End(self._process.wait(), kept.text())
+
+    def _interrupt(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+
+class Sandboxed(Program):
+    """A program in a bubblewrap sandbox, whose only way out is the socket of the model's server."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        folder: Path,
+        variables: Mapping[str, str],
+        python: Path,
+        limits: Limits,
+        socket: Path,
+        on_end: Callable[[End], None],
+    ) -> None:
+        places = ((socket, f"{_INSIDE}/model.sock"), (_HERE / "forward.py", f"{_INSIDE}/forward.py"))
+        self._sandbox = Sandbox(folder, python, limits, places, tuple(variables.items()))
+        forward = [str(python), *_SCRIPT, f"{_INSIDE}/forward.py", f"{_INSIDE}/model.sock", str(_PORT)]
+        self._argv = [*forward, *argv]
+        self._stop = threading.Event()
+        super().__init__(on_end)
+
+    def _run(self) -> End:
+        outcome = self._sandbox.run(self._argv, stop=self._stop)
+        return End(outcome.returncode, outcome.output, outcome.stopped)
+
+    def _interrupt(self) -> None:
+        self._stop.set()
 
 
 def find_program(name: str, path: str, folder: Path) -> str:

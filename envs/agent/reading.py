@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pydantic_core
 
-from envs.agent.request import CHARS_PER_TOKEN, Message, Request, RequestError, digest_of
+from envs.agent.request import CHARS_PER_TOKEN, Message, Request, RequestError
 from envs.errors import MissingDependencyError
 from envs.pictures import PictureError, open_picture
 
@@ -26,7 +27,7 @@ def read_request(
     thread: str,
     max_bytes: int,
 ) -> Request:
-    """The request in a body.
+    """Read a request from its body, which is emptied.
 
     Args:
         read: the API's function from a JSON object to a request.
@@ -44,19 +45,18 @@ def read_request(
         raise RequestError(f"the request is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("the request is not a JSON object")
-    request, digest, size = read(body), digest_of(path, raw), len(raw)
+    request, size = read(body), len(raw)
+    digest = hashlib.blake2b(path.encode() + b"\0", digest_size=16)
+    digest.update(raw)
     raw.clear()
     check_pictures(request.messages, max_bytes * PIXELS_PER_BYTE)
     tokens = (size - sum(map(len, _pictures(request.messages)))) // CHARS_PER_TOKEN
-    return replace(request, digest=digest, is_retry=is_retry, thread=thread or request.thread, size=size, tokens=tokens)
+    known = {"digest": digest.hexdigest(), "is_retry": is_retry, "thread": thread or request.thread}
+    return replace(request, size=size, tokens=tokens, **known)
 
 
 def check_pictures(messages: Sequence[Message], max_pixels: int) -> None:
-    """Decode each picture once.
-
-    Raises:
-        RequestError: one cannot be read, or together they have more than `max_pixels` pixels.
-    """
+    """Decode each picture once; refuse one that cannot be read, and more than `max_pixels` pixels together."""
     left = max_pixels
     for url in _pictures(messages):
         try:

@@ -110,25 +110,35 @@ def _typed(call: Call, parameters: Mapping[str, Any]) -> Call:
         return Call(call.name, call.arguments)
 
 
-def digest_of(path: str, body: bytes | bytearray) -> str:
-    """A hash of a request's content."""
-    found = hashlib.blake2b(path.encode() + b"\0", digest_size=16)
-    found.update(body)
-    return found.hexdigest()
-
-
-def thread_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-    """Identifies the thread of a request: the text of its system messages and the names of its tools."""
-    found = hashlib.blake2b(digest_size=16)
+def make_request(
+    body: Mapping[str, Any],
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    stops: Sequence[Any],
+    stops_key: str,
+) -> Request:
+    """Make a request of what an API's format has read; its system messages and tools identify its thread."""
+    if not messages:
+        raise RequestError("messages is empty")
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"{stops_key} may hold at most {MAX_STOPS} texts, got {len(stops)}")
+    thread = hashlib.blake2b(digest_size=16)
     for text in (text_of(message) for message in messages if message["role"] == "system"):
-        found.update(text.encode() + b"\0")
+        thread.update(text.encode() + b"\0")
     for tool in tools:
-        found.update(b"\1" + tool["function"]["name"].encode())
-    return found.hexdigest()
+        thread.update(b"\1" + tool["function"]["name"].encode())
+    return Request(
+        messages=tuple(messages),
+        tools=tuple(tools),
+        stops=tuple(checked_text(stop, stops_key) for stop in stops),
+        model=checked_text(body.get("model"), "model"),
+        streams=body.get("stream") is True,
+        thread=thread.hexdigest(),
+    )
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message, without pictures."""
+    """Return the text of a message, without pictures."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -136,11 +146,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def checked_text(value: Any, what: str) -> str:
-    """A text that tokenizers can encode.
-
-    Raises:
-        RequestError: it is something else.
-    """
+    """Refuse what is not a text that tokenizers can encode."""
     if not isinstance(value, str):
         raise RequestError(f"{what} must be text, got {short(value)}")
     try:
@@ -151,11 +157,7 @@ def checked_text(value: Any, what: str) -> str:
 
 
 def checked_list(value: Any, what: str) -> list[Mapping[str, Any]]:
-    """A list of mappings; None is an empty one.
-
-    Raises:
-        RequestError: it is something else.
-    """
+    """Refuse what is not a list of mappings; None is an empty one."""
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
@@ -164,40 +166,21 @@ def checked_list(value: Any, what: str) -> list[Mapping[str, Any]]:
 
 
 def read_picture(url: Any) -> Message:
-    """The content part of a picture in a data URI, which is not decoded yet.
-
-    Raises:
-        RequestError: it is something else.
-    """
+    """Make the content part of a picture from its data URI, which is not decoded yet; refuse other addresses."""
     if not isinstance(url, str) or not url.startswith("data:"):
         raise RequestError(f"pictures must be sent as data: URIs, got {short(url)}; addresses are not fetched")
     return {"type": "image", "image": url}
 
 
-def checked_stops(stops: list[Any], what: str) -> tuple[str, ...]:
-    """The texts that end an answer.
-
-    Raises:
-        RequestError: one is not text, or there are more than `MAX_STOPS`.
-    """
-    if len(stops) > MAX_STOPS:
-        raise RequestError(f"{what} may hold at most {MAX_STOPS} texts, got {len(stops)}")
-    return tuple(checked_text(stop, what) for stop in stops)
-
-
 def joined(parts: Sequence[Message]) -> str | list[Message]:
-    """Content parts, or one text if none is a picture."""
+    """Join content parts to one text, unless one is a picture."""
     if any(part["type"] == "image" for part in parts):
         return list(parts)
     return "".join(part["text"] for part in parts)
 
 
 def tool_schema(name: Any, description: Any, parameters: Any) -> Mapping[str, Any]:
-    """A tool in OpenAI's form.
-
-    Raises:
-        RequestError: it has no name, or its parameters are not an object.
-    """
+    """Describe a tool in OpenAI's form; refuse it without a name, or if its parameters are not an object."""
     if parameters is not None and not isinstance(parameters, Mapping):
         raise RequestError(f"the parameters of a tool must be a JSON schema, got {short(parameters)}")
     function = {

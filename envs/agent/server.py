@@ -12,8 +12,8 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from types import ModuleType
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -21,7 +21,7 @@ from aiohttp import web
 from envs.agent import anthropic_format, openai_format
 from envs.agent.connections import Listener, read_body
 from envs.agent.reading import read_request
-from envs.agent.request import Answer, Request, RequestError
+from envs.agent.request import Request, RequestError
 from envs.agent.session import Session, Waiting
 from envs.errors import EnvironmentFault
 from envs.swe.sandbox.folders import process_folder
@@ -40,22 +40,8 @@ THREAD_HEADER = "x-agent-thread"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Api:
-    """One API: how requests are read, and answers and refusals written."""
-
-    read: Callable[[Mapping[str, Any]], Request]
-    reply: Callable[[Answer, Request, int], Mapping[str, Any]]
-    events: Callable[[Answer, Request, int], Iterator[bytes]]
-    error: Callable[[int, str], Mapping[str, Any]]
-    ping: bytes
-
-    @classmethod
-    def of(cls, module: Any) -> Api:
-        return cls(module.read, module.reply, module.events, module.error, module.PING)
-
-
-OPENAI, ANTHROPIC = Api.of(openai_format), Api.of(anthropic_format)
+Api = ModuleType
+"""`openai_format` or `anthropic_format`: how requests are read, and answers and refusals written."""
 
 
 class ModelServer:
@@ -104,8 +90,9 @@ class ModelServer:
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer a request of an episode's program; others learn only that they need a key."""
-        api = ANTHROPIC if http.path.startswith("/v1/messages") else OPENAI
-        session = self._sessions.get(_key(http))
+        api = anthropic_format if http.path.startswith("/v1/messages") else openai_format
+        bearer = http.headers.get("Authorization", "").partition(" ")[2].strip()
+        session = self._sessions.get(http.headers.get("x-api-key") or bearer)
         try:
             if session is None:
                 raise RequestError("the API key is not that of a running episode", 401)
@@ -131,13 +118,7 @@ class ModelServer:
         raise RequestError(f"{asked} is not supported; there are /v1/chat/completions and /v1/messages", 404)
 
 
-def _key(http: web.BaseRequest) -> str:
-    given = http.headers.get("Authorization", "")
-    return http.headers.get("x-api-key") or given.partition(" ")[2].strip()
-
-
 async def _take(api: Api, http: web.BaseRequest, session: Session) -> web.StreamResponse:
-    """Answer one request when the model has answered it."""
     waiting = session.arrive(await _read(api, http, session))
     waiting.connections += 1
     try:
@@ -151,16 +132,9 @@ async def _take(api: Api, http: web.BaseRequest, session: Session) -> web.Stream
 
 
 async def _read(api: Api, http: web.BaseRequest, session: Session) -> Request:
-    """The request in an HTTP request.
-
-    Raises:
-        RequestError: it cannot be read.
-    """
     body = await read_body(http, session)
-    is_retry = http.headers.get(RETRY_HEADER, "0") not in ("", "0")
-    read = functools.partial(
-        read_request, api.read, http.path, body, is_retry, http.headers.get(THREAD_HEADER, ""), session.max_bytes
-    )
+    is_retry, thread = http.headers.get(RETRY_HEADER, "0") not in ("", "0"), http.headers.get(THREAD_HEADER, "")
+    read = functools.partial(read_request, api.read, http.path, body, is_retry, thread, session.max_bytes)
     return await asyncio.shield(session.on_thread(read, len(body)))  # a client that leaves must not free its bytes
 
 
@@ -173,7 +147,7 @@ async def _respond(api: Api, http: web.BaseRequest, waiting: Waiting) -> web.Str
         while (answer := await waiting.answered(PATIENCE_S)) is None:
             if not response.prepared:
                 await response.prepare(http)
-            await response.write(api.ping if streams else b" ")
+            await response.write(api.PING if streams else b" ")
     except RequestError:
         if response.prepared and http.transport is not None:
             http.transport.abort()  # too late for another status

@@ -21,11 +21,10 @@ MAX_BYTES = 4 << 20
 PAUSE = 4.0
 """Seconds without reading per second of reading, because Python runs nothing else while it parses JSON."""
 MAX_THREADS = 64
-"""Threads with a number of their own; all further ones share the last number."""
-
-MOST_WAITING = 64
+"""Threads that have a number to themselves; all further ones share the last number."""
+MAX_WAITING = 64
 """Requests of one program that may wait at once; further ones are refused."""
-MOST_REFUSED = 200
+MAX_REFUSED = 200
 """Refused requests after which the episode is given up."""
 
 
@@ -153,8 +152,8 @@ class Session:
             if known is not None and known.is_sent_again_by(request):
                 self.counts["retries"] += 1
                 return known
-        if len(self._queue) >= MOST_WAITING:
-            raise RequestError(f"{MOST_WAITING} requests of this program are waiting already", 429)
+        if len(self._queue) >= MAX_WAITING:
+            raise RequestError(f"{MAX_WAITING} requests of this program are waiting already", 429)
         if len(self.threads) < MAX_THREADS:
             self.threads.setdefault(request.thread, len(self.threads))
         thread = self.threads.get(request.thread, MAX_THREADS - 1)
@@ -198,9 +197,9 @@ class Session:
         """
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
-            if self.counts["refused"] >= MOST_REFUSED:
+            if self.counts["refused"] >= MAX_REFUSED:
                 raise EnvironmentFault(
-                    f"the agent sent {MOST_REFUSED} requests that were refused, the last one because {self.refusal}"
+                    f"the agent sent {MAX_REFUSED} requests that were refused, the last one because {self.refusal}"
                 )
             if self.end is not None:
                 return None

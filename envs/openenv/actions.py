@@ -46,67 +46,49 @@ def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Action
         ConfigError: the action has no such field, or the import path leads nowhere.
     """
     fields, given = fields_of(schema), settings.action
+    constants = {name: part["const"] for name, part in fields.items() if "const" in part}
     if given == "auto":
-        free = {name: part for name, part in fields.items() if "const" not in part}
+        free = {name: part for name, part in fields.items() if name not in constants}
         needed = [name for name in free if name in schema.get("required", ())]
         target = next(iter(free)) if len(free) == 1 else needed[0] if len(needed) == 1 else None
         names = _choices(free[target]) if target is not None and len(free) == 1 else ()
         lines = tuple(_describe(name, part, name in needed) for name, part in free.items()) if len(free) > 1 else ()
-        return Actions(_Auto(fields, target), settings.actions or names, lines)
+        read = lambda text: {**constants, **_read_any(text, fields, target)}
+        return Actions(read, settings.actions or names, lines)
     if "." in given or ":" in given:
-        return Actions(_Function(load_attribute(given, "env.action"), given), settings.actions or ())
+        function = load_attribute(given, "env.action")
+        return Actions(lambda text: _call(function, given, text), settings.actions or ())
     if given not in fields:
         near = difflib.get_close_matches(given, fields, n=1)
         hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(fields) or 'none'}"
         raise ConfigError(f"env.action: the server's action has no field {given!r}; {hint}")
-    read = lambda text: {**_constants(fields), given: _convert(given, text, fields[given])}
+    read = lambda text: {**constants, given: _convert(given, text, fields[given])}
     return Actions(read, settings.actions or _choices(fields[given]))
 
 
-@dataclass(frozen=True)
-class _Auto:
-    """JSON for all fields; other text for the target field."""
-
-    fields: Mapping[str, Mapping[str, Any]]
-    target: str | None
-
-    def __call__(self, text: str) -> dict[str, Any]:
-        body = _unfenced(text)
-        if body.startswith("{"):
-            value, error = decode_whole(body)
-            if not error and isinstance(value, dict) and set(value) <= {*self.fields, "metadata"}:
-                return {**_constants(self.fields), **value}
-        if self.target is None:
-            raise RejectedError(f"the answer is not a JSON object with the fields {', '.join(self.fields)}")
-        return {**_constants(self.fields), self.target: _convert(self.target, text, self.fields[self.target])}
+def _read_any(text: str, fields: Mapping[str, Mapping[str, Any]], target: str | None) -> dict[str, Any]:
+    """Read JSON for all fields, or other text for the target field."""
+    body = _unfenced(text)
+    if body.startswith("{"):
+        value, error = decode_whole(body)
+        if not error and isinstance(value, dict) and set(value) <= {*fields, "metadata"}:
+            return value
+    if target is None:
+        raise RejectedError(f"the answer is not a JSON object with the fields {', '.join(fields)}")
+    return {target: _convert(target, text, fields[target])}
 
 
-@dataclass(frozen=True)
-class _Function:
-    """The user's function."""
-
-    function: Callable[[str], Any]
-    path: str
-
-    def __call__(self, text: str) -> Mapping[str, Any]:
-        action = call_user_function(self.function, f"env.action: {self.path}", text)
-        if action is None:
-            raise RejectedError("the answer is not an action")
-        if not isinstance(action, Mapping):
-            raise EnvironmentFault(f"env.action: {self.path} returned {short(action)}, not a mapping or None")
-        return action
-
-
-def _constants(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: part["const"] for name, part in fields.items() if "const" in part}
+def _call(function: Callable[[str], Any], path: str, text: str) -> Mapping[str, Any]:
+    action = call_user_function(function, f"env.action: {path}", text)
+    if action is None:
+        raise RejectedError("the answer is not an action")
+    if not isinstance(action, Mapping):
+        raise EnvironmentFault(f"env.action: {path} returned {short(action)}, not a mapping or None")
+    return action
 
 
 def _convert(name: str, text: str, schema: Mapping[str, Any]) -> Any:
-    """The text as a value of the field's type.
-
-    Raises:
-        RejectedError: it is not one.
-    """
+    """Read the text as a value of the field's type; refuse it if it is not one."""
     choices = schema.get("enum")
     if choices:
         found = [choice for choice in choices if str(choice).lower() == text.strip().lower()]

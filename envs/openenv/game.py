@@ -39,7 +39,9 @@ class OpenEnvGame(TextGame):
         self.actions = self._mapping.names
         self._sends_default = settings.default_action is not None or bool(self.actions)
         self.default_action = settings.default_action or next(iter(self.actions), "nothing")
-        self.answer_format = _answer_format(bool(self.actions), bool(self._mapping.fields))
+        if not self.actions:
+            what = "a JSON object" if self._mapping.fields else "what you do"
+            self.answer_format = ANSWER_FORMAT.replace("one allowed action", what)
         self.max_steps = settings.max_steps or 0
         self._read = make_reader(settings)
         self._ending = read_ending(settings)
@@ -168,9 +170,3 @@ def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:
         return found
 
     return ending
-
-
-def _answer_format(named: bool, structured: bool) -> str:
-    if named:
-        return ANSWER_FORMAT
-    return ANSWER_FORMAT.replace("one allowed action", "a JSON object" if structured else "what you do")

@@ -29,22 +29,15 @@ def make_reader(settings: OpenEnvSettings) -> Callable[[Mapping[str, Any]], Part
     Raises:
         ConfigError: the template does not parse, or the import path leads nowhere.
     """
-    read = _reader(settings.observation, settings.picture)
-
-    def encodable_parts(observation: Mapping[str, Any]) -> Parts:
-        long_term, short_term = read(observation)
-        return encodable(long_term), encodable(short_term)
-
-    return encodable_parts
-
-
-def _reader(given: str | None, picture: str | None) -> Callable[[Mapping[str, Any]], Parts]:
+    given = settings.observation
     if given is None:
-        return lambda observation: (as_lines(observation, picture), "")
-    if "{{" in given or "{%" in given:
-        return _template(given)
-    function, label = load_attribute(given, "env.observation"), f"env.observation: {given}"
-    return lambda observation: _parts(call_user_function(function, label, observation), given)
+        read: Callable[[Mapping[str, Any]], Parts] = lambda observation: (as_lines(observation, settings.picture), "")
+    elif "{{" in given or "{%" in given:
+        read = _template(given)
+    else:
+        function, label = load_attribute(given, "env.observation"), f"env.observation: {given}"
+        read = lambda observation: _parts(call_user_function(function, label, observation), given)
+    return lambda observation: tuple(map(encodable, read(observation)))  # type: ignore[return-value]
 
 
 def call_user_function(function: Callable[..., T], label: str, *arguments: Any) -> T:

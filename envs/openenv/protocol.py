@@ -39,8 +39,8 @@ CALL_TOOL = "call_tool"
 `result` or `error` (`{"error_type": ..., "message": ...}`)."""
 
 
-_LARGEST_REWARD = sys.float_info.max
-_LONGEST_MESSAGE = 500
+_MAX_REWARD = sys.float_info.max
+_MAX_MESSAGE = 500
 
 
 class Request(StrEnum):
@@ -131,7 +131,7 @@ def read_outcome(frame: str | bytes) -> Outcome:
         raise MalformedFrameError(f"an observation that is not a mapping: {observation!r:.60}")
     if type(done) is not bool:
         raise MalformedFrameError(f"done={done!r:.60}, which is neither true nor false")
-    if not isinstance(reward, bool | int | float | None) or not abs(reward or 0) <= _LARGEST_REWARD:
+    if not isinstance(reward, bool | int | float | None) or not abs(reward or 0) <= _MAX_REWARD:
         raise MalformedFrameError(f"reward={reward!r:.60}, which is neither a finite number nor null")
     return Outcome(observation, float(reward or 0), done)
 
@@ -144,7 +144,7 @@ def _words_of(error: Mapping[str, Any]) -> str:
         for part in (details if isinstance(details, list) else ())
         if isinstance(part, Mapping) and isinstance(part.get("loc"), list | None)
     ]
-    return "; ".join(found)[:_LONGEST_MESSAGE] or str(error.get("message", "no message"))[:_LONGEST_MESSAGE]
+    return "; ".join(found)[:_MAX_MESSAGE] or str(error.get("message", "no message"))[:_MAX_MESSAGE]
 
 
 def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:

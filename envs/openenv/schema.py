@@ -12,7 +12,7 @@ from typing import Any
 
 from envs.errors import EnvironmentFault
 from envs.openenv.protocol import CALL_TOOL, SCHEMA_PATH, server_address
-from envs.openenv.session import LARGEST_FRAME, is_local, spread
+from envs.openenv.session import MAX_FRAME_BYTES, is_local, spread
 from envs.openenv.settings import OpenEnvSettings
 
 _first: dict[tuple[str, tuple[str, ...]], Any] = {}
@@ -90,7 +90,7 @@ def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
     request = urllib.request.Request(server_address(url)[0] + SCHEMA_PATH, headers=settings.headers)
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=settings.connect_timeout_s) as reply:
-            found = json.loads(reply.read(LARGEST_FRAME))
+            found = json.loads(reply.read(MAX_FRAME_BYTES))
         action, observation = found["action"], found["observation"]
         if not isinstance(action, Mapping) or not isinstance(action.get("properties", {}), Mapping):
             raise TypeError("its action schema is not a mapping")

@@ -2,7 +2,8 @@
 
 Invariant: a session never reconnects. A server that was restarted accepts steps on a new socket without an error, but
 plays another game. A closed socket, a late reply or a frame that breaks the protocol therefore ends the session for
-good, with an `EnvironmentFault`.
+good, with an `EnvironmentFault`. The client of the package openenv (0.10.0) does otherwise: it reconnects, takes a
+surplus reply for that to the next request, and passes on any `reward` and `done`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from envs.openenv.protocol import (
 )
 from envs.openenv.settings import OpenEnvSettings
 
-LARGEST_FRAME = 64 << 20
+MAX_FRAME_BYTES = 64 << 20
 """Bytes of the largest reply; the server's own client allows 100 MiB."""
-LARGEST_REQUEST = 1 << 20
+MAX_REQUEST_BYTES = 1 << 20
 """Bytes of the largest action. Servers close the session at larger ones, each at its own limit."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
 """Pauses between two attempts to get a session from servers that are full."""
 CLOSE_S = 1.0
 """Seconds that a server has to agree to a closed session."""
@@ -92,7 +93,7 @@ class Session:
             EnvironmentFault: as for the class, or the environment raised an exception.
         """
         frame = write_frame(Request.STEP, action)
-        if len(frame) > LARGEST_REQUEST:
+        if len(frame) > MAX_REQUEST_BYTES:
             raise RejectedError("the answer is too long")
         rejections = {ErrorCode.VALIDATION_ERROR}
         if self._settings.execution_error == "invalid":
@@ -113,18 +114,13 @@ class Session:
             socket.close()
 
     def _ask(self, kind: Request, frame: str) -> Outcome:
-        """Send a request and wait for its reply.
-
-        Raises:
-            ErrorReply: the reply is an error.
-        """
+        """Send a request and wait for its reply; raises `ErrorReply` if that is an error."""
         socket, seconds = self._socket, self._settings.step_timeout_s
         if socket is None:
             raise EnvironmentFault(f"the session on {self.label} has ended, and its game is lost")
         try:
-            early = _received(socket)
-            if early is not None:
-                read_outcome(early)  # a server that is full or broken says so before it is asked
+            with contextlib.suppress(TimeoutError):  # nothing is here yet
+                read_outcome(socket.recv(timeout=0))  # a server that is full or broken says so before it is asked
                 raise MalformedFrameError("a second reply to one request")
             with contextlib.suppress(_closed_error()):  # `recv` raises it again, after replies that came before
                 socket.send(frame)
@@ -152,7 +148,7 @@ def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session]
     Raises:
         EnvironmentFault: no server can be reached, none was free within `capacity_timeout_s`, or raised by `begin`.
     """
-    deadline, pause = time.monotonic() + settings.capacity_timeout_s, FIRST_PAUSE_S
+    deadline, pause = time.monotonic() + settings.capacity_timeout_s, MIN_PAUSE_S
     while True:
         full: ServerFullError | None = None
         lost: EnvironmentFault | None = None
@@ -178,7 +174,7 @@ def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session]
                 "variable MAX_CONCURRENT_ENVS, or lower n_env"
             )
         time.sleep(min(pause * _jitter.uniform(0.5, 1.0), max(deadline - time.monotonic(), 0.0)))
-        pause = min(2 * pause, LONGEST_PAUSE_S)
+        pause = min(2 * pause, MAX_PAUSE_S)
 
 
 def spread(urls: tuple[str, ...], seed: int) -> Iterator[str]:
@@ -210,21 +206,13 @@ def _connect(url: str, settings: OpenEnvSettings) -> Any:
             open_timeout=seconds,
             ping_timeout=None,  # `step_timeout_s` decides; a server may be busy with one long step
             close_timeout=CLOSE_S,
-            max_size=LARGEST_FRAME,
+            max_size=MAX_FRAME_BYTES,
         )
         return contextlib.ExitStack().enter_context(connecting)  # from websockets 17 on, only this gives a connection
     except TimeoutError as error:
         raise EnvironmentFault(f"{url} did not connect within {seconds:g} s (env.connect_timeout_s)") from error
     except (OSError, InvalidHandshake, InvalidURI) as error:
         raise EnvironmentFault(f"no OpenEnv server answers at {url} ({error}); start it, or correct env.url") from error
-
-
-def _received(socket: Any) -> str | bytes | None:
-    """A frame that is already here; None if there is none."""
-    try:
-        return socket.recv(timeout=0)
-    except TimeoutError:
-        return None
 
 
 def _closed_error() -> type[Exception]:

@@ -72,8 +72,12 @@ class ToolSpec:
     deterministic: bool = True
     """Whether the same calls always give the same results."""
     source: str = ""
-    """Where the tool comes from, for error messages; by default the module of `target`."""
 
     @property
     def stateful(self) -> bool:
         return inspect.isclass(self.target)
+
+    @property
+    def origin(self) -> str:
+        """Where the tool comes from, for error messages: `source`, or the name of `target`."""
+        return self.source or f"{self.target.__module__}.{self.target.__qualname__}"

@@ -11,7 +11,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from envs.errors import EnvironmentFault, ToolError
@@ -102,21 +102,13 @@ class _Awaited:
             return
         if not alive.wait(STUCK_S):
             _retire(self._loop, self.name)
-        elif not _ended(self.future):
+        elif wait([self.future], STUCK_S).not_done:
             _leave(self.name, lambda: not self.future.done())
 
     def _cancel(self, alive: threading.Event) -> None:
         if self._task is not None:
             self._task.cancel()
         alive.set()
-
-
-def _ended(future: Future[Any]) -> bool:
-    try:
-        future.exception(STUCK_S)
-    except TimeoutError:
-        return False
-    return True
 
 
 def _wait(call: _Threaded | _Awaited, timeout_s: float) -> Any:

@@ -6,6 +6,7 @@ A tool that violates its contract is refused while it is loaded; the error names
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -16,9 +17,8 @@ from envs.errors import ConfigError, ToolError
 from envs.loading import load_attribute, load_module
 from envs.tools.base import Tool, ToolSpec
 from envs.tools.calls import decode_whole, short
-from envs.tools.mcp.settings import McpSettings
-from envs.tools.mcp.tools import mcp_tools
 from envs.tools.schema import ArgumentCheck, check_schema, infer_schema
+from envs.tools.settings import McpSettings
 from slime_verlog import Field, Settings, read_settings, read_yaml
 
 _MARK = "__slime_verlog_tool__"
@@ -81,23 +81,19 @@ def make_tool(
         raise ToolError(f"a tool is a function or a subclass of envs.tools.Tool, got {target!r}")
     function = target
     if inspect.isclass(target):
-        tool_class = _checked_class(target)
-        function, schema = tool_class.execute, schema or tool_class.schema
-        name = name or tool_class.name or _snake_case(target.__name__)
+        label = f"{target.__module__}.{target.__qualname__}"
+        if not issubclass(target, Tool):
+            raise ToolError(f"{label} is a class but not a subclass of envs.tools.Tool")
+        if inspect.isabstract(target):
+            raise ToolError(f"{label} has no execute method")
+        function, schema = target.execute, schema or target.schema
+        name = name or target.name or re.sub(r"(?<!^)(?=[A-Z])", "_", target.__name__).lower()
     name = name or str(getattr(function, "__name__", ""))
     where = f"the tool {name} ({getattr(target, '__module__', '?')})"
     checked = check_schema(schema or infer_schema(function, name), where)
     checked["function"]["name"] = name
     checked = check_schema(checked, where)
     return ToolSpec(name, checked, ArgumentCheck(checked), target, dict(config or {}), timeout_s)
-
-
-def _checked_class(target: type) -> type[Tool]:
-    if not issubclass(target, Tool):
-        raise ToolError(f"{target.__module__}.{target.__qualname__} is a class but not a subclass of envs.tools.Tool")
-    if inspect.isabstract(target):
-        raise ToolError(f"{target.__module__}.{target.__qualname__} has no execute method")
-    return target
 
 
 def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpec, ...]:
@@ -117,7 +113,7 @@ def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpe
         for spec in _load_entry(entry, key):
             if spec.name in specs:
                 raise ToolError(
-                    f"{key}: two tools are called {spec.name!r} ({_origin(specs[spec.name])} and {_origin(spec)}); "
+                    f"{key}: two tools are called {spec.name!r} ({specs[spec.name].origin} and {spec.origin}); "
                     "give one of them another name, or an MCP server a prefix"
                 )
             specs[spec.name] = spec
@@ -172,6 +168,8 @@ def _name_of(entry: Any) -> str:
 
 def _load_entry(entry: ToolEntry, key: str) -> Sequence[ToolSpec]:
     if entry.mcp is not None:
+        from envs.tools.mcp.tools import mcp_tools  # makes tools, as this module does
+
         return mcp_tools(entry.mcp, key, entry.timeout_s)
     path = entry.path or ""
     if ":" in path:
@@ -187,7 +185,7 @@ def _load_entry(entry: ToolEntry, key: str) -> Sequence[ToolSpec]:
             )
     if entry.name is not None and len(found) > 1:
         raise ConfigError(f"{key}: {path} offers {len(found)} tools, so a single name does not fit; name one")
-    return [_with_entry(target, entry) for target in found]
+    return [_make_entry(target, entry) for target in found]
 
 
 def _is_offered(value: Any, module: Any) -> bool:
@@ -202,7 +200,7 @@ def _mark_of(target: Any) -> ToolSpec | None:
     return getattr(target, "__dict__", {}).get(_MARK)
 
 
-def _with_entry(target: Any, entry: ToolEntry) -> ToolSpec:
+def _make_entry(target: Any, entry: ToolEntry) -> ToolSpec:
     marked = _mark_of(target)
     if marked is not None and entry.name is None and entry.schema_ is None:
         return replace(marked, config=dict(entry.config), timeout_s=entry.timeout_s)
@@ -215,11 +213,3 @@ def _read_list(path: str) -> Sequence[Any]:
     if not isinstance(data, Mapping) or not isinstance(data.get("tools"), list) or set(data) != {"tools"}:
         raise ConfigError(f"env.tools: {path} must hold one key, tools, with a list of tools")
     return data["tools"]
-
-
-def _origin(spec: ToolSpec) -> str:
-    return spec.source or f"{spec.target.__module__}.{spec.target.__qualname__}"
-
-
-def _snake_case(name: str) -> str:
-    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))

@@ -1,29 +1,40 @@
-"""JSON schemas of tools: inferred from signature and docstring, and used to check the arguments of calls.
+"""JSON schemas of tools: inferred from functions, completed to OpenAI's form, and checked against calls.
 
-The chat template shows the schema in OpenAI's form. Arguments that it does not name are refused.
+A schema is refused when its tool is listed if it refers to something outside itself, or to itself without end. What
+remains may still be slow on some arguments, so every check has a deadline; patterns run in the package `regex`, which
+can be interrupted. Arguments that a schema does not name are refused.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import json
 import re
-from collections.abc import Callable, Mapping
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
-from envs.errors import ToolError
+from envs.errors import MissingDependencyError, ToolError
 from envs.tools.calls import decode_whole, short
-from envs.tools.checking import first_error, make_validator
 
 Schema = dict[str, Any]
 """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+CHECK_S = 1.0
+"""Seconds that one check of arguments may take."""
+_TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose value maps names to schemas."""
+_DATA = ("enum", "const", "default", "examples")
+"""Keywords whose value is not a schema."""
+_deadline: ContextVar[float] = ContextVar("deadline")
 
 
 def infer_schema(function: Callable[..., Any], name: str) -> Schema:
-    """The schema of a function or method with type hints and a Google-style docstring.
+    """Infer the schema of a function or method from its type hints and its Google-style docstring.
 
     Raises:
         ToolError: it has no docstring, an argument without type hint or without a line under `Args:`, a type without
@@ -35,18 +46,19 @@ def infer_schema(function: Callable[..., Any], name: str) -> Schema:
         get_json_schema,
     )
 
+    where = f"the tool {getattr(function, '__qualname__', function)} of {getattr(function, '__module__', '?')}"
     parameters = [p for key, p in inspect.signature(function).parameters.items() if key not in ("self", "cls")]
     for parameter in parameters:
-        if parameter.kind in _VARIADIC:
-            raise ToolError(f"{_place(function)}: {parameter} cannot be put into a schema; name every argument")
-        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-            raise ToolError(f"{_place(function)}: {parameter.name} cannot be given by name; remove the `/`")
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ToolError(f"{where}: {parameter} cannot be put into a schema; name every argument")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ToolError(f"{where}: {parameter.name} cannot be given by name; remove the `/`")
     if not getattr(function, "__doc__", None):  # inspect.getdoc would inherit one
-        raise ToolError(f"{_place(function)}: no docstring; say what it does and describe its arguments under Args:")
+        raise ToolError(f"{where}: no docstring; say what it does and describe its arguments under Args:")
     try:
         inferred = get_json_schema(function)["function"]
     except (DocstringParsingException, TypeHintParsingException, NameError, ValueError) as error:
-        raise ToolError(f"{_place(function)}: {error}") from error
+        raise ToolError(f"{where}: {error}") from error
     # OpenAI's form has no key for the return value.
     return {"type": "function", "function": {k: v for k, v in {**inferred, "name": name}.items() if k != "return"}}
 
@@ -61,14 +73,14 @@ def check_schema(schema: Mapping[str, Any], where: str) -> Schema:
     if not isinstance(function, Mapping):
         raise ToolError(f"{where}: a schema is a mapping with name, description and parameters, got {short(schema)}")
     name, description = function.get("name"), function.get("description")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
         raise ToolError(f"{where}: a tool's name has letters, digits, _, - and ., at most 64; got {short(name)}")
     if not isinstance(description, str) or not description.strip():
         raise ToolError(f"{where}: the tool {name} needs a description for the model")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         raise ToolError(f"{where}: the parameters of {name} must be a JSON schema of type object")
-    make_validator(parameters, f"{where}: the parameters of {name}")
+    _make_validator(parameters, f"{where}: the parameters of {name}")
     return {"type": "function", "function": {**copy.deepcopy(dict(function)), "parameters": dict(parameters)}}
 
 
@@ -78,35 +90,41 @@ class ArgumentCheck:
     def __init__(self, schema: Schema) -> None:
         self.name: str = schema["function"]["name"]
         self._parameters = _strict(schema["function"]["parameters"])
-        self._validator = make_validator(self._parameters, f"the parameters of {self.name}")
+        self._validator = _make_validator(self._parameters, f"the parameters of {self.name}")
 
     def __call__(self, arguments: Mapping[str, Any]) -> str | None:
-        """The error in the arguments, or None."""
+        """Returns the most telling error in the arguments, or None."""
+        from jsonschema.exceptions import best_match
+
+        token = _deadline.set(time.monotonic() + CHECK_S)
         try:
-            error = first_error(self._validator, arguments)
+            error = best_match(self._validator.iter_errors(dict(arguments)))
         except TimeoutError:
             return f"{self.name}: checking these arguments takes too long"
         except RecursionError:
             return f"{self.name}: these arguments are nested too deep"
+        finally:
+            _deadline.reset(token)
         if error is None:
             return None
-        where = ".".join(map(str, error.absolute_path))
-        return f"{self.name}: {where + ': ' if where else ''}{_readable(error.message)}"
+        where, message = ".".join(map(str, error.absolute_path)), error.message
+        message = message.encode("utf-8", "backslashreplace").decode() if len(message) <= 300 else message[:297] + "..."
+        return f"{self.name}: {where + ': ' if where else ''}{message}"
 
     def convert(self, arguments: Mapping[str, str]) -> dict[str, Any]:
-        """Arguments from markup, which are text, converted to the schema's types where possible."""
+        """Convert arguments from markup, which are text, to the schema's types where possible."""
         return convert_texts(arguments, self._parameters)
 
 
 def convert_texts(arguments: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that are text, converted to the types of a tool's `parameters` where possible."""
+    """Convert arguments that are text to the types of a tool's `parameters` where possible."""
     properties = parameters.get("properties", {})
     return {key: _converted(value, properties.get(key, {})) for key, value in arguments.items()}
 
 
 def _converted(text: str, schema: Mapping[str, Any]) -> Any:
-    options = schema.get("anyOf", [schema])
-    kinds = {kind for option in options for kind in _as_list(option.get("type", []))}
+    kinds = [option.get("type", []) for option in schema.get("anyOf", [schema])]
+    kinds = [kind for part in kinds for kind in (part if isinstance(part, list) else [part])]
     if "string" in kinds and not (text == "null" and "null" in kinds):
         return text
     value, error = decode_whole(text)
@@ -119,7 +137,12 @@ def _strict(schema: Any) -> Any:
         return [_strict(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    strict = {key: _strict_part(key, value) for key, value in schema.items()}
+    strict: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            strict[key] = {name: _strict(part) for name, part in value.items()}
+        else:
+            strict[key] = value if key in _DATA else _strict(value)
     if strict.get("type") == "object" and isinstance(strict.get("properties"), Mapping):
         strict.setdefault("additionalProperties", False)
     if strict.pop("nullable", False) is True:
@@ -127,21 +150,150 @@ def _strict(schema: Any) -> Any:
     return strict
 
 
-def _strict_part(key: str, value: Any) -> Any:
-    if key in ("enum", "const", "default"):
-        return value
-    if key in ("properties", "patternProperties", "$defs") and isinstance(value, Mapping):
-        return {name: _strict(part) for name, part in value.items()}
-    return _strict(value)
+# --- The validator -------------------------------------------------------------------------------------------------
 
 
-def _readable(message: str) -> str:
-    return message.encode("utf-8", "backslashreplace").decode() if len(message) <= 300 else message[:297] + "..."
+def _make_validator(schema: Mapping[str, Any], where: str) -> Any:
+    """jsonschema's validator for a schema, whose `iter_errors` raises TimeoutError after the deadline."""
+    try:
+        import jsonschema.validators
+        import regex  # noqa: F401 - imported here, so that an error comes before the first call
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "tools need jsonschema and regex; install them with: pip install 'slime-verlog[tools]'"
+        ) from error
+    base = jsonschema.Draft202012Validator
+    try:
+        base.check_schema(schema)
+        _check_parts(schema, where)
+    except jsonschema.SchemaError as error:
+        raise ToolError(f"{where} are not a JSON schema: {error.message[:300]}") from error
+    except RecursionError as error:
+        raise ToolError(f"{where} are nested too deep") from error
+    keywords = {name: _limited(check) for name, check in base.VALIDATORS.items()}
+    keywords |= {"pattern": _pattern, "patternProperties": _pattern_properties, "uniqueItems": _unique_items}
+    keywords["additionalProperties"] = _without_patterns(keywords["additionalProperties"])
+    # JSON Schema accepts 1.0 as an integer; a Python function that expects an int would get a float.
+    types = base.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    return jsonschema.validators.extend(base, keywords, type_checker=types)(schema)
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _check_parts(root: Mapping[str, Any], where: str) -> None:
+    """Check the patterns and references of all parts of a schema."""
+    import regex
+
+    parts, checked = list(_parts(root)), set[int]()
+    if any("$ref" in part for part in parts) and any("$id" in part for part in parts):
+        raise ToolError(f"{where} have both $id and $ref; leave out $id")
+    for keys in (("$dynamicRef",), ("unevaluatedProperties", "patternProperties")):
+        if all(any(key in part for part in parts) for key in keys):
+            raise ToolError(f"{where} use {' with '.join(keys)}, which is not supported")
+    for part in parts:
+        for pattern in [*filter(None, [part.get("pattern")]), *part.get("patternProperties", ())]:
+            try:
+                regex.compile(pattern)
+            except regex.error as error:
+                raise ToolError(f"{where} have a pattern that cannot be read, {short(pattern)}: {error}") from error
+        _check_loops(part, root, where, checked, ())
 
 
-def _place(function: Callable[..., Any]) -> str:
-    return f"the tool {getattr(function, '__qualname__', function)} of {getattr(function, '__module__', '?')}"
+def _parts(part: Any) -> Iterator[Mapping[str, Any]]:
+    """All schemas inside a schema, and itself."""
+    if isinstance(part, list):
+        for item in part:
+            yield from _parts(item)
+    elif isinstance(part, Mapping):
+        yield part
+        for key, value in part.items():
+            if key not in _DATA:
+                yield from _parts(list(value.values()) if key in _NAMED else value)
+
+
+def _check_loops(part: Any, root: Mapping[str, Any], where: str, checked: set[int], above: tuple[int, ...]) -> None:
+    """Follow what is applied to the same value as `part`: references, alternatives and conditions."""
+    if not isinstance(part, Mapping) or id(part) in checked:
+        return
+    if id(part) in above:
+        raise ToolError(f"{where} refer to themselves without end ({short(part)})")
+    follow = [part[key] for key in ("not", "if", "then", "else") if key in part]
+    follow += [inner for key in ("allOf", "anyOf", "oneOf") for inner in part.get(key, ())]
+    follow += part.get("dependentSchemas", {}).values()
+    follow += [_target(part["$ref"], root, where)] if "$ref" in part else []
+    for inner in follow:
+        _check_loops(inner, root, where, checked, (*above, id(part)))
+    checked.add(id(part))
+
+
+def _target(reference: str, root: Mapping[str, Any], where: str) -> Any:
+    """What a reference inside the schema leads to."""
+    if reference != "#" and not reference.startswith("#/"):
+        raise ToolError(f"{where} refer to {short(reference)}; only references such as #/$defs/NAME are supported")
+    found: Any = root
+    for key in urllib.parse.unquote(reference).split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        try:
+            found = found[int(key) if isinstance(found, list) else key]
+        except (LookupError, TypeError, ValueError) as error:
+            raise ToolError(f"{where} refer to {short(reference)}, which is not in them") from error
+    return found
+
+
+Keyword = Callable[[Any, Any, Any, Any], Iterator[Any]]
+"""jsonschema's check of one keyword: validator, the keyword's value, instance and schema to errors."""
+
+
+def _limited(check: Callable[..., Any]) -> Keyword:
+    """A keyword's check that ends at the deadline."""
+
+    def limited(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        _seconds_left()
+        yield from check(validator, value, instance, schema) or ()
+
+    return limited
+
+
+def _seconds_left() -> float:
+    left = _deadline.get(float("inf")) - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _found(pattern: str, text: str) -> bool:
+    import regex
+
+    return regex.search(pattern, text, timeout=min(_seconds_left(), CHECK_S)) is not None
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    from jsonschema.exceptions import ValidationError
+
+    if isinstance(instance, str) and not _found(pattern, instance):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(instance, Mapping):
+        for pattern, inner in patterns.items():
+            for key in (key for key in instance if _found(pattern, key)):
+                yield from validator.descend(instance[key], inner, path=key, schema_path=pattern)
+
+
+def _unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """In linear time; jsonschema compares each pair of items that cannot be sorted."""
+    from jsonschema.exceptions import ValidationError
+
+    if wanted and isinstance(instance, list) and len({json.dumps(i, sort_keys=True) for i in instance}) < len(instance):
+        yield ValidationError(f"{instance!r} has non-unique elements")
+
+
+def _without_patterns(check: Keyword) -> Keyword:
+    """The check of additional properties, which are those that match no pattern."""
+
+    def additional(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        patterns = schema.get("patternProperties") or {}
+        if patterns and isinstance(instance, Mapping):
+            instance = {key: item for key, item in instance.items() if not any(_found(p, key) for p in patterns)}
+        yield from check(validator, value, instance, {k: v for k, v in schema.items() if k != "patternProperties"})
+
+    return additional

@@ -1,4 +1,4 @@
-"""A search tool over a local corpus, ranked by BM25.
+"""A search tool over a local corpus, ranked by BM25 in an index (SQLite's FTS5) that is built once.
 
 The corpus is a JSONL file with one `{"title": ..., "text": ...}` per line; `id` is optional. In the YAML:
 `tools: [{path: "envs.tools.search:Search", config: {corpus: wiki.jsonl, top_k: 3}}]`.
@@ -6,13 +6,34 @@ The corpus is a JSONL file with one `{"title": ..., "text": ...}` per line; `id`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import codecs
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from envs.errors import ConfigError
 from envs.tools.base import Tool, ToolEpisode
-from envs.tools.corpus import CorpusIndex
 from slime_verlog import Field, Settings, read_settings
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_WORD = re.compile(r"\w+")
+_MAX_WORDS = 32
+_TABLES = (
+    "CREATE VIRTUAL TABLE passages USING fts5(title, text, id UNINDEXED, tokenize='porter unicode61')",
+    "CREATE TABLE source (name TEXT, size INTEGER, edited_ns INTEGER)",
+)
+_FIND = "SELECT title, text, id FROM passages WHERE passages MATCH ? ORDER BY bm25(passages, 2.0, 1.0), rowid LIMIT ?"
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class SearchSettings(Settings):
@@ -56,3 +77,121 @@ class Search(Tool):
             for number, passage in enumerate(found, 1)
         )
         return "\n\n".join(shown), 0.0, {}
+
+
+class CorpusIndex:
+    """The index of one JSONL file, at `path` or beside the corpus (`wiki.jsonl.fts5`).
+
+    Invariant: the index records the name, size and modification time of its corpus, and is rebuilt when they differ or
+    when it is damaged.
+    """
+
+    def __init__(self, corpus: Path, path: Path | None = None) -> None:
+        self.corpus = corpus
+        self.path = path if path is not None else corpus.with_name(corpus.name + ".fts5")
+
+    def ensure(self) -> None:
+        """Build the index unless it is up to date; waits while another process builds it.
+
+        Raises:
+            ConfigError: the corpus cannot be read or has a malformed line, or the index cannot be written.
+        """
+        self._read(lambda connection: None)
+
+    def find(self, query: str, count: int) -> list[dict[str, str]]:
+        """Find the `count` passages that fit best, best first. The query has no operators, only words.
+
+        Raises:
+            ConfigError: the index had to be rebuilt, and that failed.
+        """
+        words = list(dict.fromkeys(_WORD.findall(query.lower())))[:_MAX_WORDS]
+        if not words:
+            return []
+        match = " OR ".join(f'"{word}"' for word in words)
+        rows = self._read(lambda connection: connection.execute(_FIND, (match, count)).fetchall())
+        return [dict(zip(("title", "text", "id"), row, strict=True)) for row in rows]
+
+    def _read(self, use: Callable[[sqlite3.Connection], T]) -> T:
+        """Use the index, after building it if it is missing, damaged or out of date."""
+        for _ in range(3):
+            source, seen = self._source(), self._version()
+            try:
+                if seen is not None:
+                    # `as_uri` escapes `#`, `?` and `%`.
+                    address = self.path.absolute().as_uri() + "?mode=ro&immutable=1"
+                    with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+                        if connection.execute("SELECT name, size, edited_ns FROM source").fetchone() == source:
+                            return use(connection)
+            except sqlite3.DatabaseError as error:
+                logger.warning("the index %s is damaged (%s) and will be rebuilt", self.path, error)
+            self._rebuild(seen)
+        raise ConfigError(f"config.index: {self.path} never fits {self.corpus}; does another corpus use it, too?")
+
+    def _source(self) -> tuple[str, int, int]:
+        """The corpus's name, size in bytes and modification time in ns."""
+        try:
+            found = self.corpus.stat()
+        except OSError as error:
+            raise ConfigError(f"config.corpus: {self.corpus} cannot be read: {error.strerror}") from error
+        return self.corpus.name, found.st_size, found.st_mtime_ns
+
+    def _version(self) -> tuple[int, int, int] | None:
+        """Identifies the present index file; None if there is none."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _rebuild(self, seen: tuple[int, int, int] | None) -> None:
+        """Replace the version `seen` of the index, unless another process has just done so."""
+        try:
+            with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if self._version() == seen:
+                    self._build()
+        except (OSError, sqlite3.OperationalError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"config.index: {self.path} cannot be written: {reason}; name another file") from error
+
+    def _build(self) -> None:
+        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        part.unlink(missing_ok=True)
+        try:
+            source = self._source()
+            with contextlib.closing(sqlite3.connect(part)) as connection, connection:
+                for table in _TABLES:
+                    connection.execute(table)
+                connection.executemany("INSERT INTO passages VALUES (?, ?, ?)", self._passages())
+                connection.execute("INSERT INTO source VALUES (?, ?, ?)", source)
+            os.replace(part, self.path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _passages(self) -> Iterator[tuple[str, str, str]]:
+        """Title, text and id of each line; the line's number stands in for a missing id."""
+        try:
+            with open(self.corpus, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        yield _read_passage(line, number, f"config.corpus: {self.corpus}, line {number}")
+        except OSError as error:
+            raise ConfigError(f"config.corpus: {self.corpus} cannot be read: {error.strerror}") from error
+
+
+def _read_passage(line: bytes, number: int, where: str) -> tuple[str, str, str]:
+    if number == 1 and line.startswith(_BYTE_ORDER_MARKS):
+        raise ConfigError(f"{where}: the file begins with a byte order mark; save it as UTF-8 without one")
+    try:
+        row = json.loads(line.decode("utf-8"))
+        text = row["text"] if "text" in row else row["contents"]
+        passage = str(row.get("title", "")), str(text), str(row.get("id", number))
+        "".join(passage).encode()
+    except UnicodeDecodeError as error:
+        bad = f"byte {error.start} is 0x{error.object[error.start]:02x}"
+        raise ConfigError(f"{where}: {bad}, which is not UTF-8; convert the file") from error
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where}: holds half of a surrogate pair; remove it") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f'{where}: expected {{"title", "text"}}') from error
+    return passage

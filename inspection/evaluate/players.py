@@ -17,8 +17,8 @@ from urllib.parse import urlparse
 
 from envs.loading import load_env_module
 from inspection.evaluate.sweep import SweepPoint
-from rollout.play.engine import EngineClient
 from rollout.errors import ConfigError, EngineError
+from rollout.play.engine import EngineClient
 from rollout.play.memory import Message
 from rollout.tokens.pictures import data_uri, read_image
 from rollout.workers.pool import EnvSession

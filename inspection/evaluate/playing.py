@@ -13,8 +13,8 @@ import aiohttp
 from inspection.evaluate.players import ChatPlayer, Kind, PlayerSpec
 from inspection.evaluate.sweep import SweepPoint
 from inspection.text_episode import play_text_episode, scripted
-from rollout.play.engine import EngineClient
 from rollout.evaluate import play_episode
+from rollout.play.engine import EngineClient
 from rollout.play.runtime import build_runtime
 from rollout.spec import EpisodeSpec
 from rollout.workers.pool import EnvPool

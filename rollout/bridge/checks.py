@@ -321,7 +321,7 @@ def _check_advantage(args: Any) -> None:
 
 def _check_patch(args: Any) -> None:
     """Run the checks that the patch repeats in each role's processes, before there are any."""
-    from advantage.patch import check_flags as check_patch  # all that runs beside Megatron
+    from advantage.flags import check_flags as check_patch  # reads Megatron
 
     for role in ("actor", "critic"):
         try:

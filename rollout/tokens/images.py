@@ -149,11 +149,11 @@ def _image_token_id(processor: Any, text: PlainText) -> int:
 def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapping[str, torch.Tensor]:
     """One picture's inputs with PNG bytes in place of `pixel_values`, which the training rank expands again.
 
-    `advantage/pictures.py` describes the form.
+    `advantage/training/pictures.py` describes the form.
     The inputs are returned unchanged if the processor is not of Qwen's kind, or if expanding the bytes would not give
     back the same tensor bit for bit.
     """
-    from advantage.pictures import CODE, TABLE, expand
+    from advantage.training.pictures import CODE, TABLE, expand
 
     layout = _layout(inputs, image_processor)
     if layout is None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from advantage.alarms import SIGNIFICANCE, find_trend, warmup_losses, watch_warmup
+from advantage.critic import SIGNIFICANCE, find_trend, warmup_losses, watch_warmup
 from advantage.ranks import Group
 from advantage.settings import AdvantageSettings
 

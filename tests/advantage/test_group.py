@@ -15,7 +15,7 @@ import torch
 from advantage.errors import FlagError, TurnTableError
 from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED
 from advantage.group import GroupOptions, GroupTurns, compute_advantages, group_advantages
-from advantage.turn_table import TurnRow, TurnSpan, anchor_of, encode_row, with_group
+from advantage.turn_table import TurnRow, TurnSpan, anchor_of, encode_row
 from slime_verlog import ConfigError
 from tests.advantage.batches import FakeSample, make_args, rollout_data
 
@@ -214,7 +214,6 @@ def test_the_hook_refuses_kl_in_reward() -> None:
 def test_group_and_anchor_cross_in_the_turn_table() -> None:
     row = TurnRow(0, 0, turns=(TurnSpan(0, 1, 1.0, anchor=2**52),), group=7)
     assert encode_row(row)[7] == 7 and encode_row(row)[-2] == 2**52
-    assert with_group(encode_row(row).tolist(), 9)[7] == 9 and with_group(encode_row(row).tolist(), None)[7] == -1
 
 
 def test_equal_prompts_have_equal_anchors() -> None:

@@ -12,9 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from advantage.errors import TurnTableError
 from advantage.hook import compute_advantages
-from advantage.policy_loss import STALENESS
 from advantage.settings import KL_SPLIT
-from advantage.turn_table import TurnKind, TurnRow, TurnSpan, encode_row
+from advantage.turn_table import STALENESS, TurnKind, TurnRow, TurnSpan, encode_row
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 
 

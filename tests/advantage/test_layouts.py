@@ -20,9 +20,9 @@ from advantage.errors import OtherRankError, TurnTableError
 from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split, split_kl
 from advantage.packing import PackedTurns
-from advantage.patch.whitening import whiten
 from advantage.ranks import Layout, current_layout, local_tokens
 from advantage.settings import KL_SPLIT
+from advantage.training.whitening import whiten
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from advantage.critic import Progress, progress_of
 from advantage.errors import PretrainingError
 from advantage.hook import compute_advantages
-from advantage.pretraining import Progress, progress_of
 from advantage.ranks import Group
 from advantage.settings import ValuePretrainingSettings, advantage_settings
 from advantage.turn_table import TurnKind

@@ -89,7 +89,7 @@ def test_a_kept_turn_gets_new_targets_from_the_critic_of_the_moment(make: Any, w
 
 def test_the_warm_ups_end_says_whether_the_critic_converged(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     args = make(critic_lr=0.05)
-    with caplog.at_level(logging.INFO, logger="advantage.alarms"):
+    with caplog.at_level(logging.INFO, logger="advantage.critic"):
         train(args, Recorder())
     (record,) = caplog.records
     assert f"the critic's warm-up had {W_EPOCH + W_ITER} updates" in record.getMessage()

@@ -161,7 +161,7 @@ def test_both_apis_send_pictures_into_the_prompt() -> None:
 def test_a_program_that_never_asks_properly_is_one_sentence(
     mode: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "MOST_REFUSED", 20)
+    monkeypatch.setattr(session, "MAX_REFUSED", 20)
     others = set(psutil.Process().children())
     env = made(mode, time_limit_s=1.0 if mode == "sleeps" else 30.0)
     with pytest.raises(EnvironmentFault, match=words):

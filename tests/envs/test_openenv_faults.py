@@ -53,7 +53,7 @@ def server() -> Iterator[TinyServer]:
 def test_a_server_that_breaks_the_protocol_costs_the_episode(
     server: TinyServer, message: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envs.openenv.session.LARGEST_FRAME", 1 << 20)
+    monkeypatch.setattr("envs.openenv.session.MAX_FRAME_BYTES", 1 << 20)
     env = started(server, step_timeout_s=0.5 if message == "hang" else 45.0)
     with pytest.raises(EnvironmentFault, match=words):
         env.step(message)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envs.errors import ToolError
-from envs.tools import checking
+from envs.tools import schema
 from envs.tools.schema import ArgumentCheck, check_schema
 
 
@@ -67,7 +67,7 @@ def test_a_schema_that_cannot_be_checked_is_refused_when_it_is_listed(
 def test_a_check_that_would_never_end_is_an_error_in_the_arguments(
     properties: dict[str, Any], more: dict[str, Any], arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checking, "CHECK_S", 0.2)
+    monkeypatch.setattr(schema, "CHECK_S", 0.2)
     assert listed(properties, **more)(arguments) == "f: checking these arguments takes too long"
 
 

@@ -9,8 +9,8 @@ import yaml
 
 from envs.loading import build_env_from
 from envs.tools import load_tools
-from envs.tools.mcp.settings import McpSettings
 from envs.tools.registry import ToolEntry
+from envs.tools.settings import McpSettings
 from slime_verlog import read_settings
 from tests.envs.test_tool_env import call
 

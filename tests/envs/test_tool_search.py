@@ -12,7 +12,7 @@ import pytest
 
 from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import build_env_from
-from envs.tools.corpus import CorpusIndex
+from envs.tools.search import CorpusIndex
 from tests.envs.test_tool_env import call
 
 PASSAGES = [

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from advantage.pictures import expand
+from advantage.training.pictures import expand
 from rollout.bridge.settings import RolloutSettings
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.tokens.processor import build_qwen_processor

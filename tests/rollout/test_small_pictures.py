@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from advantage import patch
-from advantage.pictures import CODE, expand
+from advantage.training.pictures import CODE, expand
 from envs.loading import build_env_from
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.tokens.images import make_small

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from advantage.pretraining import LEAST_GAIN
+from advantage.critic import LEAST_GAIN
 from advantage.turn_table import TurnKind
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags

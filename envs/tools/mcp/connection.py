@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from envs.errors import EnvironmentFault
-from envs.tools import keeper
-from envs.tools.mcp.settings import McpSettings
+from envs.tools import reaper
+from envs.tools.settings import McpSettings
 
 ANSWER_S = 5.0
 """Seconds in which a living server lists its tools."""
@@ -170,7 +170,7 @@ async def _transport(settings: McpSettings, stderr: _Tail) -> AsyncIterator[Any]
         return
     command, *arguments = settings.words
     variables = {name: os.environ[name] for name in settings.pass_env}
-    kept = ["-I", "-S", keeper.__file__, f"{END_S}", find_program(command) or command, *arguments]
+    kept = ["-I", "-S", reaper.__file__, f"{END_S}", find_program(command) or command, *arguments]
     parameters = StdioServerParameters(command=sys.executable, args=kept, env=variables)
     with stderr.writer() as writer:
         async with stdio_client(parameters, errlog=writer) as streams:

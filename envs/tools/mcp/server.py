@@ -11,7 +11,7 @@ from typing import Any
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, ToolError
 from envs.tools.mcp.connection import ANSWER_S, Connection, Listing, close_all, find_program, list_tools, reason
-from envs.tools.mcp.settings import McpSettings
+from envs.tools.settings import McpSettings
 
 EXIT_S = 5.0
 """Seconds that all servers together have to end when the process ends."""

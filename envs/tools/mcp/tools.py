@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections.abc import Mapping
@@ -10,18 +11,21 @@ from typing import Any
 from envs.errors import ConfigError
 from envs.tools.base import Tool, ToolEpisode, ToolSpec
 from envs.tools.mcp.server import McpServer
-from envs.tools.mcp.settings import McpSettings
 from envs.tools.results import ToolResult
 from envs.tools.schema import ArgumentCheck, check_schema
+from envs.tools.settings import McpSettings
 
 START_GRACE_S = 10.0
 _lock = threading.Lock()
-_offers: dict[tuple[str, float | None], _Offer] = {}
-"""What the servers of this process offer, by their settings."""
+_servers: dict[tuple[str, float | None], McpServer] = {}
+_specs: dict[tuple[str, float | None], tuple[ToolSpec, ...]] = {}
+"""The servers of this process and the tools that they offer, by their settings."""
 
 
 def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -> tuple[ToolSpec, ...]:
-    """The tools that a server offers; they stay the same as long as this process runs.
+    """Load the tools that a server offers; they stay the same as long as this process runs.
+
+    A server that all episodes share is asked each time whether it still has them.
 
     Args:
         key: the entry's position in the YAML, for error messages.
@@ -33,64 +37,41 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
         ToolError: the server gives a tool a name or a schema that models cannot use.
         MissingDependencyError: the package mcp or jsonschema is not installed.
     """
+    place, shared = (settings.model_dump_json(), timeout_s), settings.scope == "worker"
     with _lock:
-        offer = _offers.setdefault((settings.model_dump_json(), timeout_s), _Offer(settings, timeout_s))
-    try:
-        return offer.specs()
-    except ConfigError as error:
-        raise ConfigError(f"{key}.{error}") from error
-
-
-class _Offer:
-    """A server and its tools."""
-
-    def __init__(self, settings: McpSettings, timeout_s: float | None) -> None:
-        self._settings, self._timeout_s = settings, timeout_s
-        self._server = McpServer(settings)
-        self._specs: tuple[ToolSpec, ...] = ()
-
-    def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools. A server that all episodes share is asked whether it still has them."""
-        shared = self._settings.scope == "worker"
-        if self._specs and not shared:
-            return self._specs
-        listing = self._server.offered()
-        if not self._specs:
-            self._specs = tuple(self._spec(tool, listing) for tool in listing.values())
+        server = _servers.setdefault(place, McpServer(settings))
+    if shared or place not in _specs:
+        try:
+            listing = server.offered()
+        except ConfigError as error:
+            raise ConfigError(f"{key}.{error}") from error
+        if place not in _specs:
+            _specs[place] = tuple(_spec(server, tool, listing, timeout_s) for tool in listing.values())
         if not shared:
-            self._server.close()
-        return self._specs
-
-    def _spec(self, tool: Mapping[str, Any], listing: Mapping[str, Any]) -> ToolSpec:
-        settings, name = self._settings, tool["name"]
-        described = {
-            "name": settings.prefix + name,
-            "description": (tool.get("description") or "").strip() or tool.get("title") or name,
-            "parameters": tool["inputSchema"],
-        }
-        schema = check_schema(described, settings.label)
-        own = settings.scope == "episode"
-        return ToolSpec(
-            described["name"],
-            schema,
-            ArgumentCheck(schema),
-            EpisodeTool if own else SharedTool(self._server, name),
-            {"settings": settings, "known": listing, "tool": name} if own else {},
-            self._timeout_s,
-            create_timeout_s=2 * settings.start_timeout_s + START_GRACE_S,
-            deterministic=settings.deterministic,
-            source=settings.label,
-        )
+            server.close()
+    return _specs[place]
 
 
-class SharedTool:
-    """A tool of a server that all episodes of a worker share."""
-
-    def __init__(self, server: McpServer, name: str) -> None:
-        self._server, self._name = server, name
-
-    async def __call__(self, /, **arguments: Any) -> ToolResult:
-        return await _call(self._server, self._name, arguments)
+def _spec(server: McpServer, tool: Mapping[str, Any], listing: Mapping[str, Any], timeout_s: float | None) -> ToolSpec:
+    settings, name = server.settings, tool["name"]
+    described = {
+        "name": settings.prefix + name,
+        "description": (tool.get("description") or "").strip() or tool.get("title") or name,
+        "parameters": tool["inputSchema"],
+    }
+    schema = check_schema(described, settings.label)
+    own = settings.scope == "episode"
+    return ToolSpec(
+        described["name"],
+        schema,
+        ArgumentCheck(schema),
+        EpisodeTool if own else functools.partial(_call, server, name),
+        {"settings": settings, "known": listing, "tool": name} if own else {},
+        timeout_s,
+        create_timeout_s=2 * settings.start_timeout_s + START_GRACE_S,
+        deterministic=settings.deterministic,
+        source=settings.label,
+    )
 
 
 class EpisodeTool(Tool):
@@ -108,14 +89,14 @@ class EpisodeTool(Tool):
 
     async def execute(self, /, *args: Any, **kwargs: Any) -> ToolResult:
         assert self._server is not None
-        return await _call(self._server, self.config["tool"], kwargs)
+        return await _call(self._server, self.config["tool"], **kwargs)
 
     def release(self) -> None:
         if self._server is not None:
             self._server.close()
 
 
-async def _call(server: McpServer, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+async def _call(server: McpServer, name: str, /, **arguments: Any) -> ToolResult:
     """Call a tool; the metric `restarts` counts how often that restarted the server."""
     before = server.restarts
     result = await server.call(name, arguments)

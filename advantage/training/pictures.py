@@ -55,7 +55,7 @@ def _patches(pixels: Tensor, table: Tensor, patch: int, temporal: int, merge: in
 
 
 def read_png(data: bytes) -> np.ndarray:
-    """The pixels of a PNG file, uint8 [height, width, channels]."""
+    """Read the pixels of a PNG file, uint8 [height, width, channels]."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:

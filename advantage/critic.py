@@ -1,29 +1,129 @@
-"""Value pretraining: when to stop the critic's passes over collected turns, and which of its weights to keep.
+"""Measures the critic: a trend at the end of its warm-up, and its progress in value pretraining.
 
-The policy is frozen. Before each pass the critic computes values of all collected turns, and the advantage hook
-measures them on the held-out turns. The pass then trains on the others. Once held-out explained variance has not risen
-for `value_pretraining.patience` passes, training stops and the critic gets back the weights of the best pass.
+**Warm-up.** If the critic's loss still changes when its warm-up ends, the actor starts on advantages from a critic that
+is still learning. So the loss before each update (mean squared error of values against returns, over the trained tokens
+of all ranks) is tested with the Mann-Kendall rank test over the second half of the warm-up. It assumes only that the
+noise of single batches is independent. `tests/advantage/test_convergence.py` simulates its errors.
 
-Explained variance is 1 - Var(return - value) / Var(return) over the trained tokens of the held-out turns. Returns have
-lambda 1, so they depend on the critic only where the collection ended before an episode did.
+**Value pretraining.** The policy is frozen. Before each pass the critic computes values of all collected turns, and the
+advantage hook measures them on the held-out turns: explained variance is 1 - Var(return - value) / Var(return) over
+their trained tokens. Returns have lambda 1, so they depend on the critic only where the collection ended before an
+episode did. Once explained variance has not risen for `value_pretraining.patience` passes, training stops, and the
+critic gets back the weights of the best pass.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Generator, MutableMapping, Sequence
+import math
+import statistics
+from collections.abc import Generator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from advantage.errors import PretrainingError
+from advantage.flags import advantage_flags
 from advantage.ranks import Group
-from advantage.settings import PerRun, ValuePretrainingSettings
+from advantage.settings import PerRun, ValuePretrainingSettings, advantage_settings
 from advantage.turn_table import TurnColumns, to_list
 
 logger = logging.getLogger(__name__)
+
+warmup_losses: PerRun[list[float]] = PerRun(list)
+"""The critic's loss before each update of its warm-up, per run."""
+SIGNIFICANCE = 0.05
+"""Share of settled critics that cause a warning by chance."""
+FEWEST_UPDATES = 16
+"""Updates that are needed to tell a trend from noise."""
+
+
+@dataclass(frozen=True)
+class Trend:
+    """The trend over the second half of a warm-up."""
+
+    change: float
+    """Relative change of the loss over the half, from the median slope of its logarithm."""
+    chance: float
+    """Two-sided p-value: the probability of such an order of losses without a trend."""
+
+
+def find_trend(losses: Sequence[float]) -> Trend | None:
+    """Test the second half of `losses` for a trend; None if there are fewer than 16."""
+    if len(losses) < FEWEST_UPDATES:
+        return None
+    logs = [math.log(max(loss, 1e-12)) for loss in losses[-(len(losses) // 2) :]]
+    n = len(logs)
+    slopes = [(logs[j] - logs[i]) / (j - i) for i, j in itertools.combinations(range(n), 2)]
+    rises = sum((slope > 0) - (slope < 0) for slope in slopes)
+    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    chance = math.erfc(max(abs(rises) - 1, 0) / deviation / math.sqrt(2))
+    return Trend(math.expm1(statistics.median(slopes) * (n - 1)), chance)
+
+
+def watch_warmup(
+    args: Any, rollout_data: Mapping[str, Any], values: Tensor, returns: Tensor, mask: Tensor, group: Group
+) -> Trend | None:
+    """Record the loss of one batch of the critic's warm-up; after the last one, test for a trend and log the result.
+
+    Batches after `num_critic_only_steps` and the actor's batches (which have log-probs) are ignored.
+
+    Args:
+        values, returns, mask: flat, one entry per response token of this rank's samples.
+        group: data parallelism; every rank of the group must call this.
+
+    Returns:
+        The trend after the last batch of the warm-up, if there were enough batches; otherwise None.
+    """
+    flags = advantage_flags(args)
+    updates, start = flags.num_critic_only_steps or 0, flags.start_rollout_id
+    role = flags.slime_verlog_role
+    is_actors = role == "actor" if role else "log_probs" in rollout_data or flags.use_rollout_logprobs
+    if not updates or start is None or is_actors:
+        return None
+    losses = warmup_losses.of(args)
+    if start + len(losses) >= updates:
+        return None
+    losses.append(_mean_squared_error(values, returns, mask, group))
+    if start + len(losses) < updates:
+        return None
+    return _report(losses, advantage_settings(args).critic_warmup.tolerance)
+
+
+def _report(losses: Sequence[float], tolerance: float) -> Trend | None:
+    trend = find_trend(losses)
+    if trend is None:
+        logger.info(
+            "the critic's warm-up had %d updates since the start; at least %d are needed to tell a trend in its loss "
+            "from noise",
+            *(len(losses), FEWEST_UPDATES),
+        )
+    elif trend.chance <= SIGNIFICANCE and abs(trend.change) > tolerance:
+        logger.warning(
+            "the critic had not converged when its warm-up of %d updates ended: its loss moved by %+.0f %% over the "
+            "second half (now %.4g; p = %.2g; critic_warmup.tolerance is %.0f %%); lengthen critic_warmup and "
+            "--num-critic-only-steps, or change the critic's learning rate",
+            *(len(losses), 100 * trend.change, losses[-1], trend.chance, 100 * tolerance),
+        )
+    else:
+        logger.info(
+            "no trend beyond critic_warmup.tolerance was found in the critic's loss over the second half of its "
+            "warm-up: %+.0f %% (p = %.2g)",
+            *(100 * trend.change, trend.chance),
+        )
+    return trend
+
+
+def _mean_squared_error(values: Tensor, returns: Tensor, mask: Tensor, group: Group) -> float:
+    error = ((returns - values) ** 2 * mask).sum()
+    sums = torch.stack([error, mask.sum().to(error)]).double()
+    total, count = (float(x) for x in group.total(sums, like=values))
+    return total / max(count, 1.0)
+
 
 LEAST_GAIN = 1e-3
 """A pass is a new best only if it explains at least this much more."""
@@ -78,7 +178,7 @@ class Progress:
 
     @contextmanager
     def held_out_hidden(self, rollout_data: MutableMapping[str, Any]) -> Generator[None]:
-        """Inside this context, the loss masks of held-out turns are 0."""
+        """Set the loss masks of held-out turns to 0 inside this context."""
         masks: list[Tensor] = rollout_data["loss_masks"]
         hidden = self._held_out or [False] * len(masks)  # a pipeline stage without values has no loss to mask
         rollout_data["loss_masks"] = [torch.zeros_like(m) if h else m for m, h in zip(masks, hidden, strict=True)]
@@ -88,7 +188,7 @@ class Progress:
             rollout_data["loss_masks"] = masks
 
     def has_converged(self, settings: ValuePretrainingSettings) -> bool:
-        """Whether the last `patience` passes brought no new best."""
+        """Tell whether the last `patience` passes brought no new best."""
         return len(self.explained) - 1 - self.best >= settings.patience
 
     @torch.no_grad()

@@ -1,6 +1,6 @@
 """Runs a program and ends everything that it started, when it ends or when this process's stdin is closed.
 
-    python -I -S keeper.py SECONDS COMMAND...
+    python -I -S reaper.py SECONDS COMMAND...
 
 With SECONDS above 0, the program reads this process's stdin and has that long to end by itself once it is closed;
 otherwise it has no stdin and is ended at once. A script without imports from elsewhere, because it starts once per

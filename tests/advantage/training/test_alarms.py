@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from advantage.alarms import OffPolicyAlarm
 from advantage.settings import AdvantageSettings
+from advantage.training.alarms import OffPolicyAlarm
 from slime_verlog import read_settings
 
 GAP, MASKED = "train_rollout_logprob_abs_diff", "pg_clipfrac"

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advantage.errors import FlagError
-from advantage.policy_loss import check_dis, dis_loss, dis_metrics, finish_dis, install_dis
-from advantage.settings import AdvantageFlags
+from advantage.flags import AdvantageFlags, check_dis
+from advantage.training.policy_loss import dis_loss, dis_metrics, finish_dis, install_dis
 
 LOW, HIGH = 0.3, 5.0
 

@@ -21,17 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.errors import FlagError
-from advantage.settings import AdvantageFlags
+from advantage.turn_table import STALENESS
 
-LARGEST_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped here, far outside of every interval, so that none overflows."""
 
 OLDEST = 2
 """The last bucket of the metrics by staleness holds turns of this many actor updates or more."""
-
-STALENESS = "token_staleness"
-"""Key of slime's rollout data: per sample, the staleness of each response token in actor updates; -1 if unknown."""
 
 Reducer = Callable[[Tensor], Tensor]
 
@@ -39,12 +35,12 @@ Reducer = Callable[[Tensor], Tensor]
 def dis_loss(
     ppo_kl: Tensor, advantages: Tensor, eps_clip: float, eps_clip_high: float, eps_clip_c: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The loss per token and a mask of the tokens without gradient (1.0 or 0.0); all tensors are [n].
+    """Compute the loss per token and a mask of the tokens without gradient (1.0 or 0.0); all tensors are [n].
 
     The signature is that of slime's `compute_policy_loss`.
 
     Args:
-        ppo_kl: log pi_rollout - log pi per token.
+        ppo_kl: log pi_rollout - log pi per token, in nats.
         eps_clip, eps_clip_high: the interval is (1 - eps_clip, 1 + eps_clip_high), bounds excluded.
         eps_clip_c: must be None; dual clip belongs to PPO.
     """
@@ -55,8 +51,8 @@ def dis_loss(
 
 
 def ratio_of(ppo_kl: Tensor) -> Tensor:
-    """pi / pi_rollout per token."""
-    return (-ppo_kl).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+    """Compute pi / pi_rollout per token."""
+    return (-ppo_kl).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def dis_metrics(
@@ -67,11 +63,15 @@ def dis_metrics(
     reduce: Reducer,
     staleness: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """What was masked, and how far the policy has moved; slime adds these up over micro-batches and ranks.
+    """Measure what was masked and how far the policy has moved; slime adds these up over micro-batches and ranks.
 
     Each value is linear in the tokens, so the sums do not depend on how the tokens are split; `finish_dis` makes means
-    and effective sample sizes of them. With the `staleness` of each token in actor updates (-1: unknown), there are
-    further sums by staleness.
+    and effective sample sizes of them.
+
+    Args:
+        ppo_kl, advantages, eps_clip, eps_clip_high: as for `dis_loss`.
+        reduce: the framework's reducer, from one number per token to a sum.
+        staleness: [n] of each token, in actor updates (-1: unknown); adds sums by staleness.
     """
     ratio = ratio_of(ppo_kl.detach())
     low, high = ratio <= 1 - eps_clip, ratio >= 1 + eps_clip_high
@@ -99,7 +99,7 @@ def _sums(prefix: str, here: Tensor, ratio: Tensor, reduce: Reducer) -> dict[str
 
 
 def finish_dis(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics of a whole training step, with the sums of `dis_metrics` turned into means over their tokens.
+    """Turn the sums of `dis_metrics` in the metrics of a whole training step into means over their tokens.
 
     `dis_ess` is the effective sample size (sum r)^2 / (n sum r^2): 1 if all ratios are equal. Names without tokens in
     this step are left out, except for the share of each staleness, which is 0.
@@ -115,31 +115,6 @@ def finish_dis(metrics: Mapping[str, Any]) -> dict[str, Any]:
             means |= {names[0]: share, **({names[3]: masked / share} if means else {})}
         found |= means
     return found
-
-
-def check_dis(flags: AdvantageFlags) -> None:
-    """Refuse flags under which DIS would be another loss than its definition.
-
-    Raises:
-        FlagError: names the flag to change.
-    """
-    if flags.use_opsm:
-        raise FlagError("policy_loss: dis and --use-opsm would both mask by the same ratio; leave one of them out")
-    if flags.use_tis:
-        raise FlagError("policy_loss: dis and --use-tis would weigh the same ratio twice; leave one of them out")
-    if not flags.use_rollout_logprobs:
-        raise FlagError(
-            "policy_loss: dis compares with the weights that played each token: give --use-rollout-logprobs"
-        )
-    if flags.eps_clip_high in (None, flags.eps_clip):
-        raise FlagError(
-            f"policy_loss: dis keeps ratios between 1 - {flags.eps_clip:g} and 1 + --eps-clip-high, which must be "
-            "given and differ from --eps-clip; the paper uses --eps-clip 0.3 --eps-clip-high 5.0 (coding: 0.8 and 3.0)"
-        )
-    if flags.eps_clip > 1:
-        raise FlagError(f"policy_loss: dis needs --eps-clip of at most 1, got {flags.eps_clip:g}")
-    if flags.eps_clip_c is not None:
-        raise FlagError("policy_loss: dis has no dual clip; leave --eps-clip-c out")
 
 
 def install_dis(loss: Any, replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from advantage.patch.whitening import whiten
 from advantage.ranks import Group
+from advantage.training.whitening import whiten
 from tests.conftest import load_recording
 
 

@@ -1,0 +1,164 @@
+"""The flags of slime that the advantages depend on, and the combinations of them that would give wrong advantages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from advantage.errors import FlagError
+from advantage.settings import KL_SPLIT, AdvantageSettings, advantage_settings, present
+from advantage.turn_table import CONVERTER
+from slime_verlog import read_yaml
+
+HOOK = "advantage.hook.compute_advantages"
+INSTALL = "advantage.patch.install"
+FROZEN = "freeze_params_name_list"
+"""slime's list of patterns for parameters that are not trained; `critic_frozen` sets it for the critic."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageFlags:
+    """The flags that are read; a default applies if the framework lacks the flag."""
+
+    advantage_estimator: str = "ppo"
+    compute_advantages_and_returns: bool = True
+    custom_megatron_init_path: str | None = None
+    custom_convert_samples_to_train_data_path: str | None = None
+    custom_advantage_function_path: str | None = None
+    rollout_data_postprocess_path: str | None = None
+    megatron_config_path: str | None = None
+    context_parallel_size: int = 1
+    kl_coef: float = 0.0
+    kl_loss_type: str = "k1"
+    use_rollout_logprobs: bool = False
+    normalize_advantages: bool = False
+    use_opd: bool = False
+    use_opsm: bool = False
+    use_tis: bool = False
+    eps_clip: float = 0.2
+    eps_clip_high: float | None = None
+    eps_clip_c: float | None = None
+    grpo_std_normalization: bool = True
+    n_samples_per_prompt: int | None = None
+    num_critic_only_steps: int | None = None
+    start_rollout_id: int | None = None
+    freeze_params_name_list: Sequence[str] | None = None
+    only_train_params_name_list: Sequence[str] | None = None
+    load: str | None = None
+    ckpt_step: int | None = None
+    finetune: bool = False
+    no_load_optim: bool = False
+    slime_verlog_role: Literal["actor", "critic"] | None = None
+    """Whose process this is (`advantage.settings.ROLE`); None if nothing noted it."""
+
+    @property
+    def turn_table_is_read_again(self) -> bool:
+        """Whether the KL split reads the turn table after the advantages; it then removes the table."""
+        return self.rollout_data_postprocess_path == KL_SPLIT
+
+    @property
+    def frozen(self) -> list[str]:
+        """The patterns of `freeze_params_name_list`."""
+        return list(self.freeze_params_name_list or ())
+
+
+def advantage_flags(args: Any) -> AdvantageFlags:
+    """Read the flags from slime's `args`."""
+    return AdvantageFlags(**present(args, [field.name for field in fields(AdvantageFlags)]))
+
+
+def check_flags(args: Any) -> AdvantageSettings:
+    """Refuse flags that would silently train on other advantages than the configured ones; returns the settings.
+
+    Raises:
+        FlagError: names the flag to change.
+        ConfigError: a setting is out of range; names the key and the value.
+    """
+    flags = advantage_flags(args)
+    if flags.advantage_estimator != "ppo":
+        raise FlagError(
+            f"--advantage-estimator is {flags.advantage_estimator}, but dual-discount GAE needs a critic: give "
+            f"--advantage-estimator ppo, or leave {INSTALL} out"
+        )
+    if not flags.compute_advantages_and_returns:
+        raise FlagError(f"--disable-compute-advantages-and-returns leaves nothing for {INSTALL} to do; remove one")
+    if not flags.custom_convert_samples_to_train_data_path:
+        raise FlagError(f"no converter writes the turn table, which the advantages need; give {CONVERTER}")
+    foreign = flags.custom_advantage_function_path
+    if foreign not in (None, HOOK):
+        raise FlagError(f"--custom-advantage-function-path is {foreign}; {INSTALL} would replace it, drop one of them")
+    settings = advantage_settings(args)
+    _check_roles(flags, settings)
+    _check_frozen(flags, settings)
+    if settings.policy_loss == "dis":
+        check_dis(flags)
+    return settings
+
+
+def _check_roles(flags: AdvantageFlags, settings: AdvantageSettings) -> None:
+    """Refuse a `--megatron-config-path` that disables the patch for one role, or has other lambdas for the critic."""
+    path = flags.megatron_config_path
+    if not path or not Path(path).is_file():
+        return
+    content: Mapping[str, Any] = read_yaml(path, "--megatron-config-path") or {}
+    entries: Sequence[Mapping[str, Any]] = content.get("megatron") or ()
+    for entry in entries:
+        overrides: Mapping[str, Any] = entry.get("overrides") or entry.get("args") or {}
+        for key in ("custom_megatron_init_path", "custom_convert_samples_to_train_data_path", "advantage_estimator"):
+            if key in overrides and overrides[key] != getattr(flags, key):
+                raise FlagError(
+                    f"{path} overrides {key} for role {entry.get('role')}, so actor and critic would compute different "
+                    "advantages; give it once, on the command line"
+                )
+        lambdas = [key for key in ("lambda_step", "lambda_token") if key in overrides]
+        if settings.lambda_critic is not None and entry.get("role") == "critic" and lambdas:
+            raise FlagError(
+                f"{path} overrides {' and '.join(lambdas)} for the critic, and the YAML has lambda_critic: "
+                f"{settings.lambda_critic:g}, which sets both; leave one of them out"
+            )
+
+
+def _check_frozen(flags: AdvantageFlags, settings: AdvantageSettings) -> None:
+    """Refuse two lists of frozen parameters, and patterns that are not regular expressions."""
+    if settings.critic_frozen and flags.frozen and flags.frozen != list(settings.critic_frozen):
+        raise FlagError(
+            f"critic_frozen is {list(settings.critic_frozen)} and slime's {FROZEN} is {flags.frozen}; leave one of "
+            "them out"
+        )
+    if settings.critic_frozen and flags.only_train_params_name_list:
+        raise FlagError(
+            "slime refuses --only-train-params-name-list beside frozen parameters; leave it or critic_frozen out"
+        )
+    for pattern in settings.critic_frozen:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise FlagError(f"critic_frozen: {pattern!r} is not a regular expression: {error}") from error
+
+
+def check_dis(flags: AdvantageFlags) -> None:
+    """Refuse flags under which DIS would be another loss than its definition.
+
+    Raises:
+        FlagError: names the flag to change.
+    """
+    if flags.use_opsm:
+        raise FlagError("policy_loss: dis and --use-opsm would both mask by the same ratio; leave one of them out")
+    if flags.use_tis:
+        raise FlagError("policy_loss: dis and --use-tis would weigh the same ratio twice; leave one of them out")
+    if not flags.use_rollout_logprobs:
+        raise FlagError(
+            "policy_loss: dis compares with the weights that played each token: give --use-rollout-logprobs"
+        )
+    if flags.eps_clip_high in (None, flags.eps_clip):
+        raise FlagError(
+            f"policy_loss: dis keeps ratios between 1 - {flags.eps_clip:g} and 1 + --eps-clip-high, which must be "
+            "given and differ from --eps-clip; the paper uses --eps-clip 0.3 --eps-clip-high 5.0 (coding: 0.8 and 3.0)"
+        )
+    if flags.eps_clip > 1:
+        raise FlagError(f"policy_loss: dis needs --eps-clip of at most 1, got {flags.eps_clip:g}")
+    if flags.eps_clip_c is not None:
+        raise FlagError("policy_loss: dis has no dual clip; leave --eps-clip-c out")

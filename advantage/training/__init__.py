@@ -1,0 +1,1 @@
+"""What a training step takes from us besides the advantages: losses, whitening, alarms and expanded images."""
