@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from envs import word_cache
-from envs.plain_text import PlainText
-from envs.word_cache import WordCache, ascii_pattern
+from envs.plain_text import PlainText, word_cache
+from envs.plain_text.word_cache import WordCache, ascii_pattern
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.tokenizers import FAMILIES, real_tokenizer
 

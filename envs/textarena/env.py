@@ -67,7 +67,7 @@ class TextArena(TextGame):
 
     settings: TextArenaSettings
 
-    template_path = Path(__file__).with_suffix(".j2")
+    template_path = Path(__file__).with_name("prompt.j2")
     answer_format = _MOVE_FORMAT
     default_action = "no move"
 

@@ -17,7 +17,7 @@ from typing import IO
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.loading import load_attribute
-from envs.questions import Question
+from envs.questions.reading import Question
 
 Grade = Callable[[str, Question], float | tuple[float, str]]
 """A grader: takes answer and question, returns a score, 1 for right, or a score and feedback for the model."""
@@ -163,7 +163,7 @@ def _start() -> subprocess.Popen[str]:
         process.kill()
         raise EnvironmentFault(
             f"the process that compares expressions did not start within {START_S:g} s; run "
-            f"{sys.executable} -m envs.math_server to see why"
+            f"{sys.executable} -m envs.questions.math_server to see why"
         )
     return process
 
@@ -173,4 +173,4 @@ def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
     return process.stdin, process.stdout
 
 
-_BOOT = "import sys; sys.path[:] = {path!r}; from envs.math_server import main; main()"
+_BOOT = "import sys; sys.path[:] = {path!r}; from envs.questions.math_server import main; main()"

@@ -63,7 +63,7 @@ def build_env(sample: Any, args: Any) -> GymnasiumText:
 class GymnasiumText(TextGame):
     """One episode of a gymnasium environment; `env` is the wrapped one."""
 
-    template_path = Path(__file__).with_suffix(".j2")
+    template_path = Path(__file__).with_name("prompt.j2")
     settings: GymnasiumSettings
 
     def __init__(self, task: str, seed: int, settings: GymnasiumSettings) -> None:

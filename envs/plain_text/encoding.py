@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 
-from envs.word_cache import WordCache
+from envs.plain_text.word_cache import WordCache
 
 TAG = re.compile(r"</?[a-z_]+>")
 """Tokens such as `<think>` and `</tool_call>`, which the model may write in its answers; they do not change roles."""

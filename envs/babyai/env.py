@@ -68,7 +68,7 @@ class BabyAI(TextGame):
     """One BabyAI episode; `game` is minigrid's own level object."""
 
     settings: BabyAISettings
-    template_path = Path(__file__).with_suffix(".j2")
+    template_path = Path(__file__).with_name("prompt.j2")
     actions = ACTIONS
     default_action = "go forward"
 
@@ -185,4 +185,4 @@ expert_action = BabyAI.advice
 
 def _import_world(part: str) -> ModuleType:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # minigrid imports pygame, which prints a greeting
-    return import_extra(f"envs.babyai_world.{part}", "BabyAI", "envs")
+    return import_extra(f"envs.babyai.{part}", "BabyAI", "envs")

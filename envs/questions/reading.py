@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from envs.content import lay_out, open_pictures, read_messages
 from envs.errors import ConfigError, MissingDependencyError
-from envs.pictures import MAX_PIXELS
+from envs.questions.content import lay_out, open_pictures, read_messages
+from envs.questions.pictures import MAX_PIXELS
 from slime_verlog import Field, Settings
 
 _TEMPLATE_MARKS = ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.errors import ConfigError
-from envs.pictures import open_picture
+from envs.questions.pictures import open_picture
 
 PLACEHOLDER = "<image>"
 """Marks a picture's place in the texts of data sets."""
