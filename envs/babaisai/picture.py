@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from envs.babaisai.pieces import Piece
+from envs.babaisai.rules import Piece
 from envs.babaisai.world import World
 from envs.errors import MissingDependencyError
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from envs.babaisai.pieces import BORDER, Piece, thing
-from envs.babaisai.rules import Cell, Rules, make_rules, read_rules
+from envs.babaisai.rules import BORDER, Cell, Piece, Rules, make_rules, read_rules, thing
 
 DIRECTIONS: dict[str, tuple[int, int]] = {"up": (0, -1), "right": (1, 0), "down": (0, 1), "left": (-1, 0)}
 """(dx, dy) of each direction; y grows downwards."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
 import importlib
 import importlib.resources
 import re
@@ -18,9 +17,8 @@ from typing import Any, ClassVar
 
 import yaml
 
-from envs.base import describe_task, read_env_settings
 from envs.command_game import MOST_CHARACTERS, clean_command
-from envs.errors import ConfigError, MissingDependencyError
+from envs.errors import ConfigError, MissingDependencyError, did_you_mean
 from envs.randomness import OwnRandomness
 from envs.text_game import Frame, GameSettings, TextGame
 from slime_verlog import Field
@@ -51,19 +49,11 @@ class BalrogSettings(GameSettings):
     """Put BALROG's remark about an invalid answer before the next observation."""
 
 
-SETTINGS = BalrogSettings
-
-
-def build_env(sample: Any, args: Any) -> Balrog:
-    """Build the environment for the task (`family/task`) and seed in `sample.metadata`."""
-    task, seed = describe_task(sample)
-    return Balrog(task, seed, read_env_settings(BalrogSettings, args))
-
-
 class Balrog(TextGame):
     """One episode of a BALROG task; `actions` is empty if any text is an action (TextWorld)."""
 
     settings: BalrogSettings
+    settings_model = BalrogSettings
 
     def __init__(self, task: str, seed: int, settings: BalrogSettings) -> None:
         super().__init__(settings)
@@ -191,6 +181,10 @@ class Balrog(TextGame):
             env.close()
 
 
+SETTINGS = BalrogSettings
+build_env = Balrog.from_sample
+
+
 def _free_command(candidate: str) -> str | None:
     """Return the text as one command, as BALROG would pass it to the game.
 
@@ -223,8 +217,9 @@ def find_task(task: str, listed: Mapping[str, Any]) -> tuple[str, str]:
     if len(owners) == 1:
         return owners[0], task
     names = [f"{name}/{known}" for name, tasks in families.items() for known in tasks]
-    near = [name for name in names if task and task in name][:3] or difflib.get_close_matches(task, names, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"write FAMILY/TASK, with one of {', '.join(families)}"
+    inside = [name for name in names if task and task in name][:3]
+    otherwise = f"write FAMILY/TASK, with one of {', '.join(families)}"
+    hint = f"did you mean {' or '.join(inside)}?" if inside else did_you_mean(task, names, otherwise)
     raise ConfigError(f"BALROG has no task {task!r}; {hint}")
 
 

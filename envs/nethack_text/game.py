@@ -6,7 +6,6 @@ inventory. BALROG's text needs its fork of NLE; `envs.balrog` plays it. The acti
 
 from __future__ import annotations
 
-import difflib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envs.errors import ConfigError, MissingDependencyError
+from envs.errors import ConfigError, MissingDependencyError, did_you_mean
 from envs.loading import import_extra
 from envs.randomness import OwnRandomness
 
@@ -89,8 +88,8 @@ def make(
         env = gymnasium.make(task, observation_keys=_KEYS, disable_env_checker=True, **kwargs)
     except gymnasium.error.Error as error:
         ids = [name for name in gymnasium.registry if name.startswith(("NetHack", "MiniHack"))]
-        near = difflib.get_close_matches(task, ids, n=3) or ["NetHackScore-v0", "MiniHack-Room-5x5-v0"]
-        raise ConfigError(f"NetHack has no task {task!r}; did you mean {' or '.join(near)}?") from error
+        hint = did_you_mean(task, ids, "there are NetHackScore-v0, MiniHack-Room-5x5-v0, ...")
+        raise ConfigError(f"NetHack has no task {task!r}; {hint}") from error
     except TypeError as error:
         raise ConfigError(f"env.kwargs: {task} refuses them: {str(error).split(' was raised from')[0]}") from error
     except ModuleNotFoundError as error:  # MiniHack's Boxoban levels are a download
@@ -162,8 +161,8 @@ def _find_actions(names: Sequence[str]) -> tuple[Any, ...]:
     known = {_name(action): action for action in nethack.ACTIONS}
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1) or list(known)[:8]
-            raise ConfigError(f"env.kwargs.actions: NetHack has no action {name!r}; did you mean {' or '.join(near)}?")
+            hint = did_you_mean(name, known, f"there are {', '.join(list(known)[:8])}, ...", n=1)
+            raise ConfigError(f"env.kwargs.actions: NetHack has no action {name!r}; {hint}")
     return tuple(known[name] for name in names)
 
 

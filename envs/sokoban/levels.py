@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, did_you_mean
 from envs.sokoban.board import Room, State, each, read_room, shift
 from envs.sokoban.solver import find_pushes, moves_of, push_distances
 
@@ -56,10 +55,10 @@ def find_shape(task: str) -> Shape:
     Raises:
         ConfigError: unknown task.
     """
-    if task in TASKS:
-        return TASKS[task]
-    near = difflib.get_close_matches(task, TASKS, n=1) or TASKS
-    raise ConfigError(f"unknown Sokoban task {task!r}; did you mean {' or '.join(near)}?")
+    if task not in TASKS:
+        hint = did_you_mean(task, TASKS, f"there are {', '.join(TASKS)}", n=1)
+        raise ConfigError(f"unknown Sokoban task {task!r}; {hint}")
+    return TASKS[task]
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ def explain_pushes(room: Room, state: State, pushes: Sequence[Push] | None) -> s
     moves = moves_of(room, state, pushes[:1])
     how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
     left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
-    return f"{left}. Next I push the box {_where(room, state.player, first.box)} {_towards(first.direction)}. {how}."
+    return f"{left}. Next I push the box {_where(room, state.player, first.box)} {towards(first.direction)}. {how}."
 
 
 def _where(room: Room, player: int, cell: int) -> str:
@@ -26,5 +26,6 @@ def _where(room: Room, player: int, cell: int) -> str:
     return f"({', '.join(filter(None, (across, along)))} from me)"
 
 
-def _towards(direction: str) -> str:
+def towards(direction: str) -> str:
+    """Return the words for a move: up, down, to the left, to the right."""
     return direction if direction in ("up", "down") else f"to the {direction}"
