@@ -15,9 +15,8 @@ from envs.command_game import CommandGame, list_commands
 from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import import_extra
 from envs.text_game import Frame, GameSettings
-from envs.textworld.cache import GameCache, default_root
+from envs.textworld.games import GameCache, build_game, default_root, find_game
 from envs.textworld.recipes import THEMES, GameRecipe, find_theme, make_recipe
-from envs.textworld.source import build_game, find_game
 from envs.textworld.thoughts import explain_plan
 from slime_verlog import Field
 
