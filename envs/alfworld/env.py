@@ -29,20 +29,6 @@ FAMILIES = (
     "pick_cool_then_place_in_recep",
     "pick_two_obj_and_place",
 )
-COMMANDS = {
-    "look": "hear where you are and what is around you",
-    "inventory": "hear what you carry",
-    "go to PLACE": "walk there",
-    "open PLACE": "open it, and see what is inside",
-    "close PLACE": "close it",
-    "take THING from PLACE": "pick something up",
-    "move THING to PLACE": "put down what you carry",
-    "examine THING": "have a closer look at a thing or a place",
-    "use THING": "switch something on or off, a lamp for example",
-    "clean THING with PLACE": "wash what you carry in a sink",
-    "heat THING with PLACE": "heat what you carry in a microwave",
-    "cool THING with PLACE": "cool what you carry in a fridge",
-}
 _MAX_STEPS = 50
 _TASK = re.compile(r"Your task is to:\s*(.*?)\s*\.?\s*$", re.DOTALL)
 # The wording of ALFWorld before its version 0.4.
@@ -129,7 +115,7 @@ class ALFWorld(PlannedGame, CommandGame):
         return self._player.plan()
 
     def prompt_variables(self) -> dict[str, Any]:
-        return {**super().prompt_variables(), "commands": COMMANDS, "notice": self._notice()}
+        return {**super().prompt_variables(), "notice": self._notice()}
 
     def _load(self) -> dict[str, Any]:
         if self._root is not None:

@@ -59,10 +59,14 @@ class Balrog(TextGame):
         super().__init__(settings)
         self.task, self.seed = task, seed
         self._make_env = _import("balrog.environments").make_env
-        self._config = _Config.of(_merge(_read_config(), settings.config))
+        defaults = yaml.safe_load((importlib.resources.files("balrog") / "config" / "config.yaml").read_text("utf-8"))
+        self._config = _Config.of(_merge(defaults, settings.config))
         self.family, self._name = find_task(task, self._config["tasks"])
         self.deterministic = self.family not in _NOT_DETERMINISTIC
-        self._place_seed()
+        # TextWorld and Crafter read the seed from the configuration, the others from `reset`.
+        self._config["envs"]["env_kwargs"]["seed"] = seed
+        self._config["envs"].setdefault("crafter_kwargs", _Config())["seed"] = seed
+        self._config["agent"]["max_image_history"] = int(settings.vlm)
         self._random = OwnRandomness(seed)
         self._env: Any = None
         self._steps = 0
@@ -132,12 +136,6 @@ class Balrog(TextGame):
             progression=float(self._env.get_stats().get("progression", 0.0)),
             **outcome,
         )
-
-    def _place_seed(self) -> None:
-        # TextWorld and Crafter read the seed from the configuration, the others from `reset`.
-        self._config["envs"]["env_kwargs"]["seed"] = self.seed
-        self._config["envs"].setdefault("crafter_kwargs", _Config())["seed"] = self.seed
-        self._config["agent"]["max_image_history"] = int(self.settings.vlm)
 
     def _make(self) -> Any:
         try:
@@ -243,11 +241,6 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         inner = merged.get(key)
         merged[key] = _merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
     return merged
-
-
-def _read_config() -> dict[str, Any]:
-    path = importlib.resources.files("balrog") / "config" / "config.yaml"
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def _import(name: str) -> Any:

@@ -171,11 +171,12 @@ def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
     message = _text(observation["message"])
     screen = [_text(row).rstrip() for row in observation["tty_chars"][1:-2]]
     stats = [int(value) for value in observation["blstats"]]
+    things = zip(observation["inv_letters"], observation["inv_strs"], strict=True)
     parts = {
         "screen": "\n".join(_crop(screen)),
         "status": _status(stats),
         "in sight": "\n".join(_things(observation["screen_descriptions"], stats[0], stats[1])),
-        "inventory": "\n".join(_inventory(observation["inv_letters"], observation["inv_strs"])),
+        "inventory": "\n".join(f"{chr(letter)}: {_text(name)}" for letter, name in things if letter),
     }
     shown = "\n\n".join(f"{name}:\n{text}" for name, text in parts.items() if text)
     return {"long_term_context": f"message: {message or '(none)'}", "short_term_context": shown}
@@ -214,9 +215,3 @@ def _things(descriptions: np.ndarray, x0: int, y0: int) -> Iterator[str]:
         along = f"{abs(dy)} {'south' if dy > 0 else 'north'}" if dy else ""
         across = f"{abs(dx)} {'east' if dx > 0 else 'west'}" if dx else ""
         yield f"{name}: {', '.join(filter(None, (along, across)))}"
-
-
-def _inventory(letters: np.ndarray, names: np.ndarray) -> Iterator[str]:
-    for letter, name in zip(letters, names, strict=True):
-        if letter:
-            yield f"{chr(letter)}: {_text(name)}"

@@ -99,15 +99,7 @@ def math(answer: str, question: Question) -> float:
     """1 if the answer has the same value as the reference in any notation, else 0; see `math_server.equal`."""
     if not answer or len(answer) > MAX_CHARS:
         return 0.0
-    return float(_checker().equal(str(question.answer), answer))
-
-
-GRADERS: Mapping[str, Grade] = {"exact": exact, "math": math}
-
-
-@functools.lru_cache(maxsize=1)
-def _checker() -> MathChecker:
-    return MathChecker()
+    return float(_CHECKER.equal(str(question.answer), answer))
 
 
 class MathChecker:
@@ -173,4 +165,6 @@ def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
     return process.stdin, process.stdout
 
 
+_CHECKER = MathChecker()
+GRADERS: Mapping[str, Grade] = {"exact": exact, "math": math}
 _BOOT = "import sys; sys.path[:] = {path!r}; from envs.questions.math_server import main; main()"

@@ -7,7 +7,7 @@ instead. The reward is the change of the game's score, which goes from 0 to 1 an
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from envs.command_game import CommandGame, list_commands
 from envs.errors import ConfigError, did_you_mean
@@ -15,32 +15,6 @@ from envs.scienceworld import jvms
 from envs.text_game import Frame, GameSettings
 from slime_verlog import Field
 
-COMMANDS = {
-    "look around": "hear where you are and what is around you",
-    "look at THING": "have a closer look",
-    "look in THING": "hear what is in a container",
-    "inventory": "hear what you carry",
-    "go to PLACE": "walk through an open door",
-    "open THING": "open a door or a container",
-    "close THING": "close it",
-    "pick up THING": "take it",
-    "put down THING": "drop it",
-    "move THING to THING": "put one thing into or onto another",
-    "pour THING into THING": "pour a liquid",
-    "dunk THING into THING": "dip a container into a liquid",
-    "mix THING": "mix what is in a container",
-    "use THING on THING": "use a tool, a thermometer for example",
-    "activate THING": "switch a device on",
-    "deactivate THING": "switch it off",
-    "connect THING to THING": "connect electrical parts",
-    "disconnect THING": "disconnect it",
-    "read THING": "read a note or a book",
-    "eat THING": "eat it",
-    "flush THING": "flush it",
-    "focus on THING": "show the thing that the task asks for",
-    "wait": "let ten steps of time pass",
-    "wait1": "let one step of time pass",
-}
 _MAX_STEPS = 100
 _MOST_CHARACTERS = 200
 _UNKNOWN = "No known action matches"
@@ -107,9 +81,6 @@ class ScienceWorld(CommandGame):
         known = jvms.solution(self._name, self._variation, self.settings.simplifications, self.settings.most_jvms)
         played = len(self._history)
         return known[played] if tuple(self._history) == known[:played] and played < len(known) else self.default_action
-
-    def prompt_variables(self) -> dict[str, Any]:
-        return {**super().prompt_variables(), "commands": COMMANDS}
 
     def close(self) -> None:
         self._running = False

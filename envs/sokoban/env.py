@@ -6,6 +6,7 @@ RAGEN trains on. Levels come from our own generator, so a seed gives other level
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,6 @@ from envs.sokoban.board import SYMBOLS, Room, State
 from envs.sokoban.levels import Shape, find_shape, make_level, read_level
 from envs.sokoban.picture import draw_room
 from envs.sokoban.solver import Push, find_pushes, is_stuck, moves_of
-from envs.sokoban.thoughts import explain_pushes, towards
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
 from slime_verlog import Field
 
@@ -114,7 +114,7 @@ class Sokoban(PlannedGame):
 
     def explain(self) -> str:
         """Return the reasoning behind `advice`: how many pushes are left, and which box is next."""
-        return explain_pushes(self.room, self.state, self._pushes())
+        return _explain(self.room, self.state, self._pushes())
 
     def render(self) -> np.ndarray:
         """Draw the room as a uint8 array (32 * height, 32 * width, 3)."""
@@ -172,7 +172,29 @@ def _event(action: str, before: State, after: State) -> str:
     """What the turn did, in a sentence."""
     if action == "stay":
         return "You stayed."
-    way = towards(action)
+    way = _towards(action)
     if after == before:
         return f"You could not go {way}: something is in the way."
     return f"You {'went' if after.boxes == before.boxes else 'pushed a box'} {way}."
+
+
+def _explain(room: Room, state: State, pushes: Sequence[Push] | None) -> str:
+    """Return the reasoning behind the first move of the pushes that solve the room; None means that none are known."""
+    if not pushes:
+        return "I find no way to bring all boxes onto targets, so I wait."
+    first = pushes[0]
+    moves = moves_of(room, state, pushes[:1])
+    how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
+    left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
+    return f"{left}. Next I push the box {_where(room, state.player, first.box)} {_towards(first.direction)}. {how}."
+
+
+def _where(room: Room, player: int, cell: int) -> str:
+    (y, x), (y0, x0) = divmod(cell, room.width), divmod(player, room.width)
+    across = f"{abs(x - x0)} to the {'right' if x > x0 else 'left'}" if x != x0 else ""
+    along = f"{abs(y - y0)} {'down' if y > y0 else 'up'}" if y != y0 else ""
+    return f"({', '.join(filter(None, (across, along)))} from me)"
+
+
+def _towards(direction: str) -> str:
+    return direction if direction in ("up", "down") else f"to the {direction}"

@@ -67,7 +67,11 @@ def find_pushes(room: Room, state: State, most_nodes: int = MOST_NODES) -> tuple
             return None
         _, _, made, left, node = heapq.heappop(frontier)
         if not left:
-            return _trace(came, node)
+            pushes: list[Push] = []
+            while (step := came[node]) is not None:
+                node, push = step
+                pushes.append(push)
+            return tuple(reversed(pushes))
         for push, after in _pushes(room, node, distances):
             if after in came:
                 continue
@@ -87,14 +91,6 @@ def _pushes(room: Room, node: tuple[int, int], distances: dict[int, int]) -> Ite
             after = boxes ^ (1 << cell) ^ (1 << target)
             if target in distances and not _is_blocked(room, after):
                 yield Push(cell, direction), (after, room.flood(1 << cell, room.floor & ~after))
-
-
-def _trace(came: dict[tuple[int, int], tuple[tuple[int, int], Push] | None], node: tuple[int, int]) -> tuple[Push, ...]:
-    pushes: list[Push] = []
-    while (step := came[node]) is not None:
-        node, push = step
-        pushes.append(push)
-    return tuple(reversed(pushes))
 
 
 def moves_of(room: Room, state: State, pushes: Sequence[Push]) -> list[str]:

@@ -59,7 +59,9 @@ class TextArena(TextGame):
         self._library = import_extra("textarena", "TextArena", "textarena")
         self._id = _find_id(self._library, task)
         self.max_steps = settings.max_steps or _MAX_STEPS
-        self._brackets = _takes_brackets(self._library, self._id)
+        wrappers = self._library.envs.registration.ENV_REGISTRY[self._id].default_wrappers or ()
+        # TextArena's own wrapper puts moves without brackets into them.
+        self._brackets = self._library.wrappers.ActionFormattingWrapper in wrappers
         self._random = OwnRandomness(seed)
         self.game: Any = None
         self._board = self._rules = ""
@@ -154,12 +156,6 @@ def _find_id(library: ModuleType, task: str) -> str:
     raise ConfigError(f"TextArena has no game {task!r}; {hint}")
 
 
-def _takes_brackets(library: ModuleType, name: str) -> bool:
-    """Whether TextArena's own wrapper puts moves without brackets into them for this game."""
-    wrappers = library.envs.registration.ENV_REGISTRY[name].default_wrappers or ()
-    return library.wrappers.ActionFormattingWrapper in wrappers
-
-
 @contextlib.contextmanager
 def _explained(name: str) -> Iterator[None]:
     """Explain to the user why a game cannot be made: several players, missing word lists, a missing key or package."""
@@ -186,17 +182,13 @@ def _check_data(game: str, names: str | Sequence[str]) -> bool:
     import nltk
 
     for name in [names] if isinstance(names, str) else names:
-        places = [f"{kind}/{name}" for kind in ("corpora", "taggers", "tokenizers")]
-        if not any(_is_there(nltk.data, place) for place in places):
+        for kind in ("corpora", "taggers", "tokenizers"):
+            with contextlib.suppress(LookupError):
+                nltk.data.find(f"{kind}/{name}")
+                break
+        else:
             raise MissingDependencyError(
                 f"TextArena's {game} needs NLTK's data {name!r}, which is not downloaded during a run; "
                 f"install it on every node with: python -m nltk.downloader {name}"
             )
     return True
-
-
-def _is_there(data: Any, place: str) -> bool:
-    with contextlib.suppress(LookupError):
-        data.find(place)
-        return True
-    return False
