@@ -85,7 +85,7 @@ def place_of(error: BaseException, own: str = "") -> str:
         return _place(error.filename, error.lineno)
     # Compiled modules name files that are not there, such as numpy/random/_generator.pyx.
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
-    file = _file_of(own)
+    file = str(Path(own).resolve()) if own.endswith(".py") else getattr(sys.modules.get(own), "__file__", None)
     for belongs in (
         lambda name: name == file or _is_users(name),
         lambda name: not _is_installed(name),
@@ -137,12 +137,6 @@ def _place(file: str, line: int) -> str:
     linecache.checkcache(file)
     code = one_line(linecache.getline(file, line))
     return f"{file}:{line}" + (f" (`{code}`)" if code else "")
-
-
-def _file_of(own: str) -> str:
-    if own.endswith(".py"):
-        return str(Path(own).resolve())
-    return getattr(sys.modules.get(own), "__file__", None) or ""
 
 
 def _is_installed(file: str) -> bool:

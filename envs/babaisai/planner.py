@@ -57,12 +57,9 @@ def _locate_you(world: World) -> int | None:
     """Index of the only visible YOU thing; None if there are none or several, or if things turn into others."""
     if world.rules.swaps:
         return None
-    places = [index for index, _, _ in world.interior if _is_you(world, world.cells[index])]
+    tops = ((index, world.cells[index][-1]) for index, _, _ in world.interior if world.cells[index])
+    places = [index for index, top in tops if top.kind == "thing" and top.name in world.rules.you]
     return places[0] if len(places) == 1 else None
-
-
-def _is_you(world: World, cell: Cell) -> bool:
-    return bool(cell) and cell[-1].kind == "thing" and cell[-1].name in world.rules.you
 
 
 def _without(world: World, place: int) -> World:

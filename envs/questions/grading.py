@@ -131,8 +131,7 @@ class MathChecker:
             reply = ""
         if not reply:
             self._process.wait()
-            return False
-        return json.loads(reply)
+        return bool(reply) and json.loads(reply)
 
     def close(self) -> None:
         """End the process; the next comparison starts another."""
