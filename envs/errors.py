@@ -39,7 +39,7 @@ __all__ = [
 _OURS = Path(slime_verlog.__file__).resolve().parent
 _PACKAGES = ("advantage", "embedded", "envs", "inspection", "rollout", "slime_verlog.py")
 _STANDARD = sysconfig.get_paths()["stdlib"]
-LONGEST_TEXT = 400
+MAX_TEXT_CHARS = 400
 """Characters of an error's text that a sentence quotes."""
 
 
@@ -128,9 +128,9 @@ def text_of(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks, cut at `LONGEST_TEXT` characters."""
+    """The text without line breaks, cut at `MAX_TEXT_CHARS` characters."""
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " ..."
+    return text if len(text) <= MAX_TEXT_CHARS else text[:MAX_TEXT_CHARS] + " ..."
 
 
 def _place(file: str, line: int) -> str:

@@ -88,7 +88,7 @@ def find_task(name: str) -> Task:
 
 _NAMES = ("ball", "key", "door")
 _COLORS = ("red", "blue", "green")
-_MOST_TRIES = 100_000
+_MAX_TRIES = 100_000
 
 Position = tuple[int, int]
 
@@ -144,12 +144,12 @@ class _Builder:
     def draw_empty(self, area: Area) -> Position:
         """Draw cells of the area until one is empty; return its (x, y)."""
         world = self.world
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_TRIES):
             x = int(self.rng.randint(area.left, min(area.left + area.width, world.width)))
             y = int(self.rng.randint(area.top, min(area.top + area.height, world.height)))
             if world.top(x, y) is None:
                 return x, y
-        raise RuntimeError(f"found no empty cell in {area} after {_MOST_TRIES} draws")
+        raise RuntimeError(f"found no empty cell in {area} after {_MAX_TRIES} draws")
 
     def place(self, piece: Piece, area: Area) -> Position:
         position = self.draw_empty(area)

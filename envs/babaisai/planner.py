@@ -23,15 +23,15 @@ _LOCKED = 6
 """Extra distance while something is STOP."""
 
 
-def find_plan(world: World, most_nodes: int = 4000) -> Plan | None:
-    """Return moves that win from here; None if `most_nodes` expanded nodes do not lead to a win."""
+def find_plan(world: World, max_nodes: int = 4000) -> Plan | None:
+    """Return moves that win from here; None if `max_nodes` expanded nodes do not lead to a win."""
     start = _locate_you(world)
     if start is None:
         return None
     ticket = count()
     frontier = [(0, next(ticket), 0, world, start, [])]
     seen: set[tuple[tuple[Cell, ...], int]] = set()
-    for _ in range(most_nodes):
+    for _ in range(max_nodes):
         if not frontier:
             return None
         _, _, cost, world, start, plan = heapq.heappop(frontier)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from envs.command_game import MOST_CHARACTERS, clean_command
+from envs.command_game import MAX_CHARACTERS, clean_command
 from envs.errors import ConfigError, MissingDependencyError, did_you_mean
 from envs.randomness import OwnRandomness
 from envs.text_game import Frame, GameSettings, TextGame
@@ -193,7 +193,7 @@ def _free_command(candidate: str) -> str | None:
     if command is not None:
         return None if command.split()[0].lower() in _REFUSED else command
     line = " ".join(candidate.strip().splitlines()[:1])
-    if not line or len(line) > MOST_CHARACTERS or not (line.isascii() and line.isprintable()):
+    if not line or len(line) > MAX_CHARACTERS or not (line.isascii() and line.isprintable()):
         return None
     words = re.findall(r"[a-z0-9]+", line.lower())
     return None if words and (_JOINED.search(line) or _REFUSED & set(words)) else line

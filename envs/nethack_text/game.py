@@ -45,7 +45,7 @@ _HUNGER = ("satiated", "not hungry", "hungry", "weak from hunger", "fainting", "
 _BORING = frozenset(
     {"", "stone", "dark part of a room", "floor of a room", "wall", "corridor", "lit corridor", "doorway", "solid rock"}
 )
-_MOST_THINGS = 25
+_MAX_THINGS = 25
 _DEEPEST = 50
 _GOALS = {
     "Boxoban": "push each boulder (`) onto a fountain ({)",
@@ -211,7 +211,7 @@ def _things(descriptions: np.ndarray, x0: int, y0: int) -> Iterator[str]:
         name = _text(descriptions[y, x])
         if name not in _BORING and (x, y) != (x0, y0):
             found.append((max(abs(int(x) - x0), abs(int(y) - y0)), name, int(x) - x0, int(y) - y0))
-    for _, name, dx, dy in sorted(found)[:_MOST_THINGS]:
+    for _, name, dx, dy in sorted(found)[:_MAX_THINGS]:
         along = f"{abs(dy)} {'south' if dy > 0 else 'north'}" if dy else ""
         across = f"{abs(dx)} {'east' if dx > 0 else 'west'}" if dx else ""
         yield f"{name}: {', '.join(filter(None, (along, across)))}"

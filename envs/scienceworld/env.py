@@ -16,7 +16,7 @@ from envs.text_game import Frame, GameSettings
 from slime_verlog import Field
 
 _MAX_STEPS = 100
-_MOST_CHARACTERS = 200
+_MAX_CHARACTERS = 200
 _UNKNOWN = "No known action matches"
 
 
@@ -74,7 +74,7 @@ class ScienceWorld(CommandGame):
 
     def translate(self, candidate: str) -> str | None:
         line = " ".join(candidate.strip().splitlines()[:1]).strip("\"'`*>. \t").removeprefix("[").removesuffix("]")
-        return line if line and len(line) <= _MOST_CHARACTERS and line.isascii() and line.isprintable() else None
+        return line if line and len(line) <= _MAX_CHARACTERS and line.isascii() and line.isprintable() else None
 
     def advice(self) -> str:
         """Return the next command of ScienceWorld's own solution, or `look around` once play has left it."""

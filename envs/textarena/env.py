@@ -18,7 +18,7 @@ from envs.randomness import OwnRandomness
 from envs.text_game import Frame, GameSettings, TextGame
 from slime_verlog import Field
 
-MOST_CHARACTERS = 300
+MAX_CHARACTERS = 300
 """Characters of a longer answer are not passed to the game: its parsers are not made for them."""
 
 _MOVE_FORMAT = (
@@ -87,9 +87,9 @@ class TextArena(TextGame):
         return self._send(action)[1]
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
-        if len(candidate) > MOST_CHARACTERS:
+        if len(candidate) > MAX_CHARACTERS:
             self._steps += 1
-            return None, self._frame(f"Your move has more than {MOST_CHARACTERS} characters. The game did not read it.")
+            return None, self._frame(f"Your move has more than {MAX_CHARACTERS} characters. The game did not read it.")
         valid, frame = self._send(candidate)
         return (candidate if valid else None), frame
 
