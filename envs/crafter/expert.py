@@ -156,9 +156,14 @@ def find_job(world: World, level: str) -> Job | None:
 def _work_on(world: World, making: Making) -> Job | None:
     """Find the next step towards one tool; None if nothing can be done for it now."""
     player = world.player
-    ready = making.nearby <= world.materials_around(player.x, player.y)
+    at_hand = world.materials_around(player.x, player.y)
+    ready = making.nearby <= at_hand
     way = None if ready else _go_beside(world, making.nearby)
-    to_build = [] if ready or way else _stations_to_build(world, making)
+    to_build: list[Placing] = []
+    if not (ready or way):
+        # The table comes first, since a furnace is built next to one.
+        to_build += [] if _TABLE in at_hand or _go_beside(world, _TABLE_ONLY) else [PLACE["Place Table"]]
+        to_build += [PLACE["Place Furnace"]] if _FURNACE in making.nearby else []
     needed = Counter(dict(making.uses))
     for placing in to_build:
         needed.update(dict(placing.uses))
@@ -180,14 +185,6 @@ def _go_beside(world: World, stations: frozenset[int]) -> str | None:
     return reach(world, lambda cell: world.is_free(cell, WALKABLE) and _is_beside(world, cell, stations), _NEAR)
 
 
-def _stations_to_build(world: World, making: Making) -> list[Placing]:
-    """Return the stations to build, in order: the table first, since a furnace is built next to one."""
-    at_hand = world.materials_around(world.player.x, world.player.y)
-    table_is_near = _TABLE in at_hand or _go_beside(world, _TABLE_ONLY)
-    table = [] if table_is_near else [PLACE["Place Table"]]
-    return [*table, PLACE["Place Furnace"]] if _FURNACE in making.nearby else table
-
-
 def _build(world: World, placing: Placing) -> str | None:
     """Place a table anywhere, a furnace next to a table; dig if there is no free cell."""
     beside = _TABLE_ONLY if placing.name == "furnace" else frozenset()
@@ -207,8 +204,7 @@ def _stock(item: str, count: int, achievement: str) -> _Goal:
 
 
 def _place_a_stone(world: World) -> str | None:
-    player = world.player
-    if player.achievements["place_stone"] or not player.inventory["stone"]:
+    if world.player.achievements["place_stone"] or not world.player.inventory["stone"]:
         return None
     return act_before(world, "Place Stone", lambda *_: True)
 

@@ -84,7 +84,7 @@ class Player(Being):
         self.health -= damage
 
     def update(self) -> None:
-        self._act(self._choose_action())
+        self._act("Sleep" if self._stays_asleep() else self.action)
         self._tire()
         self._heal_or_suffer()
         for name, amount in self.inventory.items():
@@ -94,19 +94,20 @@ class Player(Being):
             self.sleeping = False
         self._last_health = self.health
 
-    def _choose_action(self) -> str:
-        """Return the action to execute: a sleeping player continues to sleep until rested."""
-        if self.sleeping:
-            if self.inventory["energy"] < ITEM_LIMITS["energy"]:
-                return "Sleep"
+    def _stays_asleep(self) -> bool:
+        """Wake a sleeping player who is rested; return whether another sleeps on."""
+        if self.sleeping and self.inventory["energy"] >= ITEM_LIMITS["energy"]:
             self.sleeping = False
             self.achievements["wake_up"] += 1
-        return self.action
+        return self.sleeping
 
     def _act(self, action: str) -> None:
         target = self.cell + self.facing[0] * STRIDE + self.facing[1]
         if action in MOVES:
-            self._walk(MOVES[action])
+            self.facing = MOVES[action]
+            self.move(self.facing)
+            if self.world.materials[self.cell] == _LAVA:
+                self.health = 0
         elif action == "Do":
             being = self.world.beings_at[target]
             if being:
@@ -120,12 +121,6 @@ class Player(Being):
             self._place(PLACE[action], target)
         elif action in MAKE:
             self._make(MAKE[action])
-
-    def _walk(self, direction: Direction) -> None:
-        self.facing = direction
-        self.move(direction)
-        if self.world.materials[self.cell] == _LAVA:
-            self.health = 0
 
     def _meet(self, being: Being) -> None:
         """Hit a creature, or eat a ripe plant."""
