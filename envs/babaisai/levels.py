@@ -195,19 +195,29 @@ def _one_room(task: Task, rng: np.random.RandomState) -> Level:
     return build.finish(f"{make}goto[{goal.name}]")
 
 
-def _divided(rng: np.random.RandomState) -> tuple[_Builder, Piece, Piece, Piece]:
+def _divided(rng: np.random.RandomState, you: Position, stop: Position) -> tuple[_Builder, Piece, Piece, Piece]:
+    """Draw three things; build two rooms with the rules of baba (at `you`), wall (at `stop`) and the first thing."""
     build = _Builder(13, 9, rng)
     for y in range(1, 8):
         build.world.put(thing("wall"), _DIVIDE, y)
     goal, other, absent = build.sample_things()
+    build.put_rule("baba", "you", *you)
+    build.put_rule("wall", "stop", *stop)
+    build.put_rule(goal.name, "win", 9, 1)
     return build, goal, other, absent
 
 
+def _settle(build: _Builder, task: Task, area: Area, goal: Piece, other: Piece) -> Position:
+    """Place baba in the area and the things on their side; return where the goal lies."""
+    build.place(thing("baba"), area)
+    position = build.place(goal, _SIDES[task.side])
+    if task.other_thing:
+        build.place(other, _SIDES[task.side])
+    return position
+
+
 def _two_rooms(task: Task, rng: np.random.RandomState) -> Level:
-    build, goal, other, absent = _divided(rng)
-    build.put_rule("baba", "you", 1, 7)
-    build.put_rule("wall", "stop", 1, 2)
-    build.put_rule(goal.name, "win", 9, 1)
+    build, goal, other, absent = _divided(rng, (1, 7), (1, 2))
     if task.spare_noun == "absent":
         build.place(text_block(absent.name), _RIGHT_PUSHABLE)
     elif task.spare_noun and task.other_thing:
@@ -220,10 +230,7 @@ def _two_rooms(task: Task, rng: np.random.RandomState) -> Level:
         build.displace(build.pick([(2, 2), (3, 2)]), aside)
     if task.break_win:
         build.displace((9, 1), build.draw_empty(_RIGHT_PUSHABLE))
-    build.place(thing("baba"), _LEFT_PUSHABLE)
-    goal_x, _ = build.place(goal, _SIDES[task.side])
-    if task.other_thing:
-        build.place(other, _SIDES[task.side])
+    goal_x, _ = _settle(build, task, _LEFT_PUSHABLE, goal, other)
     if task.second_win:
         build.put_rule(absent.name, "win", 9, 4)
     behind_wall = not task.break_stop and (task.break_win or goal_x > _DIVIDE)
@@ -233,30 +240,20 @@ def _two_rooms(task: Task, rng: np.random.RandomState) -> Level:
 
 
 def _make_you(task: Task, rng: np.random.RandomState) -> Level:
-    build, goal, other, _ = _divided(rng)
-    build.put_rule("baba", "you", 1, 6)
-    build.put_rule("wall", "stop", 1, 1)
-    build.put_rule(goal.name, "win", 9, 1)
+    build, goal, other, _ = _divided(rng, (1, 6), (1, 1))
     build.place(text_block(other.name), _LEFT_NARROW)
     if task.break_win:
         build.displace((9, 1), build.draw_empty(_RIGHT_NARROW))
-    build.place(thing("baba"), _LEFT_NARROW)
-    build.place(goal, _SIDES[task.side])
-    build.place(other, _SIDES[task.side])
+    _settle(build, task, _LEFT_NARROW, goal, other)
     make = f"make[{goal.name} is win], " if task.break_win else ""
     return build.finish(f"make[{other.name} is you], {make}goto[{goal.name}]")
 
 
 def _make_wall_win(task: Task, rng: np.random.RandomState) -> Level:
-    build, goal, other, absent = _divided(rng)
-    build.put_rule("baba", "you", 1, 7)
-    build.put_rule("wall", "stop", 2, 2)
-    build.put_rule(goal.name, "win", 9, 1)
+    build, goal, other, absent = _divided(rng, (1, 7), (2, 2))
     build.place(text_block(absent.name), _RIGHT_NARROW)
     build.displace((9, 1), build.pick(_RIGHT_EDGES))
-    build.place(thing("baba"), _LEFT_NARROW)
-    build.place(goal, _SIDES[task.side])
-    build.place(other, _SIDES[task.side])
+    _settle(build, task, _LEFT_NARROW, goal, other)
     return build.finish("break[wall is stop], make[wall is win], goto[wall]")
 
 
