@@ -1,4 +1,4 @@
-"""What the agent acts in: one file an environment, each with `build_env(sample, args)`."""
+"""Environments for agents: one package each, with `build_env(sample, args)`; here, the interface and base classes."""
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, MissingDependencyError

@@ -131,8 +131,8 @@ def make_observation(long_term: str, short_term: str = "", images: Sequence[Any]
     return observation
 
 
-def make_image(pixels: Any) -> Any:
-    """Convert a uint8 array (height, width, 3) to an RGB PIL image.
+def import_pillow() -> Any:
+    """Return Pillow's module `PIL.Image`.
 
     Raises:
         MissingDependencyError: Pillow is not installed.
@@ -141,7 +141,12 @@ def make_image(pixels: Any) -> Any:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise MissingDependencyError("pictures (env.vlm) need Pillow; install it with: pip install pillow") from error
-    return Image.fromarray(pixels).convert("RGB")
+    return Image
+
+
+def make_image(pixels: Any) -> Any:
+    """Convert a uint8 array (height, width, 3) to an RGB PIL image; raises as `import_pillow`."""
+    return import_pillow().fromarray(pixels).convert("RGB")
 
 
 def read_env_settings(model: type[S], args: Any) -> S:

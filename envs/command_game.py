@@ -15,7 +15,7 @@ COMMAND_FORMAT = (
     "Choose your next move. Answer in exactly this form:\nTHINK: your reasoning, step by step\nACTION: one command"
 )
 
-MOST_CHARACTERS = 100
+MAX_CHARACTERS = 100
 _COMMAND = re.compile(r"[a-z0-9][a-z0-9 '-]*", re.IGNORECASE)
 # Text adventures read the words after these as a second command in the same turn.
 _JOINING = frozenset({"and", "then"})
@@ -55,10 +55,10 @@ def clean_command(candidate: str) -> str | None:
     Return None if the rest is not a command of plain words, is too long, or joins two commands.
     """
     lines = candidate.strip().splitlines()
-    if not lines or len(lines[0]) > 2 * MOST_CHARACTERS:
+    if not lines or len(lines[0]) > 2 * MAX_CHARACTERS:
         return None
     command = " ".join(lines[0].strip("\"'`*>. \t").split())
-    if len(command) > MOST_CHARACTERS or not _COMMAND.fullmatch(command):
+    if len(command) > MAX_CHARACTERS or not _COMMAND.fullmatch(command):
         return None
     return None if _JOINING & set(command.lower().split()) else command
 

@@ -1,7 +1,22 @@
-"""Errors that an environment raises, named by what went wrong; `rollout.errors` holds the whole model."""
+"""Errors that an environment raises, named by what went wrong, and how an error is told in one line.
+
+`rollout.errors` holds the whole model.
+"""
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import linecache
+import reprlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import slime_verlog
 from slime_verlog import ConfigError, MissingDependencyError, SlimeVerlogError
 
 __all__ = [
@@ -12,7 +27,20 @@ __all__ = [
     "MissingDependencyError",
     "SlimeVerlogError",
     "ToolError",
+    "describe",
+    "did_you_mean",
+    "one_line",
+    "place_of",
+    "place_of_function",
+    "place_of_method",
+    "text_of",
 ]
+
+_OURS = Path(slime_verlog.__file__).resolve().parent
+_PACKAGES = ("advantage", "embedded", "envs", "inspection", "rollout", "slime_verlog.py")
+_STANDARD = sysconfig.get_paths()["stdlib"]
+MAX_TEXT_CHARS = 400
+"""Characters of an error's text that a sentence quotes."""
 
 
 class EnvironmentFault(SlimeVerlogError, RuntimeError):
@@ -29,3 +57,93 @@ class JudgeError(SlimeVerlogError, RuntimeError):
 
 class EpisodeOverError(SlimeVerlogError, RuntimeError):
     """`step` was called before `reset` or after the episode's end."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, n: int = 3, cutoff: float = 0.6) -> str:
+    """Return the end of an error about an unknown name: its nearest known names, or `otherwise` if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=n, cutoff=cutoff)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
+
+
+def describe(error: BaseException, own: str = "") -> str:
+    """The error's type, its text and the place of the user's code, on one line.
+
+    Args:
+        own: the environment's path or module name; its file counts as the user's code wherever it is.
+    """
+    name, place = type(error).__name__, place_of(error, own)
+    text = one_line(error.msg if isinstance(error, SyntaxError) else text_of(error))
+    return f"{name}{': ' * bool(text)}{text}{f' at {place}' if place else ''}"
+
+
+def place_of(error: BaseException, own: str = "") -> str:
+    """`FILE:LINE` of the innermost frame in the user's code, with the line itself; empty if no frame is known.
+
+    Frames of installed packages, of Python and of this project are skipped if there are others.
+    """
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return _place(error.filename, error.lineno)
+    # Compiled modules name files that are not there, such as numpy/random/_generator.pyx.
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
+    file = str(Path(own).resolve()) if own.endswith(".py") else getattr(sys.modules.get(own), "__file__", None)
+    for belongs in (
+        lambda name: name == file or _is_users(name),
+        lambda name: not _is_installed(name),
+        lambda name: True,
+    ):
+        for frame in reversed(frames):
+            if belongs(frame.filename):
+                return _place(frame.filename, frame.lineno or 0)
+    return ""
+
+
+def place_of_method(instance: Any, name: str) -> str:
+    """`FILE:LINE` where the instance's class defines the method, or the class itself if it inherits the method."""
+    kind = type(instance)
+    method, owner = _source(getattr(kind, name, None)), _source(kind)
+    file, line = owner if owner and method and method[0] != owner[0] and not _is_users(method[0]) else method or ("", 0)
+    return f"{file}:{line}" if file else ""
+
+
+def place_of_function(function: Any) -> str:
+    """`FILE:LINE` where a function is defined; its name if that is not known."""
+    found = _source(inspect.unwrap(function))
+    return f"{found[0]}:{found[1]}" if found else reprlib.repr(function)
+
+
+def _source(thing: Any) -> tuple[str, int] | None:
+    """File and first line of a function or class."""
+    try:
+        return inspect.getsourcefile(thing) or "", inspect.getsourcelines(thing)[1]
+    except (OSError, TypeError):
+        return None
+
+
+def text_of(error: BaseException) -> str:
+    """The error's text, or a note if its `__str__` raises."""
+    try:
+        return str(error)
+    except BaseException as second:
+        return f"(its text cannot be shown: {type(second).__name__})"
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks, cut at `MAX_TEXT_CHARS` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_TEXT_CHARS else text[:MAX_TEXT_CHARS] + " ..."
+
+
+def _place(file: str, line: int) -> str:
+    linecache.checkcache(file)
+    code = one_line(linecache.getline(file, line))
+    return f"{file}:{line}" + (f" (`{code}`)" if code else "")
+
+
+def _is_installed(file: str) -> bool:
+    parts = Path(file).parts
+    return file.startswith(_STANDARD) or "site-packages" in parts or "dist-packages" in parts
+
+
+def _is_users(file: str) -> bool:
+    ours = any(Path(file).is_relative_to(_OURS / name) for name in _PACKAGES)
+    return not ours and not _is_installed(file)

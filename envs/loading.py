@@ -20,8 +20,15 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from envs.errors import ConfigError, MissingDependencyError, SlimeVerlogError
-from envs.faults import describe, place_of, place_of_function
+from envs.errors import (
+    ConfigError,
+    MissingDependencyError,
+    SlimeVerlogError,
+    describe,
+    did_you_mean,
+    place_of,
+    place_of_function,
+)
 
 _KEY = "rollout_interaction_env_path"
 _loading = threading.Lock()
@@ -116,9 +123,8 @@ def load_attribute(path: str, key: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError as error:
-        near = difflib.get_close_matches(name, vars(module), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{key}: {module_path} has no {name}{hint}") from error
+        hint = did_you_mean(name, vars(module), n=1)
+        raise ConfigError(f"{key}: {module_path} has no {name}{hint and '; ' + hint}") from error
 
 
 def load_module(path: str, key: str) -> ModuleType:
@@ -196,6 +202,5 @@ def _explain_missing(path: str, key: str, error: ModuleNotFoundError) -> SlimeVe
     import envs
 
     known = [f"envs.{module.name}" for module in pkgutil.iter_modules(envs.__path__)]
-    near = difflib.get_close_matches(path, known, n=2)
-    hint = f"did you mean {' or '.join(near)}?" if near else "give a module name or a path that ends in .py"
+    hint = did_you_mean(path, known, "give a module name or a path that ends in .py", n=2)
     return ConfigError(f"{key}: there is no module {path}; {hint}")

@@ -7,14 +7,21 @@ penalty instead of the game's reward.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from envs.base import BaseInteractionEnv, Observation, StepInfo, make_observation
+from envs.base import (
+    BaseInteractionEnv,
+    Observation,
+    StepInfo,
+    describe_task,
+    make_observation,
+    read_env_settings,
+)
 from envs.errors import ConfigError, EpisodeOverError
 from slime_verlog import Field, Settings
 
@@ -34,6 +41,8 @@ class GameSettings(Settings):
 
     balrog: ClassVar[Mapping[str, Any]] = {"binary_reward": False, "format_penalty": 0.0}
     """Values that the preset `balrog` puts in place of the defaults."""
+    no_pictures: ClassVar[str] = ""
+    """Sentence that refuses `vlm`, in games that cannot draw."""
 
     preset: Literal["verlog", "balrog"] = "verlog"
     """Set of defaults: `verlog` for training, `balrog` to measure as the BALROG benchmark does. Keys that you set
@@ -62,6 +71,12 @@ class GameSettings(Settings):
             return {**cls.balrog, **data}
         return data
 
+    @model_validator(mode="after")
+    def _refuse_pictures(self) -> Self:
+        if self.vlm and self.no_pictures:
+            raise ConfigError(f"env.vlm: {self.no_pictures}; set it to false")
+        return self
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -82,6 +97,19 @@ class TextGame(BaseInteractionEnv):
 
     answer_format = ANSWER_FORMAT
     template_path: ClassVar[Path]
+    settings_model: ClassVar[type[GameSettings]] = GameSettings
+
+    @classmethod
+    def from_sample(cls, sample: Any, args: Any) -> Self:
+        """Build the episode of the task and seed in `sample.metadata`, with the settings in `args.env`.
+
+        A subclass that uses it takes (task, seed, settings).
+
+        Raises:
+            ConfigError: as the constructor, no task and seed, or a wrong setting.
+        """
+        make: Any = cls
+        return make(*describe_task(sample), read_env_settings(cls.settings_model, args))
 
     def __init__(self, settings: GameSettings) -> None:
         if settings.shaping and type(self).distance_left is TextGame.distance_left:
@@ -172,6 +200,31 @@ class TextGame(BaseInteractionEnv):
 
     def render_prompt(self) -> str:
         return render_template(self.settings.prompt_template or self.template_path, self.prompt_variables())
+
+
+class PlannedGame(TextGame):
+    """A game whose scripted player plans its way to the goal; the length of the plan measures the distance."""
+
+    _whole_way = 0
+
+    @abc.abstractmethod
+    def plan(self) -> Sequence[str]:
+        """Return the actions that win from here; empty if the search finds none."""
+
+    def advice(self) -> str:
+        """Return the first action of the plan, or the default action without one."""
+        plan = self.plan()
+        return plan[0] if plan else self.default_action
+
+    def reset(self) -> Observation:
+        self._whole_way = 0
+        return super().reset()
+
+    def distance_left(self) -> float:
+        """Return the plan's length, relative to the one at the start; 1 without a plan."""
+        length = len(self.plan())
+        self._whole_way = self._whole_way or max(1, length)
+        return length / self._whole_way if length else 1.0
 
 
 def find_action(response_text: str) -> tuple[str, tuple[int, int]]:

@@ -16,7 +16,7 @@ import torch
 
 from embedded.engine.decoder import RowDecoder
 from embedded.engine.engine import Engine
-from envs.pictures import PictureError, open_picture
+from envs.questions.pictures import PictureError, open_picture
 from rollout.errors import ConfigError
 from rollout.tokens.processor import load_processor
 

@@ -11,7 +11,7 @@ import pydantic_core
 
 from envs.agent.request import CHARS_PER_TOKEN, Message, Request, RequestError
 from envs.errors import MissingDependencyError
-from envs.pictures import PictureError, open_picture
+from envs.questions.pictures import PictureError, open_picture
 
 BYTES_PER_VALUE = 32
 """A request of n bytes may hold n / 32 JSON values, because a value of three bytes takes 64 in memory."""

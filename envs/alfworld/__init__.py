@@ -1,23 +1,5 @@
 """ALFWorld: household tasks in text, from its data set or from demo rooms built from its grammar."""
 
-from envs.alfworld.env import (
-    DEFAULT_TASK,
-    FAMILIES,
-    SETTINGS,
-    ALFWorld,
-    ALFWorldSettings,
-    build_env,
-    expert_action,
-    find_families,
-)
+from envs.alfworld.env import DEFAULT_TASK, FAMILIES, SETTINGS, ALFWorld, build_env, expert_action, find_families
 
-__all__ = [
-    "DEFAULT_TASK",
-    "FAMILIES",
-    "SETTINGS",
-    "ALFWorld",
-    "ALFWorldSettings",
-    "build_env",
-    "expert_action",
-    "find_families",
-]
+__all__ = ["DEFAULT_TASK", "FAMILIES", "SETTINGS", "ALFWorld", "build_env", "expert_action", "find_families"]

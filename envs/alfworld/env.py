@@ -6,7 +6,6 @@ installed, the games are demo rooms; the log, the prompt and the first observati
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 import re
@@ -17,11 +16,10 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from envs.alfworld.data import find_root, load_game
-from envs.base import describe_task, read_env_settings
 from envs.command_game import CommandGame, clean_command, list_commands
-from envs.errors import ConfigError
+from envs.errors import ConfigError, did_you_mean
 from envs.loading import import_extra
-from envs.text_game import Frame, GameSettings
+from envs.text_game import Frame, GameSettings, PlannedGame
 
 FAMILIES = (
     "pick_and_place_simple",
@@ -31,20 +29,6 @@ FAMILIES = (
     "pick_cool_then_place_in_recep",
     "pick_two_obj_and_place",
 )
-COMMANDS = {
-    "look": "hear where you are and what is around you",
-    "inventory": "hear what you carry",
-    "go to PLACE": "walk there",
-    "open PLACE": "open it, and see what is inside",
-    "close PLACE": "close it",
-    "take THING from PLACE": "pick something up",
-    "move THING to PLACE": "put down what you carry",
-    "examine THING": "have a closer look at a thing or a place",
-    "use THING": "switch something on or off, a lamp for example",
-    "clean THING with PLACE": "wash what you carry in a sink",
-    "heat THING with PLACE": "heat what you carry in a microwave",
-    "cool THING with PLACE": "cool what you carry in a fridge",
-}
 _MAX_STEPS = 50
 _TASK = re.compile(r"Your task is to:\s*(.*?)\s*\.?\s*$", re.DOTALL)
 # The wording of ALFWorld before its version 0.4.
@@ -55,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 class ALFWorldSettings(GameSettings):
     """Settings of ALFWorld."""
+
+    no_pictures = "ALFWorld has no pictures here"
 
     source: Literal["auto", "data", "demo"] = "auto"
     """`data`: the downloaded data set. `demo`: rooms built from ALFWorld's grammar. `auto`: the data set if it is
@@ -68,28 +54,17 @@ class ALFWorldSettings(GameSettings):
 
     @model_validator(mode="after")
     def _check(self) -> ALFWorldSettings:
-        if self.vlm:
-            raise ConfigError("env.vlm: ALFWorld has no pictures here; set it to false")
         if self.source == "demo" and self.data_path is not None:
             raise ConfigError("env.data_path has no effect with env.source: demo; remove one of them")
         return self
 
 
-SETTINGS = ALFWorldSettings
-DEFAULT_TASK = "all"
-
-
-def build_env(sample: Any, args: Any) -> ALFWorld:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
-    task, seed = describe_task(sample)
-    return ALFWorld(task, seed, read_env_settings(ALFWorldSettings, args))
-
-
-class ALFWorld(CommandGame):
+class ALFWorld(PlannedGame, CommandGame):
     """One ALFWorld episode; `demo` tells whether it takes place in a demo room."""
 
     template_path = Path(__file__).with_name("prompt.j2")
     settings: ALFWorldSettings
+    settings_model = ALFWorldSettings
 
     def __init__(self, task: str, seed: int, settings: ALFWorldSettings) -> None:
         super().__init__(settings)
@@ -108,7 +83,6 @@ class ALFWorld(CommandGame):
         if self._player is None:
             self._player = self._engine.Player(self._load())
         self._steps, self._now = 0, self._player.reset()
-        self._whole_way = 0
         task = _TASK.search(self._now.text)
         self.mission = task.group(1) if task else ""
         return self._frame(f"{self._notice()}\n\n{self._now.text}".strip())
@@ -136,20 +110,12 @@ class ALFWorld(CommandGame):
             metrics={"demo_game": float(self.demo)},
         )
 
-    def advice(self) -> str:
-        """Return the next command of the planner, which knows hidden objects; `look` if it finds no way to win."""
-        plan = self._player.plan()
-        return plan[0] if plan else self.default_action
-
-    def distance_left(self) -> float:
-        """Commands left in the plan, relative to those from the start; 1 if there is no plan."""
-        plan = self._player.plan()
-        if not self._whole_way:
-            self._whole_way = max(1, len(plan))
-        return len(plan) / self._whole_way if plan else 1.0
+    def plan(self) -> list[str]:
+        """Return the commands of the game's planner, which knows hidden objects; empty if it finds no way to win."""
+        return self._player.plan()
 
     def prompt_variables(self) -> dict[str, Any]:
-        return {**super().prompt_variables(), "commands": COMMANDS, "notice": self._notice()}
+        return {**super().prompt_variables(), "notice": self._notice()}
 
     def _load(self) -> dict[str, Any]:
         if self._root is not None:
@@ -170,6 +136,9 @@ class ALFWorld(CommandGame):
         self._running = False
 
 
+SETTINGS = ALFWorldSettings
+DEFAULT_TASK = "all"
+build_env = ALFWorld.from_sample
 expert_action = ALFWorld.advice
 
 
@@ -184,8 +153,8 @@ def find_families(task: str) -> tuple[str, ...]:
     matches = [family for family in FAMILIES if family.startswith(task)] if task else []
     if len(matches) == 1:
         return (matches[0],)
-    near = matches or difflib.get_close_matches(task, FAMILIES, n=2)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are all, {', '.join(FAMILIES)}"
+    hint = did_you_mean(task, FAMILIES, f"there are all, {', '.join(FAMILIES)}", n=2)
+    hint = f"did you mean {' or '.join(matches)}?" if matches else hint
     raise ConfigError(f"ALFWorld has no task {task!r}; {hint}")
 
 

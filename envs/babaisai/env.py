@@ -7,22 +7,20 @@ BALROG prints a Python object; this game says so in a sentence and shows the nex
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from envs.babaisai.levels import Level, make_level
-from envs.babaisai.observation import YOU_BROKEN, describe
+from envs.babaisai.levels import Level, find_task, make_level
 from envs.babaisai.picture import draw_world
 from envs.babaisai.planner import find_plan
 from envs.babaisai.rules import Cell
-from envs.babaisai.tasks import find_task
 from envs.babaisai.thoughts import explain_plan
-from envs.babaisai.world import DIRECTIONS
-from envs.base import describe_task, read_env_settings
+from envs.babaisai.world import DIRECTIONS, World
 from envs.errors import EnvironmentFault
-from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
 
 ACTIONS = {
     "idle": "stay where you are for this turn",
@@ -32,6 +30,7 @@ ACTIONS = {
     "left": "go one step to the left",
 }
 _MAX_STEPS = 100
+YOU_BROKEN = "The [...] IS YOU rule was broken, so nothing could move and the level was reset."
 
 
 class BabaIsAISettings(GameSettings):
@@ -45,21 +44,11 @@ class BabaIsAISettings(GameSettings):
     """How the step limit ends an episode. BALROG reports `terminated`, as after a loss."""
 
 
-SETTINGS = BabaIsAISettings
-DEFAULT_TASK = "goto_win"
-
-
-def build_env(sample: Any, args: Any) -> BabaIsAI:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
-    task, seed = describe_task(sample)
-    return BabaIsAI(task, seed, read_env_settings(BabaIsAISettings, args))
-
-
-class BabaIsAI(TextGame):
+class BabaIsAI(PlannedGame):
     """One BabaIsAI episode. Breaking the last YOU rule leads to the next level of the same seed."""
 
     settings: BabaIsAISettings
-
+    settings_model = BabaIsAISettings
     template_path = Path(__file__).with_name("prompt.j2")
     answer_format = ANSWER_FORMAT.replace("one allowed action", f"one of {', '.join(ACTIONS)}")
     actions = ACTIONS
@@ -74,7 +63,7 @@ class BabaIsAI(TextGame):
         self._text = ""
         self._plans: dict[tuple[Cell, ...], list[str]] = {}
         self.level: Level
-        self.steps = self._whole_way = 0
+        self.steps = 0
 
     def start(self) -> Frame:
         # NumPy's legacy generator is seeded with 32 bits.
@@ -106,28 +95,16 @@ class BabaIsAI(TextGame):
         words = candidate.lower().replace("_", " ")
         return words if words in ACTIONS else None
 
-    def advice(self) -> str:
-        """Return the first action of a plan that wins from here, or the default action if the search finds none."""
-        plan = self._plan()
-        return plan[0] if plan else self.default_action
-
     def explain(self) -> str:
         """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next push."""
-        return explain_plan(self.level.world, self._text, self._plan())
-
-    def distance_left(self) -> float:
-        """Moves left, relative to those from the level's start; 1 if the search finds no way to win."""
-        plan = self._plan()
-        if not self._whole_way:
-            self._whole_way = max(1, len(plan))
-        return len(plan) / self._whole_way if plan else 1.0
+        return explain_plan(self.level.world, self._text, self.plan())
 
     def render(self) -> np.ndarray:
         """Draw the level as a uint8 array (32 * height, 32 * width, 3)."""
         return np.asarray(draw_world(self.level.world))
 
-    def _plan(self) -> list[str]:
-        """Moves that win from here. The rest of the plan is kept for the state after its first move."""
+    def plan(self) -> list[str]:
+        """Return moves that win from here. The rest of the plan is kept for the state after its first move."""
         world = self.level.world
         here = tuple(world.cells)
         if here not in self._plans:
@@ -159,5 +136,29 @@ class BabaIsAI(TextGame):
         return Frame(long_term=text, image=image, **outcome)
 
 
+SETTINGS = BabaIsAISettings
+DEFAULT_TASK = "goto_win"
+build_env = BabaIsAI.from_sample
 expert_action = BabaIsAI.advice
 explain_action = BabaIsAI.explain
+
+
+def describe(world: World, speaker: tuple[int, int]) -> str:
+    """List the active rules, then every visible thing and text block row by row, offset from the speaker's (x, y)."""
+    x0, y0 = speaker
+    lines = []
+    for index, x, y in world.interior:
+        cell = world.cells[index]
+        if cell and cell[-1].label is not None:
+            lines.append(_describe_piece(cell[-1].label, x - x0, y - y0))
+    rules = "\n".join([f"{noun} is {prop}" for noun, prop in world.rules.listed])
+    objects = "\n".join(lines)
+    return f"Active rules:\n{rules}\n\nObjects on the map:\n{objects}"
+
+
+@cache
+def _describe_piece(label: str, dx: int, dy: int) -> str:
+    """One line, blank for the speaker. BALROG compares signed offsets, so to the left and up it always says "step"."""
+    across = [f"{abs(dx)} {'steps' if dx > 1 else 'step'} to the {'right' if dx > 0 else 'left'}"] if dx else []
+    along = [f"{abs(dy)} {'steps' if dy > 1 else 'step'} {'down' if dy > 0 else 'up'}"] if dy else []
+    return f"{label} {' and '.join(across + along)}" if across or along else ""

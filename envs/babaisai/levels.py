@@ -1,4 +1,4 @@
-"""Draws levels: where the rules, things and distractors of a task lie.
+"""The 40 tasks of BALROG, and their levels: where the rules, things and distractors lie.
 
 Random numbers are drawn from NumPy's legacy generator in the order of the published baba-is-ai environment (MIT), so
 the same seed gives the same level in both.
@@ -7,18 +7,88 @@ the same seed gives the same level in both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from envs.babaisai.pieces import Piece, text_block, thing
-from envs.babaisai.tasks import Layout, Task
+from envs.babaisai.rules import Piece, text_block, thing
 from envs.babaisai.world import World
+from envs.errors import ConfigError, did_you_mean
+
+Layout = Literal["one_room", "two_rooms", "make_you", "make_wall_win"]
+Side = Literal["left_anywhere", "right_anywhere", "anywhere"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Contents of a task's levels."""
+
+    layout: Layout
+    break_win: bool = False
+    """The win rule has one block displaced."""
+    break_stop: bool = False
+    """The stop rule has one block displaced."""
+    other_thing: bool = False
+    """There is a second thing."""
+    spare_noun: Literal["other", "absent"] | None = None
+    """A loose noun block names the second thing, or one that is absent."""
+    second_win: bool = False
+    """There is another complete win rule, for an absent thing."""
+    side: Side = "left_anywhere"
+    """Where the things lie."""
+
+
+_DISTRACTORS: dict[str, dict[str, object]] = {
+    "": {},
+    "-distr_obj": {"other_thing": True},
+    "-distr_rule": {"spare_noun": "other"},
+    "-distr_obj_rule": {"other_thing": True, "spare_noun": "other"},
+    "-distr_obj-irrelevant_rule": {"other_thing": True, "spare_noun": "absent"},
+    "-distr_win_rule": {"other_thing": True, "spare_noun": "other", "second_win": True},
+}
+_BASES = {
+    "goto_win": Task("one_room"),
+    "make_win": Task("one_room", break_win=True),
+    "two_room-goto_win": Task("two_rooms", break_stop=True),
+    "two_room-break_stop-goto_win": Task("two_rooms", side="right_anywhere"),
+    "two_room-maybe_break_stop-goto_win": Task("two_rooms", side="anywhere"),
+    "two_room-make_win": Task("two_rooms", break_win=True, break_stop=True),
+    "two_room-break_stop-make_win": Task("two_rooms", break_win=True, side="right_anywhere"),
+}
+_WITH_SECOND_WIN = ("two_room-goto_win", "two_room-make_win")
+_FAR = {"other_thing": True, "spare_noun": "other", "side": "right_anywhere"}
+
+TASKS: dict[str, Task] = {
+    **{
+        base + suffix: replace(task, **distractors)
+        for base, task in _BASES.items()
+        for suffix, distractors in _DISTRACTORS.items()
+        if suffix != "-distr_win_rule" or base in _WITH_SECOND_WIN
+    },
+    "two_room-make_you": Task("make_you", **_FAR),
+    "two_room-make_you-make_win": Task("make_you", break_win=True, **_FAR),
+    "two_room-make_wall_win": Task("make_wall_win", break_win=True, **{**_FAR, "spare_noun": "absent"}),
+}
+"""Tasks by short name; BALROG's names have the prefix `env/`."""
+
+
+def find_task(name: str) -> Task:
+    """Return the task with this short name or BALROG name.
+
+    Raises:
+        ConfigError: unknown task; the message lists the nearest names.
+    """
+    short = name.removeprefix("env/")
+    if short not in TASKS:
+        hint = did_you_mean(short, TASKS, f"there is {', '.join(list(TASKS)[:3])}, ...", cutoff=0.4)
+        raise ConfigError(f"unknown BabaIsAI task {name!r}; {hint} ({len(TASKS)} tasks in all)")
+    return TASKS[short]
+
 
 _NAMES = ("ball", "key", "door")
 _COLORS = ("red", "blue", "green")
-_MOST_TRIES = 100_000
+_MAX_TRIES = 100_000
 
 Position = tuple[int, int]
 
@@ -74,12 +144,12 @@ class _Builder:
     def draw_empty(self, area: Area) -> Position:
         """Draw cells of the area until one is empty; return its (x, y)."""
         world = self.world
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_TRIES):
             x = int(self.rng.randint(area.left, min(area.left + area.width, world.width)))
             y = int(self.rng.randint(area.top, min(area.top + area.height, world.height)))
             if world.top(x, y) is None:
                 return x, y
-        raise RuntimeError(f"found no empty cell in {area} after {_MOST_TRIES} draws")
+        raise RuntimeError(f"found no empty cell in {area} after {_MAX_TRIES} draws")
 
     def place(self, piece: Piece, area: Area) -> Position:
         position = self.draw_empty(area)
@@ -125,19 +195,29 @@ def _one_room(task: Task, rng: np.random.RandomState) -> Level:
     return build.finish(f"{make}goto[{goal.name}]")
 
 
-def _divided(rng: np.random.RandomState) -> tuple[_Builder, Piece, Piece, Piece]:
+def _divided(rng: np.random.RandomState, you: Position, stop: Position) -> tuple[_Builder, Piece, Piece, Piece]:
+    """Draw three things; build two rooms with the rules of baba (at `you`), wall (at `stop`) and the first thing."""
     build = _Builder(13, 9, rng)
     for y in range(1, 8):
         build.world.put(thing("wall"), _DIVIDE, y)
     goal, other, absent = build.sample_things()
+    build.put_rule("baba", "you", *you)
+    build.put_rule("wall", "stop", *stop)
+    build.put_rule(goal.name, "win", 9, 1)
     return build, goal, other, absent
 
 
+def _settle(build: _Builder, task: Task, area: Area, goal: Piece, other: Piece) -> Position:
+    """Place baba in the area and the things on their side; return where the goal lies."""
+    build.place(thing("baba"), area)
+    position = build.place(goal, _SIDES[task.side])
+    if task.other_thing:
+        build.place(other, _SIDES[task.side])
+    return position
+
+
 def _two_rooms(task: Task, rng: np.random.RandomState) -> Level:
-    build, goal, other, absent = _divided(rng)
-    build.put_rule("baba", "you", 1, 7)
-    build.put_rule("wall", "stop", 1, 2)
-    build.put_rule(goal.name, "win", 9, 1)
+    build, goal, other, absent = _divided(rng, (1, 7), (1, 2))
     if task.spare_noun == "absent":
         build.place(text_block(absent.name), _RIGHT_PUSHABLE)
     elif task.spare_noun and task.other_thing:
@@ -150,10 +230,7 @@ def _two_rooms(task: Task, rng: np.random.RandomState) -> Level:
         build.displace(build.pick([(2, 2), (3, 2)]), aside)
     if task.break_win:
         build.displace((9, 1), build.draw_empty(_RIGHT_PUSHABLE))
-    build.place(thing("baba"), _LEFT_PUSHABLE)
-    goal_x, _ = build.place(goal, _SIDES[task.side])
-    if task.other_thing:
-        build.place(other, _SIDES[task.side])
+    goal_x, _ = _settle(build, task, _LEFT_PUSHABLE, goal, other)
     if task.second_win:
         build.put_rule(absent.name, "win", 9, 4)
     behind_wall = not task.break_stop and (task.break_win or goal_x > _DIVIDE)
@@ -163,30 +240,20 @@ def _two_rooms(task: Task, rng: np.random.RandomState) -> Level:
 
 
 def _make_you(task: Task, rng: np.random.RandomState) -> Level:
-    build, goal, other, _ = _divided(rng)
-    build.put_rule("baba", "you", 1, 6)
-    build.put_rule("wall", "stop", 1, 1)
-    build.put_rule(goal.name, "win", 9, 1)
+    build, goal, other, _ = _divided(rng, (1, 6), (1, 1))
     build.place(text_block(other.name), _LEFT_NARROW)
     if task.break_win:
         build.displace((9, 1), build.draw_empty(_RIGHT_NARROW))
-    build.place(thing("baba"), _LEFT_NARROW)
-    build.place(goal, _SIDES[task.side])
-    build.place(other, _SIDES[task.side])
+    _settle(build, task, _LEFT_NARROW, goal, other)
     make = f"make[{goal.name} is win], " if task.break_win else ""
     return build.finish(f"make[{other.name} is you], {make}goto[{goal.name}]")
 
 
 def _make_wall_win(task: Task, rng: np.random.RandomState) -> Level:
-    build, goal, other, absent = _divided(rng)
-    build.put_rule("baba", "you", 1, 7)
-    build.put_rule("wall", "stop", 2, 2)
-    build.put_rule(goal.name, "win", 9, 1)
+    build, goal, other, absent = _divided(rng, (1, 7), (2, 2))
     build.place(text_block(absent.name), _RIGHT_NARROW)
     build.displace((9, 1), build.pick(_RIGHT_EDGES))
-    build.place(thing("baba"), _LEFT_NARROW)
-    build.place(goal, _SIDES[task.side])
-    build.place(other, _SIDES[task.side])
+    _settle(build, task, _LEFT_NARROW, goal, other)
     return build.finish("break[wall is stop], make[wall is win], goto[wall]")
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from envs.babaisai.pieces import Piece
 from envs.babaisai.world import World
-from envs.errors import MissingDependencyError
+from envs.base import import_pillow
 
 TILE_PIXELS = 32
 _COLORS = {
@@ -31,21 +30,15 @@ def draw_world(world: World) -> Any:
     Raises:
         MissingDependencyError: Pillow is not installed.
     """
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("env.vlm needs Pillow; install it with: pip install pillow") from error
-    picture = Image.new("RGB", (world.width * TILE_PIXELS, world.height * TILE_PIXELS))
+    picture = import_pillow().new("RGB", (world.width * TILE_PIXELS, world.height * TILE_PIXELS))
     for index, cell in enumerate(world.cells):
         if cell:
             y, x = divmod(index, world.width)
-            picture.paste(_tile_of(cell[-1], world), (x * TILE_PIXELS, y * TILE_PIXELS))
+            piece = cell[-1]
+            facing = world.facing.get(piece, "right") if piece.name == "baba" and piece.kind == "thing" else "right"
+            tile = _draw_tile("text" if piece.is_text else piece.name, piece.name, piece.color, facing)
+            picture.paste(tile, (x * TILE_PIXELS, y * TILE_PIXELS))
     return picture
-
-
-def _tile_of(piece: Piece, world: World) -> Any:
-    facing = world.facing.get(piece, "right") if piece.name == "baba" and piece.kind == "thing" else "right"
-    return _draw_tile("text" if piece.is_text else piece.name, piece.name, piece.color, facing)
 
 
 @cache

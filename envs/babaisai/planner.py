@@ -10,8 +10,7 @@ import heapq
 from collections.abc import Iterator
 from itertools import count
 
-from envs.babaisai.pieces import Piece
-from envs.babaisai.rules import Cell
+from envs.babaisai.rules import Cell, Piece
 from envs.babaisai.world import DIRECTIONS, World
 
 Plan = list[str]
@@ -24,15 +23,15 @@ _LOCKED = 6
 """Extra distance while something is STOP."""
 
 
-def find_plan(world: World, most_nodes: int = 4000) -> Plan | None:
-    """Return moves that win from here; None if `most_nodes` expanded nodes do not lead to a win."""
+def find_plan(world: World, max_nodes: int = 4000) -> Plan | None:
+    """Return moves that win from here; None if `max_nodes` expanded nodes do not lead to a win."""
     start = _locate_you(world)
     if start is None:
         return None
     ticket = count()
     frontier = [(0, next(ticket), 0, world, start, [])]
     seen: set[tuple[tuple[Cell, ...], int]] = set()
-    for _ in range(most_nodes):
+    for _ in range(max_nodes):
         if not frontier:
             return None
         _, _, cost, world, start, plan = heapq.heappop(frontier)
@@ -58,12 +57,9 @@ def _locate_you(world: World) -> int | None:
     """Index of the only visible YOU thing; None if there are none or several, or if things turn into others."""
     if world.rules.swaps:
         return None
-    places = [index for index, _, _ in world.interior if _is_you(world, world.cells[index])]
+    tops = ((index, world.cells[index][-1]) for index, _, _ in world.interior if world.cells[index])
+    places = [index for index, top in tops if top.kind == "thing" and top.name in world.rules.you]
     return places[0] if len(places) == 1 else None
-
-
-def _is_you(world: World, cell: Cell) -> bool:
-    return bool(cell) and cell[-1].kind == "thing" and cell[-1].name in world.rules.you
 
 
 def _without(world: World, place: int) -> World:

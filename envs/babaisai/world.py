@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from envs.babaisai.pieces import BORDER, Piece, thing
-from envs.babaisai.rules import Cell, Rules, make_rules, read_rules
+from envs.babaisai.rules import BORDER, Cell, Piece, Rules, make_rules, read_rules, thing
 
 DIRECTIONS: dict[str, tuple[int, int]] = {"up": (0, -1), "right": (1, 0), "down": (0, 1), "left": (-1, 0)}
 """(dx, dy) of each direction; y grows downwards."""
@@ -98,7 +97,10 @@ class World:
         if self._text_moved:
             self.reread()
         for old, new in self.rules.swaps:
-            self._swap(old, new)
+            for index, _, _ in self.interior:
+                cell = self.cells[index]
+                if cell and cell[-1].name == old and cell[-1].kind == "thing":
+                    self.cells[index] = (*cell, thing(new))
         return outcome
 
     def _move(self, index: int, stride: int) -> Outcome:
@@ -119,9 +121,3 @@ class World:
         if entered is None or entered.kind != "thing":
             return Outcome(False, False)
         return Outcome(entered.name in rules.win, entered.name in rules.lose)
-
-    def _swap(self, old: str, new: str) -> None:
-        for index, _, _ in self.interior:
-            cell = self.cells[index]
-            if cell and cell[-1].name == old and cell[-1].kind == "thing":
-                self.cells[index] = (*cell, thing(new))

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from envs.base import describe_task, read_env_settings
 from envs.crafter.expert import advise
 from envs.crafter.observation import describe
+from envs.crafter.picture import draw, draw_clear
 from envs.crafter.thoughts import explain
 from envs.crafter.vocabulary import ACTIONS, TOOLS, translate
 from envs.crafter.world.rules import ACHIEVEMENTS, LENGTH
@@ -23,7 +23,7 @@ from envs.errors import ConfigError
 from envs.text_game import Frame, GameSettings, TextGame
 from slime_verlog import Field
 
-TASK = "default"
+DEFAULT_TASK = "default"
 
 
 class CrafterSettings(GameSettings):
@@ -40,38 +40,18 @@ class CrafterSettings(GameSettings):
     each new achievement. `final`: the number of achievements, paid at the end of the episode."""
 
 
-SETTINGS = CrafterSettings
-DEFAULT_TASK = "default"
-
-
-def build_env(sample: Any, args: Any) -> Crafter:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
-    task, seed = describe_task(sample)
-    if task != TASK:
-        raise ConfigError(f"Crafter has one task, {TASK!r}; got {task!r}")
-    return Crafter(task, seed, read_env_settings(CrafterSettings, args))
-
-
-def expert_action(env: Crafter) -> str:
-    """Return the next action of a scripted player, for demonstrations; it need not be followed."""
-    return advise(env.world)
-
-
-def explain_action(env: Crafter) -> str:
-    """Return the reasoning behind `expert_action(env)`."""
-    return explain(env.world)
-
-
 class Crafter(TextGame):
     """One Crafter episode; it begins after an initial `Noop`, as in BALROG."""
 
     settings: CrafterSettings
-
+    settings_model = CrafterSettings
     template_path = Path(__file__).with_name("prompt.j2")
     actions = ACTIONS
     default_action = "Noop"
 
     def __init__(self, task: str, seed: int, settings: CrafterSettings) -> None:
+        if task != DEFAULT_TASK:
+            raise ConfigError(f"Crafter has one task, {DEFAULT_TASK!r}; got {task!r}")
         super().__init__(settings)
         self.task, self.seed = task, seed
         self.max_steps = settings.max_steps or LENGTH
@@ -105,10 +85,16 @@ class Crafter(TextGame):
             "tools": TOOLS,
         }
 
+    def advice(self) -> str:
+        """Return the next action of a scripted player, for demonstrations; it need not be followed."""
+        return advise(self.world)
+
+    def explain(self) -> str:
+        """Return the reasoning behind `advice`."""
+        return explain(self.world)
+
     def render(self) -> np.ndarray:
         """Draw what the player sees, as a uint8 array (252, 252, 3)."""
-        from envs.crafter.picture import draw_clear
-
         return draw_clear(self.world)
 
     def _frame(self, reward: float = 0.0, new: int = 0) -> Frame:
@@ -118,6 +104,7 @@ class Crafter(TextGame):
         # The initial Noop counts towards Crafter's own limit, but not as one of the answers.
         late = self.steps >= self.max_steps or world.steps >= LENGTH
         reached = float(len(world.unlocked)) if dead or late else 0.0
+        metrics = {f"achievement/{name}": float(name in world.unlocked) for name in ACHIEVEMENTS}
         paid = {"native": reward, "achievements": float(new), "final": reached}
         return Frame(
             long_term=long_term,
@@ -126,17 +113,12 @@ class Crafter(TextGame):
             terminated=dead,
             truncated=late and not dead,
             progression=len(world.unlocked) / len(ACHIEVEMENTS),
-            image=self._draw() if self.settings.vlm else None,
-            metrics=_count(world.unlocked),
+            image=draw(world) if self.settings.vlm else None,
+            metrics={"achievements": float(len(world.unlocked)), **metrics},
         )
 
-    def _draw(self) -> Any:
-        from envs.crafter.picture import draw
 
-        return draw(self.world)
-
-
-def _count(unlocked: frozenset[str]) -> dict[str, float]:
-    """Return 0 or 1 for each achievement, and the number reached."""
-    metrics = {f"achievement/{name}": float(name in unlocked) for name in ACHIEVEMENTS}
-    return {"achievements": float(len(unlocked)), **metrics}
+SETTINGS = CrafterSettings
+build_env = Crafter.from_sample
+expert_action = Crafter.advice
+explain_action = Crafter.explain

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from envs.crafter.paths import FOES, STEPS, front, reach, reach_kind, stand_before
-from envs.crafter.world.plant import Plant
+from envs.crafter.paths import FOES, STEPS, act_before, front, reach, reach_kind
+from envs.crafter.world.player import Plant
 from envs.crafter.world.rules import COW, MAKE, MATERIAL_ID, PLACE, SKELETON, STRIDE, WALKABLE, ZOMBIE, Making, Placing
 from envs.crafter.world.world import World
 
@@ -35,15 +35,6 @@ def decide(world: World) -> tuple[str | None, str]:
     """Return the name and action of the most urgent goal that applies, or (None, "Noop")."""
     goals = ((name, act(world)) for name, act in _GOALS.items())
     return next(((name, action) for name, action in goals if action is not None), (None, "Noop"))
-
-
-def _sleep_on(world: World) -> str | None:
-    return "Sleep" if world.player.sleeping else None
-
-
-def _fight(world: World) -> str | None:
-    """Hit a zombie or skeleton next to the player."""
-    return reach(world, lambda cell: world.kinds[cell] in FOES, farthest=1)
 
 
 def _drink(world: World) -> str | None:
@@ -105,13 +96,8 @@ def _dig_in(world: World) -> str | None:
         way_out = player.cell + 2 * back
         if world.materials[way_out] in WALKABLE and len(_room(world, player.cell + back, closed=way_out)) <= 3:
             return next(move for move, step in STEPS.items() if step == back)
-    return reach(world, lambda cell: _deep(world, cell), farthest=30)
-
-
-def _deep(world: World, cell: int) -> bool:
-    """Whether a cell and all cells within two steps of it are solid."""
-    offsets = (*_AROUND, *(2 * step for step in STEPS.values()))
-    return all(world.materials[cell + offset] in _SOLID for offset in offsets)
+    deep = (*_AROUND, *(2 * step for step in STEPS.values()))
+    return reach(world, lambda cell: all(world.materials[cell + offset] in _SOLID for offset in deep), farthest=30)
 
 
 def _grow(world: World) -> str | None:
@@ -120,8 +106,8 @@ def _grow(world: World) -> str | None:
     has_plant = any(isinstance(being, Plant) for being in world.beings)
     if player.achievements["eat_plant"] or has_plant or player.inventory["stone"] < 4:
         return None
-    move = stand_before(world, lambda _, ahead: world.materials[ahead] == _GRASS)
-    return ("Place Plant" if player.inventory["sapling"] else "Do") if move == "Noop" else move
+    action = "Place Plant" if player.inventory["sapling"] else "Do"
+    return act_before(world, action, lambda _, ahead: world.materials[ahead] == _GRASS)
 
 
 def _guard(world: World) -> str | None:
@@ -131,8 +117,7 @@ def _guard(world: World) -> str | None:
     gaps = {plant + step for plant in plants for step in STEPS.values() if world.materials[plant + step] in WALKABLE}
     if not gaps or player.inventory["stone"] < 1:
         return None
-    move = stand_before(world, lambda stand, ahead: ahead in gaps and stand not in gaps, farthest=18)
-    return "Place Stone" if move == "Noop" else move
+    return act_before(world, "Place Stone", lambda stand, ahead: ahead in gaps and stand not in gaps, farthest=18)
 
 
 def _meet(kind: int, achievement: str) -> _Goal:
@@ -146,14 +131,9 @@ def _meet(kind: int, achievement: str) -> _Goal:
     return goal
 
 
-def _craft(*levels: str) -> _Goal:
-    """Make the goal of pickaxe and sword of each level: collect materials, build stations, and craft."""
-
-    def goal(world: World) -> str | None:
-        job = find_job(world, *levels)
-        return None if job is None else job.action
-
-    return goal
+def _craft(level: str) -> _Goal:
+    """Make the goal of pickaxe and sword of a level: collect materials, build stations, and craft."""
+    return lambda world: job.action if (job := find_job(world, level)) else None
 
 
 @dataclass(frozen=True)
@@ -166,9 +146,9 @@ class Job:
     to_build: Sequence[Placing]
 
 
-def find_job(world: World, *levels: str) -> Job | None:
-    """Return the next step for the first missing pickaxe or sword of these levels; None if there is none."""
-    plans = (MAKE[f"Make {level} {tool}"] for level in levels for tool in ("Pickaxe", "Sword"))
+def find_job(world: World, level: str) -> Job | None:
+    """Return the next step for the first missing pickaxe or sword of this level; None if there is none."""
+    plans = (MAKE[f"Make {level} {tool}"] for tool in ("Pickaxe", "Sword"))
     missing = (making for making in plans if not world.player.inventory[making.name])
     return next((job for making in missing if (job := _work_on(world, making)) is not None), None)
 
@@ -176,9 +156,14 @@ def find_job(world: World, *levels: str) -> Job | None:
 def _work_on(world: World, making: Making) -> Job | None:
     """Find the next step towards one tool; None if nothing can be done for it now."""
     player = world.player
-    ready = making.nearby <= world.materials_around(player.x, player.y)
+    at_hand = world.materials_around(player.x, player.y)
+    ready = making.nearby <= at_hand
     way = None if ready else _go_beside(world, making.nearby)
-    to_build = [] if ready or way else _stations_to_build(world, making)
+    to_build: list[Placing] = []
+    if not (ready or way):
+        # The table comes first, since a furnace is built next to one.
+        to_build += [] if _TABLE in at_hand or _go_beside(world, _TABLE_ONLY) else [PLACE["Place Table"]]
+        to_build += [PLACE["Place Furnace"]] if _FURNACE in making.nearby else []
     needed = Counter(dict(making.uses))
     for placing in to_build:
         needed.update(dict(placing.uses))
@@ -200,21 +185,11 @@ def _go_beside(world: World, stations: frozenset[int]) -> str | None:
     return reach(world, lambda cell: world.is_free(cell, WALKABLE) and _is_beside(world, cell, stations), _NEAR)
 
 
-def _stations_to_build(world: World, making: Making) -> list[Placing]:
-    """Return the stations to build, in order: the table first, since a furnace is built next to one."""
-    at_hand = world.materials_around(world.player.x, world.player.y)
-    table_is_near = _TABLE in at_hand or _go_beside(world, _TABLE_ONLY)
-    table = [] if table_is_near else [PLACE["Place Table"]]
-    return [*table, PLACE["Place Furnace"]] if _FURNACE in making.nearby else table
-
-
 def _build(world: World, placing: Placing) -> str | None:
     """Place a table anywhere, a furnace next to a table; dig if there is no free cell."""
     beside = _TABLE_ONLY if placing.name == "furnace" else frozenset()
-    move = stand_before(world, lambda stand, _: _is_beside(world, stand, beside))
-    if move is None:
-        return reach_kind(world, SOURCE["stone"])
-    return f"Place {placing.name.title()}" if move == "Noop" else move
+    action = act_before(world, f"Place {placing.name.title()}", lambda stand, _: _is_beside(world, stand, beside))
+    return action or reach_kind(world, SOURCE["stone"])
 
 
 def _stock(item: str, count: int, achievement: str) -> _Goal:
@@ -229,11 +204,9 @@ def _stock(item: str, count: int, achievement: str) -> _Goal:
 
 
 def _place_a_stone(world: World) -> str | None:
-    player = world.player
-    if player.achievements["place_stone"] or not player.inventory["stone"]:
+    if world.player.achievements["place_stone"] or not world.player.inventory["stone"]:
         return None
-    move = stand_before(world, lambda *_: True)
-    return "Place Stone" if move == "Noop" else move
+    return act_before(world, "Place Stone", lambda *_: True)
 
 
 def _dig_diamond(world: World) -> str | None:
@@ -243,8 +216,8 @@ def _dig_diamond(world: World) -> str | None:
 
 
 _GOALS: dict[str, _Goal] = {
-    "sleep on": _sleep_on,
-    "fight": _fight,
+    "sleep on": lambda world: "Sleep" if world.player.sleeping else None,
+    "fight": lambda world: reach(world, lambda cell: world.kinds[cell] in FOES, farthest=1),
     "drink": _drink,
     "eat": _eat,
     "rest": _rest,

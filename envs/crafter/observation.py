@@ -20,10 +20,9 @@ _NOTHING_SEEN = "You see nothing away from you."
 
 
 def _describe_place(dx: int, dy: int) -> str:
-    vertical = ["north"] if dy < 0 else ["south"] if dy > 0 else []
-    horizontal = ["west"] if dx < 0 else ["east"] if dx > 0 else []
+    sides = ["north"] * (dy < 0) + ["south"] * (dy > 0) + ["west"] * (dx < 0) + ["east"] * (dx > 0)
     steps = abs(dx) + abs(dy)
-    return f"{steps} step{'s' if steps > 1 else ''} to your {'-'.join(vertical + horizontal)}"
+    return f"{steps} step{'s' if steps > 1 else ''} to your {'-'.join(sides)}"
 
 
 _PLACES = [_describe_place(*_CELLS[index]) for index in _NEAREST_FIRST]

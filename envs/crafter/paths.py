@@ -86,8 +86,8 @@ def reach_kind(world: World, *kinds: int, farthest: int = 200) -> str | None:
     return reach(world, lambda cell: world.kinds[cell] in kinds, farthest)
 
 
-def stand_before(world: World, is_wanted: Callable[[int, int], bool], farthest: int = 200) -> str | None:
-    """Return the next move towards a cell with a free cell in front, `Noop` once there, None if there is no path.
+def act_before(world: World, action: str, is_wanted: Callable[[int, int], bool], farthest: int = 200) -> str | None:
+    """Return `action` in front of a wanted free cell, else the next move towards one; None if there is no path.
 
     The player faces a free cell only after walking towards it, so the path ends with a straight step.
     `is_wanted(stand, ahead)` selects the pairs of cells.
@@ -102,6 +102,6 @@ def stand_before(world: World, is_wanted: Callable[[int, int], bool], farthest: 
         return next(moves, None)
 
     if fits(player.cell, front(player)):
-        return "Noop"
+        return action
     move = last_move(player.cell)
     return move or reach(world, lambda cell: world.is_free(cell, WALKABLE) and last_move(cell) is not None, farthest)

@@ -17,8 +17,7 @@ from PIL import Image
 
 from envs.crafter.world.creatures import Arrow
 from envs.crafter.world.grid import Being
-from envs.crafter.world.plant import Plant
-from envs.crafter.world.player import Player
+from envs.crafter.world.player import Plant, Player
 from envs.crafter.world.rules import KIND_NAMES, MATERIAL_ID, PLAYER, STRIDE
 from envs.crafter.world.world import NOISE_SHAPE, World
 

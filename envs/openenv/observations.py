@@ -7,11 +7,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from envs.errors import ConfigError, EnvironmentFault
-from envs.faults import describe
+from envs.errors import ConfigError, EnvironmentFault, describe
 from envs.loading import load_attribute
 from envs.openenv.settings import OpenEnvSettings
-from envs.pictures import open_picture
+from envs.questions.pictures import open_picture
 from envs.tools.calls import short
 from envs.tools.results import encodable
 

@@ -6,52 +6,24 @@ instead. The reward is the change of the game's score, which goes from 0 to 1 an
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import model_validator
-
-from envs.base import describe_task, read_env_settings
 from envs.command_game import CommandGame, list_commands
-from envs.errors import ConfigError
+from envs.errors import ConfigError, did_you_mean
 from envs.scienceworld import jvms
 from envs.text_game import Frame, GameSettings
 from slime_verlog import Field
 
-COMMANDS = {
-    "look around": "hear where you are and what is around you",
-    "look at THING": "have a closer look",
-    "look in THING": "hear what is in a container",
-    "inventory": "hear what you carry",
-    "go to PLACE": "walk through an open door",
-    "open THING": "open a door or a container",
-    "close THING": "close it",
-    "pick up THING": "take it",
-    "put down THING": "drop it",
-    "move THING to THING": "put one thing into or onto another",
-    "pour THING into THING": "pour a liquid",
-    "dunk THING into THING": "dip a container into a liquid",
-    "mix THING": "mix what is in a container",
-    "use THING on THING": "use a tool, a thermometer for example",
-    "activate THING": "switch a device on",
-    "deactivate THING": "switch it off",
-    "connect THING to THING": "connect electrical parts",
-    "disconnect THING": "disconnect it",
-    "read THING": "read a note or a book",
-    "eat THING": "eat it",
-    "flush THING": "flush it",
-    "focus on THING": "show the thing that the task asks for",
-    "wait": "let ten steps of time pass",
-    "wait1": "let one step of time pass",
-}
 _MAX_STEPS = 100
-_MOST_CHARACTERS = 200
+_MAX_CHARACTERS = 200
 _UNKNOWN = "No known action matches"
 
 
 class ScienceWorldSettings(GameSettings):
     """Settings of ScienceWorld."""
+
+    no_pictures = "ScienceWorld has no pictures"
 
     split: Literal["train", "dev", "test"] = "train"
     """Part of a task's variations to play; the seed chooses one of them."""
@@ -62,27 +34,12 @@ class ScienceWorldSettings(GameSettings):
     most_jvms: int = Field(16, ge=1)
     """Java processes that one worker process may run at a time, one for each of its live episodes."""
 
-    @model_validator(mode="after")
-    def _check(self) -> ScienceWorldSettings:
-        if self.vlm:
-            raise ConfigError("env.vlm: ScienceWorld has no pictures; set it to false")
-        return self
-
-
-SETTINGS = ScienceWorldSettings
-
-
-def build_env(sample: Any, args: Any) -> ScienceWorld:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
-    task, seed = describe_task(sample)
-    return ScienceWorld(task, seed, read_env_settings(ScienceWorldSettings, args))
-
 
 class ScienceWorld(CommandGame):
     """One ScienceWorld episode; it holds a JVM from `reset` to `close`."""
 
     settings: ScienceWorldSettings
-
+    settings_model = ScienceWorldSettings
     template_path = Path(__file__).with_name("prompt.j2")
     default_action = "look around"
 
@@ -117,16 +74,13 @@ class ScienceWorld(CommandGame):
 
     def translate(self, candidate: str) -> str | None:
         line = " ".join(candidate.strip().splitlines()[:1]).strip("\"'`*>. \t").removeprefix("[").removesuffix("]")
-        return line if line and len(line) <= _MOST_CHARACTERS and line.isascii() and line.isprintable() else None
+        return line if line and len(line) <= _MAX_CHARACTERS and line.isascii() and line.isprintable() else None
 
     def advice(self) -> str:
         """Return the next command of ScienceWorld's own solution, or `look around` once play has left it."""
         known = jvms.solution(self._name, self._variation, self.settings.simplifications, self.settings.most_jvms)
         played = len(self._history)
         return known[played] if tuple(self._history) == known[:played] and played < len(known) else self.default_action
-
-    def prompt_variables(self) -> dict[str, Any]:
-        return {**super().prompt_variables(), "commands": COMMANDS}
 
     def close(self) -> None:
         self._running = False
@@ -156,15 +110,17 @@ class ScienceWorld(CommandGame):
         )
 
 
-def _find_task(task: str) -> str:
-    """The game's name of a task, given by name or by number, such as `4-3`.
+SETTINGS = ScienceWorldSettings
+DEFAULT_TASK = "find-plant"
+build_env = ScienceWorld.from_sample
+expert_action = ScienceWorld.advice
 
-    Raises:
-        ConfigError: unknown task; the message lists the nearest names.
-    """
+
+def _find_task(task: str) -> str:
+    """Return the game's name of a task, given by name or by number, such as `4-3`."""
     known = jvms.tasks()
     name = known.get(task, task)
-    if name in known.values():
-        return name
-    near = difflib.get_close_matches(task, known.values(), n=3) or list(known.values())[:3]
-    raise ConfigError(f"ScienceWorld has no task {task!r}; did you mean {' or '.join(near)}?")
+    if name not in known.values():
+        hint = did_you_mean(task, known.values(), f"there is {', '.join(list(known.values())[:3])}, ...")
+        raise ConfigError(f"ScienceWorld has no task {task!r}; {hint}")
+    return name

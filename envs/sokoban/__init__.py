@@ -1,17 +1,5 @@
 """Sokoban: push every box onto a target, in levels that are drawn from the seed or read from files."""
 
-from envs.sokoban.env import SETTINGS, Sokoban, SokobanSettings, build_env
+from envs.sokoban.env import DEFAULT_TASK, SETTINGS, Sokoban, build_env, expert_action, explain_action
 
-DEFAULT_TASK = "one_box"
-expert_action = Sokoban.advice
-explain_action = Sokoban.explain
-
-__all__ = [
-    "DEFAULT_TASK",
-    "SETTINGS",
-    "Sokoban",
-    "SokobanSettings",
-    "build_env",
-    "expert_action",
-    "explain_action",
-]
+__all__ = ["DEFAULT_TASK", "SETTINGS", "Sokoban", "build_env", "expert_action", "explain_action"]

@@ -6,20 +6,21 @@ RAGEN trains on. Levels come from our own generator, so a seed gives other level
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import model_validator
 
-from envs.base import describe_task, make_image, read_env_settings
+from envs.base import make_image
 from envs.errors import ConfigError
 from envs.sokoban.board import SYMBOLS, Room, State
 from envs.sokoban.levels import Shape, find_shape, make_level, read_level
 from envs.sokoban.picture import draw_room
 from envs.sokoban.solver import Push, find_pushes, is_stuck, moves_of
-from envs.sokoban.thoughts import explain_pushes
-from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
 from slime_verlog import Field
 
 ACTIONS = {
@@ -65,21 +66,12 @@ class SokobanSettings(GameSettings):
         return self
 
 
-SETTINGS = SokobanSettings
-
-
-def build_env(sample: Any, args: Any) -> Sokoban:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
-    task, seed = describe_task(sample)
-    return Sokoban(task, seed, read_env_settings(SokobanSettings, args))
-
-
-class Sokoban(TextGame):
+class Sokoban(PlannedGame):
     """One Sokoban episode."""
 
     settings: SokobanSettings
+    settings_model = SokobanSettings
     room: Room
-
     template_path = Path(__file__).with_name("prompt.j2")
     answer_format = ANSWER_FORMAT.replace("one allowed action", f"one of {', '.join(ACTIONS)}")
     actions = ACTIONS
@@ -94,11 +86,11 @@ class Sokoban(TextGame):
         self.max_steps = settings.max_steps or self._shape.max_steps
         self._plans: dict[tuple[int, int], tuple[Push, ...] | None] = {}
         self.state = State(0, 0)
-        self.steps = self._whole_way = 0
+        self.steps = 0
 
     def start(self) -> Frame:
         self.room, self.state = self._written or make_level(self._shape, self.seed)
-        self.steps = self._whole_way = 0
+        self.steps = 0
         return self._frame("")
 
     def play(self, action: str) -> Frame:
@@ -116,22 +108,13 @@ class Sokoban(TextGame):
         words = candidate.lower().strip(" .,!'\"`*[]").removeprefix("move ").removeprefix("push ").removeprefix("go ")
         return words if words in ACTIONS else None
 
-    def advice(self) -> str:
-        """Return the next move of a plan that solves the level, or the default action if the search finds none."""
-        pushes = self._plan()
-        return moves_of(self.room, self.state, pushes[:1])[0] if pushes else self.default_action
+    def plan(self) -> list[str]:
+        """Return the moves that solve the level from here; empty if the search finds none."""
+        return moves_of(self.room, self.state, self._pushes() or ())
 
     def explain(self) -> str:
         """Return the reasoning behind `advice`: how many pushes are left, and which box is next."""
-        return explain_pushes(self.room, self.state, self._plan())
-
-    def distance_left(self) -> float:
-        """Moves left, relative to those from the level's start; 1 if the search finds no way."""
-        pushes = self._plan()
-        moves = len(moves_of(self.room, self.state, pushes)) if pushes else 0
-        if not self._whole_way:
-            self._whole_way = max(1, moves)
-        return moves / self._whole_way if pushes is not None else 1.0
+        return _explain(self.room, self.state, self._pushes())
 
     def render(self) -> np.ndarray:
         """Draw the room as a uint8 array (32 * height, 32 * width, 3)."""
@@ -141,7 +124,7 @@ class Sokoban(TextGame):
         legend = list(zip(SYMBOLS[self.settings.symbols], _MEANINGS, strict=True))
         return {**super().prompt_variables(), "legend": legend, "picture_only": self.settings.vlm == "only"}
 
-    def _plan(self) -> tuple[Push, ...] | None:
+    def _pushes(self) -> tuple[Push, ...] | None:
         """Pushes that solve the level from here. The rest of the plan is kept for the state after its first push."""
         here = self.state.boxes, self.room.reach(self.state)
         if here not in self._plans:
@@ -172,17 +155,46 @@ class Sokoban(TextGame):
         )
 
 
+SETTINGS = SokobanSettings
+DEFAULT_TASK = "one_box"
+build_env = Sokoban.from_sample
+expert_action = Sokoban.advice
+explain_action = Sokoban.explain
+
+
 def _shape_of(task: str, settings: SokobanSettings) -> Shape:
     base = find_shape(task)
-    pick = lambda key: getattr(base, key) if getattr(settings, key) is None else getattr(settings, key)
-    return Shape(pick("width"), pick("height"), pick("boxes"), pick("least_pushes"), base.max_steps)
+    keys = ("width", "height", "boxes", "least_pushes")
+    return replace(base, **{key: value for key in keys if (value := getattr(settings, key)) is not None})
 
 
 def _event(action: str, before: State, after: State) -> str:
     """What the turn did, in a sentence."""
     if action == "stay":
         return "You stayed."
-    way = action if action in ("up", "down") else f"to the {action}"
+    way = _towards(action)
     if after == before:
         return f"You could not go {way}: something is in the way."
     return f"You {'went' if after.boxes == before.boxes else 'pushed a box'} {way}."
+
+
+def _explain(room: Room, state: State, pushes: Sequence[Push] | None) -> str:
+    """Return the reasoning behind the first move of the pushes that solve the room; None means that none are known."""
+    if not pushes:
+        return "I find no way to bring all boxes onto targets, so I wait."
+    first = pushes[0]
+    moves = moves_of(room, state, pushes[:1])
+    how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
+    left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
+    return f"{left}. Next I push the box {_where(room, state.player, first.box)} {_towards(first.direction)}. {how}."
+
+
+def _where(room: Room, player: int, cell: int) -> str:
+    (y, x), (y0, x0) = divmod(cell, room.width), divmod(player, room.width)
+    across = f"{abs(x - x0)} to the {'right' if x > x0 else 'left'}" if x != x0 else ""
+    along = f"{abs(y - y0)} {'down' if y > y0 else 'up'}" if y != y0 else ""
+    return f"({', '.join(filter(None, (across, along)))} from me)"
+
+
+def _towards(direction: str) -> str:
+    return direction if direction in ("up", "down") else f"to the {direction}"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, did_you_mean
 from envs.sokoban.board import Room, State, each, read_room, shift
 from envs.sokoban.solver import find_pushes, moves_of, push_distances
 
-_MOST_DRAWS = 3000
-_MOST_NODES = 2000
+_MAX_DRAWS = 3000
+_MAX_NODES = 2000
 _TURNING = 0.35
 """Chance that the walk which carves a room turns before a step."""
 
@@ -56,10 +55,10 @@ def find_shape(task: str) -> Shape:
     Raises:
         ConfigError: unknown task.
     """
-    if task in TASKS:
-        return TASKS[task]
-    near = difflib.get_close_matches(task, TASKS, n=1) or TASKS
-    raise ConfigError(f"unknown Sokoban task {task!r}; did you mean {' or '.join(near)}?")
+    if task not in TASKS:
+        hint = did_you_mean(task, TASKS, f"there are {', '.join(TASKS)}", n=1)
+        raise ConfigError(f"unknown Sokoban task {task!r}; {hint}")
+    return TASKS[task]
 
 
 @lru_cache(maxsize=64)
@@ -71,11 +70,11 @@ def make_level(shape: Shape, seed: int) -> tuple[Room, State]:
     """
     # RandomState, because its numbers are the same in all versions of NumPy. It is seeded with 32 bits.
     rng = np.random.RandomState(seed % 2**32)
-    for _ in range(_MOST_DRAWS):
+    for _ in range(_MAX_DRAWS):
         drawn = _draw(shape, rng)
         if drawn is None:
             continue
-        pushes = find_pushes(*drawn, _MOST_NODES)
+        pushes = find_pushes(*drawn, _MAX_NODES)
         if pushes and len(pushes) >= shape.least_pushes and len(moves_of(*drawn, pushes)) <= shape.max_steps:
             return drawn
     raise ConfigError(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from envs.sokoban.board import DIRECTIONS, Room, State, each, shift
 
-MOST_NODES = 20_000
+MAX_NODES = 20_000
 """Nodes that a search expands before it gives up."""
 
 _GUIDANCE = 2
@@ -52,7 +52,7 @@ def _is_blocked(room: Room, boxes: int) -> bool:
     return bool((corners | corners << 1 | corners << width | corners << width + 1) & boxes & ~room.targets)
 
 
-def find_pushes(room: Room, state: State, most_nodes: int = MOST_NODES) -> tuple[Push, ...] | None:
+def find_pushes(room: Room, state: State, max_nodes: int = MAX_NODES) -> tuple[Push, ...] | None:
     """Pushes that solve the room from here; None if there is no way or the search gives up."""
     if is_stuck(room, state.boxes):
         return None
@@ -62,12 +62,16 @@ def find_pushes(room: Room, state: State, most_nodes: int = MOST_NODES) -> tuple
     came: dict[tuple[int, int], tuple[tuple[int, int], Push] | None] = {start: None}
     ticket = count()
     frontier = [(_GUIDANCE * left, next(ticket), 0, left, start)]
-    for _ in range(most_nodes):
+    for _ in range(max_nodes):
         if not frontier:
             return None
         _, _, made, left, node = heapq.heappop(frontier)
         if not left:
-            return _trace(came, node)
+            pushes: list[Push] = []
+            while (step := came[node]) is not None:
+                node, push = step
+                pushes.append(push)
+            return tuple(reversed(pushes))
         for push, after in _pushes(room, node, distances):
             if after in came:
                 continue
@@ -87,14 +91,6 @@ def _pushes(room: Room, node: tuple[int, int], distances: dict[int, int]) -> Ite
             after = boxes ^ (1 << cell) ^ (1 << target)
             if target in distances and not _is_blocked(room, after):
                 yield Push(cell, direction), (after, room.flood(1 << cell, room.floor & ~after))
-
-
-def _trace(came: dict[tuple[int, int], tuple[tuple[int, int], Push] | None], node: tuple[int, int]) -> tuple[Push, ...]:
-    pushes: list[Push] = []
-    while (step := came[node]) is not None:
-        node, push = step
-        pushes.append(push)
-    return tuple(reversed(pushes))
 
 
 def moves_of(room: Room, state: State, pushes: Sequence[Push]) -> list[str]:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import textworld
 import textworld.challenges
@@ -53,51 +51,33 @@ def build(recipe: GameRecipe, path: Path, attempt: int) -> None:
     options.seeds = (recipe.seed + attempt * 0x9E3779B1) % 2**32
     options.path, options.force_recompile = str(path), True
     options.grammar.only_last_action = recipe.goal == "brief"
-    game = _MAKERS[recipe.theme](recipe.parameters, options, recipe.goal)
+    game = _make_game(recipe, options)
     textworld.generator.compile_game(game, options)
     if not _walkthrough_wins(path, game.metadata.get("walkthrough") or []):
         raise UnplayableError("the walkthrough does not win")
 
 
-def _custom(parameters: Mapping[str, Any], options: textworld.GameOptions, goal: str) -> textworld.Game:
-    options.nb_rooms, options.nb_objects = parameters["rooms"], parameters["objects"]
-    options.quest_length = parameters["quest_length"]
-    return textworld.generator.make_game(options)
-
-
-def _treasure_hunter(parameters: Mapping[str, Any], options: textworld.GameOptions, goal: str) -> textworld.Game:
-    if parameters["level"] is not None:
-        return treasure_hunter.make({"level": parameters["level"]}, options)
-    options.kb = KnowledgeBase.load(treasure_hunter.KB_PATH)
+def _make_game(recipe: GameRecipe, options: textworld.GameOptions) -> textworld.Game:
+    parameters = recipe.parameters
+    if recipe.theme == "simple":
+        held_out = parameters["held_out"]
+        return simple.make({"rewards": "dense", "goal": recipe.goal, "test": held_out}, options)
+    if recipe.theme == "the_cooking_game":
+        settings = {key: value for key, value in parameters.items() if key != "rooms"}
+        return cooking.make({**settings, "go": parameters["rooms"]}, options)
+    maze = _MAZES.get(recipe.theme)
+    if maze and parameters["level"] is not None:
+        return maze.make({"level": parameters["level"]}, options)
     options.nb_rooms, options.quest_length = parameters["rooms"], parameters["quest_length"]
-    return treasure_hunter.make_game(parameters["mode"], options)
+    if maze is None:
+        options.nb_objects = parameters["objects"]
+        return textworld.generator.make_game(options)
+    options.kb = KnowledgeBase.load(maze.KB_PATH)
+    options.grammar.allowed_variables_numbering = maze is coin_collector
+    return maze.make_game(parameters["mode"], options)
 
 
-def _coin_collector(parameters: Mapping[str, Any], options: textworld.GameOptions, goal: str) -> textworld.Game:
-    if parameters["level"] is not None:
-        return coin_collector.make({"level": parameters["level"]}, options)
-    options.kb = KnowledgeBase.load(coin_collector.KB_PATH)
-    options.grammar.allowed_variables_numbering = True
-    options.nb_rooms, options.quest_length = parameters["rooms"], parameters["quest_length"]
-    return coin_collector.make_game(parameters["mode"], options)
-
-
-def _cooking(parameters: Mapping[str, Any], options: textworld.GameOptions, goal: str) -> textworld.Game:
-    settings = {key: value for key, value in parameters.items() if key != "rooms"}
-    return cooking.make({**settings, "go": parameters["rooms"]}, options)
-
-
-def _simple(parameters: Mapping[str, Any], options: textworld.GameOptions, goal: str) -> textworld.Game:
-    return simple.make({"rewards": "dense", "goal": goal, "test": parameters["held_out"]}, options)
-
-
-_MAKERS: Mapping[str, Callable[[Mapping[str, Any], textworld.GameOptions, str], textworld.Game]] = {
-    "custom": _custom,
-    "treasure_hunter": _treasure_hunter,
-    "coin_collector": _coin_collector,
-    "the_cooking_game": _cooking,
-    "simple": _simple,
-}
+_MAZES = {"treasure_hunter": treasure_hunter, "coin_collector": coin_collector}
 
 
 def _walkthrough_wins(path: Path, commands: list[str]) -> bool:

@@ -11,14 +11,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from envs.base import describe_task, read_env_settings
 from envs.command_game import CommandGame, list_commands
 from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import import_extra
 from envs.text_game import Frame, GameSettings
-from envs.textworld.cache import GameCache, default_root
+from envs.textworld.games import GameCache, build_game, default_root, find_game
 from envs.textworld.recipes import THEMES, GameRecipe, find_theme, make_recipe
-from envs.textworld.source import build_game, find_game
 from envs.textworld.thoughts import explain_plan
 from slime_verlog import Field
 
@@ -29,6 +27,7 @@ class TextWorldSettings(GameSettings):
     """Settings of TextWorld. Settings that shape a game, such as `rooms`, are null by default: the task's theme then
     sets them."""
 
+    no_pictures = "TextWorld has no pictures"
     # BALROG ends every game after 80 steps and leaves the objective to the `goal` command.
     balrog: ClassVar = {**GameSettings.balrog, "max_steps": 80, "goal": "hidden"}
 
@@ -81,21 +80,9 @@ class TextWorldSettings(GameSettings):
 
     @model_validator(mode="after")
     def _check(self) -> TextWorldSettings:
-        if self.vlm:
-            raise ConfigError("env.vlm: TextWorld has no pictures; set it to false")
         if self.drop and self.reward == "dense":
             raise ConfigError("env.reward: dense needs a game with a known solution, which drop: true prevents")
         return self
-
-
-SETTINGS = TextWorldSettings
-DEFAULT_TASK = "custom"
-
-
-def build_env(sample: Any, args: Any) -> TextWorld:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
-    task, seed = describe_task(sample)
-    return TextWorld(task, seed, read_env_settings(TextWorldSettings, args))
 
 
 class TextWorld(CommandGame):
@@ -103,6 +90,7 @@ class TextWorld(CommandGame):
 
     template_path = Path(__file__).with_name("prompt.j2")
     settings: TextWorldSettings
+    settings_model = TextWorldSettings
 
     def __init__(self, task: str, seed: int, settings: TextWorldSettings) -> None:
         super().__init__(settings)
@@ -212,6 +200,9 @@ class TextWorld(CommandGame):
         )
 
 
+SETTINGS = TextWorldSettings
+DEFAULT_TASK = "custom"
+build_env = TextWorld.from_sample
 expert_action = TextWorld.advice
 explain_action = TextWorld.explain
 

@@ -16,7 +16,7 @@ warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
 
 # A number without a room's name begins at the first of the blanks before it; other starts would take quadratic time.
 _STATUS_LINE = re.compile(r"-=[^\n]*=-\s*-?\d+/\d+$|(?<!\s)\s*-?\d+/\d+$")
-_LONGEST_STATUS = 200
+_MAX_STATUS_CHARS = 200
 _AFTER_THE_END = "Would you like to RESTART"
 _parsing = threading.Lock()
 """TextWorld reads all games with one parser, and threads that used it at the same time would break its stack."""
@@ -100,6 +100,6 @@ def _clean(feedback: str) -> str:
     """Remove the interpreter's prompt, status line and final question, and repeated blank lines."""
     text = feedback.partition(_AFTER_THE_END)[0].rstrip()
     # Search only the end: the pattern takes quadratic time on long runs of white space.
-    head, tail = text[:-_LONGEST_STATUS], text[-_LONGEST_STATUS:]
+    head, tail = text[:-_MAX_STATUS_CHARS], text[-_MAX_STATUS_CHARS:]
     text = (head + _STATUS_LINE.sub("", tail)).rstrip().removesuffix(">")
     return _BLANK_LINES.sub("\n\n", "\n".join(line.rstrip() for line in text.splitlines())).strip()

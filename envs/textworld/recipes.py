@@ -5,14 +5,13 @@ A `GameRecipe` determines its game completely, so its key identifies the built g
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, did_you_mean
 
 REVISION = 1
 """Increase it whenever the builder makes a different game from the same recipe."""
@@ -143,11 +142,10 @@ def find_theme(task: str) -> str:
         ConfigError: unknown theme; the message lists the nearest names.
     """
     theme = _ALIASES.get(task, task)
-    if theme in THEMES:
-        return theme
-    near = difflib.get_close_matches(task, [*THEMES, *_ALIASES], n=2)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(THEMES)}"
-    raise ConfigError(f"TextWorld has no task {task!r}; {hint}")
+    if theme not in THEMES:
+        hint = did_you_mean(task, [*THEMES, *_ALIASES], f"there are {', '.join(THEMES)}", n=2)
+        raise ConfigError(f"TextWorld has no task {task!r}; {hint}")
+    return theme
 
 
 def make_recipe(theme: str, seed: int, goal: str, given: Mapping[str, Any]) -> GameRecipe:

@@ -17,8 +17,8 @@ from typing import Any
 
 from envs.base import PICTURE_PLACE, BaseInteractionEnv, Observation, StepInfo, interleave
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
-from envs.grading import GRADERS, find_answer, load_grader
 from envs.questions import Question, read_question
+from envs.questions.grading import GRADERS, find_answer, load_grader
 from envs.text_game import render_template
 from envs.tools.base import ToolEpisode, ToolSpec
 from envs.tools.calls import CLOSE, OPEN, Call, find_calls, reasoning_end, short

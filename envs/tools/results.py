@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envs.errors import ToolError
-from envs.pictures import is_picture, open_picture
+from envs.questions.pictures import is_picture, open_picture
 from envs.tools.calls import short
 from envs.tools.settings import ToolSettings
 

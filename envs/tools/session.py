@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from envs.errors import EnvironmentFault, ToolError
-from envs.pictures import PictureError
+from envs.questions.pictures import PictureError
 from envs.timing import timed
 from envs.tools.base import Tool, ToolEpisode, ToolSpec
 from envs.tools.calls import Call, Calls, short

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from advantage.errors import FlagError
+from advantage.flags import check_flags as check_patch
 from advantage.settings import AdvantageSettings, advantage_settings
 from rollout.bridge.flags import RolloutFlags, sentences
 from rollout.bridge.roles import check_roles, role_args
@@ -321,8 +322,6 @@ def _check_advantage(args: Any) -> None:
 
 def _check_patch(args: Any) -> None:
     """Run the checks that the patch repeats in each role's processes, before there are any."""
-    from advantage.flags import check_flags as check_patch  # reads Megatron
-
     for role in ("actor", "critic"):
         try:
             check_patch(role_args(args, role))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from envs.base import Observation
-from envs.plain_text import LONG_CHARS, LONGEST_KEPT
+from envs.plain_text import LONG_CHARS, MAX_CACHED_CHARS
 from rollout.errors import ConfigError, EncodingError, EngineError, EnvironmentFault
 from rollout.play.memory import Conversation
 from rollout.play.parts import Parts
@@ -234,7 +234,7 @@ class Episode:
 
     async def _next_prompt(self, generation: Generation) -> Prompt:
         shown = [self.reply.observation, *(exchange.observation for exchange in self.conversation.past)]
-        long_text = len(self.reply.instruction_prompt) > LONGEST_KEPT or self.reply.whole_prompts
+        long_text = len(self.reply.instruction_prompt) > MAX_CACHED_CHARS or self.reply.whole_prompts
         if long_text or any(map(_takes_long, shown)):  # milliseconds, which would stall the event loop
             return await asyncio.to_thread(self._build_prompt, generation)
         return self._build_prompt(generation)

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.errors import EnvironmentFault, JudgeError, SlimeVerlogError
-from envs.faults import describe, one_line, place_of, text_of
+from envs.errors import EnvironmentFault, JudgeError, SlimeVerlogError, describe, one_line, place_of, text_of
 from envs.loading import load_env_module
 from rollout.workers import worker
 

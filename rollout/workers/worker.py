@@ -18,8 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo
-from envs.errors import ConfigError, EnvironmentFault, SlimeVerlogError
-from envs.faults import describe, place_of_method, text_of
+from envs.errors import ConfigError, EnvironmentFault, SlimeVerlogError, describe, place_of_method, text_of
 from envs.loading import load_env_module
 from envs.timing import collect
 from rollout.spec import EnvSpec, ObservationLimits

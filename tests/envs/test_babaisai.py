@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from envs.babaisai import BabaIsAI, build_env, expert_action
-from envs.babaisai.observation import YOU_BROKEN
+from envs.babaisai.env import YOU_BROKEN
+from envs.babaisai.levels import TASKS
 from envs.babaisai.planner import find_plan
-from envs.babaisai.tasks import TASKS
 from envs.errors import ConfigError
 from envs.loading import build_env_from
 from rollout.bridge.settings import load_settings

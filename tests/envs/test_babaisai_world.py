@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.babaisai.levels import make_level
-from envs.babaisai.observation import describe
-from envs.babaisai.pieces import PROPERTIES, THING_COLORS, Piece, text_block, thing
+from envs.babaisai.env import describe
+from envs.babaisai.levels import TASKS, make_level
 from envs.babaisai.planner import find_plan
-from envs.babaisai.rules import Rules, read_rules
-from envs.babaisai.tasks import TASKS
+from envs.babaisai.rules import PROPERTIES, THING_COLORS, Piece, Rules, read_rules, text_block, thing
 from envs.babaisai.world import DIRECTIONS, World
 
 

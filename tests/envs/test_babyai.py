@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("minigrid", reason="BabyAI needs minigrid; pip install 'slime-verlog[envs]' enables this test")
 
 from envs import babyai
-from envs.babyai_world import levels
-from envs.babyai_world.levels import HELD_OUT, MIXED_GOALS, level_names
-from envs.babyai_world.view import describe_view
+from envs.babyai import levels
+from envs.babyai.levels import HELD_OUT, MIXED_GOALS, level_names
+from envs.babyai.view import describe_view
 from envs.errors import ConfigError, MissingDependencyError
 from tests.conftest import load_recording
 
@@ -144,7 +144,7 @@ def test_num_dists_is_refused_where_a_level_has_no_such_setting() -> None:
 
 
 def test_without_minigrid_the_error_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("minigrid", "envs.babyai_world."))]:
+    for name in [name for name in sys.modules if name.startswith(("minigrid", "envs.babyai."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "minigrid", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'slime-verlog\[envs\]'"):

@@ -12,8 +12,8 @@ pytest.importorskip("minigrid", reason="BabyAI needs minigrid; pip install 'slim
 from minigrid.envs.babyai.core.verifier import SeqInstr
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
-from envs.babyai_world.expert import NOT_COVERED, Expert
-from envs.babyai_world.levels import MIXED_GOALS, level_names, make_level
+from envs.babyai.expert import NOT_COVERED, Expert
+from envs.babyai.levels import MIXED_GOALS, level_names, make_level
 
 SOMETIMES_LOST = ("BabyAI-PickupDistDebug-v0", "BabyAI-SynthS5R2-v0", "BabyAI-UnlockToUnlock-v0")
 """The bot loses some worlds of these levels that can be won. The expert follows its plans and loses them too."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.command_game import MOST_CHARACTERS, CommandGame, clean_command
+from envs.command_game import MAX_CHARACTERS, CommandGame, clean_command
 from envs.errors import EnvironmentFault
 from envs.text_game import Frame, GameSettings
 
@@ -55,7 +55,7 @@ class Parrot(CommandGame):
         ("идти на север", None),
         ("take\u200bkey", None),
         ("look\x00", None),
-        ("a" * (MOST_CHARACTERS + 1), None),
+        ("a" * (MAX_CHARACTERS + 1), None),
     ],
 )
 def test_one_line_of_plain_words_is_a_command_and_nothing_else(answer: str, command: str | None) -> None:
@@ -67,7 +67,7 @@ def test_one_line_of_plain_words_is_a_command_and_nothing_else(answer: str, comm
 def test_a_cleaned_command_is_short_plain_and_stays_as_it_is(answer: str) -> None:
     command = clean_command(answer)
     if command is not None:
-        assert len(command) <= MOST_CHARACTERS and command.isascii() and command.isprintable()
+        assert len(command) <= MAX_CHARACTERS and command.isascii() and command.isprintable()
         assert clean_command(command) == command
 
 

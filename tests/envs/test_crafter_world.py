@@ -26,7 +26,7 @@ from envs.crafter.observation import describe
 from envs.crafter.picture import _fade, draw
 from envs.crafter.world.creatures import Arrow, Cow, Skeleton, Zombie
 from envs.crafter.world.noise import Noise
-from envs.crafter.world.plant import Plant
+from envs.crafter.world.player import Plant
 from envs.crafter.world.rules import ACHIEVEMENTS, ACTION_NAMES, MOVES, SIZE, STRIDE
 from envs.crafter.world.world import World
 from tests.envs.crafter_reference import Reference, assert_same

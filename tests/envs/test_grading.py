@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.errors import ConfigError, EnvironmentFault
-from envs.grading import MathChecker, exact, find_answer, load_grader, math
-from envs.math_text import read_result
 from envs.questions import Question
+from envs.questions.grading import MathChecker, exact, find_answer, load_grader, math
+from envs.questions.math_text import read_result
 from tests.envs.math_answers import ANSWERS
 
 pytest.importorskip("math_verify", reason="math-verify is not installed; pip install 'math-verify[antlr4_13_2]'")
@@ -166,13 +166,13 @@ def test_a_comparison_that_never_ends_is_stopped_and_the_next_one_is_answered(ch
 
 
 def test_a_checker_that_does_not_start_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envs.grading._BOOT", "raise SystemExit(1)")
+    monkeypatch.setattr("envs.questions.grading._BOOT", "raise SystemExit(1)")
     with pytest.raises(EnvironmentFault, match="did not start"):
         MathChecker().equal("1", "1")
 
 
 def test_an_unknown_grader_is_refused() -> None:
-    refused = [("maths", "must be exact, math"), ("envs.grading:gone", "has no gone")]
-    for name, words in [*refused, ("envs.grading:START_S", "not a function")]:
+    refused = [("maths", "must be exact, math"), ("envs.questions.grading:gone", "has no gone")]
+    for name, words in [*refused, ("envs.questions.grading:START_S", "not a function")]:
         with pytest.raises(ConfigError, match=words):
             load_grader(name)

@@ -13,7 +13,7 @@ from envs.errors import ConfigError, MissingDependencyError
 
 pytest.importorskip("textarena", reason="pip install -e '.[textarena]' enables this test")
 
-from envs.textarena import MOST_CHARACTERS, TextArena, build_env
+from envs.textarena import MAX_CHARACTERS, TextArena, build_env
 
 
 def make(task: str = "GuessTheNumber-v0", seed: int = 0, **env: Any) -> TextArena:
@@ -59,7 +59,7 @@ def test_a_move_that_is_far_too_long_is_not_given_to_the_game() -> None:
     env = make()
     env.reset()
     for _ in range(5):
-        observation, done, info = env.step("9" * (MOST_CHARACTERS + 1))
+        observation, done, info = env.step("9" * (MAX_CHARACTERS + 1))
         assert not done and not info["valid_action"] and "did not read it" in observation["obs_str"]
 
 

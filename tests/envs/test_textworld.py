@@ -19,9 +19,9 @@ pytest.importorskip(
 
 from envs import textworld
 from envs.errors import ConfigError, MissingDependencyError
+from envs.textworld.games import build_game
 from envs.textworld.player import _clean
 from envs.textworld.recipes import THEMES, make_recipe
-from envs.textworld.source import build_game
 
 TASKS = ["custom", "treasure_hunter", "the_cooking_game", "coin_collector", "simple"]
 

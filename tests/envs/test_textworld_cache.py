@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envs.errors import ConfigError
-from envs.textworld.cache import GameCache, default_root, is_intact
+from envs.textworld.games import GameCache, default_root, is_intact
 
 
 class Builder:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from envs import babaisai, crafter
-from envs.babaisai.tasks import TASKS
+from envs.babaisai.levels import TASKS
 from envs.textworld.thoughts import explain_plan
 
 

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from envs import word_cache
-from envs.plain_text import PlainText
-from envs.word_cache import WordCache, ascii_pattern
+from envs.plain_text import PlainText, word_cache
+from envs.plain_text.word_cache import WordCache, ascii_pattern
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.tokenizers import FAMILIES, real_tokenizer
 
@@ -99,11 +98,11 @@ def test_text_between_words_goes_to_the_tokenizer() -> None:
 
 
 def test_the_cache_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, "MOST_WORDS", 3)
+    monkeypatch.setattr(word_cache, "MAX_WORDS", 3)
     words = WordCache.build(bpe())
     for text in ("a b ab", "ba aa bb", "ab " * 3, "a" * 1000):
         assert words.encode(text) == bpe().encode(text).ids
-        assert len(words._ids) <= 3 and max(map(len, words._ids)) <= word_cache.LONGEST_WORD
+        assert len(words._ids) <= 3 and max(map(len, words._ids)) <= word_cache.MAX_WORD_CHARS
 
 
 @pytest.mark.parametrize("family", ("chatml", *FAMILIES))

@@ -27,8 +27,8 @@ from advantage.turn_table import TurnKind, TurnRow, TurnSpan, decode_row, encode
 from envs import babaisai, babyai, crafter
 from envs.agent import anthropic_format, openai_format
 from envs.agent.request import RequestError, read_answer
-from envs.grading import exact, find_answer
 from envs.questions import Question
+from envs.questions.grading import exact, find_answer
 from envs.swe.calls import parse_answer
 from envs.text_game import find_action, render_template
 from envs.tools.calls import find_calls
@@ -161,7 +161,7 @@ def shown_text(data: bytes) -> None:
     assert set(ids) & encoder().text.control_ids <= {start, end}
     # As a value of a prompt template it stays text.
     mission = {"mission": text, "actions": {"a": "b"}, "max_steps": 1}
-    assert render_template(Path(babyai.__file__).with_name("babyai.j2"), mission).count(text.strip()) >= 1
+    assert render_template(Path(babyai.__file__).with_name("prompt.j2"), mission).count(text.strip()) >= 1
 
 
 def environment_reply(data: bytes) -> None:

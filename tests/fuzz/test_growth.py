@@ -17,7 +17,7 @@ import pytest
 
 from envs import babaisai, babyai, crafter
 from envs.command_game import clean_command
-from envs.grading import exact, find_answer
+from envs.questions.grading import exact, find_answer
 from envs.swe.calls import parse_answer
 from envs.swe.tools import clip, harmless
 from envs.text_game import find_action

@@ -22,16 +22,22 @@ class Cow(Creature):
             self.move_randomly()
 
 
-class Zombie(Creature):
-    """Follows the player, and hits every sixth turn when next to the player; a sleeping player is hurt most."""
+class Monster(Creature):
+    """A creature that attacks the player; `cooldown` counts the turns until it can do so again."""
 
     __slots__ = ("cooldown", "player")
-    kind = ZOMBIE
-    full_health = 5
 
     def __init__(self, world: Grid, x: int, y: int, player: Player) -> None:
         super().__init__(world, x, y)
         self.player, self.cooldown = player, 0
+
+
+class Zombie(Monster):
+    """Follows the player, and hits every sixth turn when next to the player; a sleeping player is hurt most."""
+
+    __slots__ = ()
+    kind = ZOMBIE
+    full_health = 5
 
     def update(self) -> None:
         player, uniform = self.player, self.world.uniform
@@ -50,22 +56,18 @@ class Zombie(Creature):
             self.cooldown = 5
 
 
-class Skeleton(Creature):
+class Skeleton(Monster):
     """Moves away from a player who is close; from farther away it shoots or comes nearer."""
 
-    __slots__ = ("player", "reload")
+    __slots__ = ()
     kind = SKELETON
     full_health = 3
-
-    def __init__(self, world: Grid, x: int, y: int, player: Player) -> None:
-        super().__init__(world, x, y)
-        self.player, self.reload = player, 0
 
     def update(self) -> None:
         player, uniform = self.player, self.world.uniform
         if self.health <= 0:
             self.world.remove(self)
-        self.reload = max(0, self.reload - 1)
+        self.cooldown = max(0, self.cooldown - 1)
         distance = self.distance(player.x, player.y)
         if distance <= 3:
             dx, dy = self.toward(player, uniform() < 0.6)
@@ -79,12 +81,12 @@ class Skeleton(Creature):
             self.move_randomly()
 
     def _shoot(self, direction: Direction) -> None:
-        if self.reload > 0 or direction == (0, 0):
+        if self.cooldown > 0 or direction == (0, 0):
             return
         x, y = self.x + direction[0], self.y + direction[1]
         if self.world.is_free(x * STRIDE + y, Arrow.walkable):
             self.world.add(Arrow(self.world, x, y, direction))
-            self.reload = 4
+            self.cooldown = 4
 
 
 class Arrow(Creature):

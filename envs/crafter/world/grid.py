@@ -17,12 +17,8 @@ Direction = tuple[int, int]
 _COMPASS: tuple[Direction, ...] = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
 
-def _chunk_cells(x: int, y: int) -> list[int]:
-    xs, ys = range(x, min(x + CHUNK, SIZE)), range(y, min(y + CHUNK, SIZE))
-    return [i * STRIDE + j for i in xs for j in ys]
-
-
-_CHUNKS = [_chunk_cells(x, y) for x in range(0, SIZE, CHUNK) for y in range(0, SIZE, CHUNK)]
+_SPANS = [range(first, min(first + CHUNK, SIZE)) for first in range(0, SIZE, CHUNK)]
+_CHUNKS = [[x * STRIDE + y for x in xs for y in ys] for xs in _SPANS for ys in _SPANS]
 _CHUNK_NUMBER = {cell: number for number, cells in enumerate(_CHUNKS) for cell in cells}
 _KINDS = len(MATERIAL_ID) + 1
 _CHUNK_OFFSETS = _KINDS * np.array([_CHUNK_NUMBER[x * STRIDE + y] for x in range(SIZE) for y in range(SIZE)])

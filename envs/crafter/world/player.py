@@ -1,9 +1,8 @@
-"""The player: effects of actions, of hunger, thirst, fatigue and damage, and the achievements."""
+"""The player: effects of actions, of hunger, thirst, fatigue and damage, and the achievements; and plants to eat."""
 
 from __future__ import annotations
 
 from envs.crafter.world.grid import Being, Creature, Direction, Grid
-from envs.crafter.world.plant import Plant
 from envs.crafter.world.rules import (
     ACHIEVEMENTS,
     COLLECT,
@@ -14,6 +13,7 @@ from envs.crafter.world.rules import (
     MATERIAL_ID,
     MOVES,
     PLACE,
+    PLANT,
     PLAYER,
     SKELETON,
     STRIDE,
@@ -27,6 +27,32 @@ from envs.crafter.world.rules import (
 _LAVA, _WATER = MATERIAL_ID["lava"], MATERIAL_ID["water"]
 _SWORD_DAMAGE = (("iron_sword", 5), ("stone_sword", 3), ("wood_sword", 2))
 _COW_FOOD, _PLANT_FOOD = 6, 4
+_RIPE_AFTER = 300
+
+
+class Plant(Creature):
+    """Ripens slowly; animals and monsters next to it eat it."""
+
+    __slots__ = ("grown",)
+    kind = PLANT
+    full_health = 1
+
+    def __init__(self, world: Grid, x: int, y: int) -> None:
+        super().__init__(world, x, y)
+        self.grown = 0
+
+    @property
+    def ripe(self) -> bool:
+        return self.grown > _RIPE_AFTER
+
+    def update(self) -> None:
+        self.grown += 1
+        beings_at, cell = self.world.beings_at, self.cell
+        around = (beings_at[cell - STRIDE], beings_at[cell + STRIDE], beings_at[cell - 1], beings_at[cell + 1])
+        if any(being and being.kind in (COW, ZOMBIE, SKELETON) for being in around):
+            self.hurt(1)
+        if self.health <= 0:
+            self.world.remove(self)
 
 
 class Player(Being):
@@ -43,7 +69,8 @@ class Player(Being):
         self.action = "Noop"
         self.sleeping = False
         self._last_health = self.health
-        self._hunger = self._thirst = self._fatigue = self._recover = 0.0
+        self._since = {"food": 0.0, "drink": 0.0}
+        self._fatigue = self._recover = 0.0
 
     @property
     def health(self) -> int:
@@ -57,7 +84,7 @@ class Player(Being):
         self.health -= damage
 
     def update(self) -> None:
-        self._act(self._choose_action())
+        self._act("Sleep" if self._stays_asleep() else self.action)
         self._tire()
         self._heal_or_suffer()
         for name, amount in self.inventory.items():
@@ -67,19 +94,20 @@ class Player(Being):
             self.sleeping = False
         self._last_health = self.health
 
-    def _choose_action(self) -> str:
-        """Return the action to execute: a sleeping player continues to sleep until rested."""
-        if self.sleeping:
-            if self.inventory["energy"] < ITEM_LIMITS["energy"]:
-                return "Sleep"
+    def _stays_asleep(self) -> bool:
+        """Wake a sleeping player who is rested; return whether another sleeps on."""
+        if self.sleeping and self.inventory["energy"] >= ITEM_LIMITS["energy"]:
             self.sleeping = False
             self.achievements["wake_up"] += 1
-        return self.action
+        return self.sleeping
 
     def _act(self, action: str) -> None:
         target = self.cell + self.facing[0] * STRIDE + self.facing[1]
         if action in MOVES:
-            self._walk(MOVES[action])
+            self.facing = MOVES[action]
+            self.move(self.facing)
+            if self.world.materials[self.cell] == _LAVA:
+                self.health = 0
         elif action == "Do":
             being = self.world.beings_at[target]
             if being:
@@ -94,12 +122,6 @@ class Player(Being):
         elif action in MAKE:
             self._make(MAKE[action])
 
-    def _walk(self, direction: Direction) -> None:
-        self.facing = direction
-        self.move(direction)
-        if self.world.materials[self.cell] == _LAVA:
-            self.health = 0
-
     def _meet(self, being: Being) -> None:
         """Hit a creature, or eat a ripe plant."""
         if isinstance(being, Plant) and being.ripe:
@@ -113,7 +135,7 @@ class Player(Being):
             return
         if being.kind == COW:
             self.inventory["food"] += _COW_FOOD
-            self._hunger = 0
+            self._since["food"] = 0
             self.achievements["eat_cow"] += 1
         else:
             self.achievements["defeat_zombie" if being.kind == ZOMBIE else "defeat_skeleton"] += 1
@@ -121,7 +143,7 @@ class Player(Being):
     def _collect(self, target: int) -> None:
         material = self.world.materials[target]
         if material == _WATER:
-            self._thirst = 0
+            self._since["drink"] = 0
         rule = COLLECT.get(material)
         if rule is None or not self._has(rule.needs):
             return
@@ -157,14 +179,11 @@ class Player(Being):
 
     def _tire(self) -> None:
         pace = 0.5 if self.sleeping else 1
-        self._hunger += pace
-        if self._hunger > 25:
-            self._hunger = 0
-            self.inventory["food"] -= 1
-        self._thirst += pace
-        if self._thirst > 20:
-            self._thirst = 0
-            self.inventory["drink"] -= 1
+        for need, most in (("food", 25), ("drink", 20)):
+            self._since[need] += pace
+            if self._since[need] > most:
+                self._since[need] = 0
+                self.inventory[need] -= 1
         self._fatigue = min(self._fatigue - 1, 0) if self.sleeping else self._fatigue + 1
         if self._fatigue < -10:
             self._fatigue = 0

@@ -71,24 +71,18 @@ def _ids(names: list[str]) -> frozenset[int]:
     return frozenset(MATERIAL_ID[name] for name in names)
 
 
-def _title(verb: str, name: str) -> str:
-    return f"{verb} {name}".replace("_", " ").title()
-
-
-def _placing(name: str, rule: dict[str, Any]) -> Placing:
-    material = MATERIAL_ID[name] if rule["type"] == "material" else None
-    return Placing(name, _amounts(rule["uses"]), _ids(rule["where"]), material)
-
-
 COLLECT = {
     MATERIAL_ID[name]: Collecting(
         _amounts(rule["require"]), _amounts(rule["receive"]), MATERIAL_ID[rule["leaves"]], rule.get("probability", 1)
     )
     for name, rule in constants.collect.items()
 }
-PLACE = {_title("place", name): _placing(name, rule) for name, rule in constants.place.items()}
+PLACE = {
+    f"Place {name.title()}": Placing(name, _amounts(rule["uses"]), _ids(rule["where"]), MATERIAL_ID.get(name))
+    for name, rule in constants.place.items()
+}
 MAKE = {
-    _title("make", name): Making(name, _amounts(rule["uses"]), _ids(rule["nearby"]), rule["gives"])
+    f"Make {name.replace('_', ' ').title()}": Making(name, _amounts(rule["uses"]), _ids(rule["nearby"]), rule["gives"])
     for name, rule in constants.make.items()
 }
 MOVES = {"Move West": (-1, 0), "Move East": (1, 0), "Move North": (0, -1), "Move South": (0, 1)}

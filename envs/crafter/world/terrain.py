@@ -107,21 +107,15 @@ def _carve(
 
 
 def _scatter_creatures(land: np.ndarray, tunnels: np.ndarray, uniform: Callable[[], float]) -> Creatures:
-    creatures: Creatures = []
     cows = (land == _ID["grass"]) & (_DISTANCE > 3)
     zombies = _IS_WALKABLE[land] & (_DISTANCE > 10)
     skeletons = (land == _ID["path"]) & tunnels
     cells = np.flatnonzero(cows | zombies | skeletons)
-    for cell, cow, zombie, skeleton in zip(
-        cells.tolist(), cows[cells].tolist(), zombies[cells].tolist(), skeletons[cells].tolist(), strict=True
-    ):
-        if cow and uniform() > 0.985:
-            kind = COW
-        elif zombie and uniform() > 0.993:
-            kind = ZOMBIE
-        elif skeleton and uniform() > 0.95:
-            kind = SKELETON
-        else:
-            continue
-        creatures.append((kind, *divmod(cell, SIZE)))
+    creatures: Creatures = []
+    chances = ((cows.tolist(), COW, 0.985), (zombies.tolist(), ZOMBIE, 0.993), (skeletons.tolist(), SKELETON, 0.95))
+    for cell in cells.tolist():
+        # The first draw above its threshold decides.
+        kinds = (kind for mask, kind, threshold in chances if mask[cell] and uniform() > threshold)
+        if (kind := next(kinds, None)) is not None:
+            creatures.append((kind, *divmod(cell, SIZE)))
     return creatures

@@ -64,15 +64,12 @@ class World(Grid):
         if self.steps % _BALANCE_EVERY == 0:
             for chunk in list(self.settled):
                 self._balance(chunk)
-        self._draw_night_noise()
-        return self._reward()
-
-    def _draw_night_noise(self) -> None:
-        """Draw the noise of both pictures of a step: crafter renders one, and BALROG another, which it shows."""
         self.noise = None
         if self.daylight < 0.5:
+            # Crafter renders one picture per step, and BALROG another, which it shows.
             noise = self.random.random_sample((_PICTURES_PER_STEP, *NOISE_SHAPE))
             self.noise = noise[-1] if self._pictures else None
+        return self._reward()
 
     def _reward(self) -> float:
         reward = (self.player.health - self._last_health) / 10

@@ -17,7 +17,7 @@ from typing import IO
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.loading import load_attribute
-from envs.questions import Question
+from envs.questions.reading import Question
 
 Grade = Callable[[str, Question], float | tuple[float, str]]
 """A grader: takes answer and question, returns a score, 1 for right, or a score and feedback for the model."""
@@ -99,15 +99,7 @@ def math(answer: str, question: Question) -> float:
     """1 if the answer has the same value as the reference in any notation, else 0; see `math_server.equal`."""
     if not answer or len(answer) > MAX_CHARS:
         return 0.0
-    return float(_checker().equal(str(question.answer), answer))
-
-
-GRADERS: Mapping[str, Grade] = {"exact": exact, "math": math}
-
-
-@functools.lru_cache(maxsize=1)
-def _checker() -> MathChecker:
-    return MathChecker()
+    return float(_CHECKER.equal(str(question.answer), answer))
 
 
 class MathChecker:
@@ -139,8 +131,7 @@ class MathChecker:
             reply = ""
         if not reply:
             self._process.wait()
-            return False
-        return json.loads(reply)
+        return bool(reply) and json.loads(reply)
 
     def close(self) -> None:
         """End the process; the next comparison starts another."""
@@ -163,7 +154,7 @@ def _start() -> subprocess.Popen[str]:
         process.kill()
         raise EnvironmentFault(
             f"the process that compares expressions did not start within {START_S:g} s; run "
-            f"{sys.executable} -m envs.math_server to see why"
+            f"{sys.executable} -m envs.questions.math_server to see why"
         )
     return process
 
@@ -173,4 +164,6 @@ def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
     return process.stdin, process.stdout
 
 
-_BOOT = "import sys; sys.path[:] = {path!r}; from envs.math_server import main; main()"
+_CHECKER = MathChecker()
+GRADERS: Mapping[str, Grade] = {"exact": exact, "math": math}
+_BOOT = "import sys; sys.path[:] = {path!r}; from envs.questions.math_server import main; main()"

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 
-from envs.word_cache import WordCache
+from envs.plain_text.word_cache import WordCache
 
 TAG = re.compile(r"</?[a-z_]+>")
 """Tokens such as `<think>` and `</tool_call>`, which the model may write in its answers; they do not change roles."""
@@ -26,7 +26,7 @@ STAND_INS = 0x100000
 LONG_CHARS = 4096
 """Text with more characters takes milliseconds to encode, too long for an event loop."""
 
-LONGEST_KEPT = 32_768
+MAX_CACHED_CHARS = 32_768
 """Longer pieces (in characters) are not cached, which bounds the cache's memory."""
 
 
@@ -64,14 +64,14 @@ class PlainText:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of ordinary text; strings of control tokens in it are text too."""
-        return self._cached(text) if len(text) <= LONGEST_KEPT else self._encode(text)
+        return self._cached(text) if len(text) <= MAX_CACHED_CHARS else self._encode(text)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         if not text:
             return ()
         if self._backend is None:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
-        found = self._words.encode(text) if self._words is not None and len(text) <= LONGEST_KEPT else None
+        found = self._words.encode(text) if self._words is not None and len(text) <= MAX_CACHED_CHARS else None
         if found is not None:
             return tuple(found)
         if len(text) > LONG_CHARS:

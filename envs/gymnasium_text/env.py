@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from envs.base import describe_task, make_image, read_env_settings
+from envs.base import make_image
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.loading import load_attribute
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame
@@ -51,20 +51,12 @@ class GymnasiumSettings(GameSettings):
     """Whether seed and actions determine the episode, which allows a replay after a crash."""
 
 
-SETTINGS = GymnasiumSettings
-
-
-def build_env(sample: Any, args: Any) -> GymnasiumText:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
-    task, seed = describe_task(sample)
-    return GymnasiumText(task, seed, read_env_settings(GymnasiumSettings, args))
-
-
 class GymnasiumText(TextGame):
     """One episode of a gymnasium environment; `env` is the wrapped one."""
 
-    template_path = Path(__file__).with_suffix(".j2")
+    template_path = Path(__file__).with_name("prompt.j2")
     settings: GymnasiumSettings
+    settings_model = GymnasiumSettings
 
     def __init__(self, task: str, seed: int, settings: GymnasiumSettings) -> None:
         super().__init__(settings)
@@ -113,6 +105,10 @@ class GymnasiumText(TextGame):
             raise EnvironmentFault(f"{self.env} returned {text!r} as the text of an observation")
         image = make_image(self.env.render()) if self.settings.vlm else None
         return Frame(long_term, short_term, *outcome, image=image)
+
+
+SETTINGS = GymnasiumSettings
+build_env = GymnasiumText.from_sample
 
 
 def _make(settings: GymnasiumSettings, task: str) -> gymnasium.Env:

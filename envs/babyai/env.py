@@ -49,26 +49,11 @@ class BabyAISettings(GameSettings):
     """`errands` only: pay for all errands when the time is up, instead of for each at once."""
 
 
-SETTINGS = BabyAISettings
-DEFAULT_TASK = "goto"
-
-
-def build_env(sample: Any, args: Any) -> BabyAI:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
-    task, seed = describe_task(sample)
-    settings = read_env_settings(BabyAISettings, args)
-    if task == _ERRANDS:
-        return Errands(seed, settings)
-    if settings.pay_at_end:
-        raise ConfigError(f"env.pay_at_end is a setting of the task {_ERRANDS}, not of {task!r}; remove it")
-    return BabyAI(task, seed, settings)
-
-
 class BabyAI(TextGame):
     """One BabyAI episode; `game` is minigrid's own level object."""
 
     settings: BabyAISettings
-    template_path = Path(__file__).with_suffix(".j2")
+    template_path = Path(__file__).with_name("prompt.j2")
     actions = ACTIONS
     default_action = "go forward"
 
@@ -107,7 +92,22 @@ class BabyAI(TextGame):
         return list(ACTIONS)[self._expert.advice()]
 
     def distance_left(self) -> float:
-        return _import_world("distance").distance_left(self.game)
+        """Return 0 next to the mission's object, close to 1 in the far corner of the world; walls are ignored.
+
+        Raises:
+            ConfigError: the mission has several instructions.
+        """
+        description = getattr(self.game.instrs, "desc", None)
+        if description is None:
+            raise ConfigError(
+                f"env.shaping needs a mission with one object (go to, pick up, open), but {self.mission!r} has "
+                "several; set env.shaping to 0"
+            )
+        if any(thing is self.game.carrying for thing in description.obj_set):
+            return 0.0
+        x, y = self.game.agent_pos
+        steps = min(abs(thing.cur_pos[0] - x) + abs(thing.cur_pos[1] - y) for thing in description.obj_set)
+        return max(0, int(steps) - 1) / (self.game.width + self.game.height)
 
     def render(self) -> np.ndarray:
         """Draw the whole level with the visible cells highlighted, as a uint8 array (32 * height, 32 * width, 3)."""
@@ -180,9 +180,22 @@ class Errands(BabyAI):
         return {**super().prompt_variables(), "mission": task}
 
 
+SETTINGS = BabyAISettings
+DEFAULT_TASK = "goto"
 expert_action = BabyAI.advice
+
+
+def build_env(sample: Any, args: Any) -> BabyAI:
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
+    task, seed = describe_task(sample)
+    settings = read_env_settings(BabyAISettings, args)
+    if task == _ERRANDS:
+        return Errands(seed, settings)
+    if settings.pay_at_end:
+        raise ConfigError(f"env.pay_at_end is a setting of the task {_ERRANDS}, not of {task!r}; remove it")
+    return BabyAI(task, seed, settings)
 
 
 def _import_world(part: str) -> ModuleType:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # minigrid imports pygame, which prints a greeting
-    return import_extra(f"envs.babyai_world.{part}", "BabyAI", "envs")
+    return import_extra(f"envs.babyai.{part}", "BabyAI", "envs")

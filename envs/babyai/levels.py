@@ -6,7 +6,6 @@ The mixed tasks draw random numbers in the order of the fork that BALROG uses (B
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import logging
@@ -31,7 +30,7 @@ from minigrid.envs.babyai.core.verifier import (
     PutNextInstr,
 )
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, did_you_mean
 
 MIXED_PREFIX = "BabyAI-MixedTrainLocal-v0/"
 MIXED_GOALS = ("goto", "pickup", "open", "putnext", "pick_up_seq_go_to")
@@ -83,8 +82,7 @@ def _unknown_task(task: str, names: dict[str, str]) -> str:
             "environment without BALROG: pip install 'slime-verlog[envs]'"
         )
     known = [*MIXED_GOALS, *(MIXED_PREFIX + goal for goal in MIXED_GOALS), *names]
-    near = difflib.get_close_matches(task, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"for example {', '.join(MIXED_GOALS)}, GoToObj"
+    hint = did_you_mean(task, known, f"for example {', '.join(MIXED_GOALS)}, GoToObj", cutoff=0.5)
     return f"unknown BabyAI task {task!r}; {hint}"
 
 

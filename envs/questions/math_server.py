@@ -15,7 +15,7 @@ import resource
 import signal
 import sys
 
-from envs.math_text import read_result
+from envs.questions.math_text import read_result
 
 SECONDS = 5.0
 """Time limit of one comparison."""

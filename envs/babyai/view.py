@@ -8,7 +8,7 @@ is column i, row j. The text equals that of the text fork of Minigrid (BartekCup
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -18,14 +18,12 @@ def describe_view(game: Any) -> str:
     size = game.agent_view_size
     x, y = game.agent_pos
     window = _window(game.grid.width, game.grid.height, int(x), int(y), int(game.agent_dir), size)
-    cells = window(game.grid.grid)
     lines = [] if game.carrying is None else [f"You carry a {game.carrying.color} {game.carrying.type}"]
-    _describe_cells(cells, size, lines)
-    return "\n".join(lines)
+    return "\n".join([*lines, *_describe_cells(window(game.grid.grid), size)])
 
 
-def _describe_cells(cells: Sequence[Any], size: int, lines: list[str]) -> None:
-    """Append the nearest visible walls in front, left and right, then the visible objects in scan order."""
+def _describe_cells(cells: Sequence[Any], size: int) -> Iterator[str]:
+    """Yield the nearest visible walls in front, left and right, then the visible objects in scan order."""
     opaque = [0] * size
     things = []
     for index, cell in enumerate(cells):
@@ -37,19 +35,21 @@ def _describe_cells(cells: Sequence[Any], size: int, lines: list[str]) -> None:
         things.append((index, cell))
         if not cell.see_behind():
             opaque[index % size] |= 1 << index // size
-    seen = _visible_rows(opaque, size)
+    seen, light = [0] * size, 1 << size // 2
+    for j in range(size - 1, -1, -1):
+        seen[j], light = _spread_light(light, opaque[j], size)
     for line_of_sight in _lines_of_sight(size):
         for index, text in line_of_sight:
             cell = cells[index]
             if cell is not None and seen[index % size] >> index // size & 1:
                 if cell.type == "wall":
-                    lines.append(text)
+                    yield text
                 break
     places = _places(size)
     for index, cell in things:
         # The agent's own cell has no place; an open door that it stands in is not described.
         if seen[index % size] >> index // size & 1 and places[index]:
-            lines.append(f"{_name(cell)} {places[index]}")
+            yield f"{_name(cell)} {places[index]}"
 
 
 def _name(cell: Any) -> str:
@@ -58,15 +58,6 @@ def _name(cell: Any) -> str:
     # "a open" as in the recordings of the text fork.
     state = "open" if cell.is_open else "locked" if cell.is_locked else "closed"
     return f"a {state} {cell.color} door"
-
-
-def _visible_rows(opaque: Sequence[int], size: int) -> list[int]:
-    """Return for each row of the view the bit mask of its visible columns."""
-    seen = [0] * size
-    light = 1 << size // 2
-    for j in range(size - 1, -1, -1):
-        seen[j], light = _spread_light(light, opaque[j], size)
-    return seen
 
 
 @functools.cache

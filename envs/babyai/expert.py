@@ -19,7 +19,7 @@ NOT_COVERED = ("BabyAI-OpenDoorsOrderN2Debug-v0", "BabyAI-OpenDoorsOrderN4Debug-
 
 minigrid checks the same action against the second door too, and in these levels opening any other door is a failure.
 """
-_MOST_SUBGOALS = 100
+_MAX_SUBGOALS = 100
 """Limit of subgoals added within one turn; only a plan that goes in circles exceeds it."""
 _BROKEN_PLAN = (AssertionError, AttributeError, DisappearedBoxError, IndexError, TypeError)
 """Errors of BabyAIBot when the world differs from what its plan assumes; it has no error class for that."""
@@ -162,5 +162,5 @@ class _BoundedStack(list):
 
     def append(self, subgoal: Any) -> None:
         self.pushes += 1
-        assert self.pushes <= _MOST_SUBGOALS, "the plan goes in circles"
+        assert self.pushes <= _MAX_SUBGOALS, "the plan goes in circles"
         super().append(subgoal)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from envs.grading import find_answer, math
 from envs.questions import Question, read_question
+from envs.questions.grading import find_answer, math
 from envs.tools.base import Tool, ToolEpisode
 from envs.tools.env import ToolEnv
 from envs.tools.registry import load_tools, make_tool, select_tools

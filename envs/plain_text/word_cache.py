@@ -24,8 +24,8 @@ SYNTAX = re.compile(
 ASCII_SAFE = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 """Normalizers that do not change ASCII text."""
 
-MOST_WORDS = 1 << 14
-LONGEST_WORD = 64
+MAX_WORDS = 1 << 14
+MAX_WORD_CHARS = 64
 """Limits of the cache: its number of words, and the characters of a word in it."""
 
 
@@ -67,8 +67,8 @@ class WordCache:
     def _encoded(self, word: str) -> tuple[int, ...]:
         symbols = "".join(piece for piece, _ in self._bytes.pre_tokenize_str(word))
         ids = tuple(token.id for token in self._model.tokenize(symbols))
-        if len(word) <= LONGEST_WORD:
-            if len(self._ids) >= MOST_WORDS:
+        if len(word) <= MAX_WORD_CHARS:
+            if len(self._ids) >= MAX_WORDS:
                 self._ids.clear()
             self._ids[word] = ids
         return ids

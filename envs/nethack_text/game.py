@@ -6,7 +6,6 @@ inventory. BALROG's text needs its fork of NLE; `envs.balrog` plays it. The acti
 
 from __future__ import annotations
 
-import difflib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envs.errors import ConfigError, MissingDependencyError
+from envs.errors import ConfigError, MissingDependencyError, did_you_mean
 from envs.loading import import_extra
 from envs.randomness import OwnRandomness
 
@@ -46,7 +45,7 @@ _HUNGER = ("satiated", "not hungry", "hungry", "weak from hunger", "fainting", "
 _BORING = frozenset(
     {"", "stone", "dark part of a room", "floor of a room", "wall", "corridor", "lit corridor", "doorway", "solid rock"}
 )
-_MOST_THINGS = 25
+_MAX_THINGS = 25
 _DEEPEST = 50
 _GOALS = {
     "Boxoban": "push each boulder (`) onto a fountain ({)",
@@ -89,8 +88,8 @@ def make(
         env = gymnasium.make(task, observation_keys=_KEYS, disable_env_checker=True, **kwargs)
     except gymnasium.error.Error as error:
         ids = [name for name in gymnasium.registry if name.startswith(("NetHack", "MiniHack"))]
-        near = difflib.get_close_matches(task, ids, n=3) or ["NetHackScore-v0", "MiniHack-Room-5x5-v0"]
-        raise ConfigError(f"NetHack has no task {task!r}; did you mean {' or '.join(near)}?") from error
+        hint = did_you_mean(task, ids, "there are NetHackScore-v0, MiniHack-Room-5x5-v0, ...")
+        raise ConfigError(f"NetHack has no task {task!r}; {hint}") from error
     except TypeError as error:
         raise ConfigError(f"env.kwargs: {task} refuses them: {str(error).split(' was raised from')[0]}") from error
     except ModuleNotFoundError as error:  # MiniHack's Boxoban levels are a download
@@ -162,8 +161,8 @@ def _find_actions(names: Sequence[str]) -> tuple[Any, ...]:
     known = {_name(action): action for action in nethack.ACTIONS}
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1) or list(known)[:8]
-            raise ConfigError(f"env.kwargs.actions: NetHack has no action {name!r}; did you mean {' or '.join(near)}?")
+            hint = did_you_mean(name, known, f"there are {', '.join(list(known)[:8])}, ...", n=1)
+            raise ConfigError(f"env.kwargs.actions: NetHack has no action {name!r}; {hint}")
     return tuple(known[name] for name in names)
 
 
@@ -172,11 +171,12 @@ def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
     message = _text(observation["message"])
     screen = [_text(row).rstrip() for row in observation["tty_chars"][1:-2]]
     stats = [int(value) for value in observation["blstats"]]
+    things = zip(observation["inv_letters"], observation["inv_strs"], strict=True)
     parts = {
         "screen": "\n".join(_crop(screen)),
         "status": _status(stats),
         "in sight": "\n".join(_things(observation["screen_descriptions"], stats[0], stats[1])),
-        "inventory": "\n".join(_inventory(observation["inv_letters"], observation["inv_strs"])),
+        "inventory": "\n".join(f"{chr(letter)}: {_text(name)}" for letter, name in things if letter),
     }
     shown = "\n\n".join(f"{name}:\n{text}" for name, text in parts.items() if text)
     return {"long_term_context": f"message: {message or '(none)'}", "short_term_context": shown}
@@ -211,13 +211,7 @@ def _things(descriptions: np.ndarray, x0: int, y0: int) -> Iterator[str]:
         name = _text(descriptions[y, x])
         if name not in _BORING and (x, y) != (x0, y0):
             found.append((max(abs(int(x) - x0), abs(int(y) - y0)), name, int(x) - x0, int(y) - y0))
-    for _, name, dx, dy in sorted(found)[:_MOST_THINGS]:
+    for _, name, dx, dy in sorted(found)[:_MAX_THINGS]:
         along = f"{abs(dy)} {'south' if dy > 0 else 'north'}" if dy else ""
         across = f"{abs(dx)} {'east' if dx > 0 else 'west'}" if dx else ""
         yield f"{name}: {', '.join(filter(None, (along, across)))}"
-
-
-def _inventory(letters: np.ndarray, names: np.ndarray) -> Iterator[str]:
-    for letter, name in zip(letters, names, strict=True):
-        if letter:
-            yield f"{chr(letter)}: {_text(name)}"

@@ -7,22 +7,18 @@ penalty, and the game ends after `invalid_moves_allowed` of them in a row.
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import model_validator
-
-from envs.base import describe_task, read_env_settings
-from envs.errors import ConfigError, MissingDependencyError, SlimeVerlogError
+from envs.errors import ConfigError, MissingDependencyError, SlimeVerlogError, did_you_mean
 from envs.loading import import_extra
 from envs.randomness import OwnRandomness
 from envs.text_game import Frame, GameSettings, TextGame
 from slime_verlog import Field
 
-MOST_CHARACTERS = 300
+MAX_CHARACTERS = 300
 """Characters of a longer answer are not passed to the game: its parsers are not made for them."""
 
 _MOVE_FORMAT = (
@@ -38,6 +34,8 @@ _VARIANTS = ("-raw", "-train")
 class TextArenaSettings(GameSettings):
     """Settings of TextArena's games."""
 
+    no_pictures = "TextArena's games have no pictures"
+
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the game's class, in place of those that its id stands for, such as {max_turns: 30}."""
     invalid_moves_allowed: int | None = Field(None, ge=0)
@@ -45,29 +43,13 @@ class TextArenaSettings(GameSettings):
     max_steps: int | None = Field(None, ge=1)
     """Turns after which an episode is truncated, invalid moves included; null for 200. Most games end earlier."""
 
-    @model_validator(mode="after")
-    def _check(self) -> TextArenaSettings:
-        if self.vlm:
-            raise ConfigError("env.vlm: TextArena's games have no pictures; set it to false")
-        return self
-
-
-SETTINGS = TextArenaSettings
-DEFAULT_TASK = "GuessTheNumber-v0"
-
-
-def build_env(sample: Any, args: Any) -> TextArena:
-    """Build the environment for the task (a TextArena id) and seed in `sample.metadata`."""
-    task, seed = describe_task(sample)
-    return TextArena(task, seed, read_env_settings(TextArenaSettings, args))
-
 
 class TextArena(TextGame):
     """One episode of a single-player game; `game` is TextArena's own object."""
 
     settings: TextArenaSettings
-
-    template_path = Path(__file__).with_suffix(".j2")
+    settings_model = TextArenaSettings
+    template_path = Path(__file__).with_name("prompt.j2")
     answer_format = _MOVE_FORMAT
     default_action = "no move"
 
@@ -77,7 +59,9 @@ class TextArena(TextGame):
         self._library = import_extra("textarena", "TextArena", "textarena")
         self._id = _find_id(self._library, task)
         self.max_steps = settings.max_steps or _MAX_STEPS
-        self._brackets = _takes_brackets(self._library, self._id)
+        wrappers = self._library.envs.registration.ENV_REGISTRY[self._id].default_wrappers or ()
+        # TextArena's own wrapper puts moves without brackets into them.
+        self._brackets = self._library.wrappers.ActionFormattingWrapper in wrappers
         self._random = OwnRandomness(seed)
         self.game: Any = None
         self._board = self._rules = ""
@@ -103,9 +87,9 @@ class TextArena(TextGame):
         return self._send(action)[1]
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
-        if len(candidate) > MOST_CHARACTERS:
+        if len(candidate) > MAX_CHARACTERS:
             self._steps += 1
-            return None, self._frame(f"Your move has more than {MOST_CHARACTERS} characters. The game did not read it.")
+            return None, self._frame(f"Your move has more than {MAX_CHARACTERS} characters. The game did not read it.")
         valid, frame = self._send(candidate)
         return (candidate if valid else None), frame
 
@@ -154,12 +138,13 @@ class TextArena(TextGame):
         )
 
 
-def _find_id(library: ModuleType, task: str) -> str:
-    """The id of the game without its wrappers' name.
+SETTINGS = TextArenaSettings
+DEFAULT_TASK = "GuessTheNumber-v0"
+build_env = TextArena.from_sample
 
-    Raises:
-        ConfigError: unknown id; the message lists the nearest ones.
-    """
+
+def _find_id(library: ModuleType, task: str) -> str:
+    """The id of the game without its wrappers' name."""
     known = library.envs.registration.ENV_REGISTRY
     name = task
     for variant in _VARIANTS:
@@ -167,14 +152,8 @@ def _find_id(library: ModuleType, task: str) -> str:
     if f"{name}-raw" in known:
         return name
     ids = [other for other in known if f"{other}-raw" in known]
-    near = difflib.get_close_matches(name, ids, n=3) or ["GuessTheNumber-v0", "TowerOfHanoi-v0", "2048-v0"]
-    raise ConfigError(f"TextArena has no game {task!r}; did you mean {' or '.join(near)}?")
-
-
-def _takes_brackets(library: ModuleType, name: str) -> bool:
-    """Whether TextArena's own wrapper puts moves without brackets into them for this game."""
-    wrappers = library.envs.registration.ENV_REGISTRY[name].default_wrappers or ()
-    return library.wrappers.ActionFormattingWrapper in wrappers
+    hint = did_you_mean(name, ids, "there are GuessTheNumber-v0, TowerOfHanoi-v0, 2048-v0, ...")
+    raise ConfigError(f"TextArena has no game {task!r}; {hint}")
 
 
 @contextlib.contextmanager
@@ -199,25 +178,17 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def _check_data(game: str, names: str | Sequence[str]) -> bool:
-    """Stand in for `nltk.download`: whether the data is installed.
-
-    Raises:
-        MissingDependencyError: it is not.
-    """
+    """Stand in for `nltk.download`: raise an error if the data is not installed."""
     import nltk
 
     for name in [names] if isinstance(names, str) else names:
-        places = [f"{kind}/{name}" for kind in ("corpora", "taggers", "tokenizers")]
-        if not any(_is_there(nltk.data, place) for place in places):
+        for kind in ("corpora", "taggers", "tokenizers"):
+            with contextlib.suppress(LookupError):
+                nltk.data.find(f"{kind}/{name}")
+                break
+        else:
             raise MissingDependencyError(
                 f"TextArena's {game} needs NLTK's data {name!r}, which is not downloaded during a run; "
                 f"install it on every node with: python -m nltk.downloader {name}"
             )
     return True
-
-
-def _is_there(data: Any, place: str) -> bool:
-    with contextlib.suppress(LookupError):
-        data.find(place)
-        return True
-    return False

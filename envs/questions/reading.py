@@ -5,7 +5,9 @@ Invariant: task and seed decide the question; one pass over the data shows every
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import json
 import random
 import threading
@@ -14,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from envs.content import lay_out, open_pictures, read_messages
 from envs.errors import ConfigError, MissingDependencyError
-from envs.pictures import MAX_PIXELS
+from envs.questions.content import lay_out, open_pictures, read_messages
+from envs.questions.pictures import MAX_PIXELS
 from slime_verlog import Field, Settings
 
 _TEMPLATE_MARKS = ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>")
@@ -181,20 +183,18 @@ class ParquetRows(Sequence[Mapping[str, Any]]):
         except pyarrow.ArrowInvalid as error:
             raise ConfigError(f"env.data: {path} is not a parquet file: {error}") from error
         metadata = self._file.metadata
-        self._sizes = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
+        sizes = (metadata.row_group(k).num_rows for k in range(metadata.num_row_groups))
+        self._ends = list(itertools.accumulate(sizes))
         self._group = functools.lru_cache(maxsize=4)(self._file.read_row_group)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return sum(self._sizes)
+        return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: Any) -> Any:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        for group, size in enumerate(self._sizes):
-            if index < size:
-                with self._lock:
-                    table = self._group(group)
-                return table.slice(index, 1).to_pylist()[0]
-            index -= size
-        raise AssertionError("unreachable")
+        group = bisect.bisect_right(self._ends, index)
+        with self._lock:
+            table = self._group(group)
+        return table.slice(index - self._ends[group] + len(table), 1).to_pylist()[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.errors import ConfigError
-from envs.pictures import open_picture
+from envs.questions.pictures import open_picture
 
 PLACEHOLDER = "<image>"
 """Marks a picture's place in the texts of data sets."""
@@ -90,7 +90,8 @@ def lay_out(texts: Sequence[str | None], count: int) -> Layout:
         ConfigError: there are more or fewer places than pictures.
     """
     if None not in texts:
-        texts = [part for text in texts for part in _split(text or "")]
+        divided = re.split(f"({PLACEHOLDER})", "".join(text or "" for text in texts))
+        texts = [None if part == PLACEHOLDER else part for part in divided]
     places = texts.count(None)
     if places and places != count:
         raise ConfigError(
@@ -107,11 +108,6 @@ def lay_out(texts: Sequence[str | None], count: int) -> Layout:
     return Layout("".join(pieces).strip())
 
 
-def _split(text: str) -> list[str | None]:
-    first, *rest = text.split(PLACEHOLDER)
-    return [first, *(part for piece in rest for part in (None, piece))]
-
-
 def open_pictures(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
     """The pictures of a question as RGB PIL images.
 
@@ -119,20 +115,14 @@ def open_pictures(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
         ConfigError: one is a URL or not a picture.
         PictureError: one cannot be read or has more than `max_pixels` pixels.
     """
-    return tuple(open_picture(_checked(value), max_pixels) for value in values)
-
-
-def _checked(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        if value.get("type", "image") != "image":
-            raise ConfigError(f"a question's pictures hold one of {_kind_of(value)}; {_SUPPORTED}")
-        addresses = [value.get(key) for key in ("path", "image", "url") if not value.get("bytes")]
-    else:
-        addresses = [value]
-    for address in addresses:
-        if isinstance(address, str) and _URL.match(address):
-            raise ConfigError(
-                f"a question's picture is the URL {address[:100]}; URLs are not fetched, so download the file and give "
-                "its path, its bytes or a data URI"
-            )
-    return value
+    for value in values:
+        row = value if isinstance(value, Mapping) else {"path": value}
+        if row.get("type", "image") != "image":
+            raise ConfigError(f"a question's pictures hold one of {_kind_of(row)}; {_SUPPORTED}")
+        for address in (row.get(key) for key in ("path", "image", "url") if not row.get("bytes")):
+            if isinstance(address, str) and _URL.match(address):
+                raise ConfigError(
+                    f"a question's picture is the URL {address[:100]}; URLs are not fetched, so download the file and "
+                    "give its path, its bytes or a data URI"
+                )
+    return tuple(open_picture(value, max_pixels) for value in values)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
 import importlib
 import importlib.resources
 import re
@@ -18,9 +17,8 @@ from typing import Any, ClassVar
 
 import yaml
 
-from envs.base import describe_task, read_env_settings
-from envs.command_game import MOST_CHARACTERS, clean_command
-from envs.errors import ConfigError, MissingDependencyError
+from envs.command_game import MAX_CHARACTERS, clean_command
+from envs.errors import ConfigError, MissingDependencyError, did_you_mean
 from envs.randomness import OwnRandomness
 from envs.text_game import Frame, GameSettings, TextGame
 from slime_verlog import Field
@@ -51,28 +49,24 @@ class BalrogSettings(GameSettings):
     """Put BALROG's remark about an invalid answer before the next observation."""
 
 
-SETTINGS = BalrogSettings
-
-
-def build_env(sample: Any, args: Any) -> Balrog:
-    """Build the environment for the task (`family/task`) and seed in `sample.metadata`."""
-    task, seed = describe_task(sample)
-    return Balrog(task, seed, read_env_settings(BalrogSettings, args))
-
-
 class Balrog(TextGame):
     """One episode of a BALROG task; `actions` is empty if any text is an action (TextWorld)."""
 
     settings: BalrogSettings
+    settings_model = BalrogSettings
 
     def __init__(self, task: str, seed: int, settings: BalrogSettings) -> None:
         super().__init__(settings)
         self.task, self.seed = task, seed
         self._make_env = _import("balrog.environments").make_env
-        self._config = _Config.of(_merge(_read_config(), settings.config))
+        defaults = yaml.safe_load((importlib.resources.files("balrog") / "config" / "config.yaml").read_text("utf-8"))
+        self._config = _Config.of(_merge(defaults, settings.config))
         self.family, self._name = find_task(task, self._config["tasks"])
         self.deterministic = self.family not in _NOT_DETERMINISTIC
-        self._place_seed()
+        # TextWorld and Crafter read the seed from the configuration, the others from `reset`.
+        self._config["envs"]["env_kwargs"]["seed"] = seed
+        self._config["envs"].setdefault("crafter_kwargs", _Config())["seed"] = seed
+        self._config["agent"]["max_image_history"] = int(settings.vlm)
         self._random = OwnRandomness(seed)
         self._env: Any = None
         self._steps = 0
@@ -143,12 +137,6 @@ class Balrog(TextGame):
             **outcome,
         )
 
-    def _place_seed(self) -> None:
-        # TextWorld and Crafter read the seed from the configuration, the others from `reset`.
-        self._config["envs"]["env_kwargs"]["seed"] = self.seed
-        self._config["envs"].setdefault("crafter_kwargs", _Config())["seed"] = self.seed
-        self._config["agent"]["max_image_history"] = int(self.settings.vlm)
-
     def _make(self) -> Any:
         try:
             return self._make_env(self.family, self._name, self._config)
@@ -191,6 +179,10 @@ class Balrog(TextGame):
             env.close()
 
 
+SETTINGS = BalrogSettings
+build_env = Balrog.from_sample
+
+
 def _free_command(candidate: str) -> str | None:
     """Return the text as one command, as BALROG would pass it to the game.
 
@@ -201,7 +193,7 @@ def _free_command(candidate: str) -> str | None:
     if command is not None:
         return None if command.split()[0].lower() in _REFUSED else command
     line = " ".join(candidate.strip().splitlines()[:1])
-    if not line or len(line) > MOST_CHARACTERS or not (line.isascii() and line.isprintable()):
+    if not line or len(line) > MAX_CHARACTERS or not (line.isascii() and line.isprintable()):
         return None
     words = re.findall(r"[a-z0-9]+", line.lower())
     return None if words and (_JOINED.search(line) or _REFUSED & set(words)) else line
@@ -223,8 +215,9 @@ def find_task(task: str, listed: Mapping[str, Any]) -> tuple[str, str]:
     if len(owners) == 1:
         return owners[0], task
     names = [f"{name}/{known}" for name, tasks in families.items() for known in tasks]
-    near = [name for name in names if task and task in name][:3] or difflib.get_close_matches(task, names, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"write FAMILY/TASK, with one of {', '.join(families)}"
+    inside = [name for name in names if task and task in name][:3]
+    otherwise = f"write FAMILY/TASK, with one of {', '.join(families)}"
+    hint = f"did you mean {' or '.join(inside)}?" if inside else did_you_mean(task, names, otherwise)
     raise ConfigError(f"BALROG has no task {task!r}; {hint}")
 
 
@@ -248,11 +241,6 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         inner = merged.get(key)
         merged[key] = _merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
     return merged
-
-
-def _read_config() -> dict[str, Any]:
-    path = importlib.resources.files("balrog") / "config" / "config.yaml"
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def _import(name: str) -> Any:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envs.errors import EnvironmentFault, MissingDependencyError
+from envs.base import import_pillow
+from envs.errors import EnvironmentFault
 
 MAX_PIXELS = 4096 * 4096
 MAX_BYTES = 64 << 20
@@ -40,29 +41,26 @@ def open_picture(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
         PictureError: it cannot be read or has more than `max_pixels` pixels.
         MissingDependencyError: Pillow is not installed.
     """
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("pictures need Pillow; install it with: pip install pillow") from error
+    pillow = import_pillow()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            picture = _open(value, Image)
+            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
+            picture = _open(value, pillow)
             if picture.width * picture.height > max_pixels:
                 raise PictureError(
                     f"a picture of {picture.width} x {picture.height} has more than the {max_pixels} pixels allowed"
                 )
             picture.load()
             return picture if picture.mode == "RGB" else picture.convert("RGB")
-    except (OSError, ValueError, TypeError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, TypeError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
         raise PictureError(f"a picture given as {_kind(value)} cannot be read: {error}") from error
 
 
-def _open(value: Any, image_module: Any) -> Any:
-    if isinstance(value, image_module.Image):
+def _open(value: Any, pillow: Any) -> Any:
+    if isinstance(value, pillow.Image):
         return value
     if getattr(value, "ndim", None) == 3:
-        return image_module.fromarray(value)
+        return pillow.fromarray(value)
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path") or value.get("image") or value.get("url")
     if isinstance(value, str) and value.startswith("data:"):
@@ -75,8 +73,8 @@ def _open(value: Any, image_module: Any) -> Any:
             raise ValueError(f"the file has more than {MAX_BYTES >> 20} MiB")
         value = Path(value).read_bytes()
     if isinstance(value, bytes):
-        image_module.init()  # some formats are registered only then
-        return image_module.open(io.BytesIO(value), formats=FORMATS)
+        pillow.init()  # some formats are registered only then
+        return pillow.open(io.BytesIO(value), formats=FORMATS)
     raise TypeError("expected a PIL image, a uint8 array, the bytes or path of an image file, or a data URI")
 
 

@@ -1,1 +1,0 @@
-"""Parts of `envs.babyai` that need minigrid: levels, the agent's view, and a scripted player."""
