@@ -20,8 +20,8 @@ from envs.swe.small_tasks import small_instance
 from envs.swe.tools import Workbench, harmless
 from envs.swe.verdict.calibration import load_plan
 from envs.swe.verdict.evaluate import Verdict, evaluate
-from envs.swe.verdict.pristine import default_cache, pristine_tree
 from envs.swe.verdict.runs import JudgeSettings, source_roots
+from envs.swe.verdict.trees import default_cache, pristine_tree
 from slime_verlog import Field
 
 
@@ -42,8 +42,6 @@ class SWESettings(ShellSettings):
     """Folder for pristine trees and fetched packages; `~/.cache/slime-verlog/swe` by default."""
     dense_reward: bool = False
     """Pay the share of tests that pass instead of 1 or 0."""
-    submit_on_limit: bool = False
-    """Judge the repository when the turns are used up."""
     command_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds that one command may take."""
     test_timeout_s: float = Field(default=120.0, gt=0)

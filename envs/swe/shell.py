@@ -24,7 +24,7 @@ from slime_verlog import Field, Settings
 
 
 class ShellSettings(Settings):
-    """Settings of all environments of this kind."""
+    """Settings that SWE and Harbor tasks share."""
 
     prompt_template: str | None = None
     """Jinja file that replaces the built-in system message."""

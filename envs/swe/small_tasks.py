@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError, EnvironmentFault
-from envs.swe.instances import Instance, read_instance
-from envs.swe.verdict.pristine import building, commit_all
-from envs.swe.verdict.runs import JudgeSettings, build_tree, run_tests
+from envs.swe.instances import read_instance
+from envs.swe.verdict.runs import JudgeSettings, run_tests
+from envs.swe.verdict.trees import Instance, build_tree, building, commit_all
 from slime_verlog import read_yaml_mapping
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from envs.swe.small_tasks import unified_diff
 from envs.swe.validate import main
-from envs.swe.verdict.pristine import commit_all
+from envs.swe.verdict.trees import commit_all
 from tests.envs.tiny_repository import FILES, TASK, needs_sandbox, tiny_instance, tiny_options
 from tests.fixtures.warm_python import run_python
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Collection, Mapping
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.swe.verdict.claims import Claim, Function, Origins, claims_of
-from envs.swe.verdict.drawing import draw_literals
 from envs.swe.verdict.encoding import encode, loosely
 from envs.swe.verdict.slicing import slice_tests
 
@@ -38,6 +38,7 @@ class Probe:
     """Whether the probe itself compares something, so that what it reports is easily guessed."""
 
 
+_MAX_DRAWN_TEXT = 20
 _Rewritten = tuple[Function, Origins, range]
 """A test function or helper, where its names come from, and the numbers of its probes."""
 
@@ -264,3 +265,40 @@ def _rename(modules: Collection[ast.Module]) -> Mapping[str, str]:
         elif isinstance(node, ast.Attribute):
             node.attr = names.get(node.attr, node.attr)
     return names
+
+
+def draw_literals(function: Function, seed: int) -> None:
+    """Draw other literal arguments for a test that the agent could read, so that hard-coded answers are wrong.
+
+    Changes are mild: numbers from 2 on grow by the same small amount, and letters of short texts move along the
+    alphabet. Equal literals stay equal and keep their order. The same seed makes the same changes.
+    """
+    rng = random.Random(f"{seed} {function.name}")
+    step, turn = rng.randint(1, 3), rng.randint(1, 5)
+    kept = {id(node) for outer in ast.walk(function) for node in _kept(outer)}
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Constant) or id(node) in kept:
+            continue
+        if isinstance(node.value, str) and len(node.value) <= _MAX_DRAWN_TEXT:
+            node.value = "".join(_turned(letter, turn) for letter in node.value)
+        elif isinstance(node.value, int | float) and not isinstance(node.value, bool) and node.value >= 2:
+            node.value += step
+
+
+def _kept(node: ast.AST) -> Sequence[ast.AST]:
+    """Literals that are names or formats rather than values."""
+    if isinstance(node, ast.JoinedStr):
+        return list(ast.walk(node))
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in ("parametrize", "getattr", "setattr", "hasattr", "encode", "decode", "open"):
+            return node.args[:2]
+    return []
+
+
+def _turned(letter: str, turn: int) -> str:
+    for first in "aA":
+        place = ord(letter) - ord(first)
+        if 0 <= place < 26:
+            return chr(ord(first) + (place + turn) % 26)
+    return letter
