@@ -95,7 +95,8 @@ def select_tasks(name: str, settings: HarborSettings) -> list[HarborTask]:
         if name not in folders:
             near = difflib.get_close_matches(name, folders, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*folders][:8])}"
-            raise ConfigError(f"{_described(settings)} hold no task {name!r}; {hint}")
+            searched = ", ".join(map(str, settings.task_folders()))
+            raise ConfigError(f"the folders {searched} hold no task {name!r}; {hint}")
         return [read_task(folders[name], settings)]
     chosen = [
         folder
@@ -106,7 +107,3 @@ def select_tasks(name: str, settings: HarborSettings) -> list[HarborTask]:
     if not chosen:
         raise ConfigError(f"env.include and env.exclude leave none of the {len(folders)} tasks")
     return [read_task(folder, settings) for folder in chosen]
-
-
-def _described(settings: HarborSettings) -> str:
-    return "the folders " + ", ".join(map(str, settings.task_folders()))

@@ -12,10 +12,8 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from envs.harbor.links import find_link_to_tests
 from envs.harbor.machine import Machine
@@ -36,8 +34,6 @@ class Verdict:
 
     reward: float = 0.0
     reason: str = ""
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    """All numbers of `reward.json`."""
     output: str = ""
 
     @property
@@ -90,42 +86,32 @@ def read_reward(folder: Path, key: str) -> Verdict:
         FileNotFoundError: there is neither file.
         ValueError: there is no number, or several and no `key`.
     """
-    text = _read_if_there(folder / "reward.txt")
-    plain = None if text is None else _number(text.strip())
-    numbers = _read_numbers(folder / "reward.json")
-    if numbers is None:
-        if plain is None:
-            raise FileNotFoundError
-        return Verdict(plain)
-    found = numbers.get(key, next(iter(numbers.values())) if len(numbers) == 1 else None)
-    if found is None and plain is None:
-        names = ", ".join(list(numbers)[:8]) or "none"
-        raise ValueError(f"reward.json has no number {key!r} (its numbers: {names}); set env.reward_key")
-    return Verdict(min(value for value in (found, plain) if value is not None), rewards=numbers)
+    text, content = _read_if_there(folder / "reward.txt"), _read_if_there(folder / "reward.json")
+    found = [] if text is None else [float(text.strip())]
+    if not all(map(math.isfinite, found)):
+        raise ValueError(f"{found[0]} is not a finite number")
+    if content is not None:
+        numbers = _numbers(content)
+        if key in numbers or len(numbers) == 1:
+            found.append(numbers[key] if key in numbers else next(iter(numbers.values())))
+        if not found:
+            names = ", ".join(list(numbers)[:8]) or "none"
+            raise ValueError(f"reward.json has no number {key!r} (its numbers: {names}); set env.reward_key")
+    if not found:
+        raise FileNotFoundError
+    return Verdict(min(found))
 
 
-def _read_numbers(file: Path) -> Mapping[str, float] | None:
-    text = _read_if_there(file)
-    if text is None:
-        return None
+def _numbers(text: str) -> dict[str, float]:
+    """The numbers in the text of a `reward.json`."""
     try:
         found = json.loads(text)
     except RecursionError as error:
-        raise ValueError(f"{file.name} is nested too deeply") from error
+        raise ValueError("reward.json is nested too deeply") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{file.name} holds no object")
-    return {name: float(value) for name, value in found.items() if _is_number(value)}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is not a finite number")
-    return value
+        raise ValueError("reward.json holds no object")
+    numbers = {key: value for key, value in found.items() if type(value) in (int, float)}
+    return {key: float(value) for key, value in numbers.items() if abs(value) < 1e300}
 
 
 def _read_if_there(file: Path) -> str | None:

@@ -17,7 +17,7 @@ import aiohttp
 
 from envs.errors import JudgeError
 from envs.judge.cache import VerdictCache
-from envs.judge.material import broken
+from envs.judge.rubric import broken
 from envs.judge.settings import JudgeSettings
 from envs.judge.tokens import load_tokenizer, served_model, served_tokenizer
 from envs.tools.execution import background_loop

@@ -85,8 +85,9 @@ def _make(sources: tuple[tuple[str, bytes], ...], packages: frozenset[str], draw
     probes: dict[int, Probe] = {}
     functions: list[_Rewritten] = []
     for module in modules.values():
-        rewriter = _Rewriter(module, packages, answering, draw, probes)
-        rewriter.rewrite()
+        rewriter = _Rewriter(Origins(module, packages), answering, draw, probes)
+        _drop_docstring(module)
+        rewriter.visit(module)
         functions += rewriter.functions
     if not answering:
         slice_tests(modules, [(function, origins) for function, origins, _ in functions], packages)
@@ -95,8 +96,8 @@ def _make(sources: tuple[tuple[str, bytes], ...], packages: frozenset[str], draw
             probes |= {number: replace(probes[number], literals=literals) for number in numbers}
     names = _rename(modules.values())
     for module in modules.values():
-        after = next((i for i, node in enumerate(module.body) if not _is_future(node)), len(module.body))
-        module.body.insert(after, ast.ImportFrom("swe_probe", [ast.alias("probe")], 0))
+        future = sum(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in module.body)
+        module.body.insert(future, ast.ImportFrom("swe_probe", [ast.alias("probe")], 0))
     texts = {path: ast.unparse(ast.fix_missing_locations(module)) + "\n" for path, module in modules.items()}
     return ProbeFiles(texts, probes, names)
 
@@ -108,30 +109,15 @@ def _parse(source: bytes) -> ast.Module:
         return ast.Module([], [])
 
 
-def _is_future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
-
-
 class _Rewriter(ast.NodeTransformer):
     """Replaces the assertions of one module."""
 
-    def __init__(
-        self,
-        module: ast.Module,
-        packages: Collection[str],
-        answering: bool,
-        draw: int,
-        probes: dict[int, Probe],
-    ) -> None:
-        self.module, self.answering, self.draw, self.probes = module, answering, draw, probes
+    def __init__(self, origins: Origins, answering: bool, draw: int, probes: dict[int, Probe]) -> None:
+        self.module_origins, self.answering, self.draw, self.probes = origins, answering, draw, probes
         self.origins: Origins | None = None
+        """Those of the test function that is being rewritten."""
         self.nested = False
-        self.module_origins = Origins(module, packages)
         self.functions: list[_Rewritten] = []
-
-    def rewrite(self) -> None:
-        _drop_docstring(self.module)
-        self.visit(self.module)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         _drop_docstring(node)
@@ -159,16 +145,7 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
         return node
 
-    def visit_Assert(self, node: ast.Assert) -> ast.AST | list[ast.stmt]:
-        return self._claims(node)
-
-    def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
-        return self._claims(node)
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
-        return self._claims(node)
-
-    def _claims(self, node: ast.Assert | ast.With | ast.Expr) -> ast.AST | list[ast.stmt]:
+    def visit_Assert(self, node: ast.Assert | ast.With | ast.Expr) -> ast.AST | list[ast.stmt]:
         claims = claims_of(node, self.origins) if self.origins is not None else None
         if claims is None:
             return self.generic_visit(node)
@@ -178,23 +155,17 @@ class _Rewriter(ast.NodeTransformer):
         if self.nested:
             # A callback: the package decides how often it runs, and in which order.
             claims = [replace(claim, operator="none", expected=None) for claim in claims]
-        return [statement for claim in claims for statement in self._claim(claim)]
+        return [statement for claim in claims for statement in self._probe(claim)]
 
-    def _claim(self, claim: Claim) -> list[ast.stmt]:
+    visit_With = visit_Expr = visit_Assert
+
+    def _probe(self, claim: Claim) -> list[ast.stmt]:
+        """The statements that report what a claim observes."""
+        observed, expected = claim.observed, claim.expected
         if claim.operator in ("contains", "lacks"):
-            assert isinstance(claim.observed, ast.expr) and claim.expected is not None
-            claim = Claim(claim.operator, ast.Compare(claim.expected, [ast.In()], [claim.observed]))
-        probe = Probe(claim.operator, claim.exception, compares=_compares(claim.observed))
-        return self._probe(probe, claim.observed, claim.expected, claim.target)
-
-    def _probe(
-        self,
-        probe: Probe,
-        observed: ast.expr | list[ast.stmt],
-        expected: ast.expr | None = None,
-        target: ast.expr | None = None,
-    ) -> list[ast.stmt]:
-        number = self._new(probe)
+            assert isinstance(observed, ast.expr) and expected is not None
+            observed, expected = ast.Compare(expected, [ast.In()], [observed]), None
+        number = self._new(Probe(claim.operator, claim.exception, compares=_compares(observed)))
         before: list[ast.stmt] = []
         if isinstance(observed, list) and len(observed) == 1 and isinstance(observed[0], ast.Expr | ast.Assign):
             observed = observed[0].value
@@ -203,11 +174,11 @@ class _Rewriter(ast.NodeTransformer):
             before.append(ast.FunctionDef(step, _no_arguments(), observed, []))
             arguments: list[ast.expr] = [ast.Name(step, ast.Load())]
         else:
-            arguments = [_lambda(observed)]
+            arguments = [ast.Lambda(_no_arguments(), observed)]
         if self.answering and expected is not None:
-            arguments.append(_lambda(expected))
+            arguments.append(ast.Lambda(_no_arguments(), expected))
         call = _call(number, *arguments)
-        return [*before, ast.Assign([target], call) if target is not None else ast.Expr(call)]
+        return [*before, ast.Assign([claim.target], call) if claim.target is not None else ast.Expr(call)]
 
     def _new(self, probe: Probe) -> int:
         self.probes[len(self.probes)] = probe
@@ -221,10 +192,6 @@ def _compares(observed: ast.expr | list[ast.stmt]) -> bool:
 
 def _call(number: int, *arguments: ast.expr) -> ast.Call:
     return ast.Call(ast.Name("probe", ast.Load()), [ast.Constant(number), *arguments], [])
-
-
-def _lambda(body: ast.expr) -> ast.Lambda:
-    return ast.Lambda(_no_arguments(), body)
 
 
 def _no_arguments() -> ast.arguments:

@@ -28,32 +28,13 @@ MAX_FILES = 2000
 MAX_BYTES = 32 << 20
 Build = Callable[[Path], None]
 
-_CONFIGURATION = frozenset(
-    [
-        "conftest.py",
-        "pytest.ini",
-        ".pytest.ini",
-        "pytest.toml",
-        ".pytest.toml",
-        "tox.ini",
-        "setup.cfg",
-        "pyproject.toml",
-        "sitecustomize.py",
-        "usercustomize.py",
-        ".coveragerc",
-    ]
+_CONFIGURATION = re.compile(
+    r"conftest\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|(site|user)customize\.py|\.coveragerc"
 )
 _NEVER_FOLDERS = frozenset((".git", "__pycache__", ".pytest_cache", ".hypothesis"))
 _NEVER_ENDINGS = (".pyc", ".pyo", ".pth", ".egg-link")
 _TEST_NAME = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py")
-_IDENTITY = {
-    "GIT_AUTHOR_NAME": "slime-verlog",
-    "GIT_AUTHOR_EMAIL": "none@example.invalid",
-    "GIT_AUTHOR_DATE": "2000-01-01T00:00:00+0000",
-    "GIT_COMMITTER_NAME": "slime-verlog",
-    "GIT_COMMITTER_EMAIL": "none@example.invalid",
-    "GIT_COMMITTER_DATE": "2000-01-01T00:00:00+0000",
-}
+_IDENTITY = {"NAME": "slime-verlog", "EMAIL": "none@example.invalid", "DATE": "2000-01-01T00:00:00+0000"}
 DRAW = "DRAW_ARGUMENTS"
 """Our own column of instances."""
 
@@ -137,7 +118,8 @@ def commit_all(tree: Path) -> str:
     """Make the tree a repository of one commit, whose id depends on the files alone; return the id."""
     git("init", "-q", "-b", "main", "--template=", ".", cwd=tree)
     git("add", "-A", "-f", ".", cwd=tree)
-    git("commit", "-q", "--allow-empty", "-m", "The repository as it was found", cwd=tree, extra=_IDENTITY)
+    identity = {f"GIT_{who}_{key}": value for who in ("AUTHOR", "COMMITTER") for key, value in _IDENTITY.items()}
+    git("commit", "-q", "--allow-empty", "-m", "The repository as it was found", cwd=tree, extra=identity)
     return git("rev-parse", "HEAD", cwd=tree).strip()
 
 
@@ -255,7 +237,7 @@ def is_protected(path: str, instance: Instance) -> bool:
     pure = PurePosixPath(path)
     ours = _test_files(instance)
     # A folder in the place of such a file would remove it as well.
-    if any(p.name in _CONFIGURATION or str(p) in ours for p in (pure, *pure.parents)):
+    if any(_CONFIGURATION.fullmatch(p.name) or str(p) in ours for p in (pure, *pure.parents)):
         return True
     if path in patched_files(instance.patch):
         return False
