@@ -26,6 +26,8 @@ from envs.swe.sandbox.workspace import copy_tree, give_to_agent
 _MAX_BYTES = 64 << 10
 _SIGNALLED = range(129, 193)
 """Exit statuses that a shell gives to commands that a signal ended."""
+_CANNOT_START = 254
+"""Exit status of a bash that cannot start a program, for example because there are too many."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,15 @@ def verify(machine: Machine) -> Verdict:
     command = machine.settings.test_command
     if link := find_link_to_tests(machine.tree, machine.task):
         return Verdict(reason=link)
-    for path in (TESTS, VERDICT, VERIFIER_HOME):
-        remove_tree(machine.tree / Place(path).part)
-    copy_tree(machine.task.folder / "tests", machine.tree / Place(TESTS).part)
+    copy_tree(machine.task.folder / "tests", machine.tests)
     for path in (VERDICT, VERIFIER_HOME):
+        remove_tree(machine.tree / Place(path).part)
         (machine.tree / Place(path).part).mkdir()
         give_to_agent(machine.tree / Place(path).part)
     sandbox = machine.for_tests()
     with Report(machine.judge) as report:
-        outcome = sandbox.run(["bash", "-c", command] if command else ["bash", f"{TESTS}/test.sh"])
+        script = f"{TESTS}/test.sh"  # its name also marks a command as the tests', see `judge/bash_env`
+        outcome = sandbox.run(["bash", "-c", command, script] if command else ["bash", script])
         verdict = _read_verdict(machine.tree / Place(VERDICT).part, outcome, machine)
         if verdict.reward and (broken := report.problem()):
             verdict = Verdict(reason=broken)
@@ -66,6 +68,10 @@ def _read_verdict(folder: Path, outcome: Outcome, machine: Machine) -> Verdict:
         return Verdict(reason=f"the tests were stopped by their {outcome.stopped} limit")
     if outcome.returncode < 0 or outcome.returncode in _SIGNALLED:
         return Verdict(reason=f"the tests were ended by a signal (exit status {outcome.returncode})")
+    if outcome.returncode == _CANNOT_START:
+        return Verdict(reason=f"the test script could not start a program (exit status {outcome.returncode})")
+    if folder.stat().st_mode & stat.S_IRWXU != stat.S_IRWXU:
+        return Verdict(reason="a program under test has locked the folder of the reward")
     try:
         return read_reward(folder, machine.settings.reward_key)
     except FileNotFoundError:
@@ -121,8 +127,11 @@ def _read_if_there(file: Path) -> str | None:
     except FileNotFoundError:
         return None
     with os.fdopen(descriptor, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
             raise ValueError(f"{file.name} is not a plain file")
+        if not mode & stat.S_IWUSR:
+            raise ValueError(f"{file.name} is read-only, so the tests could not write it")
         data = opened.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise ValueError(f"{file.name} is longer than {_MAX_BYTES >> 10} KiB")

@@ -134,8 +134,8 @@ class JudgeClient:
 
     def _key(self, messages: Messages, about: Any) -> str:
         judge = self.settings
-        facts = [judge.url, judge.api, self._model, judge.temperature, judge.max_tokens, list(messages), about]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        request = [judge.url, judge.api, self._model, judge.temperature, judge.max_tokens, list(messages), about]
+        return hashlib.sha256(json.dumps(request).encode()).hexdigest()
 
     @functools.cached_property
     def _model(self) -> str:

@@ -32,9 +32,9 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 
 _ARCHITECTURES = {
-    # machine: column of the tables above, audit architecture, socket, socketpair, setsockopt, clone
-    "x86_64": (0, 0xC000003E, 41, 53, 54, 56),
-    "aarch64": (1, 0xC00000B7, 198, 199, 208, 220),
+    # machine: column of the tables above, audit architecture, socket, socketpair, setsockopt, clone, prlimit64
+    "x86_64": (0, 0xC000003E, 41, 53, 54, 56, 302),
+    "aarch64": (1, 0xC00000B7, 198, 199, 208, 220, 261),
 }
 _X32 = 0x40000000
 """Numbers from here on are calls of x86's third ABI."""
@@ -52,7 +52,7 @@ def seccomp_filter(inside: bool) -> bytes:
     known = _ARCHITECTURES.get(platform.machine())
     if known is None:
         return b""
-    column, architecture, socket, socketpair, setsockopt, clone = known
+    column, architecture, socket, socketpair, setsockopt, clone, prlimit = known
     tables = (REFUSED, REFUSED_INSIDE) if inside else (REFUSED,)
     numbers = [row[column] for table in tables for calls in table.values() for row in calls.values()]
     no_such_call = _answer(_RETURN, _ERRNO | errno.ENOSYS)
@@ -74,6 +74,9 @@ def seccomp_filter(inside: bool) -> bytes:
     buffer = [_answer(_LOAD, _ARGUMENTS_AT + 8), _jump(_EQUAL, _SOL_SOCKET, 0, 3)]
     buffer += [_answer(_LOAD, _ARGUMENTS_AT + 16), _jump(_EQUAL, _SO_SNDBUF, 0, 1), _answer(_RETURN, _ERRNO)]
     program += _case(setsockopt, buffer)
+    # Limits of another process could stop the programs that judge. A process changes its own limits as number 0.
+    others = [_answer(_LOAD, _ARGUMENTS_AT), _jump(_EQUAL, 0, 1, 0), _answer(_RETURN, _ERRNO | errno.EPERM)]
+    program += _case(prlimit, others)
     if inside:
         program += [_jump(_EQUAL, _CLONE3, 0, 1), no_such_call]  # its flags cannot be read; libc then uses clone
         flags = [_answer(_LOAD, _ARGUMENTS_AT), _jump(_ANY_BIT, _NEW_NAMESPACES, 0, 1)]

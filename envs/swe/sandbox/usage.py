@@ -127,12 +127,9 @@ def _descriptors(pid: int) -> Iterator[tuple[os.stat_result, int]]:
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 status = os.stat(f"/proc/{pid}/fd/{name}")
-                yield status, _waiting(pid, name) if stat.S_ISSOCK(status.st_mode) else 0
-
-
-def _waiting(pid: int, name: str) -> int:
-    found = re.search(r"^scm_fds:\s*(\d+)", Path(f"/proc/{pid}/fdinfo/{name}").read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0
+                text = Path(f"/proc/{pid}/fdinfo/{name}").read_text() if stat.S_ISSOCK(status.st_mode) else ""
+                waiting = re.search(r"^scm_fds:\s*(\d+)", text, re.MULTILINE)
+                yield status, int(waiting[1]) if waiting else 0
 
 
 def _mappings(pid: int) -> Iterator[tuple[int, int, int]]:

@@ -114,7 +114,8 @@ class Origins:
         match node:
             case ast.If() | ast.Try() if not self.in_function:
                 for child in ast.iter_child_nodes(node):
-                    self._see(child)
+                    if isinstance(child, ast.stmt):
+                        self._see(child)
             case ast.Import(names=names):
                 for alias in names:
                     if alias.name.split(".")[0] in self.packages:
@@ -122,7 +123,9 @@ class Origins:
             case ast.ImportFrom(level=level, module=module, names=names):
                 if level or (module or "").split(".")[0] in self.packages:
                     self.names |= {alias.asname or alias.name: Origin.PACKAGE for alias in names}
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                self._raise(name, self.of(node))
+            case ast.ClassDef(name=name) if not self.in_function:
                 self._raise(name, self.of(node))
             case ast.Assign(targets=targets, value=value):
                 for target in targets:

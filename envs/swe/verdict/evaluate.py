@@ -140,11 +140,11 @@ def _read(report: bytes, own: Mapping[Place, str]) -> ProbeRun:
     try:
         for line in report.splitlines():
             record = json.loads(line)
-            place = tuple(record["test"] or ())
+            function, index = record["test"] or ("", 0)
             if "item" in record:
-                places[str(record["item"])] = place
-            elif place in own:
-                reports.setdefault((own[place], int(record["probe"])), []).append(record)
+                places[str(record["item"])] = function, index
+            elif (function, index) in own:
+                reports.setdefault((own[function, index], int(record["probe"])), []).append(record)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ProbeRun(reason="the report of the probes was tampered with")
     return ProbeRun(reports, places)
@@ -178,9 +178,14 @@ def evaluate(instance: Instance, pristine: Path, tree: Path, settings: JudgeSett
     run = run_tests(build, instance.required, settings)
     if run.reason:
         return Verdict(False, reason=run.reason)
+    green = run.green - wrong
+    red = [test for test in instance.required if test not in green]
     if wrong and run.green.issuperset(instance.required):
         reason = f"{min(wrong)} passes, but what it calls returns something else where the answer is not at hand"
-    return _verdict(instance, run.green - wrong, run.outcomes, reason)
+    elif red:
+        reason = f"{len(red)} of {len(instance.required)} required tests are not green, as {red[0]}"
+    fail, keep = (_share(green, tests) for tests in (instance.fail_to_pass, instance.pass_to_pass))
+    return Verdict(not red, fail, keep, reason, run.outcomes)
 
 
 def _run_probes(instance: Instance, settings: JudgeSettings, plan: Plan, build: Build) -> tuple[frozenset[str], str]:
@@ -203,14 +208,6 @@ def _run_probes(instance: Instance, settings: JudgeSettings, plan: Plan, build: 
                 break
         wrong |= {one.test for one in left}
     return wrong, ""
-
-
-def _verdict(instance: Instance, green: Collection[str], outcomes: Mapping[str, str], reason: str) -> Verdict:
-    fail, keep = (_share(green, tests) for tests in (instance.fail_to_pass, instance.pass_to_pass))
-    red = [test for test in instance.required if test not in green]
-    if red and not reason:
-        reason = f"{len(red)} of {len(instance.required)} required tests are not green, as {red[0]}"
-    return Verdict(not red, fail, keep, reason, outcomes)
 
 
 def _share(green: Collection[str], tests: Sequence[str]) -> float:
