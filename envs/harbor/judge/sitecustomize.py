@@ -109,19 +109,30 @@ def _fallback():
     return [] if (sys.argv or [""])[0].startswith(TESTS + "/") else [os.getcwd()]
 
 
-def _importer():
-    """Whose code imports: "agent", "tests" (or somebody who was given the name), or "installed"."""
-    frame = sys._getframe(2)
+def _callers():
+    """The files of the code that called us, innermost first."""
+    frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith("<frozen importlib") and file != __file__:
-            if file.startswith("<") or file.endswith(_ON_REQUEST) or "/multiprocessing/" in file:
-                return "tests"
-            if is_agents(file):
-                return "agent"
-            return "tests" if os.path.join(os.getcwd(), file).startswith(TESTS + "/") else "installed"
+            yield file
         frame = frame.f_back
+
+
+def _importer():
+    """Whose code imports: "agent", "tests" (or somebody who was given the name), or "installed"."""
+    for file in _callers():
+        if file.startswith("<") or file.endswith(_ON_REQUEST) or "/multiprocessing/" in file:
+            return "tests"
+        if is_agents(file):
+            return "agent"
+        return "tests" if os.path.join(os.getcwd(), file).startswith(TESTS + "/") else "installed"
     return "tests"
+
+
+def _is_called_by_agent():
+    files = [file for file in _callers() if not file.startswith("<")]
+    return any(is_agents(file) and file not in SHIPPED and not _is_copied_test(file) for file in files)
 
 
 class Judgement:
@@ -245,16 +256,6 @@ def _watch(event, args):
     elif event in ("os.rename", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"):
         named = any(place in repr(args[:2]) for place in (REWARDS, TESTS + "/"))
         judgement.writes = judgement.writes or (named and not _is_called_by_agent())
-
-
-def _is_called_by_agent():
-    frame = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith("<") and file != __file__ and is_agents(file) and not _is_copied_test(file):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _be_plain():
