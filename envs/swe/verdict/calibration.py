@@ -28,7 +28,7 @@ from envs.swe.verdict.trees import (
     reference_tree,
     scratch_tree,
 )
-from envs.swe.verdict.values import bits
+from envs.swe.verdict.values import EXCEPTION_BITS, bits
 
 MIN_BITS = 8
 """Answers of all decisive probes of an instance together must be at least this long (see `values.bits`)."""
@@ -94,6 +94,8 @@ class _Calibration:
             self.prober = Prober(instance, settings, top_level_names(tree))
         self.weights: dict[tuple[str, int], int] = {}
         """Bits of each decisive probe, by test and number."""
+        self.raising: set[int] = set()
+        """Probes that expect an exception."""
         self.reached: set[int] = set()
         """All assertions that the required tests reach."""
 
@@ -149,6 +151,7 @@ class _Calibration:
 
     def _weigh(self, expected: list[Expected]) -> None:
         """Run the probes on the unsolved tree. Those that report something else there are decisive."""
+        self.raising = {one.number for one in expected if one.operator == "raises"}
         values: dict[int, list[str]] = {}
         for one in expected:
             values.setdefault(one.number, []).extend(map(loosely, one.values))
@@ -172,8 +175,12 @@ class _Calibration:
 
     @property
     def total_bits(self) -> int:
-        """Bits of all decisive probes; one that several tests run counts once."""
-        return sum({number: weight for (_, number), weight in self.weights.items()}.values())
+        """Bits of all decisive probes; one that several tests run counts once.
+
+        The classes of all exceptions count once together: one class can inherit from all that are expected.
+        """
+        weights = {number: weight for (_, number), weight in self.weights.items()}
+        return sum(weights.values()) - EXCEPTION_BITS * max(len(self.raising & weights.keys()) - 1, 0)
 
     def _too_little(self) -> str:
         """Why the probes say too little about a solution; empty if they say enough."""
