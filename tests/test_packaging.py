@@ -72,7 +72,7 @@ def _declared() -> set[str]:
 def _imports(folders: tuple[str, ...]) -> Iterator[tuple[Path, str, bool]]:
     """File, distribution and whether the module's import runs it, for each import of a third party's package."""
     ours = {path.name for path in REPOSITORY.iterdir() if path.is_dir()} | {"slime_verlog"}
-    ours.add("encoding")  # the neighbour of envs/swe/verdict/probe_script.py in the sandbox
+    ours.add("encoding")  # the neighbour of envs/swe/verdict/pytest_script.py in the sandbox
     files = [path for folder in folders for path in sorted((REPOSITORY / folder).rglob("*.py"))]
     files = [path for path in files if IN_SANDBOX not in path.parents]
     for path in [*files, REPOSITORY / "slime_verlog.py"]:

@@ -11,7 +11,7 @@ from envs.agent.env import AgentRun
 from envs.swe.env import SWEEnv, SWESettings, make_env
 from envs.swe.verdict.calibration import load_plan
 from envs.swe.verdict.evaluate import evaluate
-from envs.swe.verdict.pristine import pristine_tree
+from envs.swe.verdict.trees import pristine_tree
 from slime_verlog import read_settings
 
 

@@ -75,7 +75,8 @@ def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence
     """
     image, stages = Image(variables={"PATH": PATH}), 0
     for number, name, rest in _instructions(text):
-        line = f"line {number} of environment/Dockerfile ({name} {_short(rest)})"
+        shown = rest if len(rest) <= 60 else f"{rest[:57]}..."
+        line = f"line {number} of environment/Dockerfile ({name} {shown})"
         if name == "FROM":
             stages += 1
             if stages > 1:
@@ -195,7 +196,3 @@ def _words(line: str, rest: str) -> list[str]:
         return [*listed[1].split(), *map(str, json.loads(listed[2]))] if listed else shlex.split(rest)
     except ValueError as error:
         raise UnsupportedLine(f"{line} cannot be read: {error}") from error
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."

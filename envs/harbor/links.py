@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, outside
 from envs.harbor.task import HarborTask
+from envs.swe.sandbox.folders import walk
 
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 """As many as Linux follows."""
 
 
@@ -23,29 +23,16 @@ def find_link_to_tests(tree: Path, task: HarborTask) -> str:
                 target = _resolved(inside, tree, task)
             except OSError as error:
                 return f"{inside} cannot be checked ({error.strerror})"
-            if any(_overlap(target, PurePosixPath(other)) for other in (TESTS, VERDICT, VERIFIER_HOME, "/proc")):
+            places = map(PurePosixPath, (TESTS, VERDICT, VERIFIER_HOME, "/proc"))
+            if any(target.is_relative_to(other) or other.is_relative_to(target) for other in places):
                 return f"{inside} is a link to {target}"
     return ""
 
 
-def _links(folder: Path) -> Iterator[str]:
-    """The links in a folder, however deep; what cannot be listed counts as one. `os.walk` would recurse."""
-    waiting = [str(folder)]
-    while waiting:
-        current = waiting.pop()
-        try:
-            with os.scandir(current) as entries:
-                for entry in entries:
-                    if entry.is_symlink():
-                        yield entry.path
-                    elif entry.is_dir():
-                        waiting.append(entry.path)
-        except OSError:
-            yield current
-
-
-def _overlap(path: PurePosixPath, other: PurePosixPath) -> bool:
-    return path.is_relative_to(other) or other.is_relative_to(path)
+def _links(folder: Path) -> list[str]:
+    """The links in a folder, however deep; what cannot be listed counts as one."""
+    unlisted: list[str] = []
+    return [entry.path for entry in walk(folder, unlisted=unlisted.append) if entry.is_symlink()] + unlisted
 
 
 def _resolved(path: PurePosixPath, tree: Path, task: HarborTask) -> PurePosixPath:
@@ -66,7 +53,7 @@ def _resolved(path: PurePosixPath, tree: Path, task: HarborTask) -> PurePosixPat
             current /= part
             continue
         followed += 1
-        if followed > _MOST_LINKS:
+        if followed > _MAX_LINKS:
             return PurePosixPath("/")
         target = PurePosixPath(os.readlink(file))
         current = PurePosixPath("/") if target.is_absolute() else current

@@ -17,7 +17,7 @@ from envs.swe.sandbox.sandbox import AGENT_ID, Sandbox, python_folders, python_i
 from envs.swe.sandbox.supervise import Limits
 from envs.swe.sandbox.workspace import Workspace
 
-_FOR_TESTS = (Place(TESTS), Place(VERDICT), Place(VERIFIER_HOME))
+_FOR_TESTS = (Place(VERDICT), Place(VERIFIER_HOME))
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class Machine:
         """Folder that the tests' sandbox shows as /judge; see `protection.py`."""
         return self.workspace.folder / "judge"
 
+    @property
+    def tests(self) -> Path:
+        """Folder that the tests' sandbox shows as /tests, read-only."""
+        return self.workspace.folder / "tests"
+
     def close(self) -> None:
         self.workspace.close()
 
@@ -59,7 +64,11 @@ class Machine:
         pythons = python_folders(self.task.python) if self.task.root is None else ()
         fixed = [Place(str(folder)) for folder in pythons]
         given = protect(dict(sandbox.variables), places, fixed, self.shipped, self.judge)
-        return replace(sandbox, variables=tuple(given.items()), readable=(*sandbox.readable, (self.judge, JUDGE)))
+        return replace(
+            sandbox,
+            variables=tuple(given.items()),
+            readable=(*sandbox.readable, (self.judge, JUDGE), (self.tests, TESTS)),
+        )
 
     def _sandbox(self, places: Iterable[Place], variables: Mapping[str, str], seconds: float) -> Sandbox:
         task, settings = self.task, self.settings

@@ -19,28 +19,8 @@ TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier
 JUDGE = "/judge"
 """What protects the judge, only there while the tests run."""
 _ALWAYS = ("/tmp", "/logs/agent", "/logs/artifacts", SOLUTION)
-_SYSTEM = frozenset(
-    [
-        "bin",
-        "boot",
-        "dev",
-        "etc",
-        "image",
-        "judge",
-        "lib",
-        "lib32",
-        "lib64",
-        "libx32",
-        "logs",
-        "proc",
-        "run",
-        "sbin",
-        "sys",
-        "tests",
-        "usr",
-        "verifier",
-    ]
-)
+_OURS = frozenset(("dev", "judge", "logs", "proc", "sys", "tests", "verifier"))
+_SYSTEM = _OURS | {"bin", "boot", "etc", "image", "lib", "lib32", "lib64", "libx32", "run", "sbin", "usr"}
 _IMAGE_SYSTEM = _SYSTEM | {"media", "mnt", "opt", "srv", "var"}
 """Folders of an image that are not copied for each episode, unless the task works there."""
 
@@ -104,7 +84,7 @@ def _place_of(path: str, what: str, root: Path | None) -> str:
     top = PurePosixPath(path).parts[1]
     if top not in (_SYSTEM if root is None else _IMAGE_SYSTEM):
         return f"/{top}"
-    if root is None or top in ("dev", "judge", "logs", "proc", "sys", "tests", "verifier"):
+    if root is None or top in _OURS:
         raise UnsupportedLine(f"{what} belongs to the system in the sandbox")
     inside = root / path.lstrip("/")
     if not inside.is_dir() or Path(os.path.realpath(inside)) != Path(os.path.realpath(root)) / path.lstrip("/"):

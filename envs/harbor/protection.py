@@ -5,15 +5,16 @@ The folder `judge` beside this file is shown to the tests' sandbox as `/judge`, 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from envs.harbor.places import JUDGE, Place
+from envs.swe.sandbox.folders import walk
 
 _FILES = Path(__file__).with_name("judge")
 _SETTINGS = ("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
@@ -26,7 +27,7 @@ _GIT = {
     "core.sshCommand": "false",
     "diff.external": "",
 }
-_MOST_REPORTED = 1 << 16
+_MAX_REPORTED = 1 << 16
 """What a pipe holds."""
 
 
@@ -86,29 +87,16 @@ def settings_files(tree: Path, places: Iterable[Place]) -> dict[str, str]:
     """Files from which pytest reads settings, in the folders that the agent may change: their hashes."""
     found: dict[str, str] = {}
     for place in places:
-        start = tree / place.part
-        for path in _plain_files(start):
-            with open(path, "rb") as file:
-                inside = os.path.normpath(f"{place.path}/{os.path.relpath(path, start)}")
-                found[inside] = hashlib.file_digest(file, "sha256").hexdigest()
+        for entry in walk(tree / place.part):
+            # What cannot be read does not count as the task's.
+            if entry.name in _SETTINGS and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError), open(entry.path, "rb") as file:
+                    inside = entry.path.removeprefix(f"{tree / place.part}/")
+                    found[f"{place.path}/{inside}"] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
 
 
-def _plain_files(start: Path) -> Iterator[str]:
-    waiting = [str(start)]
-    while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    elif entry.name in _SETTINGS and entry.is_file(follow_symlinks=False):
-                        yield entry.path
-        except OSError:  # what cannot be read does not count as the task's
-            continue
-
-
-class Report:
+class Report(contextlib.AbstractContextManager["Report"]):
     """What the judging processes say of themselves: that they begin, and that they have come to their end.
 
     It arrives through a pipe, so a program cannot take back what was said. Only who began knows what to say at the end.
@@ -117,18 +105,13 @@ class Report:
     def __init__(self, folder: Path) -> None:
         self._pipe = os.open(folder / "report", os.O_RDONLY | os.O_NONBLOCK)
 
-    def __enter__(self) -> Report:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._pipe)
 
     def problem(self) -> str:
         """Why the tests do not count, once they have ended; empty if they do."""
         told = b""
-        while len(told) < _MOST_REPORTED and (data := os.read(self._pipe, _MOST_REPORTED)):
+        while len(told) < _MAX_REPORTED and (data := os.read(self._pipe, _MAX_REPORTED)):
             told += data
         words = [line.split() for line in told.split(b"\n") if line]
         ended = {hashlib.sha256(line[1]).hexdigest().encode() for line in words if line[0] == b"end" and len(line) == 2}

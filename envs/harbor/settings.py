@@ -9,12 +9,13 @@ from pathlib import Path
 from pydantic import model_validator
 
 from envs.errors import ConfigError
-from slime_verlog import Field, Settings
+from envs.swe.shell import ShellSettings
+from slime_verlog import Field
 
 EXAMPLES = Path(__file__).with_name("examples")
 
 
-class HarborSettings(Settings):
+class HarborSettings(ShellSettings):
     """The YAML's `env:` mapping for Harbor tasks."""
 
     folders: tuple[str, ...] = ()
@@ -42,16 +43,6 @@ class HarborSettings(Settings):
     as `python3 -m pytest /tests/test_outputs.py`. Exit status 0 pays 1 if it writes no reward file."""
     reward_key: str = "reward"
     """Key of `reward.json` that is the reward. A file with one number needs no such key."""
-    prompt_template: str | None = None
-    """Jinja file that replaces the built-in system message."""
-    max_steps: int = Field(default=30, ge=1)
-    """Turns per episode."""
-    max_calls: int = Field(default=4, ge=1)
-    """Tool calls per turn; further ones are not run."""
-    output_chars: int = Field(default=6000, ge=500)
-    """Characters of one result; longer ones are cut."""
-    format_penalty: float = Field(default=0.1, ge=0)
-    """Subtracted from the reward of an invalid answer."""
     submit_on_limit: bool = True
     """Judge the files when the turns, or the task's time for its agent, are used up, as Harbor does."""
     command_timeout_s: float = Field(default=60.0, gt=0)

@@ -11,23 +11,22 @@ from envs.errors import ConfigError
 
 EXCLUDE = "exclude the task (env.exclude)"
 
-_IGNORED = {
-    "": ("schema_version", "version", "task", "metadata", "source", "artifacts", "multi_step_reward_strategy"),
-    "agent": (),
-    "environment": ("build_timeout_sec", "cpus", "gpu_types", "allow_internet"),
-    "solution": (),
-    "verifier": (),
-}
-"""Keys of each table that change nothing here. There is never a network, and most tasks that allow it need none."""
-_READ = {
-    "": ("agent", "environment", "solution", "verifier"),
+_TABLES = ("agent", "environment", "solution", "verifier")
+_KNOWN = {
+    "": (
+        *_TABLES,
+        *("schema_version", "version", "task", "metadata", "source", "artifacts", "multi_step_reward_strategy"),
+    ),
     "agent": ("timeout_sec", "user", "network_mode"),
     "environment": (
         *("docker_image", "env", "memory", "memory_mb", "network_mode", "os", "storage", "storage_mb", "workdir"),
+        *("build_timeout_sec", "cpus", "gpu_types", "allow_internet"),
     ),
     "solution": ("env",),
     "verifier": ("env", "environment_mode", "network_mode", "timeout_sec", "user"),
 }
+"""Keys of each table that are read, and those that change nothing here. There is never a network, and most tasks that
+allow it need none."""
 _REFUSED = {
     ("", "steps"): "makes it a task of several steps, which are not supported",
     ("agent", "allowed_hosts"): "needs the network",
@@ -123,12 +122,12 @@ def check_keys(whole: Table) -> None:
     Raises:
         ConfigError: about the first such key.
     """
-    for table in (whole, *(whole.table(name) for name in _READ[""])):
+    for table in (whole, *map(whole.table, _TABLES)):
         for key, value in table.values.items():
             if (table.name, key) in _REFUSED:
                 if value and not (isinstance(value, dict) and value.get("enabled") is False):
                     raise table.refusal(key, value, _REFUSED[table.name, key])
-            elif key not in _IGNORED[table.name] and key not in _READ[table.name]:
+            elif key not in _KNOWN[table.name]:
                 raise table.refusal(key, value, "is not a known key")
         if table.values.get("network_mode") == "allowlist":
             raise table.refusal("network_mode", "allowlist", "needs the network")

@@ -102,8 +102,15 @@ def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
         variables={**image.variables, **environment.variables(settings.variables), **settings.variables},
     )
     _check_tests(folder, settings)
-    places = _places(folder, image, root, settings)
+    try:
+        places = find_places(folder / "environment", image, root, settings.writable)
+    except UnsupportedLine as error:
+        raise ConfigError(f"{name}: {error}; {EXPORT}") from error
     image = replace(image, folders=(*image.folders, *settings.writable))
+    memory_mb = environment.megabytes("memory") or settings.memory_mb
+    if memory_mb > settings.memory_mb:
+        why = f"is more than env.memory_mb ({settings.memory_mb})"
+        raise environment.refusal("memory_mb", memory_mb, why, "raise it")
     return HarborTask(
         name=name,
         folder=folder,
@@ -114,7 +121,7 @@ def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
         places=places,
         agent_s=agent.seconds("timeout_sec"),
         verifier_s=_verifier_seconds(verifier, settings),
-        memory_mb=_memory(environment, settings),
+        memory_mb=memory_mb,
         tree_mb=min(settings.tree_mb, environment.megabytes("storage") or settings.tree_mb),
         verifier_variables=verifier.variables(settings.variables),
         solution_variables=whole.table("solution").variables(settings.variables),
@@ -207,13 +214,6 @@ def _check_protected(folder: Path, place: str, line: str) -> None:
         )
 
 
-def _places(folder: Path, image: Image, root: Path | None, settings: HarborSettings) -> tuple[Place, ...]:
-    try:
-        return find_places(folder / "environment", image, root, settings.writable)
-    except UnsupportedLine as error:
-        raise ConfigError(f"{folder.name}: {error}; {EXPORT}") from error
-
-
 def _verifier_seconds(verifier: Table, settings: HarborSettings) -> float:
     most = settings.verifier_timeout_s
     seconds = verifier.seconds("timeout_sec") or min(_DEFAULT_VERIFIER_S, most)
@@ -221,11 +221,3 @@ def _verifier_seconds(verifier: Table, settings: HarborSettings) -> float:
         why = f"is more than env.verifier_timeout_s ({most:g})"
         raise verifier.refusal("timeout_sec", seconds, why, "raise it, and env_step_timeout_s with it")
     return seconds
-
-
-def _memory(environment: Table, settings: HarborSettings) -> int:
-    wanted = environment.megabytes("memory") or settings.memory_mb
-    if wanted > settings.memory_mb:
-        why = f"is more than env.memory_mb ({settings.memory_mb})"
-        raise environment.refusal("memory_mb", wanted, why, "raise it")
-    return wanted

@@ -12,10 +12,8 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from envs.harbor.links import find_link_to_tests
 from envs.harbor.machine import Machine
@@ -28,6 +26,8 @@ from envs.swe.sandbox.workspace import copy_tree, give_to_agent
 _MAX_BYTES = 64 << 10
 _SIGNALLED = range(129, 193)
 """Exit statuses that a shell gives to commands that a signal ended."""
+_CANNOT_START = 254
+"""Exit status of a bash that cannot start a program, for example because there are too many."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,6 @@ class Verdict:
 
     reward: float = 0.0
     reason: str = ""
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    """All numbers of `reward.json`."""
     output: str = ""
 
     @property
@@ -50,15 +48,15 @@ def verify(machine: Machine) -> Verdict:
     command = machine.settings.test_command
     if link := find_link_to_tests(machine.tree, machine.task):
         return Verdict(reason=link)
-    for path in (TESTS, VERDICT, VERIFIER_HOME):
-        remove_tree(machine.tree / Place(path).part)
-    copy_tree(machine.task.folder / "tests", machine.tree / Place(TESTS).part)
+    copy_tree(machine.task.folder / "tests", machine.tests)
     for path in (VERDICT, VERIFIER_HOME):
+        remove_tree(machine.tree / Place(path).part)
         (machine.tree / Place(path).part).mkdir()
         give_to_agent(machine.tree / Place(path).part)
     sandbox = machine.for_tests()
     with Report(machine.judge) as report:
-        outcome = sandbox.run(["bash", "-c", command] if command else ["bash", f"{TESTS}/test.sh"])
+        script = f"{TESTS}/test.sh"  # its name also marks a command as the tests', see `judge/bash_env`
+        outcome = sandbox.run(["bash", "-c", command, script] if command else ["bash", script])
         verdict = _read_verdict(machine.tree / Place(VERDICT).part, outcome, machine)
         if verdict.reward and (broken := report.problem()):
             verdict = Verdict(reason=broken)
@@ -70,6 +68,10 @@ def _read_verdict(folder: Path, outcome: Outcome, machine: Machine) -> Verdict:
         return Verdict(reason=f"the tests were stopped by their {outcome.stopped} limit")
     if outcome.returncode < 0 or outcome.returncode in _SIGNALLED:
         return Verdict(reason=f"the tests were ended by a signal (exit status {outcome.returncode})")
+    if outcome.returncode == _CANNOT_START:
+        return Verdict(reason=f"the test script could not start a program (exit status {outcome.returncode})")
+    if folder.stat().st_mode & stat.S_IRWXU != stat.S_IRWXU:
+        return Verdict(reason="a program under test has locked the folder of the reward")
     try:
         return read_reward(folder, machine.settings.reward_key)
     except FileNotFoundError:
@@ -90,42 +92,32 @@ def read_reward(folder: Path, key: str) -> Verdict:
         FileNotFoundError: there is neither file.
         ValueError: there is no number, or several and no `key`.
     """
-    text = _read_if_there(folder / "reward.txt")
-    plain = None if text is None else _number(text.strip())
-    numbers = _read_numbers(folder / "reward.json")
-    if numbers is None:
-        if plain is None:
-            raise FileNotFoundError
-        return Verdict(plain)
-    found = numbers.get(key, next(iter(numbers.values())) if len(numbers) == 1 else None)
-    if found is None and plain is None:
-        names = ", ".join(list(numbers)[:8]) or "none"
-        raise ValueError(f"reward.json has no number {key!r} (its numbers: {names}); set env.reward_key")
-    return Verdict(min(value for value in (found, plain) if value is not None), rewards=numbers)
+    text, content = _read_if_there(folder / "reward.txt"), _read_if_there(folder / "reward.json")
+    found = [] if text is None else [float(text.strip())]
+    if not all(map(math.isfinite, found)):
+        raise ValueError(f"{found[0]} is not a finite number")
+    if content is not None:
+        numbers = _numbers(content)
+        if key in numbers or len(numbers) == 1:
+            found.append(numbers[key] if key in numbers else next(iter(numbers.values())))
+        if not found:
+            names = ", ".join(list(numbers)[:8]) or "none"
+            raise ValueError(f"reward.json has no number {key!r} (its numbers: {names}); set env.reward_key")
+    if not found:
+        raise FileNotFoundError
+    return Verdict(min(found))
 
 
-def _read_numbers(file: Path) -> Mapping[str, float] | None:
-    text = _read_if_there(file)
-    if text is None:
-        return None
+def _numbers(text: str) -> dict[str, float]:
+    """The numbers in the text of a `reward.json`."""
     try:
         found = json.loads(text)
     except RecursionError as error:
-        raise ValueError(f"{file.name} is nested too deeply") from error
+        raise ValueError("reward.json is nested too deeply") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{file.name} holds no object")
-    return {name: float(value) for name, value in found.items() if _is_number(value)}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is not a finite number")
-    return value
+        raise ValueError("reward.json holds no object")
+    numbers = {key: value for key, value in found.items() if type(value) in (int, float)}
+    return {key: float(value) for key, value in numbers.items() if abs(value) < 1e300}
 
 
 def _read_if_there(file: Path) -> str | None:
@@ -135,8 +127,11 @@ def _read_if_there(file: Path) -> str | None:
     except FileNotFoundError:
         return None
     with os.fdopen(descriptor, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
             raise ValueError(f"{file.name} is not a plain file")
+        if not mode & stat.S_IWUSR:
+            raise ValueError(f"{file.name} is read-only, so the tests could not write it")
         data = opened.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise ValueError(f"{file.name} is longer than {_MAX_BYTES >> 10} KiB")

@@ -17,7 +17,7 @@ import aiohttp
 
 from envs.errors import JudgeError
 from envs.judge.cache import VerdictCache
-from envs.judge.material import broken
+from envs.judge.rubric import broken
 from envs.judge.settings import JudgeSettings
 from envs.judge.tokens import load_tokenizer, served_model, served_tokenizer
 from envs.tools.execution import background_loop
@@ -134,8 +134,8 @@ class JudgeClient:
 
     def _key(self, messages: Messages, about: Any) -> str:
         judge = self.settings
-        facts = [judge.url, judge.api, self._model, judge.temperature, judge.max_tokens, list(messages), about]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        request = [judge.url, judge.api, self._model, judge.temperature, judge.max_tokens, list(messages), about]
+        return hashlib.sha256(json.dumps(request).encode()).hexdigest()
 
     @functools.cached_property
     def _model(self) -> str:

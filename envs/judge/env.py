@@ -12,8 +12,7 @@ from typing import Any
 from envs.base import BaseInteractionEnv, Observation, StepInfo
 from envs.errors import EnvironmentFault, JudgeError
 from envs.judge.client import JudgeClient
-from envs.judge.material import quoted
-from envs.judge.rubric import Rubric, Verdict, read_rubric, read_verdict
+from envs.judge.rubric import Rubric, Verdict, quoted, read_rubric, read_verdict
 from envs.judge.settings import JudgedSettings, JudgeSettings
 from envs.loading import load_env_module
 from envs.timing import timed
@@ -80,7 +79,7 @@ class JudgedEnv(BaseInteractionEnv):
             EnvironmentFault: there is no verdict, and `on_failure` is `fault`.
         """
         turns = self._turns[-self.settings.turns_shown :] if done else self._turns[-1:]
-        material = {
+        question = {
             "task": self.mission or clip(self.instruction_prompt, self.settings.text_chars),
             "turns_left_out": len(self._turns) - len(turns),
             "turns": turns,
@@ -89,7 +88,7 @@ class JudgedEnv(BaseInteractionEnv):
         messages = [
             {"role": "system", "content": self.rubric.system_prompt()},
             # JSON quotes what the agent wrote, so it cannot pose as part of the question.
-            {"role": "user", "content": quoted(material)},
+            {"role": "user", "content": quoted(question)},
         ]
         about = {"task": [self._task, self.mission, self.instruction_prompt], "rubric": self.rubric.model_dump()}
         try:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import model_validator
 
 from envs.errors import ConfigError, JudgeError
 from envs.text_game import render_template
 from envs.tools.calls import decode_whole, reasoning_end, short
+from envs.tools.results import encodable
 from slime_verlog import Field, Settings, read_settings, read_yaml
 
 _TEMPLATE = Path(__file__).with_name("prompt.j2")
 FEEDBACK = "feedback"
+_OPENING = re.compile(r"[<\[](?=\S)|\](?=~)")
+"""Start of a control token in known model families: `<|im_end|>`, `</s>`, `<｜User｜>`, `[INST]`, `]~b]`."""
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class Criterion(Settings):
@@ -124,3 +129,18 @@ def read_verdict(text: str, rubric: Rubric) -> Verdict:
     weights = {criterion.name: criterion.weight for criterion in rubric.criteria}
     mean = sum(weights[name] * number for name, number in value.items()) / sum(weights.values())
     return Verdict((mean - worst) / (best - worst), {name: float(number) for name, number in value.items()}, words)
+
+
+def quoted(value: Any) -> str:
+    """Untrusted text for the judge as JSON. Inside its strings, `<` and `[` before other text are escaped.
+
+    A server that receives messages as text applies its chat template to them, so `<|im_end|>` inside a response would
+    end the message there. The OpenAI API cannot take tokens, so the text itself must not contain such strings.
+    """
+    written = encodable(json.dumps(value, ensure_ascii=False))
+    return _STRING.sub(lambda string: _OPENING.sub(lambda c: f"\\u{ord(c.group()):04x}", string.group()), written)
+
+
+def broken(text: str) -> str:
+    """The text with a space after every character that may begin a control token."""
+    return _OPENING.sub(lambda c: f"{c.group()} ", encodable(text))

@@ -5,46 +5,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
+from envs.swe.verdict.trees import DRAW, Instance
 
 _TEXTS = ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
 _TESTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
-_DRAW = "DRAW_ARGUMENTS"
-
-
-@dataclass(frozen=True)
-class Instance:
-    """One task: the tree at `base_commit` of `repo`, the statement, and the tests that decide.
-
-    `patch` is the reference solution (never shown), `test_patch` what the tests' files get before judging;
-    `fail_to_pass` must turn green, `pass_to_pass` must stay green, both as pytest's node ids.
-    """
-
-    instance_id: str
-    repo: str
-    base_commit: str
-    problem_statement: str
-    patch: str
-    test_patch: str
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
-    draw_arguments: bool = True
-    """Judge tests that the agent can read with other arguments too, on which the reference solution decides."""
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """All tests that decide, each once."""
-        return tuple(dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass)))
-
-    def row(self) -> dict[str, Any]:
-        """The instance in SWE-Gym's columns, with ours where it differs from the default."""
-        texts = {name: getattr(self, name) for name in _TEXTS}
-        own = {} if self.draw_arguments else {_DRAW: False}
-        return {**texts, "FAIL_TO_PASS": list(self.fail_to_pass), "PASS_TO_PASS": list(self.pass_to_pass), **own}
 
 
 def read_instance(row: Mapping[str, Any], where: str = "instance") -> Instance:
@@ -65,9 +33,9 @@ def read_instance(row: Mapping[str, Any], where: str = "instance") -> Instance:
     fail_to_pass, pass_to_pass = (_read_tests(row.get(key), f"{where}: {key}") for key in _TESTS)
     if not fail_to_pass:
         raise ConfigError(f"{where}: FAIL_TO_PASS is empty, so nothing could be solved")
-    draw = row.get(_DRAW, True)
+    draw = row.get(DRAW, True)
     if not isinstance(draw, bool):
-        raise ConfigError(f"{where}: {_DRAW} must be true or false, got {draw!r}")
+        raise ConfigError(f"{where}: {DRAW} must be true or false, got {draw!r}")
     return Instance(**texts, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass, draw_arguments=draw)
 
 
@@ -137,5 +105,5 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     except ModuleNotFoundError as error:
         raise MissingDependencyError("reading .parquet needs pyarrow; install it with: pip install pyarrow") from error
     present = set(pyarrow.parquet.read_schema(path).names)
-    columns = [*_TEXTS, *_TESTS, *({_DRAW} & present)]
+    columns = [*_TEXTS, *_TESTS, *({DRAW} & present)]
     return pyarrow.parquet.read_table(path, columns=columns).to_pylist()

@@ -19,6 +19,7 @@ from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.workspace import ToolFailure, Workspace
 from envs.timing import timed
+from envs.tools.results import ToolResult, clip, encodable
 
 MAX_COMMAND_BYTES = 32 << 10
 _VIEW_LINES = 200
@@ -54,21 +55,13 @@ class Workbench:
         return self.sandbox.run(argv, seconds=min(seconds, left))
 
 
-@dataclass(frozen=True)
-class ToolResult:
-    """Text to show, and whether the tool did what was asked."""
-
-    text: str
-    ok: bool = True
-
-
 def execute(bench: Workbench, call: Call) -> ToolResult:
     """Run one call. What the agent got wrong comes back as text; only a broken machine raises."""
     try:
-        text, ok = _TOOLS[call.name](bench, **call.arguments), True
+        text, failed = _TOOLS[call.name](bench, **call.arguments), False
     except ToolFailure as failure:
-        text, ok = f"error: {failure}", False
-    return ToolResult(clip(harmless(text), bench.output_chars), ok)
+        text, failed = f"error: {failure}", True
+    return ToolResult(clip(harmless(text), bench.output_chars), failed=failed)
 
 
 def execute_all(bench: Workbench, calls: Iterable[Call]) -> tuple[str, int, bool]:
@@ -79,7 +72,7 @@ def execute_all(bench: Workbench, calls: Iterable[Call]) -> tuple[str, int, bool
             return "\n\n".join([*shown, f"[{number}] submit"]), failures, True
         with timed(f"tool {call.name}"):
             result = execute(bench, call)
-        failures += not result.ok
+        failures += result.failed
         shown.append(f"[{number}] {describe(call)}\n{result.text}")
     return "\n\n".join(shown), failures, False
 
@@ -218,16 +211,7 @@ def harmless(text: str) -> str:
     Chat markers such as `<|im_end|>` and tool tags get a space after the bracket; control characters other than
     tab and newline go. Bytes of a file name that are not UTF-8 become question marks.
     """
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return _CONTROL.sub("", _MARKUP.sub("< ", text.replace("\r\n", "\n")))
-
-
-def clip(text: str, limit: int) -> str:
-    """Keep the first and the last part of a text that is longer than `limit` characters, and say so."""
-    if len(text) <= limit:
-        return text
-    half = max((limit - 60) // 2, 1)
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+    return _CONTROL.sub("", _MARKUP.sub("< ", encodable(text).replace("\r\n", "\n")))
 
 
 _SHOWN = ("path", "pattern", "command", "targets", "start", "end")

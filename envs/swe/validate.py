@@ -16,13 +16,11 @@ from typing import Any
 from envs.errors import SlimeVerlogError
 from envs.swe.env import SWEEnv, SWESettings, check_machine, make_env
 from envs.swe.instances import load_instances
-from envs.swe.sandbox.workspace import Workspace
 from envs.swe.small_tasks import SMALL_TASKS
 from envs.swe.verdict.calibration import load_plan
 from envs.swe.verdict.evaluate import evaluate
-from envs.swe.verdict.pristine import pristine_tree
-from envs.swe.verdict.runs import build_tree, run_tests
-from envs.swe.verdict.trees import build_reference
+from envs.swe.verdict.runs import run_tests
+from envs.swe.verdict.trees import build_reference, build_tree, pristine_tree, scratch_tree
 from slime_verlog import command, read_settings, read_yaml_mapping
 
 
@@ -58,13 +56,10 @@ def _validate(env: SWEEnv, settings: SWESettings) -> Finding:
     if untouched.green.issuperset(instance.required):
         return Finding(instance.instance_id, "the untouched tree is paid: every required test passes without a change")
     plan = load_plan(instance, pristine, settings.cache(), judge)
-    workspace = Workspace(pristine)
-    try:
-        build_reference(workspace.tree, pristine, instance)
+    with scratch_tree() as tree:
+        build_reference(tree, pristine, instance)
         start = time.monotonic()
-        verdict = evaluate(instance, pristine, workspace.tree, judge, plan)
-    finally:
-        workspace.close()
+        verdict = evaluate(instance, pristine, tree, judge, plan)
     if not verdict.solved:
         return Finding(instance.instance_id, f"the reference patch is not paid: {verdict.reason}")
     green = [test for test in instance.fail_to_pass if test in untouched.green]

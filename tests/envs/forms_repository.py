@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
-import json
-import shutil
-import tempfile
-from pathlib import Path
 
 from envs.swe.small_tasks import unified_diff
-from envs.swe.verdict.pristine import commit_all
+from tests.envs.tiny_repository import write_repository
 
 WRONG = """\
 def total(prices):
@@ -154,17 +149,4 @@ ROW = {
 @functools.cache
 def forms_options() -> dict[str, object]:
     """The `env:` mapping that plays the shop's bills."""
-    folder = Path(tempfile.mkdtemp(prefix="slime-verlog-test-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    repository = folder / "bills"
-    for path, text in FILES.items():
-        (repository / path).parent.mkdir(parents=True, exist_ok=True)
-        (repository / path).write_text(text)
-    row = {**ROW, "base_commit": commit_all(repository)}
-    (folder / "instances.jsonl").write_text(json.dumps(row) + "\n")
-    return {
-        "instances": str(folder / "instances.jsonl"),
-        "repos": {"tiny/bills": str(repository)},
-        "cache_dir": str(folder / "cache"),
-        "test_timeout_s": 60.0,
-    }
+    return write_repository("bills", FILES, ROW)

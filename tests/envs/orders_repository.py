@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
-import json
-import shutil
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
 from envs.swe import SWEEnv
 from envs.swe import build_env as build_swe
 from envs.swe.small_tasks import unified_diff
-from envs.swe.verdict.pristine import commit_all
-from tests.envs.tiny_repository import needs_sandbox
+from tests.envs.tiny_repository import needs_sandbox, write_repository
 
 WRONG = """\
 def parse(text):
@@ -127,20 +121,7 @@ ROW = {
 @functools.cache
 def orders_options() -> dict[str, object]:
     """The `env:` mapping that plays the shop's orders."""
-    folder = Path(tempfile.mkdtemp(prefix="slime-verlog-test-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    repository = folder / "orders"
-    for path, text in FILES.items():
-        (repository / path).parent.mkdir(parents=True, exist_ok=True)
-        (repository / path).write_text(text)
-    row = {**ROW, "base_commit": commit_all(repository)}
-    (folder / "instances.jsonl").write_text(json.dumps(row) + "\n")
-    return {
-        "instances": str(folder / "instances.jsonl"),
-        "repos": {"tiny/orders": str(repository)},
-        "cache_dir": str(folder / "cache"),
-        "test_timeout_s": 60.0,
-    }
+    return write_repository("orders", FILES, ROW)
 
 
 def orders_env(**options: object) -> SWEEnv:

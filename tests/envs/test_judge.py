@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from envs.errors import ConfigError, EnvironmentFault, JudgeError
 from envs.judge import Rubric, read_rubric, read_verdict
-from envs.judge.material import quoted
+from envs.judge.rubric import quoted
 from envs.judge.tokens import JudgeTokenizer
 from envs.loading import build_env_from
 from slime_verlog import read_settings

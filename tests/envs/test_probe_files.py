@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from envs.swe.verdict.claims import Origins, claims_of
-from envs.swe.verdict.drawing import draw_literals
-from envs.swe.verdict.probe_files import ProbeFiles, probe_files
+from envs.swe.verdict.probe_files import ProbeFiles, draw_literals, probe_files
 from tests.envs.forms_repository import HIDDEN
 
 CLAIMS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envs.errors import ConfigError
-from envs.swe.verdict.changes import apply_changes, collect_changes, is_protected
+from envs.swe.verdict.trees import apply_changes, collect_changes, is_protected
 from tests.envs.tiny_repository import DISCOUNT, HIDDEN, call, needs_sandbox, tiny_env, tiny_instance
 
 FAKE_REPORT = """

@@ -12,7 +12,7 @@ import pytest
 from envs.errors import ConfigError, MissingDependencyError
 from envs.loading import build_env_from
 from envs.swe.instances import load_instances, read_instance
-from envs.swe.verdict.pristine import building, commit_all, pristine_tree
+from envs.swe.verdict.trees import building, commit_all, pristine_tree
 from tests.envs.tiny_repository import ROW, TASK, tiny_options
 
 FULL_ROW = {**ROW, "base_commit": "0" * 40, "hints_text": "", "version": "1.0", "created_at": "2024-01-01"}

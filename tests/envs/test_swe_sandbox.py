@@ -230,6 +230,20 @@ def test_stdin_is_given_once_and_large_inputs_do_not_block(tree: Path) -> None:
     assert box.run_with_report(["bash", "-c", "read fd; cat >&$fd"], b"hello").report == b"hello"
 
 
+def test_a_process_sets_its_own_resource_limits_and_not_those_of_others(tree: Path) -> None:
+    code = """
+import os, resource, signal
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+child = os.fork() or signal.pause()
+try:
+    resource.prlimit(child, resource.RLIMIT_NOFILE, (50, 50))
+except PermissionError:
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+os.kill(child, 9)
+"""
+    assert Sandbox(tree, limits=LIMITS).run(["python", "-c", code]).output == "100\n"
+
+
 def test_a_tree_is_measured_without_following_links(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 10_000)
     (tmp_path / "loop").symlink_to(tmp_path)

@@ -16,8 +16,8 @@ from envs.loading import build_env_from
 from envs.swe import small_tasks
 from envs.swe.env import SWEEnv, SWESettings
 from envs.swe.small_tasks import CACHETOOLS, SMALL_TASKS, TOOLZ, Package, SmallTask, small_instance
-from envs.swe.verdict.pristine import default_cache
-from envs.swe.verdict.runs import build_tree, run_tests
+from envs.swe.verdict.runs import run_tests
+from envs.swe.verdict.trees import build_tree, default_cache
 from tests.envs.honest_variants import variants
 from tests.envs.swe_cheats import CHEATS
 from tests.envs.tiny_repository import call, needs_sandbox

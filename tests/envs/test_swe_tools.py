@@ -7,7 +7,8 @@ import random
 import pytest
 
 from envs.swe.calls import Call
-from envs.swe.tools import clip, harmless
+from envs.swe.tools import harmless
+from envs.tools.results import clip
 from tests.envs.contract import fuzz
 from tests.envs.test_swe import act
 from tests.envs.tiny_repository import call, tiny_env

@@ -10,7 +10,7 @@ import yaml
 
 from envs.swe.small_tasks import unified_diff
 from envs.swe.validate import main
-from envs.swe.verdict.pristine import commit_all
+from envs.swe.verdict.trees import commit_all
 from tests.envs.tiny_repository import FILES, TASK, needs_sandbox, tiny_instance, tiny_options
 from tests.fixtures.warm_python import run_python
 
@@ -69,9 +69,20 @@ def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, capsys, change:
         ("assert double(1) != 1", "its probes ask for 1 bits in all, and 8 are needed"),
         ("assert all(double(n) == m for n, m in [(2, 4)])", "no probe tells a solution from the unsolved tree in"),
         ("four = 4\n    assert double(int(str(four))) == 8 and double(2) == four", "8 are needed"),
+        (
+            "import pytest\n    pytest.raises(TypeError, double, None)\n    pytest.raises(TypeError, double, {})\n"
+            "    pytest.raises(TypeError, double, set())\n    pytest.raises(TypeError, double, double)",
+            "its probes ask for 2 bits in all",
+        ),
         ("if double(3) != 6:\n        raise AssertionError", "no probe tells a solution from the unsolved tree in"),
     ],
-    ids=["one bit", "a comparison inside", "the answer is an argument elsewhere", "no assertion"],
+    ids=[
+        "one bit",
+        "a comparison inside",
+        "the answer is an argument elsewhere",
+        "exceptions",
+        "no assertion",
+    ],
 )
 def test_an_instance_whose_probes_say_too_little_is_refused(tmp_path: Path, capsys, test: str, part: str) -> None:
     needs_sandbox()

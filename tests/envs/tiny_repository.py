@@ -20,9 +20,9 @@ from envs.errors import EnvironmentFault, MissingDependencyError
 from envs.swe import SWEEnv
 from envs.swe import build_env as build_swe
 from envs.swe.env import check_machine
-from envs.swe.instances import Instance, load_instances
+from envs.swe.instances import load_instances
 from envs.swe.small_tasks import unified_diff
-from envs.swe.verdict.pristine import commit_all
+from envs.swe.verdict.trees import Instance, commit_all
 
 TASK = "shop_total"
 WRONG = "def total(prices):\n    return sum(prices[1:])\n"
@@ -93,23 +93,28 @@ ROW = {
 }
 
 
-@functools.cache
-def tiny_options() -> dict[str, Any]:
-    """Make the repository once for the whole test run; return the `env:` mapping that plays it."""
+def write_repository(name: str, files: dict[str, str], row: dict[str, Any]) -> dict[str, Any]:
+    """Make a repository and a file with one instance of it; return the `env:` mapping that plays it."""
     folder = Path(tempfile.mkdtemp(prefix="slime-verlog-test-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    repository = folder / "shop"
-    for path, text in FILES.items():
+    repository = folder / name
+    for path, text in files.items():
         (repository / path).parent.mkdir(parents=True, exist_ok=True)
         (repository / path).write_text(text)
-    row = {**ROW, "base_commit": commit_all(repository)}
+    row = {**row, "base_commit": commit_all(repository)}
     (folder / "instances.jsonl").write_text(json.dumps(row) + "\n")
     return {
         "instances": str(folder / "instances.jsonl"),
-        "repos": {"tiny/shop": str(repository)},
+        "repos": {f"tiny/{name}": str(repository)},
         "cache_dir": str(folder / "cache"),
         "test_timeout_s": 60.0,
     }
+
+
+@functools.cache
+def tiny_options() -> dict[str, Any]:
+    """The `env:` mapping that plays the task; the repository is made once for the whole test run."""
+    return write_repository("shop", FILES, ROW)
 
 
 def tiny_instance() -> Instance:

@@ -19,9 +19,10 @@ from envs import babaisai, babyai, crafter
 from envs.command_game import clean_command
 from envs.questions.grading import exact, find_answer
 from envs.swe.calls import parse_answer
-from envs.swe.tools import clip, harmless
+from envs.swe.tools import harmless
 from envs.text_game import find_action
 from envs.tools.calls import find_calls
+from envs.tools.results import clip
 from tests.fuzz.targets import QUESTION, encoder, game
 
 REPOSITORY = Path(__file__).parents[2]

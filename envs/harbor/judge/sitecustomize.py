@@ -109,27 +109,46 @@ def _fallback():
     return [] if (sys.argv or [""])[0].startswith(TESTS + "/") else [os.getcwd()]
 
 
-def _importer():
-    """Whose code imports: "agent", "tests" (or somebody who was given the name), or "installed"."""
-    frame = sys._getframe(2)
+def _callers():
+    """The files of the code that called us, innermost first."""
+    frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith("<frozen importlib") and file != __file__:
-            if file.startswith("<") or file.endswith(_ON_REQUEST) or "/multiprocessing/" in file:
-                return "tests"
-            if is_agents(file):
-                return "agent"
-            return "tests" if os.path.join(os.getcwd(), file).startswith(TESTS + "/") else "installed"
+            yield file
         frame = frame.f_back
+
+
+def _importer():
+    """Whose code imports: "agent", "tests" (or somebody who was given the name), or "installed"."""
+    for file in _callers():
+        if file.startswith("<") or file.endswith(_ON_REQUEST) or "/multiprocessing/" in file:
+            return "tests"
+        if is_agents(file):
+            return "agent"
+        return "tests" if os.path.join(os.getcwd(), file).startswith(TESTS + "/") else "installed"
     return "tests"
 
 
+def _is_called_by_agent():
+    files = [file for file in _callers() if not file.startswith("<")]
+    return any(is_agents(file) and file not in SHIPPED and not _is_copied_test(file) for file in files)
+
+
 class Judgement:
-    """Tells the machine outside that this process judges, and later that it has come to its end."""
+    """Tells the machine outside that this process judges, and later that it has come to its end.
+
+    Rewards that programs under test wrote meanwhile are removed: the test script may not write another one.
+    """
 
     def __init__(self):
         self.secret, self.pid = "", 0
         self.others = _processes()
+        self.rewards = {}
+        with contextlib.suppress(OSError):
+            self.rewards = _rewards()
+        self.writes = any(os.path.realpath("/proc/self/fd/" + fd).startswith(REWARDS + "reward.") for fd in "12")
+        """Whether this process writes the reward, or has another of the tests write it."""
 
     def begin(self):
         if self.pid == os.getpid():
@@ -141,8 +160,20 @@ class Judgement:
 
     def end(self):
         if self.pid == os.getpid():
-            self.alone()
+            self.finish()
             self._say("end " + self.secret)
+
+    def finish(self):
+        """Leave neither processes nor rewards of the programs under test."""
+        self.alone()
+        if self.writes:
+            return
+        try:
+            for name, file in _rewards().items():
+                if self.rewards.get(name) != file:
+                    os.remove(REWARDS + name)
+        except OSError:
+            os.kill(os.getpid(), 9)
 
     def alone(self):
         """End the processes that were started since, so that none of them writes after us."""
@@ -167,6 +198,16 @@ class Judgement:
             os.close(pipe)
         except OSError:
             os.kill(os.getpid(), 9)
+
+
+def _rewards():
+    """The reward files as they are now."""
+    found = {}
+    for name in os.listdir(REWARDS) if os.path.isdir(REWARDS) else ():
+        if name.startswith("reward."):
+            status = os.lstat(REWARDS + name)
+            found[name] = (status.st_ino, status.st_ctime_ns)
+    return found
 
 
 def _stat(pid):
@@ -208,7 +249,13 @@ def _watch(event, args):
         if _main in ("-c", "-", "") or _main.startswith(TESTS + "/") or "unittest.main" in sys.modules:
             judgement.begin()
     elif event == "open" and str(args[0]).startswith(REWARDS + "reward.") and args[2] & (os.O_WRONLY | os.O_RDWR):
+        if _is_called_by_agent():
+            raise PermissionError("the tests write the reward")
         judgement.alone()
+        judgement.writes = True
+    elif event in ("os.rename", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"):
+        named = any(place in repr(args[:2]) for place in (REWARDS, TESTS + "/"))
+        judgement.writes = judgement.writes or (named and not _is_called_by_agent())
 
 
 def _be_plain():
@@ -228,7 +275,7 @@ else:
     judgement = Judgement()
     sys.meta_path[:] = [Finder if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
     if _main.startswith(TESTS + "/"):
-        atexit.register(judgement.alone)
+        atexit.register(judgement.finish)
     atexit.register(judgement.end)  # registered first, so it runs after what the agent's code registers
     if hasattr(sys, "addaudithook"):
         sys.addaudithook(_watch)

@@ -10,7 +10,7 @@ import stat
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 
@@ -136,3 +136,27 @@ def _emptied(folder: str) -> list[str]:
                 else:
                     os.unlink(entry.path)
     return inner
+
+
+def walk(
+    top: Path, skipped: Collection[str] = (), unlisted: Callable[[str], object] = lambda folder: None
+) -> Iterator[os.DirEntry[str]]:
+    """Everything below a folder, however deep; links are not followed.
+
+    Args:
+        skipped: names of folders to leave out.
+        unlisted: is told of each folder that cannot be listed: closed to us, gone, or with a path that is too long.
+    """
+    waiting = [str(top)]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if not entry.is_dir(follow_symlinks=False):
+                        yield entry
+                    elif entry.name not in skipped:
+                        waiting.append(entry.path)
+                        yield entry
+        except OSError:
+            unlisted(folder)

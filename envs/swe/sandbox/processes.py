@@ -1,4 +1,4 @@
-"""The processes of a running sandbox, which are started, measured and ended together.
+"""The processes of a running sandbox, which are started and ended together.
 
 bwrap returns when its command has ended, while the rest of its process namespace may still be dying. So the
 namespace's first process is watched: the kernel removes it after all others.
@@ -9,18 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from envs.errors import EnvironmentFault
-from envs.swe.sandbox.held_files import HeldFiles, held_files
 from envs.swe.sandbox.seccomp import seccomp_filter
-from envs.swe.sandbox.sockets import socket_bytes
 
 _END_S = 30.0
 OUTER_FILTER, INNER_FILTER = "@outer-filter", "@inner-filter"
@@ -74,22 +70,6 @@ class Namespace:
                 raise EnvironmentFault(f"a sandbox (bwrap, pid {self.process.pid}) cannot be ended")
         self.process.wait()
 
-    def uses_more_than(self, limit_kb: int, held_kb: int = 0) -> bool:
-        """Whether its processes and sockets together use more memory than that, shared pages counted once.
-
-        `held_kb` is the memory in files, of which a part may be mapped.
-        """
-        pids = list(descendants(self.process.pid))
-        limit_kb -= socket_bytes(pids[0]) >> 10 if pids else 0
-        if sum(map(_resident_kb, pids)) + held_kb <= limit_kb:
-            return False
-        own, shared = (sum(column) for column in zip(*map(_proportional_kb, pids), strict=True)) if pids else (0, 0)
-        return own + max(shared, held_kb) > limit_kb
-
-    def held_files(self, tree: Path, tmp_bytes: int, file_bytes: int) -> HeldFiles:
-        """What its processes hold in files that no folder of the tree shows."""
-        return held_files(descendants(self.process.pid), tree, tmp_bytes, file_bytes)
-
 
 def _readable(data: bytes, ends: contextlib.ExitStack) -> int:
     """A pipe that holds `data`, which is smaller than a pipe."""
@@ -112,55 +92,3 @@ def _open_first(info_fd: int) -> int | None:
         return os.pidfd_open(json.loads(told)["child-pid"])
     except ProcessLookupError:
         return None
-
-
-def _children(pid: int) -> list[int]:
-    """Children of `pid`; none if it is gone."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # the process itself may end while its tasks are listed
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                found += map(int, path.read_text().split())
-    return found
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """All processes below `pid`, as far as they still live."""
-    waiting = _children(pid)
-    while waiting:
-        child = waiting.pop()
-        yield child
-        waiting += _children(child)
-
-
-def _resident_kb(pid: int) -> int:
-    """Memory of a process with its page tables, which can be larger than what they map."""
-    return _kb(Path(f"/proc/{pid}/status"), "VmRSS") + _page_tables_kb(pid)
-
-
-def _page_tables_kb(pid: int) -> int:
-    return _kb(Path(f"/proc/{pid}/status"), "VmPTE")
-
-
-def _kb(file: Path, name: str) -> int:
-    """A number of a file in /proc; 0 if the process is gone."""
-    with contextlib.suppress(OSError):
-        found = re.search(rf"^{name}:\s*(\d+) kB", file.read_text(errors="replace"), re.MULTILINE)
-        return int(found[1]) if found else 0
-    return 0
-
-
-def _proportional_kb(pid: int) -> tuple[int, int]:
-    """Like `_resident_kb`, with shared pages divided among those who share: pages of its own, pages of memory files.
-
-    Forks share almost everything, so the plain sum would count it many times.
-    """
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0, 0
-    except OSError:
-        return _resident_kb(pid), 0
-    values = {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss")}
-    shared = values.get("Pss_Shmem", 0)
-    return values.get("Pss", 0) - shared + _page_tables_kb(pid), shared

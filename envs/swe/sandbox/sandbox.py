@@ -121,7 +121,7 @@ class Sandbox:
         mounts += ["--perms", "0755", "--tmpfs", _IMAGE]
         # Places are mounted instead of what the image has there, and inside of it where it has such a folder.
         missing = (Path(place).parts for _, place in self.places if not (root / place.lstrip("/")).is_dir())
-        hidden = {parts[1] for parts in missing} | {place[1:] for _, place in self.places}
+        hidden = {parts[1] for parts in missing} | {place[1:] for _, place in (*self.places, *self.readable)}
         for entry in sorted(root.iterdir()):
             if entry.name in hidden | {"proc", "dev", "tmp", "sys"}:
                 continue

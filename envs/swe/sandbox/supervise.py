@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.swe.sandbox.held_files import HeldFiles
 from envs.swe.sandbox.processes import Namespace
+from envs.swe.sandbox.usage import HeldFiles, held_files, uses_more_than
 
 _TICK_S = 0.05
 _READ = 1 << 16
@@ -196,13 +196,14 @@ class _Run:
     def _over_use(self, now: float) -> str:
         if now >= self.files_check_at:
             limits = self.limits
-            self.held = self.namespace.held_files(self.tree, limits.tmp_mb << 20, limits.file_mb << 20)
+            self.held = held_files(self.process.pid, self.tree, limits.tmp_mb << 20, limits.file_mb << 20)
             too_big = tree_bytes(self.tree) + self.held.disk > self.tree_limit
             # Large trees take long to add up; a twentieth of the time is what the watch may cost.
             self.files_check_at = now + max(0.25, 20 * (time.monotonic() - now))
             if too_big:
                 return "disk"
-        return "memory" if self.namespace.uses_more_than(self.limits.memory_mb << 10, self.held.memory >> 10) else ""
+        too_much = uses_more_than(self.limits.memory_mb << 10, self.process.pid, self.held.memory >> 10)
+        return "memory" if too_much else ""
 
     def drain(self) -> None:
         """Read what the dead processes left in the pipes."""

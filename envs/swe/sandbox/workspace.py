@@ -102,19 +102,16 @@ class Workspace:
             raise ToolFailure(f"the text is longer than {MAX_FILE_BYTES >> 20} MiB")
         target = self.locate(path)
         try:
-            self._make_folders(target.parent)
+            folders = (target.parent, *target.parent.parents)
+            for folder in reversed([f for f in folders if f.is_relative_to(self.tree) and not f.exists()]):
+                folder.mkdir()
+                give_to_agent(folder)
             descriptor = _open_plain(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, path)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 give_to_agent(file.fileno())
         except OSError as error:
             raise ToolFailure(f"{path}: {_reason(error)}") from error
-
-    def _make_folders(self, folder: Path) -> None:
-        missing = [p for p in (folder, *folder.parents) if p.is_relative_to(self.tree) and not p.exists()]
-        for parent in reversed(missing):
-            parent.mkdir()
-            give_to_agent(parent)
 
 
 def _open_plain(real: Path, flags: int, name: str) -> int:

@@ -9,21 +9,26 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
-from envs.swe.instances import Instance
-from envs.swe.verdict.changes import patched_files
 from envs.swe.verdict.encoding import loosely
-from envs.swe.verdict.pristine import building
+from envs.swe.verdict.evaluate import Expected, Plan, Prober, ProbeRun, Report
 from envs.swe.verdict.probe_files import TRUTHS, Probe, top_level_names
-from envs.swe.verdict.probing import Expected, Plan, Prober, ProbeRun, Reports, wrong_probes
-from envs.swe.verdict.runs import JudgeSettings, TestRun, build_tree, run_tests
-from envs.swe.verdict.trees import reference_tree, scratch_tree
-from envs.swe.verdict.values import bits
+from envs.swe.verdict.runs import JudgeSettings, TestRun, run_tests
+from envs.swe.verdict.trees import (
+    Build,
+    Instance,
+    build_tree,
+    building,
+    patched_files,
+    reference_tree,
+    scratch_tree,
+)
+from envs.swe.verdict.values import EXCEPTION_BITS, bits
 
 MIN_BITS = 8
 """Answers of all decisive probes of an instance together must be at least this long (see `values.bits`)."""
@@ -49,30 +54,12 @@ def load_plan(instance: Instance, pristine: Path, cache: Path, settings: JudgeSe
 def _load(instance: Instance, pristine: Path, target: Path, settings: JudgeSettings) -> Plan:
     with building(target) as scratch:
         if scratch is not None:
-            made = make_plan(instance, pristine, settings)
+            made = _Calibration(instance, pristine, settings).plan()
             scratch.write_text(json.dumps(asdict(made), default=sorted), encoding="utf-8")
     data = json.loads(target.read_text(encoding="utf-8"))
-    draws = {
-        int(draw): {
-            test: {int(n): Expected(e["operator"], e["exception"], tuple(e["values"])) for n, e in probes.items()}
-            for test, probes in tests.items()
-        }
-        for draw, tests in data["draws"].items()
-    }
-    return Plan(draws, data["places"], frozenset(data["packages"]), data["note"])
-
-
-def make_plan(instance: Instance, pristine: Path, settings: JudgeSettings) -> Plan:
-    """Validate the probes of an instance; takes up to 22 runs of tests.
-
-    Raises:
-        ConfigError: as `load_plan`.
-    """
-    calibration = _Calibration(instance, pristine, settings)
-    calibration.run()
-    if why := calibration.too_little():
-        raise ConfigError(f"{instance.instance_id}: {why}")
-    return Plan(calibration.draws, calibration.places, calibration.prober.packages, calibration.note())
+    expected = tuple(Expected(**{**row, "values": tuple(row["values"])}) for row in data["expected"])
+    places = {test: (function, number) for test, (function, number) in data["places"].items()}
+    return Plan(expected, places, frozenset(data["packages"]), data["note"])
 
 
 def why_not_green(instance: Instance, run: TestRun) -> str:
@@ -96,100 +83,109 @@ def _some(names: Collection[str]) -> str:
     return ", ".join(first) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-@dataclass
 class _Calibration:
-    """Runs the probes with the reference solution and without, and keeps those that are valid."""
+    """Runs the probes of an instance with the reference solution and without, and keeps those that are valid."""
 
-    instance: Instance
-    pristine: Path
-    settings: JudgeSettings
-    draws: dict[int, Mapping[str, Mapping[int, Expected]]] = field(default_factory=dict)
-    places: Mapping[str, str] = field(default_factory=dict)
-    weights: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Bits of each decisive probe, by test."""
-    counts: tuple[int, int] = (0, 0)
-    """Assertions that are probed, and all that the required tests reach."""
-
-    def run(self) -> None:
-        self.reference = reference_tree(self.instance, self.pristine)
-        plain = run_tests(self.reference, self.instance.required, self.settings)
-        if why := why_not_green(self.instance, plain):
-            raise ConfigError(f"{self.instance.instance_id}: the reference patch is not paid: {why}")
+    def __init__(self, instance: Instance, pristine: Path, settings: JudgeSettings) -> None:
+        self.instance, self.pristine, self.settings = instance, pristine, settings
+        self.reference = reference_tree(instance, pristine)
         with scratch_tree() as tree:
             self.reference(tree)
-            self.prober = Prober(self.instance, self.settings, top_level_names(tree))
+            self.prober = Prober(instance, settings, top_level_names(tree))
+        self.weights: dict[tuple[str, int], int] = {}
+        """Bits of each decisive probe, by test and number."""
+        self.raising: set[int] = set()
+        """Probes that expect an exception."""
+        self.reached: set[int] = set()
+        """All assertions that the required tests reach."""
+
+    def plan(self) -> Plan:
+        """Find the valid probes; takes up to 22 runs of tests.
+
+        Raises:
+            ConfigError: as `load_plan`.
+        """
+        name, required = self.instance.instance_id, self.instance.required
+        plain = run_tests(self.reference, required, self.settings)
+        if why := why_not_green(self.instance, plain):
+            raise ConfigError(f"{name}: the reference patch is not paid: {why}")
         self.places = self.prober.collect(self.reference)
-        tests = [test for test in self.instance.required if plain.outcomes[test] == "passed"]
-        self.draws[0] = self._own(tests)
-        visible = [test for test in self.instance.fail_to_pass if self._is_visible(test)]
-        for draw in range(1, DRAWS + 1) if visible and self.instance.draw_arguments else ():
-            if found := self._drawn(visible, draw):
-                self.draws[draw] = found
+        expected = self._own([test for test in required if plain.outcomes[test] == "passed"])
+        self._weigh(expected)
+        if why := self._too_little():
+            raise ConfigError(f"{name}: {why}")
+        own, drawn = {one.key for one in expected}, list[Expected]()
+        readable = [test for test in self.instance.fail_to_pass if self._is_readable(test)]
+        for draw in range(1, DRAWS + 1) if readable and self.instance.draw_arguments else ():
+            drawn += self._drawn(readable, draw, own)
+        hard_coded = [test for test in readable if test not in {one.test for one in drawn}]
+        probed = len({one.number for one in expected})
+        note = f"{probed} of {len(self.reached)} assertions probed, {self.total_bits} bits"
+        note += f"; hard-coded answers pass {_some(hard_coded)}" if hard_coded else ""
+        return Plan((*expected, *drawn), self.places, self.prober.packages, note)
 
     def _unsolved(self, tree: Path) -> None:
         build_tree(tree, self.pristine, self.instance.test_patch)
 
-    def _is_visible(self, test: str) -> bool:
+    def _is_readable(self, test: str) -> bool:
+        """Whether the agent can read a test."""
         path = test.split("::", 1)[0]
         return path not in patched_files(self.instance.test_patch) and (self.pristine / path).exists()
 
-    def _play(self, build: Any, tests: Collection[str], **options: Any) -> tuple[ProbeRun, Mapping[int, Probe]]:
+    def _play(self, build: Build, tests: Iterable[str], **options: Any) -> tuple[ProbeRun, Mapping[int, Probe]]:
         run, probes = self.prober.run(build, self.places, tests, **options)
         if run.reason and build is self.reference:
             raise ConfigError(f"{self.instance.instance_id}: its probes do not run: {run.reason}")
         return run, probes
 
-    def _own(self, tests: Collection[str]) -> Mapping[str, Mapping[int, Expected]]:
-        """The probes with the tests' own arguments."""
-        answers = [self._play(self.reference, tests, answering=True) for _ in range(2)]
-        probes = answers[0][1]
-        expected = _stable([_expectations(run.reports, probes) for run, _ in answers])
+    def _own(self, tests: Collection[str]) -> list[Expected]:
+        """The valid probes with the tests' own arguments."""
+        (first, probes), (second, _) = (self._play(self.reference, tests, answering=True) for _ in range(2))
+        again = {one.key: one for one in _expectations(second, probes)}
+        expected = [one for one in _expectations(first, probes) if again.get(one.key) == one]
         for _ in range(_RUNS):
-            run, probes = self._play(self.reference, tests)
-            expected = _without(expected, wrong_probes(expected, run.reports))
-        reached = {n for run, _ in answers for found in run.reports.values() for n in found}
-        self.counts = len({n for found in expected.values() for n in found}), len(reached)
-        self._weigh(expected, probes)
+            run, _ = self._play(self.reference, tests)
+            expected = [one for one in expected if one.fits(run.reports)]
+        self.reached = {number for run in (first, second) for _, number in run.reports}
         return expected
 
-    def _weigh(self, expected: Mapping[str, Mapping[int, Expected]], probes: Mapping[int, Probe]) -> None:
+    def _weigh(self, expected: list[Expected]) -> None:
+        """Run the probes on the unsolved tree. Those that report something else there are decisive."""
+        self.raising = {one.number for one in expected if one.operator == "raises"}
         values: dict[int, list[str]] = {}
-        for found in expected.values():
-            for number, one in found.items():
-                values.setdefault(number, []).extend(map(loosely, one.values))
-        run, _ = self._play(self._unsolved, list(expected), leaks=values)
-        for test, numbers in wrong_probes(expected, run.reports).items():
-            for number in numbers:
-                known = {*probes[number].literals}
-                for report in run.reports.get(test, {}).get(number, []):
-                    known |= set(report.get("seen", ()))
-                weight = _weight(expected[test][number], probes[number], known)
-                if weight:
-                    self.weights.setdefault(test, {})[number] = weight
+        for one in expected:
+            values.setdefault(one.number, []).extend(map(loosely, one.values))
+        run, probes = self._play(self._unsolved, dict.fromkeys(one.test for one in expected), leaks=values)
+        for one in expected:
+            if not one.fits(run.reports):
+                seen = (report.get("seen", ()) for report in run.reports.get(one.key, []))
+                if weight := _weight(one, probes[one.number], probes[one.number].literals.union(*seen)):
+                    self.weights[one.key] = weight
 
-    def _drawn(self, tests: Collection[str], draw: int) -> Mapping[str, Mapping[int, Expected]]:
+    def _drawn(self, tests: Collection[str], draw: int, own: Collection[tuple[str, int]]) -> list[Expected]:
         """Decisive probes with drawn arguments; what the reference reports is expected."""
         run, probes = self._play(self.reference, tests, draw=draw)
-        own = self.draws[0]
-        expected = {
-            test: {n: one for n, ones in found.items() if n in own.get(test, ()) and (one := _as_is(probes[n], ones))}
-            for test, found in run.reports.items()
-        }
+        found = [_as_is(key, draw, probes[key[1]], reports) for key, reports in run.reports.items() if key in own]
+        expected = [one for one in found if one is not None]
         for _ in range(_RUNS - 1):
-            again, _ = self._play(self.reference, tests, draw=draw)
-            expected = _without(expected, wrong_probes(expected, again.reports))
-        wrong = wrong_probes(expected, self._play(self._unsolved, tests, draw=draw)[0].reports)
-        return {test: {n: expected[test][n] for n in numbers} for test, numbers in wrong.items()}
+            run, _ = self._play(self.reference, tests, draw=draw)
+            expected = [one for one in expected if one.fits(run.reports)]
+        unsolved, _ = self._play(self._unsolved, tests, draw=draw)
+        return [one for one in expected if not one.fits(unsolved.reports)]
 
     @property
     def total_bits(self) -> int:
-        """Bits of all decisive probes; one that several tests run counts once."""
-        return sum({number: weight for found in self.weights.values() for number, weight in found.items()}.values())
+        """Bits of all decisive probes; one that several tests run counts once.
 
-    def too_little(self) -> str:
+        The classes of all exceptions count once together: one class can inherit from all that are expected.
+        """
+        weights = {number: weight for (_, number), weight in self.weights.items()}
+        return sum(weights.values()) - EXCEPTION_BITS * max(len(self.raising & weights.keys()) - 1, 0)
+
+    def _too_little(self) -> str:
         """Why the probes say too little about a solution; empty if they say enough."""
-        bare = [test for test in self.instance.fail_to_pass if test not in self.weights]
-        if bare:
+        decided = {test for test, _ in self.weights}
+        if bare := [test for test in self.instance.fail_to_pass if test not in decided]:
             return f"no probe tells a solution from the unsolved tree in {_some(bare)}, so code that fakes it is paid"
         if self.total_bits < MIN_BITS:
             return (
@@ -197,45 +193,15 @@ class _Calibration:
             )
         return ""
 
-    def note(self) -> str:
-        probed, reached = self.counts
-        share = f"{probed} of {reached} assertions probed, {self.total_bits} bits"
-        hard = [
-            test
-            for test in self.instance.fail_to_pass
-            if self._is_visible(test) and not any(test in found for draw, found in self.draws.items() if draw)
-        ]
-        return share + (f"; hard-coded answers pass {_some(hard)}" if hard else "")
 
-
-def _expectations(reports: Reports, probes: Mapping[int, Probe]) -> dict[str, dict[int, Expected]]:
-    found: dict[str, dict[int, Expected]] = {}
-    for test, several in reports.items():
-        for number, ones in several.items():
-            probe = probes[number]
-            if probe.operator in TRUTHS:
-                found.setdefault(test, {})[number] = Expected(probe.operator, "", (None,) * len(ones))
-            elif probe.operator != "none" and all("expected" in one for one in ones):
-                values = tuple(one["expected"] for one in ones)
-                found.setdefault(test, {})[number] = Expected(probe.operator, probe.exception, values)
-    return found
-
-
-def _stable(runs: list[dict[str, dict[int, Expected]]]) -> dict[str, dict[int, Expected]]:
-    """What all runs agree on."""
-    first, *others = runs
-    return {
-        test: {n: one for n, one in found.items() if all(run.get(test, {}).get(n) == one for run in others)}
-        for test, found in first.items()
-    }
-
-
-def _without(
-    expected: Mapping[str, Mapping[int, Expected]], wrong: Mapping[str, Collection[int]]
-) -> dict[str, dict[int, Expected]]:
-    return {
-        test: {n: one for n, one in found.items() if n not in wrong.get(test, ())} for test, found in expected.items()
-    }
+def _expectations(run: ProbeRun, probes: Mapping[int, Probe]) -> Iterable[Expected]:
+    for (test, number), reports in run.reports.items():
+        probe = probes[number]
+        if probe.operator in TRUTHS:
+            yield Expected(test, number, probe.operator, "", (None,) * len(reports))
+        elif probe.operator != "none" and all("expected" in one for one in reports):
+            values = tuple(one["expected"] for one in reports)
+            yield Expected(test, number, probe.operator, probe.exception, values)
 
 
 def _weight(expected: Expected, probe: Probe, known: Collection[str]) -> int:
@@ -248,13 +214,13 @@ def _weight(expected: Expected, probe: Probe, known: Collection[str]) -> int:
     )
 
 
-def _as_is(probe: Probe, reports: list[Mapping[str, Any]]) -> Expected | None:
+def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[Report]) -> Expected | None:
     """What the reference reports, as an expectation; None where another solution may report something else."""
     if not all("value" in report for report in reports):
         return None
     values = tuple(report["value"] for report in reports)
     if probe.operator in ("==", "nearly", "same items"):
-        return Expected("redrawn", "", values)
+        return Expected(*key, "redrawn", "", values, draw)
     if probe.operator in TRUTHS and len(set(values)) == 1:
-        return Expected("truthy" if values[0] else "falsy", "", (None,) * len(values))
+        return Expected(*key, "truthy" if values[0] else "falsy", "", (None,) * len(values), draw)
     return None

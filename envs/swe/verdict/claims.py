@@ -90,7 +90,7 @@ class Origins:
         self.names: dict[str, Origin] = {"self": Origin.TOUCHED, "cls": Origin.TOUCHED}
         for _ in range(2):
             for node in module.body:
-                self._top_level(node)
+                self._see(node)
 
     def inside(self, function: Function) -> Origins:
         """The same with the function's own names."""
@@ -101,7 +101,7 @@ class Origins:
             made.names.setdefault(argument.arg, Origin.TEST if argument.arg in given else Origin.TOUCHED)
         for _ in range(3):
             for node in ast.walk(function):
-                made._flow(node)
+                made._see(node)
         return made
 
     def of(self, node: ast.AST) -> Origin:
@@ -109,51 +109,42 @@ class Origins:
         names = (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
         return max((self.names.get(name, Origin.TEST) for name in names), default=Origin.TEST)
 
-    def _top_level(self, node: ast.stmt) -> None:
-        if isinstance(node, ast.If | ast.Try):
-            for child in ast.iter_child_nodes(node):
-                if isinstance(child, ast.stmt):
-                    self._top_level(child)
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.split(".")[0] in self.packages:
-                    self.names[alias.asname or alias.name.split(".")[0]] = Origin.PACKAGE
-        elif isinstance(node, ast.ImportFrom):
-            if node.level or (node.module or "").split(".")[0] in self.packages:
-                self.names |= {alias.asname or alias.name: Origin.PACKAGE for alias in node.names}
-        elif isinstance(node, Function | ast.ClassDef):
-            self._raise(node.name, self.of(node))
-        else:
-            self._flow(node)
-
-    def _flow(self, node: ast.AST) -> None:
+    def _see(self, node: ast.AST) -> None:
+        """Learn from a statement, or a part of one, what its names come from."""
         match node:
+            case ast.If() | ast.Try() if not self.in_function:
+                for child in ast.iter_child_nodes(node):
+                    if isinstance(child, ast.stmt):
+                        self._see(child)
+            case ast.Import(names=names):
+                for alias in names:
+                    if alias.name.split(".")[0] in self.packages:
+                        self.names[alias.asname or alias.name.split(".")[0]] = Origin.PACKAGE
+            case ast.ImportFrom(level=level, module=module, names=names):
+                if level or (module or "").split(".")[0] in self.packages:
+                    self.names |= {alias.asname or alias.name: Origin.PACKAGE for alias in names}
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                self._raise(name, self.of(node))
+            case ast.ClassDef(name=name) if not self.in_function:
+                self._raise(name, self.of(node))
             case ast.Assign(targets=targets, value=value):
-                pairs = [(target, value) for target in targets]
-            case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
-                pairs = [(target, value)]
-            case ast.AugAssign(target=target, value=value):
-                pairs = [(target, value)]
-            case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
-                pairs = [(target, value)]
+                for target in targets:
+                    self._raise_all(target, self.of(value))
+            case (
+                ast.AnnAssign(target=target, value=ast.expr() as value)
+                | ast.NamedExpr(target=target, value=value)
+                | ast.AugAssign(target=target, value=value)
+                | ast.For(target=target, iter=value)
+                | ast.comprehension(target=target, iter=value)
+            ):
+                self._raise_all(target, self.of(value))
             case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
-                pairs = [(target, value)]
-                if _called(value) in RAISERS:
-                    self._raise_all(target, Origin.PACKAGE)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Import() | ast.ImportFrom():
-                self._top_level(node)
-                return
-            case ast.Call(func=function):
-                if self.of(function) is Origin.PACKAGE:
-                    for argument in (*node.args, *(k.value for k in node.keywords)):
-                        inner = argument.value if isinstance(argument, ast.Starred) else argument
-                        if isinstance(inner, ast.Name):
-                            self._raise(inner.id, Origin.TOUCHED)
-                return
-            case _:
-                return
-        for target, value in pairs:
-            self._raise_all(target, self.of(value))
+                self._raise_all(target, Origin.PACKAGE if _called(value) in RAISERS else self.of(value))
+            case ast.Call(func=function) if self.of(function) is Origin.PACKAGE:
+                for argument in (*node.args, *(k.value for k in node.keywords)):
+                    inner = argument.value if isinstance(argument, ast.Starred) else argument
+                    if isinstance(inner, ast.Name):
+                        self._raise(inner.id, Origin.TOUCHED)
 
     def _raise_all(self, target: ast.AST, origin: Origin) -> None:
         for name in ast.walk(target):
@@ -242,16 +233,13 @@ def _pair(left: ast.expr, operator: str, right: ast.expr, origins: Origins) -> I
     mirrored = sides[1] > sides[0]
     observed, expected = (right, left) if mirrored else (left, right)
     operator = MIRRORED.get(operator, operator) if mirrored else operator
-    if operator in ("is", "is not") and not _is_singleton(expected):
+    singleton = isinstance(expected, ast.Constant) and any(expected.value is one for one in _SINGLETONS)
+    if operator in ("is", "is not") and not singleton:
         # Identity cannot be told from outside.
         test = ast.Compare(observed, [ast.Is()], [expected])
         yield Claim("truthy" if operator == "is" else "falsy", test)
     else:
         yield Claim(operator, observed, expected)
-
-
-def _is_singleton(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and any(node.value is value for value in _SINGLETONS)
 
 
 def _raising_call(call: ast.Call) -> Iterator[Claim]:

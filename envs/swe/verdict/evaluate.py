@@ -3,26 +3,151 @@
 1. The judged tree is built anew: the pristine files, the tests' patch, and of the agent's changes only those that are
    neither tests nor configure them.
 2. Probes run: copies of the required tests without anything that they expect (`probe_files.py`). What they report is
-   compared outside of the sandbox. Code cannot read the answers there, because they are not there.
+   compared outside of the sandbox with the instance's `Plan`. Code cannot read the answers there, because they are not
+   there.
 3. Then the required tests run, and all of them must be green. They come last, because code could remember what they
    expect; each run has a fresh sandbox.
 """
 
 from __future__ import annotations
 
+import json
+import random
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from envs.swe.instances import Instance
-from envs.swe.verdict.changes import TooMuchChanged
-from envs.swe.verdict.probing import Plan, Prober, wrong_probes
-from envs.swe.verdict.runs import JudgeSettings, run_tests
-from envs.swe.verdict.trees import Build, counted_changes
+from envs.swe.verdict.probe_files import TRUTHS, Probe, probe_files
+from envs.swe.verdict.runs import JudgeSettings, files_of, run_pytest, run_tests
+from envs.swe.verdict.trees import Build, Instance, TooMuchChanged, counted_changes, is_protected, scratch_tree
+from envs.swe.verdict.values import Unreadable, fits
 
 PROBES_TIME = 3
 """The probes of one verdict together take no longer than this many times the limit of one run."""
+Report = Mapping[str, Any]
+Reports = Mapping[tuple[str, int], list[Report]]
+"""What each probe reported in each test, in order; by the test's id and the probe's number."""
+Place = tuple[str, int]
+"""Where pytest finds a test: its function, and its number among those that `parametrize` makes of it."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one probe must report while one test runs: its operator, and for each time that it runs what is expected."""
+
+    test: str
+    number: int
+    operator: str
+    exception: str
+    values: tuple[Any, ...]
+    draw: int = 0
+    """The set of drawn arguments; 0 for the test's own."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.test, self.number
+
+    def fits(self, reports: Reports) -> bool:
+        """Whether the probe reported this, neither less nor more."""
+        found = reports.get(self.key, [])
+        try:
+            return len(found) == len(self.values) and all(
+                fits(self.operator, self.exception, report, value)
+                for report, value in zip(found, self.values, strict=True)
+            )
+        except Unreadable:
+            return False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The valid probes of an instance. It stays outside of the sandbox."""
+
+    expected: tuple[Expected, ...]
+    places: Mapping[str, Place]
+    packages: frozenset[str]
+    """Names of what is tested, in the reference's tree. In the agent's, they would be the agent's choice."""
+    note: str = ""
+    """What is worth knowing about the instance, in words."""
+
+
+@dataclass(frozen=True)
+class ProbeRun:
+    """What a run of probe files reported; `reason` is set if none of it counts."""
+
+    reports: Reports = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """Where each test is, if they were only collected."""
+    reason: str = ""
+
+
+class Prober:
+    """Makes and runs the probe files of one instance."""
+
+    def __init__(self, instance: Instance, settings: JudgeSettings, packages: frozenset[str]) -> None:
+        self.instance, self.settings, self.packages = instance, settings, packages
+
+    def collect(self, build: Build) -> Mapping[str, Place]:
+        """The place of each test that pytest finds."""
+        with scratch_tree() as tree:
+            build(tree)
+            return self._run(tree, {"wanted": None}, self.instance.required, {}).places
+
+    def run(
+        self,
+        build: Build,
+        places: Mapping[str, Place],
+        tests: Iterable[str],
+        draw: int = 0,
+        answering: bool = False,
+        leaks: Mapping[int, Collection[str]] | None = None,
+    ) -> tuple[ProbeRun, Mapping[int, Probe]]:
+        """Run the probes of `tests` on a tree; with `answering`, they also report what the tests expect.
+
+        `leaks` has values by probe: those that the probe's callers hold are reported as seen.
+        """
+        with scratch_tree() as tree:
+            build(tree)
+            files = probe_files(tree, lambda path: is_protected(path, self.instance), self.packages, draw, answering)
+            for path, text in files.texts.items():
+                (tree / path).write_text(text, encoding="utf-8")
+            own = {(files.renamed(places[t][0]), places[t][1]): t for t in tests if t in places}
+            kinds = {number: probe.operator for number, probe in files.probes.items()}
+            job = {
+                "wanted": list(own),
+                "truths": [n for n, kind in kinds.items() if kind in TRUTHS],
+                "values": [n for n, kind in kinds.items() if kind not in (*TRUTHS, "none")],
+                "leaks": {str(number): list(values) for number, values in (leaks or {}).items()},
+            }
+            return self._run(tree, job, own.values(), own), files.probes
+
+    def _run(self, tree: Path, job: Mapping[str, Any], tests: Iterable[str], own: Mapping[Place, str]) -> ProbeRun:
+        # Other seeds each time: what a set prints must not matter.
+        seed = random.SystemRandom().randrange(1, 1000)
+        job = {"truths": [], "values": [], "leaks": {}, **job}
+        outcome = run_pytest(tree, files_of(tree, tests), job, self.settings, seed)
+        if outcome.stopped:
+            return ProbeRun(reason=f"the tests were stopped by their {outcome.stopped} limit")
+        return _read(outcome.report, own)
+
+
+def _read(report: bytes, own: Mapping[Place, str]) -> ProbeRun:
+    """Sort the lines of a report by test and probe. A line that is not one of ours spoils the whole report."""
+    reports: dict[tuple[str, int], list[Report]] = {}
+    places: dict[str, Place] = {}
+    try:
+        for line in report.splitlines():
+            record = json.loads(line)
+            function, index = record["test"] or ("", 0)
+            if "item" in record:
+                places[str(record["item"])] = function, index
+            elif (function, index) in own:
+                reports.setdefault((own[function, index], int(record["probe"])), []).append(record)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ProbeRun(reason="the report of the probes was tampered with")
+    return ProbeRun(reports, places)
 
 
 @dataclass(frozen=True)
@@ -53,39 +178,41 @@ def evaluate(instance: Instance, pristine: Path, tree: Path, settings: JudgeSett
     run = run_tests(build, instance.required, settings)
     if run.reason:
         return Verdict(False, reason=run.reason)
+    green = run.green - wrong
+    red = [test for test in instance.required if test not in green]
     if wrong and run.green.issuperset(instance.required):
         reason = f"{min(wrong)} passes, but what it calls returns something else where the answer is not at hand"
-    return _verdict(instance, run.green - wrong, run.outcomes, reason)
+    elif red:
+        reason = f"{len(red)} of {len(instance.required)} required tests are not green, as {red[0]}"
+    fail, keep = (_share(green, tests) for tests in (instance.fail_to_pass, instance.pass_to_pass))
+    return Verdict(not red, fail, keep, reason, run.outcomes)
 
 
 def _run_probes(instance: Instance, settings: JudgeSettings, plan: Plan, build: Build) -> tuple[frozenset[str], str]:
-    """The tests with a wrong probe, or why the probes did not run. What is wrong once only was wrong by chance."""
+    """The tests with a wrong probe, or why the probes did not run.
+
+    Code may throw dice, so probes get a second run. The better one counts as a whole: if each probe could choose, code
+    that knows which run it is in would have two answers to each.
+    """
     wrong, limits = frozenset[str](), settings.limits
     deadline = time.monotonic() + PROBES_TIME * limits.seconds
-    for draw, expected in plan.draws.items():
-        left = expected
+    for draw in sorted({one.draw for one in plan.expected}):
+        expected = [one for one in plan.expected if one.draw == draw]
+        tests = dict.fromkeys(one.test for one in expected)
+        found = set(tests)
         for _ in range(2):
             seconds = min(limits.seconds, deadline - time.monotonic())
             if seconds <= 0:
                 return wrong, "the time for judging was used up"
             timed = replace(settings, limits=replace(limits, seconds=seconds))
-            run, _ = Prober(instance, timed, plan.packages).run(build, plan.places, list(left), draw)
+            run, _ = Prober(instance, timed, plan.packages).run(build, plan.places, tests, draw)
             if run.reason:
                 return wrong, run.reason
-            found = wrong_probes(left, run.reports)
-            left = {test: {n: expected[test][n] for n in numbers} for test, numbers in found.items()}
-            if not left:
+            found = min(found, {one.test for one in expected if not one.fits(run.reports)}, key=len)
+            if not found:
                 break
-        wrong |= left.keys()
+        wrong |= found
     return wrong, ""
-
-
-def _verdict(instance: Instance, green: Collection[str], outcomes: Mapping[str, str], reason: str) -> Verdict:
-    fail, keep = (_share(green, tests) for tests in (instance.fail_to_pass, instance.pass_to_pass))
-    red = [test for test in instance.required if test not in green]
-    if red and not reason:
-        reason = f"{len(red)} of {len(instance.required)} required tests are not green, as {red[0]}"
-    return Verdict(not red, fail, keep, reason, outcomes)
 
 
 def _share(green: Collection[str], tests: Sequence[str]) -> float:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Collection, Mapping
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.swe.verdict.claims import Claim, Function, Origins, claims_of
-from envs.swe.verdict.drawing import draw_literals
 from envs.swe.verdict.encoding import encode, loosely
 from envs.swe.verdict.slicing import slice_tests
 
@@ -38,6 +38,7 @@ class Probe:
     """Whether the probe itself compares something, so that what it reports is easily guessed."""
 
 
+_MAX_DRAWN_TEXT = 20
 _Rewritten = tuple[Function, Origins, range]
 """A test function or helper, where its names come from, and the numbers of its probes."""
 
@@ -84,8 +85,9 @@ def _make(sources: tuple[tuple[str, bytes], ...], packages: frozenset[str], draw
     probes: dict[int, Probe] = {}
     functions: list[_Rewritten] = []
     for module in modules.values():
-        rewriter = _Rewriter(module, packages, answering, draw, probes)
-        rewriter.rewrite()
+        rewriter = _Rewriter(Origins(module, packages), answering, draw, probes)
+        _drop_docstring(module)
+        rewriter.visit(module)
         functions += rewriter.functions
     if not answering:
         slice_tests(modules, [(function, origins) for function, origins, _ in functions], packages)
@@ -94,8 +96,8 @@ def _make(sources: tuple[tuple[str, bytes], ...], packages: frozenset[str], draw
             probes |= {number: replace(probes[number], literals=literals) for number in numbers}
     names = _rename(modules.values())
     for module in modules.values():
-        after = next((i for i, node in enumerate(module.body) if not _is_future(node)), len(module.body))
-        module.body.insert(after, ast.ImportFrom("swe_probe", [ast.alias("probe")], 0))
+        future = sum(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in module.body)
+        module.body.insert(future, ast.ImportFrom("swe_probe", [ast.alias("probe")], 0))
     texts = {path: ast.unparse(ast.fix_missing_locations(module)) + "\n" for path, module in modules.items()}
     return ProbeFiles(texts, probes, names)
 
@@ -107,30 +109,15 @@ def _parse(source: bytes) -> ast.Module:
         return ast.Module([], [])
 
 
-def _is_future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
-
-
 class _Rewriter(ast.NodeTransformer):
     """Replaces the assertions of one module."""
 
-    def __init__(
-        self,
-        module: ast.Module,
-        packages: Collection[str],
-        answering: bool,
-        draw: int,
-        probes: dict[int, Probe],
-    ) -> None:
-        self.module, self.answering, self.draw, self.probes = module, answering, draw, probes
+    def __init__(self, origins: Origins, answering: bool, draw: int, probes: dict[int, Probe]) -> None:
+        self.module_origins, self.answering, self.draw, self.probes = origins, answering, draw, probes
         self.origins: Origins | None = None
+        """Those of the test function that is being rewritten."""
         self.nested = False
-        self.module_origins = Origins(module, packages)
         self.functions: list[_Rewritten] = []
-
-    def rewrite(self) -> None:
-        _drop_docstring(self.module)
-        self.visit(self.module)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         _drop_docstring(node)
@@ -158,16 +145,7 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
         return node
 
-    def visit_Assert(self, node: ast.Assert) -> ast.AST | list[ast.stmt]:
-        return self._claims(node)
-
-    def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
-        return self._claims(node)
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
-        return self._claims(node)
-
-    def _claims(self, node: ast.Assert | ast.With | ast.Expr) -> ast.AST | list[ast.stmt]:
+    def visit_Assert(self, node: ast.Assert | ast.With | ast.Expr) -> ast.AST | list[ast.stmt]:
         claims = claims_of(node, self.origins) if self.origins is not None else None
         if claims is None:
             return self.generic_visit(node)
@@ -177,23 +155,17 @@ class _Rewriter(ast.NodeTransformer):
         if self.nested:
             # A callback: the package decides how often it runs, and in which order.
             claims = [replace(claim, operator="none", expected=None) for claim in claims]
-        return [statement for claim in claims for statement in self._claim(claim)]
+        return [statement for claim in claims for statement in self._probe(claim)]
 
-    def _claim(self, claim: Claim) -> list[ast.stmt]:
+    visit_With = visit_Expr = visit_Assert
+
+    def _probe(self, claim: Claim) -> list[ast.stmt]:
+        """The statements that report what a claim observes."""
+        observed, expected = claim.observed, claim.expected
         if claim.operator in ("contains", "lacks"):
-            assert isinstance(claim.observed, ast.expr) and claim.expected is not None
-            claim = Claim(claim.operator, ast.Compare(claim.expected, [ast.In()], [claim.observed]))
-        probe = Probe(claim.operator, claim.exception, compares=_compares(claim.observed))
-        return self._probe(probe, claim.observed, claim.expected, claim.target)
-
-    def _probe(
-        self,
-        probe: Probe,
-        observed: ast.expr | list[ast.stmt],
-        expected: ast.expr | None = None,
-        target: ast.expr | None = None,
-    ) -> list[ast.stmt]:
-        number = self._new(probe)
+            assert isinstance(observed, ast.expr) and expected is not None
+            observed, expected = ast.Compare(expected, [ast.In()], [observed]), None
+        number = self._new(Probe(claim.operator, claim.exception, compares=_compares(observed)))
         before: list[ast.stmt] = []
         if isinstance(observed, list) and len(observed) == 1 and isinstance(observed[0], ast.Expr | ast.Assign):
             observed = observed[0].value
@@ -202,11 +174,11 @@ class _Rewriter(ast.NodeTransformer):
             before.append(ast.FunctionDef(step, _no_arguments(), observed, []))
             arguments: list[ast.expr] = [ast.Name(step, ast.Load())]
         else:
-            arguments = [_lambda(observed)]
+            arguments = [ast.Lambda(_no_arguments(), observed)]
         if self.answering and expected is not None:
-            arguments.append(_lambda(expected))
+            arguments.append(ast.Lambda(_no_arguments(), expected))
         call = _call(number, *arguments)
-        return [*before, ast.Assign([target], call) if target is not None else ast.Expr(call)]
+        return [*before, ast.Assign([claim.target], call) if claim.target is not None else ast.Expr(call)]
 
     def _new(self, probe: Probe) -> int:
         self.probes[len(self.probes)] = probe
@@ -220,10 +192,6 @@ def _compares(observed: ast.expr | list[ast.stmt]) -> bool:
 
 def _call(number: int, *arguments: ast.expr) -> ast.Call:
     return ast.Call(ast.Name("probe", ast.Load()), [ast.Constant(number), *arguments], [])
-
-
-def _lambda(body: ast.expr) -> ast.Lambda:
-    return ast.Lambda(_no_arguments(), body)
 
 
 def _no_arguments() -> ast.arguments:
@@ -264,3 +232,40 @@ def _rename(modules: Collection[ast.Module]) -> Mapping[str, str]:
         elif isinstance(node, ast.Attribute):
             node.attr = names.get(node.attr, node.attr)
     return names
+
+
+def draw_literals(function: Function, seed: int) -> None:
+    """Draw other literal arguments for a test that the agent could read, so that hard-coded answers are wrong.
+
+    Changes are mild: numbers from 2 on grow by the same small amount, and letters of short texts move along the
+    alphabet. Equal literals stay equal and keep their order. The same seed makes the same changes.
+    """
+    rng = random.Random(f"{seed} {function.name}")
+    step, turn = rng.randint(1, 3), rng.randint(1, 5)
+    kept = {id(node) for outer in ast.walk(function) for node in _kept(outer)}
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Constant) or id(node) in kept:
+            continue
+        if isinstance(node.value, str) and len(node.value) <= _MAX_DRAWN_TEXT:
+            node.value = "".join(_turned(letter, turn) for letter in node.value)
+        elif isinstance(node.value, int | float) and not isinstance(node.value, bool) and node.value >= 2:
+            node.value += step
+
+
+def _kept(node: ast.AST) -> Sequence[ast.AST]:
+    """Literals that are names or formats rather than values."""
+    if isinstance(node, ast.JoinedStr):
+        return list(ast.walk(node))
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in ("parametrize", "getattr", "setattr", "hasattr", "encode", "decode", "open"):
+            return node.args[:2]
+    return []
+
+
+def _turned(letter: str, turn: int) -> str:
+    for first in "aA":
+        place = ord(letter) - ord(first)
+        if 0 <= place < 26:
+            return chr(ord(first) + (place + turn) % 26)
+    return letter

@@ -1,7 +1,7 @@
 """Runs tests in a fresh sandbox, and reads the outcome of each test outside of it.
 
 1. The tree is built anew and mounted read-only.
-2. `judge_script.py` runs the tests and reports every step through a pipe, in numbered and signed records. The chain
+2. `pytest_script.py` runs the tests and reports every step through a pipe, in numbered and signed records. The chain
    must be complete, a green test must have been set up, called and torn down, and pytest's own verdict must agree with
    the exit status of the process.
 
@@ -15,18 +15,18 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from envs.swe.sandbox.folders import process_folder, remove_tree
 from envs.swe.sandbox.sandbox import TESTBED, Sandbox
 from envs.swe.sandbox.supervise import Limits, Outcome
-from envs.swe.sandbox.workspace import copy_tree, hand_over
-from envs.swe.verdict.pristine import git
+from envs.swe.sandbox.workspace import hand_over
+from envs.swe.verdict.trees import Build, scratch_tree
 
-_SCRIPT = Path(__file__).with_name("judge_script.py")
-_INSIDE = "/judge/judge_script.py"
+_FOLDER, _SCRIPTS = "/judge", ("pytest_script.py", "encoding.py")
+"""Where the sandbox shows the scripts; the first of them is run."""
 _FIXED_ARGS = ("-q", "--tb=no", "--color=no", "-p", "no:cacheprovider", "--continue-on-collection-errors")
 _BROKEN_CODES = (3, 4)
 """pytest's exit statuses for an internal error and for a command line or configuration that it refuses."""
@@ -60,52 +60,40 @@ class TestRun:
         return frozenset(test for test, outcome in self.outcomes.items() if outcome in ("passed", "xfailed"))
 
 
-def build_tree(target: Path, pristine: Path, test_patch: str = "") -> None:
-    """Make a tree to run tests in: the pristine files without git's data, with the tests' patch.
-
-    Raises:
-        ConfigError: the patch does not apply.
-    """
-    copy_tree(pristine, target)
-    remove_tree(target / ".git")
-    if test_patch.strip():
-        text = test_patch if test_patch.endswith("\n") else test_patch + "\n"
-        git("apply", "--whitespace=nowarn", "-", cwd=target, stdin=text)
-
-
-def run_tests(build: Callable[[Path], None], ids: Iterable[str], settings: JudgeSettings) -> TestRun:
+def run_tests(build: Build, ids: Iterable[str], settings: JudgeSettings) -> TestRun:
     """Build a tree, run the tests `ids` in it (all that pytest finds, if none are named), and remove it."""
-    folder = process_folder().make()
-    try:
-        tree = folder / "tree"
+    ids = tuple(ids)
+    with scratch_tree() as tree:
         build(tree)
-        hand_over(tree)
-        return _run_in(tree, tuple(ids), settings)
-    finally:
-        remove_tree(folder)
+        files = files_of(tree, ids)
+        if ids and not files:
+            return TestRun(reason="none of the required test files exists")
+        key = secrets.token_bytes(32)
+        outcome = run_pytest(tree, files, {"key": key.hex(), "ids": ids}, settings)
+    return replace(read_report(outcome, key), output=outcome.output)
 
 
-def _run_in(tree: Path, ids: tuple[str, ...], settings: JudgeSettings) -> TestRun:
-    files = [f for f in dict.fromkeys(i.split("::", 1)[0] for i in ids) if (tree / f).is_file()]
-    if ids and not files:
-        return TestRun(reason="none of the required test files exists")
+def run_pytest(
+    tree: Path, files: Iterable[str], job: Mapping[str, Any], settings: JudgeSettings, hash_seed: int = 0
+) -> Outcome:
+    """Run `pytest_script.py` on test files of a tree, in a fresh sandbox; `job` says which tests and what to report."""
+    hand_over(tree)
     sandbox = Sandbox(
         tree,
         settings.python,
         settings.limits,
-        readable=((_SCRIPT, _INSIDE),),
+        readable=tuple((Path(__file__).with_name(name), f"{_FOLDER}/{name}") for name in _SCRIPTS),
+        variables=(("PYTHONHASHSEED", str(hash_seed)),),
         writable_tree=settings.writable_tests,
     )
-    job = {"ids": ids, "roots": source_roots(tree), "args": pytest_args(settings, files)}
-    key = secrets.token_bytes(32)
-    stdin = key.hex().encode() + b"\n" + json.dumps(job).encode()
-    outcome = sandbox.run_with_report([str(settings.python), "-s", "-B", _INSIDE], stdin)
-    return replace(read_report(outcome, key), output=outcome.output)
+    args = [f"--rootdir={TESTBED}", "-o", "addopts=", *_FIXED_ARGS, *settings.test_args, *files]
+    stdin = json.dumps({**job, "roots": source_roots(tree), "args": args}).encode()
+    return sandbox.run_with_report([str(settings.python), "-s", "-B", f"{_FOLDER}/{_SCRIPTS[0]}"], stdin)
 
 
-def pytest_args(settings: JudgeSettings, files: Iterable[str]) -> list[str]:
-    """Arguments of pytest for a run of some files."""
-    return [f"--rootdir={TESTBED}", "-o", "addopts=", *_FIXED_ARGS, *settings.test_args, *files]
+def files_of(tree: Path, tests: Iterable[str]) -> list[str]:
+    """The files of some tests, as far as they are in the tree."""
+    return [file for file in dict.fromkeys(test.split("::", 1)[0] for test in tests) if (tree / file).is_file()]
 
 
 def source_roots(tree: Path) -> list[str]:

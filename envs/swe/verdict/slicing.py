@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TypeGuard
 
 from envs.swe.verdict.claims import Function, Origin, Origins, parametrized
 
@@ -21,7 +20,8 @@ def slice_tests(
     gone: set[str] = set()
     while True:
         names = frozenset[str]().union(*map(_loaded, modules.values()))
-        attributes = {n.attr for m in modules.values() for n in ast.walk(m) if _is_loaded_attribute(n)}
+        nodes = (node for module in modules.values() for node in ast.walk(module))
+        attributes = {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
         read = names | attributes
         unused: list[ast.AST] = []
         for function, origins in functions:
@@ -94,10 +94,6 @@ def _blank_columns(function: Function) -> None:
         call.keywords = [keyword for keyword in call.keywords if keyword.arg != "ids"]
         if name not in loaded and not indirect and len(call.args) > 1:
             _blank_column(call.args[1], column, sum(one is call for one, _ in given.values()))
-
-
-def _is_loaded_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
-    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:

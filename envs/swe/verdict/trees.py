@@ -1,18 +1,273 @@
-"""Builds the trees that tests run in: the agent's, the reference solution's and the unsolved one."""
+"""Builds the trees that tests run in: a commit's files, the tests' patch, and of the agent's changes what counts.
+
+The agent's tree is read as plain bytes: links, pipes, devices, caches and git data are left out, and no program runs on
+it outside the sandbox.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from envs.errors import ConfigError
-from envs.swe.instances import Instance
-from envs.swe.sandbox.folders import process_folder, remove_tree
-from envs.swe.verdict.changes import apply_changes, collect_changes, is_protected
-from envs.swe.verdict.runs import build_tree
+from envs.errors import ConfigError, MissingDependencyError
+from envs.swe.sandbox.folders import process_folder, remove_tree, walk
+from envs.swe.sandbox.workspace import copy_tree
 
+MAX_FILES = 2000
+MAX_BYTES = 32 << 20
 Build = Callable[[Path], None]
+
+_CONFIGURATION = re.compile(
+    r"conftest\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|(site|user)customize\.py|\.coveragerc"
+)
+_NEVER_FOLDERS = frozenset((".git", "__pycache__", ".pytest_cache", ".hypothesis"))
+_NEVER_ENDINGS = (".pyc", ".pyo", ".pth", ".egg-link")
+_TEST_NAME = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py")
+_IDENTITY = {"NAME": "slime-verlog", "EMAIL": "none@example.invalid", "DATE": "2000-01-01T00:00:00+0000"}
+DRAW = "DRAW_ARGUMENTS"
+"""Our own column of instances."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One task: the tree at `base_commit` of `repo`, the statement, and the tests that decide.
+
+    `patch` is the reference solution (never shown), `test_patch` what the tests' files get before judging;
+    `fail_to_pass` must turn green, `pass_to_pass` must stay green, both as pytest's node ids.
+    """
+
+    instance_id: str
+    repo: str
+    base_commit: str
+    problem_statement: str
+    patch: str
+    test_patch: str
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    draw_arguments: bool = True
+    """Judge tests that the agent can read with other arguments too, on which the reference solution decides."""
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """All tests that decide, each once."""
+        return tuple(dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass)))
+
+    def row(self) -> dict[str, Any]:
+        """The instance in SWE-Gym's columns, with ours where it differs from the default."""
+        fields = asdict(self)
+        lists = {key.upper(): list(fields.pop(key)) for key in ("fail_to_pass", "pass_to_pass")}
+        own = {} if fields.pop("draw_arguments") else {DRAW: False}
+        return {**fields, **lists, **own}
+
+
+class TooMuchChanged(Exception):
+    """The agent's changes are more than any patch would be."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """New content of one file; None where it was deleted."""
+
+    content: bytes | None
+    executable: bool = False
+
+
+def default_cache() -> Path:
+    """Where pristine trees and fetched packages are kept unless `cache_dir` says otherwise."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "slime-verlog" / "swe"
+
+
+def git(*arguments: str, cwd: Path, extra: dict[str, str] | None = None, stdin: str | None = None) -> str:
+    """Run git on a tree that no agent has touched; hooks and the user's settings stay out.
+
+    Raises:
+        ConfigError: git refuses; the text holds its message.
+        MissingDependencyError: git is not installed.
+    """
+    env = {
+        "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+        "HOME": "/nonexistent",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CEILING_DIRECTORIES": str(cwd.parent),
+        "LC_ALL": "C",
+        **(extra or {}),
+    }
+    argv = ["git", "-c", "core.hooksPath=/dev/null", "-c", "safe.directory=*", *arguments]
+    try:
+        done = subprocess.run(argv, cwd=cwd, env=env, input=stdin, capture_output=True, encoding="utf-8", check=False)
+    except FileNotFoundError as error:
+        raise MissingDependencyError("SWE tasks need git; install it with: apt-get install -y git") from error
+    if done.returncode != 0:
+        raise ConfigError(f"git {arguments[0]} in {cwd}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+def commit_all(tree: Path) -> str:
+    """Make the tree a repository of one commit, whose id depends on the files alone; return the id."""
+    git("init", "-q", "-b", "main", "--template=", ".", cwd=tree)
+    git("add", "-A", "-f", ".", cwd=tree)
+    identity = {f"GIT_{who}_{key}": value for who in ("AUTHOR", "COMMITTER") for key, value in _IDENTITY.items()}
+    git("commit", "-q", "--allow-empty", "-m", "The repository as it was found", cwd=tree, extra=identity)
+    return git("rev-parse", "HEAD", cwd=tree).strip()
+
+
+def pristine_tree(repository: Path, commit: str, cache: Path) -> Path:
+    """The files of `commit` as a repository of one commit, from the cache or from the clone at `repository`.
+
+    Raises:
+        ConfigError: `repository` is no git repository, or does not hold the commit.
+    """
+    if not repository.is_dir():
+        raise ConfigError(f"env.repos: {repository} is not a folder; clone the repository there first")
+    key = hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:8]
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", repository.name)
+    target = cache / "trees" / f"{name}-{key}-{re.sub('[^A-Za-z0-9]', '_', commit)[:40]}"
+    with building(target) as scratch:
+        if scratch is not None:
+            # checkout-index writes the files alone: no work tree, no hooks, no export-ignore.
+            index = {"GIT_INDEX_FILE": f"{scratch}.index"}
+            git("read-tree", f"{commit}^{{commit}}", cwd=repository, extra=index)
+            scratch.mkdir()
+            git("checkout-index", "-a", f"--prefix={scratch}/", cwd=repository, extra=index)
+            os.unlink(index["GIT_INDEX_FILE"])
+            commit_all(scratch)
+    return target
+
+
+@contextlib.contextmanager
+def building(target: Path) -> Iterator[Path | None]:
+    """Hold the lock of `target`; yield a scratch path that becomes it, or None if it is there already."""
+    if target.exists():
+        yield None
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{target}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            yield None
+            return
+        scratch = target.with_name(target.name + ".tmp")
+        remove_tree(scratch)
+        yield scratch
+        os.rename(scratch, target)
+
+
+def build_tree(target: Path, pristine: Path, test_patch: str = "") -> None:
+    """Make a tree to run tests in: the pristine files without git's data, with the tests' patch.
+
+    Raises:
+        ConfigError: the patch does not apply.
+    """
+    copy_tree(pristine, target)
+    remove_tree(target / ".git")
+    if test_patch.strip():
+        text = test_patch if test_patch.endswith("\n") else test_patch + "\n"
+        git("apply", "--whitespace=nowarn", "-", cwd=target, stdin=text)
+
+
+def collect_changes(tree: Path, pristine: Path) -> Mapping[str, Change]:
+    """Files that differ between the agent's tree and the pristine one, by relative path.
+
+    A file of the same size and time as the pristine one counts as unchanged.
+
+    Raises:
+        TooMuchChanged: past `MAX_FILES` files or `MAX_BYTES` bytes.
+    """
+    changes: dict[str, Change] = {}
+    before, after = dict(_plain_files(pristine)), dict(_plain_files(tree))
+    room = MAX_BYTES
+    for path, status in after.items():
+        old = before.get(path)
+        if old and (old.st_size, old.st_mtime_ns, old.st_mode) == (status.st_size, status.st_mtime_ns, status.st_mode):
+            continue
+        room -= status.st_size
+        if room < 0 or len(changes) >= MAX_FILES:
+            raise TooMuchChanged(f"more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB were changed")
+        change = _read_change(tree / path, status)
+        if old is None or change.content is None or change != _read_change(pristine / path, old):
+            changes[path] = change
+    for path in before.keys() - after.keys():
+        changes[path] = Change(None)
+    return changes
+
+
+def _read_change(path: Path, status: os.stat_result) -> Change:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return Change(None)
+    with os.fdopen(descriptor, "rb") as file:
+        return Change(file.read(status.st_size), bool(status.st_mode & stat.S_IXUSR))
+
+
+def _plain_files(tree: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Regular files below `tree` that could belong to a patch; links are not followed."""
+    for seen, entry in enumerate(walk(tree, _NEVER_FOLDERS)):
+        if seen >= 100 * MAX_FILES:
+            raise TooMuchChanged(f"the repository holds more than {100 * MAX_FILES} files")
+        if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_NEVER_ENDINGS):
+            yield entry.path.removeprefix(f"{tree}/"), entry.stat(follow_symlinks=False)
+
+
+@functools.lru_cache(maxsize=256)
+def patched_files(patch: str) -> frozenset[str]:
+    """Paths that a unified diff touches."""
+    return frozenset(
+        name.split("\t")[0].strip() for name in re.findall(r"^(?:\+\+\+ b|--- a)/(.*)$", patch, flags=re.MULTILINE)
+    )
+
+
+def is_protected(path: str, instance: Instance) -> bool:
+    """Whether a file is judged as we have it, whatever the agent did to it: tests and what configures them.
+
+    A file below a folder of tests counts as a test, unless the reference solution itself changes it.
+    """
+    pure = PurePosixPath(path)
+    ours = _test_files(instance)
+    # A folder in the place of such a file would remove it as well.
+    if any(_CONFIGURATION.fullmatch(p.name) or str(p) in ours for p in (pure, *pure.parents)):
+        return True
+    if path in patched_files(instance.patch):
+        return False
+    in_tests = any(part in ("test", "tests") for part in pure.parts)
+    return in_tests or _TEST_NAME.fullmatch(pure.name) is not None
+
+
+@functools.lru_cache(maxsize=16)
+def _test_files(instance: Instance) -> frozenset[str]:
+    return patched_files(instance.test_patch) | {test.split("::", 1)[0] for test in instance.required}
+
+
+def apply_changes(tree: Path, changes: Mapping[str, Change]) -> None:
+    """Put changes into a tree of ours. Links in the way are removed, never followed."""
+    for path, change in sorted(changes.items()):
+        target = tree
+        for part in PurePosixPath(path).parts[:-1]:
+            target = target / part
+            if target.is_symlink() or (target.exists() and not target.is_dir()):
+                target.unlink()
+            if change.content is not None:
+                target.mkdir(exist_ok=True)
+        target = tree / path
+        if target.is_symlink() or target.is_file():
+            target.unlink()
+        elif target.is_dir() and change.content is not None:
+            shutil.rmtree(target)
+        if change.content is not None:
+            target.write_bytes(change.content)
+            target.chmod(0o755 if change.executable else 0o644)
 
 
 def counted_changes(tree: Path, pristine: Path, instance: Instance) -> Build:

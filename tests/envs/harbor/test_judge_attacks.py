@@ -191,6 +191,64 @@ def test_a_process_that_stays_behind_does_not_write_the_reward(
     assert reward == 0.0, said
 
 
+PLANT = """
+import os
+if not os.path.exists('/app/done'):
+    open('/app/done', 'w').close()
+    open('/logs/verifier/reward.txt', 'w').write('1')
+    {then}
+"""
+ONLY_SUCCESS = {
+    "pytest, then success": ("python3 -m pytest -q /tests/test_it.py && echo 1 > /logs/verifier/reward.txt", RUNS),
+    "script, then success": ("python3 /tests/test_it.py && echo 1 > /logs/verifier/reward.txt", CHECK_RUNS),
+    "script, then both": (f"python3 /tests/test_it.py; r=$?{PAYS.replace('$?', '$r')}", CHECK_RUNS),
+}
+PLANTED = {**TESTS, **{name: (test, {"tests/test_it.py": text}) for name, (test, text) in ONLY_SUCCESS.items()}}
+
+
+@pytest.mark.parametrize("tests", PLANTED)
+@pytest.mark.parametrize(
+    "then",
+    [
+        "os.chmod('/logs/verifier/reward.txt', 0o444)",
+        "os.chmod('/logs/verifier/reward.txt', 0); os.chmod('/logs/verifier', 0o555)",
+        "os.chmod('/logs/verifier', 0)",
+    ],
+)
+def test_a_reward_that_a_program_under_test_wrote_is_not_paid(
+    tmp_path: Path, tests: str, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TESTS, tests, PLANTED[tests])
+    reward, said = episode(tmp_path, tests, {"solution.py": PLANT.format(then=then) + WRONG + "print(41)\n"})
+    assert reward == 0.0, said
+
+
+def test_a_reward_that_pytest_did_not_write_does_not_replace_its_exit_status(tmp_path: Path) -> None:
+    make_task(tmp_path, files={"tests/test_it.py": RUNS}, dockerfile=DOCKERFILE)
+    command = "python3 -m pytest -q /tests/test_it.py"
+    plant = f"cat > solution.py <<'END'\n{PLANT.format(then='pass')}\nprint(41)\nEND"
+    assert play(tmp_path, plant, test_command=command)[1]["reward"] == 0.0
+    assert play(tmp_path, "echo 'print(42)' > solution.py", test_command=command)[1]["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "open('/logs/verifier/reward.txt', 'w').write('1')",
+        "import pathlib; pathlib.Path('/logs/verifier/reward.json').write_text('{\"reward\": 1}')",
+        "import subprocess; subprocess.run('echo 1 > /logs/verifier/reward.txt', shell=True)",
+        "import os; os.system('echo 1 > /logs/verifier/reward.txt')",
+        "import os; open('/tmp/r', 'w').write('1'); os.system('mv /tmp/r /logs/verifier/reward.txt')",
+        "import shutil; open('/tmp/r', 'w').write('1'); shutil.copy('/tmp/r', '/logs/verifier/reward.txt')",
+    ],
+)
+def test_the_tests_may_write_the_reward_in_many_ways(tmp_path: Path, write: str) -> None:
+    files = {"tests/check.py": f"import sys\nsys.path.insert(0, '/app')\nimport solution\n{write}\n"}
+    make_task(tmp_path, test="python3 /tests/check.py; cat /logs/verifier/reward.*", files=files, dockerfile=DOCKERFILE)
+    env, info, _ = play(tmp_path, "echo 'x = 1' > solution.py")
+    assert env.verdict is not None and info["reward"] == 1.0, env.verdict
+
+
 def test_settings_that_the_task_brings_are_obeyed(tmp_path: Path) -> None:
     files = {
         "environment/app/conftest.py": "import pytest\n\n@pytest.fixture\ndef right():\n    return 42\n",
@@ -238,6 +296,16 @@ def test_settings_of_git_that_the_agent_wrote_run_nothing(tmp_path: Path) -> Non
 
 EXIT = "printf 'import os\\nos._exit(0)\\n'"
 DAEMON = WITH_DAEMON.format(write=REWRITE)
+LIMITED = f"""
+import os, resource
+{REWRITE}
+for pid in filter(str.isdigit, os.listdir('/proc')):
+    try:
+        if b'test.sh' in open(f'/proc/{{{{pid}}}}/cmdline', 'rb').read():
+            resource.prlimit(int(pid), resource.RLIMIT_{{limit}}, (0, 0))
+    except OSError:
+        pass
+"""
 SHIPPED = [
     ("fix-interest", f"{EXIT} > pygments.py"),
     ("fix-interest", f"{EXIT} > pytest_timeout.py"),
@@ -250,6 +318,15 @@ SHIPPED = [
     ("fix-interest", "echo \"open('/tests/test_outputs.py', 'w').write('')\" > interest.py"),
     ("fix-interest", "mkdir p; echo 'exec true' > p/python3; chmod +x p/python3; cp p/python3 .; cp -r p ~/bin"),
     ("fix-interest", "ln -s /tmp pytest-of-agent; rm -rf /tmp/pytest-of-*; ln -s /app /tmp/pytest-of-agent"),
+    ("fix-interest", f"echo \"{REWRITE}; open('/tests/test.sh', 'r+').truncate(60)\" > interest.py"),
+    (
+        "fix-interest",
+        "echo \"open('/tests/test.sh', 'a').write('\\necho 1 > /logs/verifier/reward.txt\\n')\" > interest.py",
+    ),
+    *(
+        ("fix-interest", f"cat > interest.py <<'END'\n{LIMITED.format(limit=limit)}\nEND")
+        for limit in ("NPROC", "AS", "NOFILE")
+    ),
     ("count-errors", f"{EXIT} > json.py; cp json.py sys.py; cp json.py pathlib.py; cp *.py /tmp; cp *.py ~"),
     ("count-errors", "echo 'python3() { true; }; export -f python3' | tee ~/.bashrc ~/.profile .bashrc /tmp/env"),
     ("count-errors", "mkfifo errors.json"),

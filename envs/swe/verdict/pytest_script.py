@@ -1,9 +1,16 @@
-"""Runs probe files with pytest inside the sandbox, and writes what they observe to a pipe, one JSON line each.
+"""Runs pytest inside the sandbox and writes a report to a pipe: the outcomes of the required tests, or what probes see.
 
-Standard library and pytest only, and old syntax, because the repository's own Python runs it. Code under test can
-forge any line: it shares this process. What it cannot do is know the value that the line should hold.
+Standard library and pytest only, and old syntax, because the repository's own Python runs it. Code under test shares
+this process and can forge any line:
+
+- A report of outcomes is a chain of records, each with a running number and a signature. A stopped process, a lost
+  record or one that was forged without the key breaks the chain. The key can be found, so `evaluate.py` does not rely
+  on it.
+- A report of probes needs no key: a forger does not know the value that the line should hold.
 """
 
+import hashlib
+import hmac
 import json
 import os
 import sys
@@ -11,6 +18,60 @@ import types
 
 import pytest
 from encoding import MAX_MESSAGE, encode, loosely, names_of
+
+
+def make_teller(fd, key):
+    """A function that signs a record and writes it to `fd`; number and key live in its closure."""
+    state = {"number": 0}
+    send, dumps, new, sha = make_sender(fd), json.dumps, hmac.new, hashlib.sha256
+
+    def tell(kind, **values):
+        body = dumps([state["number"], kind, values]).encode()
+        state["number"] += 1
+        send(new(key, body, sha).hexdigest().encode() + b" " + body + b"\n")
+
+    return tell
+
+
+def make_sender(fd):
+    """A function that writes a whole line to `fd`."""
+
+    def send(line, write=os.write):
+        while line:
+            line = line[write(fd, line) :]
+
+    return send
+
+
+class Judge:
+    """A pytest plugin that narrows the run to the required tests and tells what became of them."""
+
+    def __init__(self, tell, wanted):
+        self.tell = tell
+        self.wanted = set(wanted)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        if self.wanted:
+            items[:] = [item for item in items if item.nodeid in self.wanted]
+
+    def pytest_collection_finish(self, session):
+        marked = [i.nodeid for i in session.items if i.get_closest_marker("xfail") is not None]
+        self.tell("collected", ids=[i.nodeid for i in session.items], xfail=marked)
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.tell("uncollectable", id=report.nodeid)
+
+    def pytest_runtest_logstart(self, nodeid):
+        self.tell("start", id=nodeid)
+
+    def pytest_runtest_logreport(self, report):
+        xfailed = hasattr(report, "wasxfail")
+        self.tell("phase", id=report.nodeid, when=report.when, outcome=report.outcome, xfail=xfailed)
+
+    def pytest_runtest_logfinish(self, nodeid):
+        self.tell("finish", id=nodeid)
 
 
 class Raised:
@@ -28,10 +89,10 @@ class Raised:
 
 
 class Prober:
-    """Gives tests their `probe`, and as a pytest plugin narrows the run to the wanted tests."""
+    """A pytest plugin that narrows the run to the wanted tests, and gives them their `probe`."""
 
-    def __init__(self, write, job):
-        self.write = write
+    def __init__(self, send, job):
+        self.send = send
         self.wanted = None if job["wanted"] is None else set(map(tuple, job["wanted"]))
         self.truths, self.values = set(job["truths"]), set(job["values"])
         self.leaks = job["leaks"]
@@ -39,9 +100,7 @@ class Prober:
         self.test = None
 
     def tell(self, **record):
-        line = json.dumps(record).encode() + b"\n"
-        while line:
-            line = line[self.write(line) :]
+        self.send(json.dumps(record).encode() + b"\n")
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
@@ -118,15 +177,22 @@ def main():
     job = json.loads(sys.stdin.buffer.read().decode())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.set_inheritable(fd, False)
-    prober = Prober(lambda data, write=os.write: write(fd, data), job)
-    sys.modules["swe_probe"] = types.ModuleType("swe_probe")
-    vars(sys.modules["swe_probe"])["probe"] = prober.probe
+    if "key" in job:
+        plugin = Judge(make_teller(fd, bytes.fromhex(job.pop("key"))), job["ids"])
+    else:
+        plugin = Prober(make_sender(fd), job)
+        sys.modules["swe_probe"] = types.ModuleType("swe_probe")
+        vars(sys.modules["swe_probe"])["probe"] = plugin.probe
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
+    del sys.modules["encoding"]  # the repository may have a module of this name
     # From here on the repository's code can be imported: first in the path, after everything of ours is loaded.
     sys.path[:0] = job["roots"]
     os.environ["PYTHONPATH"] = os.pathsep.join(job["roots"])
     sys.argv[:] = ["pytest"]
-    os._exit(int(pytest.main(job["args"], plugins=[prober])))
+    code = int(pytest.main(job["args"], plugins=[plugin]))
+    if isinstance(plugin, Judge):
+        plugin.tell("end", code=code)
+    os._exit(code)
 
 
 if __name__ == "__main__":
