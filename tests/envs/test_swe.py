@@ -12,6 +12,7 @@ from envs.errors import ConfigError, EpisodeOverError
 from envs.swe.sandbox.folders import remove_tree
 from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.workspace import ToolFailure, Workspace
+from envs.swe.verdict import evaluate
 from tests.envs.tiny_repository import DISCOUNT, ROW, WRONG, call, tiny_env
 
 
@@ -219,3 +220,19 @@ def test_the_options_reach_the_sandbox() -> None:
     env = tiny_env(memory_mb=300, processes=30, command_timeout_s=5.0)
     box: Sandbox = env._bench.sandbox
     assert (box.limits.memory_mb, box.limits.processes, box.limits.seconds) == (300, 30, 5.0)
+
+
+def test_hidden_tests_are_not_in_the_sandbox_while_a_probe_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, run = dict[str, str](), evaluate.run_tests
+
+    def recorded(build, ids, settings):
+        build(tree := tmp_path / "tree")
+        files.update({str(path.relative_to(tree)): path.read_text() for path in tree.rglob("*.py")})
+        assert not [test for test in ids if "hidden" in test]
+        return run(build, ids, settings)
+
+    monkeypatch.setattr(evaluate, "run_tests", recorded)
+    assert tiny_env().step("submit")[2]["reward"] == 0.0
+    assert "tests/test_prices.py" in files and "tests/test_hidden.py" not in files

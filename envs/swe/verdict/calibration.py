@@ -24,7 +24,7 @@ from envs.swe.verdict.trees import (
     Instance,
     build_tree,
     building,
-    patched_files,
+    is_readable,
     reference_tree,
     scratch_tree,
 )
@@ -115,7 +115,7 @@ class _Calibration:
         if why := self._too_little():
             raise ConfigError(f"{name}: {why}")
         own, drawn = {one.key for one in expected}, list[Expected]()
-        readable = [test for test in self.instance.fail_to_pass if self._is_readable(test)]
+        readable = [test for test in self.instance.fail_to_pass if is_readable(test, self.instance, self.pristine)]
         for draw in range(1, DRAWS + 1) if readable and self.instance.draw_arguments else ():
             drawn += self._drawn(readable, draw, own)
         hard_coded = [test for test in readable if test not in {one.test for one in drawn}]
@@ -126,11 +126,6 @@ class _Calibration:
 
     def _unsolved(self, tree: Path) -> None:
         build_tree(tree, self.pristine, self.instance.test_patch)
-
-    def _is_readable(self, test: str) -> bool:
-        """Whether the agent can read a test."""
-        path = test.split("::", 1)[0]
-        return path not in patched_files(self.instance.test_patch) and (self.pristine / path).exists()
 
     def _play(self, build: Build, tests: Iterable[str], **options: Any) -> tuple[ProbeRun, Mapping[int, Probe]]:
         run, probes = self.prober.run(build, self.places, tests, **options)

@@ -6,7 +6,8 @@
    compared outside of the sandbox with the instance's `Plan`. Code cannot read the answers there, because they are not
    there.
 3. Then the required tests run, and all of them must be green. They come last, because code could remember what they
-   expect; each run has a fresh sandbox.
+   expect; each run has a fresh sandbox. Hidden tests run only if no probe was wrong: code of an unsolved episode could
+   otherwise pass on what they expect to the next episode.
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from envs.swe.verdict.probe_files import TRUTHS, Probe, probe_files
-from envs.swe.verdict.runs import JudgeSettings, files_of, run_pytest, run_tests
-from envs.swe.verdict.trees import Build, Instance, TooMuchChanged, counted_changes, is_protected, scratch_tree
+from envs.swe.verdict.runs import JudgeSettings, TestRun, files_of, run_pytest, run_tests
+from envs.swe.verdict.trees import (
+    Build,
+    Instance,
+    TooMuchChanged,
+    counted_changes,
+    is_protected,
+    is_readable,
+    scratch_tree,
+)
 from envs.swe.verdict.values import Unreadable, fits
 
 PROBES_TIME = 3
@@ -175,17 +184,40 @@ def evaluate(instance: Instance, pristine: Path, tree: Path, settings: JudgeSett
     wrong, reason = _run_probes(instance, settings, plan, build)
     if reason:
         return Verdict(False, reason=reason)
+    if wrong:
+        return _unsolved(instance, pristine, tree, settings, plan, wrong)
     run = run_tests(build, instance.required, settings)
     if run.reason:
         return Verdict(False, reason=run.reason)
-    green = run.green - wrong
-    red = [test for test in instance.required if test not in green]
-    if wrong and run.green.issuperset(instance.required):
-        reason = f"{min(wrong)} passes, but what it calls returns something else where the answer is not at hand"
-    elif red:
-        reason = f"{len(red)} of {len(instance.required)} required tests are not green, as {red[0]}"
-    fail, keep = (_share(green, tests) for tests in (instance.fail_to_pass, instance.pass_to_pass))
-    return Verdict(not red, fail, keep, reason, run.outcomes)
+    return _verdict(instance, instance.required, run.green, run.outcomes)
+
+
+def _unsolved(
+    instance: Instance, pristine: Path, tree: Path, settings: JudgeSettings, plan: Plan, wrong: frozenset[str]
+) -> Verdict:
+    """What a tree with wrong probes gets right: readable tests run, and hidden ones count by their probes, if any."""
+    readable = [test for test in instance.required if is_readable(test, instance, pristine)]
+    probed = {one.test for one in plan.expected}.difference(readable)
+    run = TestRun()
+    if readable:
+        run = run_tests(counted_changes(tree, pristine, replace(instance, test_patch="")), readable, settings)
+        if run.reason:
+            return Verdict(False, reason=run.reason)
+    verdict = _verdict(instance, {*readable, *probed}, (run.green | probed) - wrong, run.outcomes)
+    if wrong.intersection(readable) <= run.green:
+        reason = f"what {min(wrong)} calls returns something else where the expected value is not at hand"
+        return replace(verdict, solved=False, reason=reason)
+    return replace(verdict, solved=False)
+
+
+def _verdict(
+    instance: Instance, counted: Collection[str], green: Collection[str], outcomes: Mapping[str, str]
+) -> Verdict:
+    red = [test for test in instance.required if test in counted and test not in green]
+    reason = f"{len(red)} of {len(instance.required)} required tests are not green, as {red[0]}" if red else ""
+    kinds = (instance.fail_to_pass, instance.pass_to_pass)
+    fail, keep = (_share(green, [test for test in tests if test in counted]) for tests in kinds)
+    return Verdict(not red, fail, keep, reason, outcomes)
 
 
 def _run_probes(instance: Instance, settings: JudgeSettings, plan: Plan, build: Build) -> tuple[frozenset[str], str]:

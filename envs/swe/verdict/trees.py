@@ -229,6 +229,12 @@ def patched_files(patch: str) -> frozenset[str]:
     )
 
 
+def is_readable(test: str, instance: Instance, pristine: Path) -> bool:
+    """Whether the agent can read a test: its file is in the tree and the tests' patch does not touch it."""
+    path = test.split("::", 1)[0]
+    return path not in patched_files(instance.test_patch) and (pristine / path).exists()
+
+
 def is_protected(path: str, instance: Instance) -> bool:
     """Whether a file is judged as we have it, whatever the agent did to it: tests and what configures them.
 
