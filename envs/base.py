@@ -140,7 +140,7 @@ def import_pillow() -> Any:
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
-        raise MissingDependencyError("pictures (env.vlm) need Pillow; install it with: pip install pillow") from error
+        raise MissingDependencyError("images need Pillow; install it with: pip install pillow") from error
     return Image
 
 

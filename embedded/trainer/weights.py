@@ -19,6 +19,7 @@ _NAMES = {
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
+_OPTIONAL = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ def hf_to_megatron(state: Mapping[str, torch.Tensor], shapes: Shapes, *, head: b
         out["output_layer.weight"] = state["lm_head.weight"].clone()
     for i in range(shapes.layers):
         source, target = f"model.layers.{i}.", f"decoder.layers.{i}."
-        out |= {target + new: state[source + old].clone() for new, old in _NAMES.items() if source + old in state}
+        names = ((new, old) for new, old in _NAMES.items() if old not in _OPTIONAL or source + old in state)
+        out |= {target + new: state[source + old].clone() for new, old in names}
         for kind in ("weight", "bias"):
             if f"{source}self_attn.q_proj.{kind}" in state:
                 parts = [state[f"{source}self_attn.{x}_proj.{kind}"] for x in "qkv"]

@@ -115,7 +115,7 @@ def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
     return tokenizer, load_processor(path)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Opened:
     """A runtime that is being built or in use."""
 

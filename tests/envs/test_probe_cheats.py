@@ -15,7 +15,7 @@ from envs.swe.verdict.evaluate import Verdict
 from tests.envs.forms_repository import FORMS, RIGHT, WRONG, forms_options
 from tests.envs.honest_variants import BILLS, ORDER
 from tests.envs.probe_cheats import PROBE_CHEATS
-from tests.envs.tiny_repository import call, needs_sandbox, write_repository
+from tests.envs.tiny_repository import call, needs_sandbox, ordinary_run, write_repository
 
 
 def _play(code: str) -> Verdict:
@@ -41,9 +41,11 @@ def test_no_form_of_a_hidden_test_pays_a_cheat(name: str) -> None:
 
 
 def test_the_cheats_do_fool_the_tests_themselves() -> None:
-    fooled = {
-        name: green for name in PROBE_CHEATS if (green := sum(o == "passed" for o in _judged(name).outcomes.values()))
-    }
+    needs_sandbox()
+    env = build_swe(SimpleNamespace(metadata={"task": "shop_bills", "seed": 0}), SimpleNamespace(env=forms_options()))
+    env.reset()
+    runs = {name: ordinary_run(env, {"shop/bills.py": WRONG + code}) for name, code in PROBE_CHEATS.items()}
+    fooled = {name: len(run.green) for name, run in runs.items() if run.green}
     assert len(fooled) >= 24 and max(fooled.values()) >= 10, fooled
 
 
@@ -92,7 +94,7 @@ def test_two_runs_of_the_probes_are_not_two_answers_to_each(attempt: int) -> Non
         env.step(call("create", path="even.py", text=code))
         env.step("submit")
         assert env.verdict is not None and env.verdict.solved == paid
-        assert set(env.verdict.outcomes.values()) == {"passed"}, "the ordinary run is green"
+        assert ordinary_run(env, {"even.py": code}).green, "the tests themselves are fooled"
 
 
 def test_folders_that_the_agent_adds_do_not_change_the_probes() -> None:

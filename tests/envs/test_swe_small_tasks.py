@@ -20,7 +20,7 @@ from envs.swe.verdict.runs import run_tests
 from envs.swe.verdict.trees import build_tree, default_cache
 from tests.envs.honest_variants import variants
 from tests.envs.swe_cheats import CHEATS
-from tests.envs.tiny_repository import call, needs_sandbox
+from tests.envs.tiny_repository import call, needs_sandbox, ordinary_run
 
 SOURCE = {
     "mini-1.0/mini.py": "def double(x):\n    return 2 * x\n",
@@ -138,8 +138,7 @@ def _check_task(name: str, tests: int) -> None:
     assert _play(name, call("run", command=f"git apply <<'END'\n{instance.patch}END")).verdict.solved
     idle = _play(name)
     assert not idle.verdict.solved and idle.verdict.progression == 0.0
-    red = {test for test, outcome in idle.verdict.outcomes.items() if outcome != "passed"}
-    assert red == set(instance.fail_to_pass)
+    assert set(instance.required) - ordinary_run(idle, {}).green == set(instance.fail_to_pass)
     assert SMALL_TASKS[name].wrong not in instance.problem_statement
 
 

@@ -10,6 +10,7 @@ import functools
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,8 @@ from envs.swe import build_env as build_swe
 from envs.swe.env import check_machine
 from envs.swe.instances import load_instances
 from envs.swe.small_tasks import unified_diff
-from envs.swe.verdict.trees import Instance, commit_all
+from envs.swe.verdict.runs import TestRun, run_tests
+from envs.swe.verdict.trees import Instance, build_tree, commit_all
 
 TASK = "shop_total"
 WRONG = "def total(prices):\n    return sum(prices[1:])\n"
@@ -129,6 +131,17 @@ def tiny_env(**options: Any) -> SWEEnv:
     env = build_swe(SimpleNamespace(metadata=metadata), SimpleNamespace(env={**tiny_options(), **options}))
     env.reset()
     return env
+
+
+def ordinary_run(env: SWEEnv, files: Mapping[str, str]) -> TestRun:
+    """Run all required tests of an instance as they are, on the unsolved tree with some `files` of the agent."""
+
+    def build(target: Path) -> None:
+        build_tree(target, env._pristine, env.instance.test_patch)
+        for path, text in files.items():
+            (target / path).write_text(text)
+
+    return run_tests(build, env.instance.required, env.judge)
 
 
 def needs_sandbox() -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from inspection.command import main
+from inspection.target import default_task
 from tests.fixtures.broken_envs import BROKEN
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.warm_python import run_python
@@ -177,6 +178,14 @@ def test_an_environment_alone_is_checked_with_its_default_task(
     found = json.loads(capsys.readouterr().out)["tasks"][0]
     assert found["task"] == "stairs"
     assert "limited by max_steps 20 and max_turns 7" in [row["detail"] for row in found["checks"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [("babyai", "goto"), ("sokoban", "one_box"), ("scienceworld", "find-plant"), ("swe", "toolz_interleave")],
+)
+def test_the_default_task_of_a_package_is_found_without_importing_it(name: str, task: str) -> None:
+    assert default_task(f"envs.{name}") == task
 
 
 def test_an_environment_without_a_default_task_says_which_tasks_it_knows(tmp_path: Path) -> None:

@@ -248,14 +248,18 @@ def _watch(event, args):
             raise ImportError(file + " was written by the agent")
         if _main in ("-c", "-", "") or _main.startswith(TESTS + "/") or "unittest.main" in sys.modules:
             judgement.begin()
-    elif event == "open" and str(args[0]).startswith(REWARDS + "reward.") and args[2] & (os.O_WRONLY | os.O_RDWR):
+    elif event == "open" and _is_reward(args[0]) and args[2] & (os.O_WRONLY | os.O_RDWR):
         if _is_called_by_agent():
             raise PermissionError("the tests write the reward")
         judgement.alone()
         judgement.writes = True
     elif event in ("os.rename", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"):
-        named = any(place in repr(args[:2]) for place in (REWARDS, TESTS + "/"))
+        named = any(place in repr(args[:2]) for place in (REWARDS, TESTS + "/")) or any(map(_is_reward, args[:2]))
         judgement.writes = judgement.writes or (named and not _is_called_by_agent())
+
+
+def _is_reward(path):
+    return isinstance(path, (str, bytes)) and os.path.abspath(os.fsdecode(path)).startswith(REWARDS + "reward.")
 
 
 def _be_plain():

@@ -74,8 +74,11 @@ def seccomp_filter(inside: bool) -> bytes:
     buffer = [_answer(_LOAD, _ARGUMENTS_AT + 8), _jump(_EQUAL, _SOL_SOCKET, 0, 3)]
     buffer += [_answer(_LOAD, _ARGUMENTS_AT + 16), _jump(_EQUAL, _SO_SNDBUF, 0, 1), _answer(_RETURN, _ERRNO)]
     program += _case(setsockopt, buffer)
-    # Limits of another process could stop the programs that judge. A process changes its own limits as number 0.
-    others = [_answer(_LOAD, _ARGUMENTS_AT), _jump(_EQUAL, 0, 1, 0), _answer(_RETURN, _ERRNO | errno.EPERM)]
+    # Limits of another process could stop the programs that judge. A process sets its own limits as number 0, and a
+    # call without new limits only reads.
+    others = [_answer(_LOAD, _ARGUMENTS_AT), _jump(_EQUAL, 0, 5, 0)]
+    others += [_answer(_LOAD, _ARGUMENTS_AT + 16), _jump(_EQUAL, 0, 0, 2)]
+    others += [_answer(_LOAD, _ARGUMENTS_AT + 20), _jump(_EQUAL, 0, 1, 0), _answer(_RETURN, _ERRNO | errno.EPERM)]
     program += _case(prlimit, others)
     if inside:
         program += [_jump(_EQUAL, _CLONE3, 0, 1), no_such_call]  # its flags cannot be read; libc then uses clone

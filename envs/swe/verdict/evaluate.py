@@ -186,37 +186,32 @@ def evaluate(instance: Instance, pristine: Path, tree: Path, settings: JudgeSett
         return Verdict(False, reason=reason)
     if wrong:
         return _unsolved(instance, pristine, tree, settings, plan, wrong)
+    if wrong:
+        return _unsolved(instance, pristine, tree, settings, plan, wrong)
     run = run_tests(build, instance.required, settings)
-    if run.reason:
-        return Verdict(False, reason=run.reason)
-    return _verdict(instance, instance.required, run.green, run.outcomes)
+    return Verdict(False, reason=run.reason) if run.reason else _verdict(instance, run.green, run.outcomes)
 
 
 def _unsolved(
     instance: Instance, pristine: Path, tree: Path, settings: JudgeSettings, plan: Plan, wrong: frozenset[str]
 ) -> Verdict:
-    """What a tree with wrong probes gets right: readable tests run, and hidden ones count by their probes, if any."""
+    """What a tree with wrong probes gets right: readable tests run; a hidden one counts if all its probes are right."""
     readable = [test for test in instance.required if is_readable(test, instance, pristine)]
-    probed = {one.test for one in plan.expected}.difference(readable)
+    green = {one.test for one in plan.expected}.difference(readable)
     run = TestRun()
     if readable:
-        run = run_tests(counted_changes(tree, pristine, replace(instance, test_patch="")), readable, settings)
+        run = run_tests(counted_changes(tree, pristine, instance, hidden=False), readable, settings)
         if run.reason:
             return Verdict(False, reason=run.reason)
-    verdict = _verdict(instance, {*readable, *probed}, (run.green | probed) - wrong, run.outcomes)
-    if wrong.intersection(readable) <= run.green:
-        reason = f"what {min(wrong)} calls returns something else where the expected value is not at hand"
-        return replace(verdict, solved=False, reason=reason)
-    return replace(verdict, solved=False)
+    verdict = _verdict(instance, (run.green | green) - wrong, run.outcomes)
+    clue = f"what {min(wrong)} calls returns something else where the expected value is not at hand"
+    return replace(verdict, reason=f"{verdict.reason}; {clue}")
 
 
-def _verdict(
-    instance: Instance, counted: Collection[str], green: Collection[str], outcomes: Mapping[str, str]
-) -> Verdict:
-    red = [test for test in instance.required if test in counted and test not in green]
+def _verdict(instance: Instance, green: Collection[str], outcomes: Mapping[str, str]) -> Verdict:
+    red = [test for test in instance.required if test not in green]
     reason = f"{len(red)} of {len(instance.required)} required tests are not green, as {red[0]}" if red else ""
-    kinds = (instance.fail_to_pass, instance.pass_to_pass)
-    fail, keep = (_share(green, [test for test in tests if test in counted]) for tests in kinds)
+    fail, keep = (_share(green, tests) for tests in (instance.fail_to_pass, instance.pass_to_pass))
     return Verdict(not red, fail, keep, reason, outcomes)
 
 

@@ -276,8 +276,10 @@ def apply_changes(tree: Path, changes: Mapping[str, Change]) -> None:
             target.chmod(0o755 if change.executable else 0o644)
 
 
-def counted_changes(tree: Path, pristine: Path, instance: Instance) -> Build:
+def counted_changes(tree: Path, pristine: Path, instance: Instance, hidden: bool = True) -> Build:
     """A function that builds the judged tree: the pristine files, the tests' patch, and what counts of the changes.
+
+    Without `hidden`, the tests' patch is left out.
 
     Raises:
         TooMuchChanged: the changes are more than any patch would be.
@@ -286,7 +288,7 @@ def counted_changes(tree: Path, pristine: Path, instance: Instance) -> Build:
     counted = {path: change for path, change in changes.items() if not is_protected(path, instance)}
 
     def build(target: Path) -> None:
-        build_tree(target, pristine, instance.test_patch)
+        build_tree(target, pristine, instance.test_patch if hidden else "")
         apply_changes(target, counted)
 
     return build

@@ -240,6 +240,8 @@ def test_a_reward_that_pytest_did_not_write_does_not_replace_its_exit_status(tmp
         "import os; os.system('echo 1 > /logs/verifier/reward.txt')",
         "import os; open('/tmp/r', 'w').write('1'); os.system('mv /tmp/r /logs/verifier/reward.txt')",
         "import shutil; open('/tmp/r', 'w').write('1'); shutil.copy('/tmp/r', '/logs/verifier/reward.txt')",
+        "import os; os.chdir('/logs/verifier'); open(b'reward.txt', 'w').write('1')",
+        "import os; os.chdir('/logs/verifier'); open('r', 'w').write('1'); os.replace('r', 'reward.txt')",
     ],
 )
 def test_the_tests_may_write_the_reward_in_many_ways(tmp_path: Path, write: str) -> None:
