@@ -17,8 +17,9 @@ from rollout.bridge.checks import check_fixed_turn
 from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.play.batch import Batch, Phase, choose_held_out, count_turns, draw, join_episodes, phase_of
+from rollout.play.batch import Batch, count_turns
 from rollout.play.episode import Episode
+from rollout.play.kept import choose_held_out, draw_batch, join_episodes, keep_batch
 from rollout.play.metrics import batch_metrics, measure
 from rollout.play.player import Slot, play
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
@@ -70,20 +71,11 @@ async def collect_or_draw(
     In value pretraining, the last batch holds the turns of all batches.
     """
     runtime = await get_runtime(args)
-    warmup, pretraining = source.settings.critic_warmup, source.settings.value_pretraining
-    phase = Phase.COLLECT if pretraining.batches else phase_of(rollout_id, warmup)
-    if phase is Phase.DRAW:
-        flags = runtime.flags
-        segments = draw(source.kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
-        batch = Batch(segments, {"warmup/drawn_turns": float(count_turns(segments))})
-    else:
+    batch = draw_batch(source.kept, rollout_id, runtime)
+    if batch is None:
         batch = await (collector or collect)(args, rollout_id, source)
-        if phase is Phase.COLLECT:
-            source.kept.extend(batch.segments)
-            batch.metrics["warmup/kept_turns"] = float(count_turns(source.kept))
-        else:
-            source.kept.clear()
-    if rollout_id + 1 == pretraining.batches:
+        keep_batch(source.kept, batch, rollout_id, runtime)
+    if rollout_id + 1 == source.settings.value_pretraining.batches:
         samples = await asyncio.to_thread(_pretraining_samples, runtime, source)
     else:
         samples = await _samples(runtime, source, batch)

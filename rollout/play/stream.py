@@ -21,7 +21,8 @@ from operator import attrgetter
 from typing import Any
 
 from rollout.errors import ConfigError, EngineError, EnvironmentFault
-from rollout.play.batch import Batch, WeightClock, version_of
+from rollout.play.batch import Batch
+from rollout.play.clock import WeightClock, version_of
 from rollout.play.episode import Episode
 from rollout.play.metrics import BatchLoad, measure
 from rollout.play.parts import Parts
@@ -209,7 +210,7 @@ class Stream:
         for _ in range(tries):
             generation = await episode.generate(parts.flags.sampling_params())
             if len(set(generation.weight_versions)) <= 1:
-                self._playing[slot.number] = self._follow_weights(version_of(generation))
+                self._playing[slot.number] = self._follow_weights(version_of(generation), asked_since=False)
                 return generation
             parts.counters["turns_spanning_update"] += 1
         raise EngineError(
@@ -242,7 +243,7 @@ class Stream:
         generation = await self._parts.engine.generate(self._probe, params)
         self._follow_weights(version_of(generation), asked_since=True)
 
-    def _follow_weights(self, version: int | None, asked_since: bool = False) -> int:
+    def _follow_weights(self, version: int | None, *, asked_since: bool) -> int:
         """Learn from an answer's version, and return the last rollout that may train on the answer."""
         if version is None:
             raise ConfigError(
@@ -250,7 +251,7 @@ class Stream:
                 "staleness cannot be bounded; use an engine that does, or --rollout-function-path "
                 "rollout.fixed_turn.generate_rollout"
             )
-        self._clock.learn(self._rollout_id, version, asked_since)
+        self._clock.learn(self._rollout_id, version, asked_since=asked_since)
         assert self._clock.first is not None
         pushes = version - self._clock.first[1]
         if pushes > self._pushes:
