@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -19,7 +20,6 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
 from rollout.play.batch import Batch, count_turns
 from rollout.play.episode import Episode
-from rollout.play.kept import choose_held_out, draw_batch, join_episodes, keep_batch
 from rollout.play.metrics import batch_metrics, measure
 from rollout.play.player import Slot, play
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
@@ -71,11 +71,15 @@ async def collect_or_draw(
     In value pretraining, the last batch holds the turns of all batches.
     """
     runtime = await get_runtime(args)
-    batch = draw_batch(source.kept, rollout_id, runtime)
-    if batch is None:
-        batch = await (collector or collect)(args, rollout_id, source)
-        keep_batch(source.kept, batch, rollout_id, runtime)
-    if rollout_id + 1 == source.settings.value_pretraining.batches:
+    warmup, pretraining = source.settings.critic_warmup, source.settings.value_pretraining
+    play_batch = partial(collector or collect, args, rollout_id, source)
+    if warmup.w_epoch or pretraining.batches or source.kept:
+        from rollout.play.kept import play_or_draw
+
+        batch = await play_or_draw(play_batch, source.kept, rollout_id, runtime)
+    else:
+        batch = await play_batch()
+    if rollout_id + 1 == pretraining.batches:
         samples = await asyncio.to_thread(_pretraining_samples, runtime, source)
     else:
         samples = await _samples(runtime, source, batch)
@@ -162,6 +166,8 @@ async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> lis
 
 def _pretraining_samples(runtime: Runtime, source: EpisodeSource) -> list[list[Sample]]:
     """The samples of all collected turns, with whole episodes held out."""
+    from rollout.play.kept import choose_held_out, join_episodes
+
     segments, seed = join_episodes(source.kept), runtime.flags.rollout_seed
     held_out = choose_held_out(segments, source.settings.value_pretraining.held_out, seed)
     ids = source.take_group_ids(count_turns(segments))

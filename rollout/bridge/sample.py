@@ -38,11 +38,11 @@ class SampleWriter:
         self._args = args
         self.dummy_token = dummy_token
 
-    def new(self, group: int, group_index: int, prompt: Prompt) -> Sample:
+    def new(self, training_group: int, segment: int, prompt: Prompt) -> Sample:
         """A sample that ends with the prompt's tokens and has no response yet."""
         sample = Sample()
-        sample.index, sample.group_index, sample.prompt = group, group_index, ""
-        set_group(sample, group)
+        sample.index, sample.group_index, sample.prompt = training_group, segment, ""
+        set_group(sample, training_group)
         restart(sample, prompt)
         set_pictures(sample, prompt)
         return sample

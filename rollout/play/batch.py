@@ -50,20 +50,24 @@ class Batch:
         self.left[slot % len(self.left)] += 1
 
     def lose_episode(self, fault: EnvironmentFault, parts: Parts) -> None:
-        """Count an episode whose environment was lost.
-
-        Raises:
-            FailureBudgetError: more episodes of this batch failed than `max_episode_failures_per_batch` allows.
-        """
+        """Count an episode whose environment was lost; raises as `count_failure`."""
         self.failed += 1
-        parts.counters["episodes_failed"] += 1
-        budget = parts.settings.max_episode_failures_per_batch
-        if self.failed > budget:
-            raise FailureBudgetError(
-                f"{self.failed} episodes of one batch failed; max_episode_failures_per_batch is {budget}. "
-                f"Last failure:\n{fault}"
-            ) from fault
-        logger.warning("episode abandoned (%d of %d allowed): %s", self.failed, budget, fault)
+        count_failure(fault, self.failed, parts)
+
+
+def count_failure(fault: EnvironmentFault, failed: int, parts: Parts) -> None:
+    """Count an episode whose environment was lost; `failed` is the number of such episodes in its batch.
+
+    Raises:
+        FailureBudgetError: more episodes of this batch failed than `max_episode_failures_per_batch` allows.
+    """
+    parts.counters["episodes_failed"] += 1
+    budget = parts.settings.max_episode_failures_per_batch
+    if failed > budget:
+        raise FailureBudgetError(
+            f"{failed} episodes of one batch failed; max_episode_failures_per_batch is {budget}. Last failure:\n{fault}"
+        ) from fault
+    logger.warning("episode abandoned (%d of %d allowed): %s", failed, budget, fault)
 
 
 def count_turns(segments: Sequence[Segment]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from advantage.settings import WarmupSettings
@@ -41,31 +41,27 @@ def phase_of(rollout_id: int, warmup: WarmupSettings) -> Phase:
     return Phase.DRAW if rollout_id < warmup.w_epoch + warmup.w_iter else Phase.TRAIN
 
 
-def draw_batch(kept: Sequence[Segment], rollout_id: int, parts: Parts) -> Batch | None:
-    """The rollout's batch, drawn from the kept turns; None if the rollout plays one.
+async def play_or_draw(
+    play: Callable[[], Awaitable[Batch]], kept: list[Segment], rollout_id: int, parts: Parts
+) -> Batch:
+    """Draw the rollout's batch from `kept`, or play it and keep it; once the warm-up is over, `kept` is emptied.
 
     Raises:
         ConfigError: as `draw`.
     """
-    if _phase(rollout_id, parts) is not Phase.DRAW:
-        return None
-    flags, fraction = parts.flags, parts.settings.critic_warmup.fraction
-    segments = draw(kept, fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
-    return Batch(segments, {"warmup/drawn_turns": float(count_turns(segments))})
-
-
-def keep_batch(kept: list[Segment], batch: Batch, rollout_id: int, parts: Parts) -> None:
-    """Add a batch that was played to the kept turns; once the warm-up is over, forget them."""
-    if _phase(rollout_id, parts) is Phase.COLLECT:
+    settings, flags = parts.settings, parts.flags
+    warmup = settings.critic_warmup
+    phase = Phase.COLLECT if settings.value_pretraining.batches else phase_of(rollout_id, warmup)
+    if phase is Phase.DRAW:
+        segments = draw(kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
+        return Batch(segments, {"warmup/drawn_turns": float(count_turns(segments))})
+    batch = await play()
+    if phase is Phase.COLLECT:
         kept.extend(batch.segments)
         batch.metrics["warmup/kept_turns"] = float(count_turns(kept))
     else:
         kept.clear()
-
-
-def _phase(rollout_id: int, parts: Parts) -> Phase:
-    settings = parts.settings
-    return Phase.COLLECT if settings.value_pretraining.batches else phase_of(rollout_id, settings.critic_warmup)
+    return batch
 
 
 def draw(kept: Sequence[Segment], fraction: float, step_turns: int, seed: int) -> list[Segment]:

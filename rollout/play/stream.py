@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Any
 
 from rollout.errors import ConfigError, EngineError, EnvironmentFault
-from rollout.play.batch import Batch
+from rollout.play.batch import Batch, count_failure
 from rollout.play.clock import WeightClock, version_of
 from rollout.play.episode import Episode
 from rollout.play.metrics import BatchLoad, measure
@@ -77,8 +77,8 @@ class Stream:
         """By slot number: the last rollout that may train on the turn in flight."""
         self._recorded = {slot.number: len(slot.episode.answers) for slot in slots if slot.episode is not None}
         """By slot number: finished turns of its episode; the episode may already have taken the next answer."""
-        self._filling = Batch()
-        """The batch being filled; it counts the episodes that are lost meanwhile."""
+        self._failed = 0
+        """Episodes lost since the last batch was full."""
         self._rollout_id, self._pushes, self._limit = 0, 0, 0
         self._paused, self._stopped = True, False
         self._error: BaseException | None = None
@@ -201,7 +201,8 @@ class Stream:
         latest = self._latest.get(slot.number)
         if latest is not None and latest.episode is slot.episode:
             latest.segment = replace(latest.segment, stop=StopReason.FAILED)
-        self._filling.lose_episode(fault, self._parts)
+        self._failed += 1
+        count_failure(fault, self._failed, self._parts)
 
     async def _ask(self, slot: Slot, episode: Episode) -> Generation:
         """An answer by weights of a single version; an answer that spans an update is requested again."""
@@ -230,7 +231,7 @@ class Stream:
         insort(self._finished, finished, key=_due)
         self.ledger["finished"] += 1
         if self.ledger["finished"] % self._size == 0:
-            self._filling = Batch()
+            self._failed = 0
         if episode.stop is None:
             self._recorded[slot.number] = episode.index
         else:

@@ -12,9 +12,10 @@ from rollout.data_source import EpisodeSource
 from rollout.play.clock import WeightClock, version_of
 from rollout.play.metrics import FAULTS, BatchLoad, batch_metrics, quantile
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
+from rollout.workers.utilization import Usage
 from tests.fixtures.rollout_args import rollout_args
 
-IDLE = BatchLoad((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 0.0)
+IDLE = BatchLoad(Usage(0.0, 0.0, 0.0), Usage(0.0, 0.0, 0.0), 0.0)
 
 
 def turn(versions: tuple[str, ...] = ("3",), valid: bool = True) -> Turn:
@@ -49,7 +50,8 @@ def test_the_lengths_of_ended_episodes_are_given_as_a_distribution() -> None:
 
 
 def test_busy_shares_queues_and_host_time_are_those_of_the_batch() -> None:
-    metrics = batch_metrics([segment("cut", 4)], Counter(), BatchLoad((10.0, 8.0, 30.0), (10.0, 5.0, 20.0), 0.02), [])
+    load = BatchLoad(Usage(10.0, 8.0, 30.0), Usage(10.0, 5.0, 20.0), 0.02)
+    metrics = batch_metrics([segment("cut", 4)], Counter(), load, [])
     names = ("engine_busy_share", "engine_concurrency", "env_busy_share", "env_queue_depth", "turns_per_s")
     assert [metrics[f"rollout/{name}"] for name in names] == [0.8, 3.0, 0.5, 2.0, 0.4]
     times = [metrics[f"turn/{name}"] for name in ("engine_s", "env_s", "host_s")]
