@@ -29,7 +29,7 @@ from advantage.packing import PackedTurns, check_first_tokens, pack_turns, per_t
 from advantage.ranks import Layout, LocalTokens, current_layout, local_tokens
 from advantage.scan import TokenRewards
 from advantage.settings import AdvantageSettings, advantage_settings
-from advantage.turn_table import STALENESS, TABLE_KEY, TurnColumns, read_turn_table
+from advantage.turn_table import STALENESS, TurnColumns, read_turn_table
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
     """Write `advantages` and `returns` into `rollout_data`: one row per sample, shaped and typed like `values`.
 
     Rows are 0 on untrained tokens. On trained tokens, returns = advantages + values. The turn table is removed, unless
-    a later hook still needs it. With `policy_loss: dis`, the actor's data also gets the staleness of each token.
+    a later hook still needs it. On a pipeline stage without values, nothing is changed. With `policy_loss: dis`, the
+    actor's data also gets the staleness of each token.
 
     Args:
         args: slime's arguments; `advantage/settings.py` and `advantage/flags.py` list those that are read.
@@ -73,8 +74,7 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
         rollout_data["advantages"]  # [tensor([0.5000, 0.2500])], with the discounts inside turns at their default of 1
     """
     layout = current_layout()
-    if not layout.last_stage:
-        rollout_data.pop(TABLE_KEY, None)
+    if not layout.last_stage:  # the KL split, which slime calls here too, removes the table; slime logs nothing here
         return None
     began = time.perf_counter()
     with relayed(layout.stage), Exchange(layout.data) as exchange:
