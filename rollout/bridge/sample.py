@@ -1,6 +1,6 @@
 """Reads and writes the fields of slime's `Sample`, through slime's own methods where it has them.
 
-Only this folder and `rollout/samples.py` know the names of the fields.
+Of the other files, only `rollout/samples.py` and `rollout/generate.py` name fields; the rest pass samples on.
 """
 
 from __future__ import annotations
