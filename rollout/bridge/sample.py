@@ -1,6 +1,6 @@
 """Reads and writes the fields of slime's `Sample`, through slime's own methods where it has them.
 
-Of the other files, only `rollout/samples.py` and `rollout/generate.py` name fields; the rest pass samples on.
+Of the other files, only `rollout/samples.py` names fields; the rest pass samples on.
 """
 
 from __future__ import annotations
