@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 
 import torch
@@ -25,26 +24,11 @@ from advantage.turn_table import TurnColumns
 TERMINATED, TRUNCATED, BOOTSTRAP = 1, 2, 4
 
 
-@dataclass(frozen=True)
-class ExchangeReport:
-    """The size of one exchange."""
-
-    turns: int
-    """Turns and bootstrap states on all ranks."""
-    ranks: int
-    bytes_sent: int
-    """By this rank."""
-    bytes_received: int
-    """By this rank, from the others."""
-
-
 class Exchange:
     """One exchange among a group of ranks, all of which enter this context and make one exchange inside it.
 
     If a rank fails before its exchange, the others raise OtherRankError instead of waiting for it.
     """
-
-    report: ExchangeReport
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -66,7 +50,7 @@ class Exchange:
             OtherRankError: another rank failed.
         """
         self._made = True
-        table, start, self.report = all_turns(own, self._group)
+        table, start = (own, 0) if self._group.size == 1 else gather_turns(own, self._group)
         return table.cpu(), slice(start, start + len(own))
 
     def follow(self, columns: TurnColumns, links: Links) -> tuple[Tensor, Tensor]:
@@ -94,7 +78,7 @@ def turn_flags(columns: TurnColumns) -> Tensor:
 
 
 def _report_failure(group: Group) -> None:
-    """Tell the other ranks, which wait in `all_turns` or `relayed`, that this rank failed."""
+    """Tell the other ranks, which wait in `gather_turns` or `relayed`, that this rank failed."""
     if group.size > 1:
         _gather_counts(-1, group, group.device_like(None))
 
@@ -157,19 +141,12 @@ def in_turn_order(segment: Tensor, index: Tensor) -> Tensor:
     return order[torch.argsort(segment[order], stable=True)]
 
 
-def all_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport]:
+def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int]:
     """Gather the rows [T, k] of all ranks, in rank order, and the index of this rank's first row; two collectives.
 
     Raises:
         OtherRankError: another rank failed.
     """
-    if group.size == 1:
-        return own, 0, ExchangeReport(len(own), 1, 0, 0)
-    return gather_turns(own, group)
-
-
-def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport]:
-    """Do the work of `all_turns` among several ranks; the collectives run even in a group of one."""
     device = group.device_like(own)
     counts = _gather_counts(len(own), group, device)
     _check_counts(counts)
@@ -177,10 +154,8 @@ def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int, ExchangeReport
     padded = torch.zeros(widest, own.shape[1], dtype=torch.float64, device=device)
     padded[: len(own)] = own
     parts = group.all_gather(padded) if widest else [padded] * group.size
-    sent = 8 + padded.numel() * padded.element_size()
-    report = ExchangeReport(sum(counts), group.size, sent, sent * (group.size - 1))
     table = torch.cat([part[:n] for part, n in zip(parts, counts, strict=True)])
-    return table, sum(counts[: group.rank]), report
+    return table, sum(counts[: group.rank])
 
 
 def _gather_counts(count: int, group: Group, device: torch.device) -> list[int]:

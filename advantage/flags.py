@@ -86,7 +86,10 @@ def check_flags(args: Any) -> AdvantageSettings:
     if not flags.compute_advantages_and_returns:
         raise FlagError(f"--disable-compute-advantages-and-returns leaves nothing for {INSTALL} to do; remove one")
     if not flags.custom_convert_samples_to_train_data_path:
-        raise FlagError(f"no converter writes the turn table, which the advantages need; give {CONVERTER}")
+        raise FlagError(
+            "no converter writes the turn table, which the advantages need; give "
+            f"--custom-convert-samples-to-train-data-path {CONVERTER}"
+        )
     foreign = flags.custom_advantage_function_path
     if foreign not in (None, HOOK):
         raise FlagError(f"--custom-advantage-function-path is {foreign}; {INSTALL} would replace it, drop one of them")

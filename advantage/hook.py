@@ -22,23 +22,24 @@ from torch import Tensor
 
 from advantage.critic import progress_of, watch_warmup
 from advantage.errors import TurnTableError
-from advantage.exchange import Exchange, ExchangeReport, relayed
+from advantage.exchange import Exchange, relayed
 from advantage.flags import AdvantageFlags, advantage_flags
 from advantage.gae import dual_discount_gae
 from advantage.packing import PackedTurns, check_first_tokens, pack_turns, per_token
 from advantage.ranks import Layout, LocalTokens, current_layout, local_tokens
 from advantage.scan import TokenRewards
 from advantage.settings import AdvantageSettings, advantage_settings
-from advantage.turn_table import STALENESS, TABLE_KEY, TurnColumns, read_turn_table
+from advantage.turn_table import STALENESS, TurnColumns, read_turn_table
 
 logger = logging.getLogger(__name__)
 
 
-def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> ExchangeReport | None:
+def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
     """Write `advantages` and `returns` into `rollout_data`: one row per sample, shaped and typed like `values`.
 
     Rows are 0 on untrained tokens. On trained tokens, returns = advantages + values. The turn table is removed, unless
-    a later hook still needs it. With `policy_loss: dis`, the actor's data also gets the staleness of each token.
+    a later hook still needs it. On a pipeline stage without values, nothing is changed. With `policy_loss: dis`, the
+    actor's data also gets the staleness of each token.
 
     Args:
         args: slime's arguments; `advantage/settings.py` and `advantage/flags.py` list those that are read.
@@ -47,9 +48,6 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
             `loss_masks`: S rows [R_s], 1 on trained tokens, complete on every context-parallel rank.
             `response_lengths`, `total_lengths`: S integers, in tokens.
             `prompt`: S rows of the turn table (`advantage.turn_table.encode_row`).
-
-    Returns:
-        The size of the exchange between data-parallel ranks; None on a pipeline stage without values.
 
     Raises:
         TurnTableError: the table is missing or was written by another converter, the turns of all ranks do not form
@@ -73,9 +71,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
         rollout_data["advantages"]  # [tensor([0.5000, 0.2500])], with the discounts inside turns at their default of 1
     """
     layout = current_layout()
-    if not layout.last_stage:
-        rollout_data.pop(TABLE_KEY, None)
-        return None
+    if not layout.last_stage:  # the KL split, which slime calls here too, removes the table; slime logs nothing here
+        return
     began = time.perf_counter()
     with relayed(layout.stage), Exchange(layout.data) as exchange:
         turns = _read_turns(args, rollout_data, layout)
@@ -87,12 +84,9 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Exc
         progress_of.of(args).measure(turns.columns, turns.local.lengths, *result)
     else:
         watch_warmup(args, rollout_data, *result)
-    report = exchange.report
-    logger.info(
-        "advantages of %d turns over %d data-parallel ranks in %.1f ms, %d bytes sent, %d received",
-        *(report.turns, report.ranks, 1e3 * (time.perf_counter() - began), report.bytes_sent, report.bytes_received),
-    )
-    return report
+    took_ms = 1e3 * (time.perf_counter() - began)
+    own, ranks = len(turns.local.lengths), layout.data.size
+    logger.info("advantages of this rank's %d samples in %.1f ms; %d data-parallel ranks", own, took_ms, ranks)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,28 @@ def scan_turns_by_decay(
 class _Rows:
     """The tokens of T nonempty turns in n rows, of which B contain a turn's last token.
 
-    What is called `columns` is [ROW, B]: the rows with a last token, one contiguous vector per column.
+    What is called columns has shape [ROW, B]: the rows with a last token, one contiguous vector per column.
+
+    | attribute | shape | meaning |
+    |---|---|---|
+    | `_values`, `_rewards` | [N] | the inputs, token by token |
+    | `_first`, `_last` | [T] | positions of each turn's first and last token |
+    | `_ending` | [B] | rows that contain a turn's last token, in order |
+    | `_slot` | [T] | each turn's last row, as an index into `_ending` |
+    | `_last_in_columns` | [T] | position of each turn's last token in flattened columns |
+    | `_going_on`, `_decays` | [ROW, B] | 0 at a turn's last token, otherwise 1 and the decay |
+    | `_powers` | [ROW] | decay^0, decay^1, ... |
+    | `_of_rewards` | [ROW, ROW] | a row's rewards times this are their part of its advantages |
+    | `_of_values` | [ROW, ROW] | a row's values times this are theirs |
+
+    `solve` adds what is known if nothing follows any turn:
+
+    | attribute | shape | meaning |
+    |---|---|---|
+    | `_ending_values` | [ROW, B] | the values of the rows in `_ending` |
+    | `_columns` | [ROW, B] | their advantages, without what follows the row |
+    | `_heads` | [n] | advantage of each row's first token, without what follows the row |
+    | `_follows` | [n] | gamma V + c A of the token after each row; 0 after a turn's last token |
     """
 
     def __init__(
@@ -137,13 +158,11 @@ class _Rows:
         going_on = torch.ones(ROW, len(self._ending), dtype=torch.float64, device=values.device)
         going_on.view(-1).index_fill_(0, self._last_in_columns, 0)
         self._going_on = going_on
-        """Columns; 0 at a turn's last token, otherwise 1."""
         self._decays = decay * going_on
         steps = torch.arange(ROW, device=values.device)
         gap = steps[:, None] - steps
         self._powers = decay ** steps.double()
         self._of_rewards = torch.where(gap >= 0, self._powers[gap.clamp(min=0)], 0.0)
-        """[ROW, ROW]: a row's rewards times this are their part of its advantages."""
         self._of_values = (gamma * (gap == 1).double() - (gap == 0).double()) @ self._of_rewards
 
     def solve(self, turn_rewards: Tensor) -> None:

@@ -16,7 +16,7 @@ import math
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,9 @@ TABLE_KEY = "prompt"
 STALENESS = "token_staleness"
 """Key of slime's rollout data: per sample, the staleness of each response token in actor updates; -1 if unknown."""
 
-CONVERTER = "--custom-convert-samples-to-train-data-path rollout.samples.convert_samples_to_train_data"
+CONVERTER = "rollout.samples.convert_samples_to_train_data"
+"""The function that writes the table into slime's train data."""
+_ADVICE = f"configure --custom-convert-samples-to-train-data-path {CONVERTER}"
 
 _MAGIC = 7_206_381_955.0
 _VERSION = 3.0
@@ -174,28 +176,6 @@ def anchor_of(token_ids: np.ndarray[Any, np.dtype[np.int32]]) -> int:
     return int.from_bytes(digest, "big") % _EXACT
 
 
-def decode_rows(vectors: Sequence[object], response_lengths: Sequence[int]) -> list[TurnRow]:
-    """Decode the rows of a rank's samples one by one; `read_columns` uses this to name what is wrong.
-
-    Raises:
-        TurnTableError: names the sample's position on this rank, and the flag that configures the converter.
-    """
-    rows: list[TurnRow] = []
-    for i, (vector, length) in enumerate(zip(vectors, response_lengths, strict=True)):
-        try:
-            row = decode_row(vector)
-        except TurnTableError as error:
-            raise TurnTableError(
-                f"sample {i}: rollout_data[{TABLE_KEY!r}] is not a turn table ({error}); configure {CONVERTER}"
-            ) from error
-        if row.turns and row.turns[-1].end > length:
-            raise TurnTableError(
-                f"sample {i}: its last turn ends at token {row.turns[-1].end}, its response has {length} tokens"
-            )
-        rows.append(row)
-    return rows
-
-
 @dataclass(frozen=True)
 class TurnColumns:
     """The turn tables of a rank's samples as columns on the CPU, all [T].
@@ -239,9 +219,24 @@ def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> Tur
         raise TurnTableError(f"the turn table has {len(vectors)} rows for {len(response_lengths)} samples")
     columns = _columns(vectors, response_lengths)
     if columns is None:
-        decode_rows(vectors, response_lengths)
-        raise TurnTableError("the turn table is damaged")
+        _raise_damage(vectors, response_lengths)
     return columns
+
+
+def _raise_damage(vectors: Sequence[Any], response_lengths: Sequence[int]) -> NoReturn:
+    """Name the first row that is not valid."""
+    for i, (vector, length) in enumerate(zip(vectors, response_lengths, strict=True)):
+        try:
+            row = decode_row(vector)
+        except TurnTableError as error:
+            raise TurnTableError(
+                f"sample {i}: rollout_data[{TABLE_KEY!r}] is not a turn table ({error}); {_ADVICE}"
+            ) from error
+        if row.turns and row.turns[-1].end > length:
+            raise TurnTableError(
+                f"sample {i}: its last turn ends at token {row.turns[-1].end}, its response has {length} tokens"
+            )
+    raise TurnTableError("the turn table is damaged")
 
 
 def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns | None:
@@ -303,7 +298,7 @@ def _valid_heads(head: Sequence[Tensor], sizes: Tensor) -> bool:
 
 
 def _valid_bodies(body: Tensor, sample: Tensor, lengths: Tensor) -> bool:
-    """What `TurnSpan` and `decode_rows` check of turns [T, 6]; `lengths` [T] are those of their responses."""
+    """What `TurnSpan` and `_raise_damage` check of turns [T, 6]; `lengths` [T] are those of their responses."""
     start, end, reward, action_start, anchor, staleness = body.unbind(1)
     valid = _whole_from(0, start) & _whole_from(0, end) & (start <= end) & (end <= lengths)
     valid &= torch.isfinite(reward) & _whole_from(-1, anchor) & _whole_from(-1, action_start)
@@ -325,7 +320,7 @@ def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> Tu
         TurnTableError: the table is missing, damaged or written by another converter.
     """
     if TABLE_KEY not in rollout_data:
-        raise TurnTableError(f"rollout_data has no turn table under {TABLE_KEY!r}; configure {CONVERTER}")
+        raise TurnTableError(f"rollout_data has no turn table under {TABLE_KEY!r}; {_ADVICE}")
     columns = read_columns(rollout_data[TABLE_KEY], rollout_data["response_lengths"])
     if not keep:
         del rollout_data[TABLE_KEY]

@@ -18,9 +18,10 @@ from rollout.bridge.sample import episode_id_of, handout
 from rollout.bridge.settings import load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
 from rollout.errors import CheckpointError
-from rollout.play.batch import WeightClock, version_of
+from rollout.play.clock import WeightClock, version_of
+from rollout.play.player import Slot
 from rollout.play.runtime import Runtime
-from rollout.play.slots import Slot, make_slots, slots_state
+from rollout.play.slots import make_slots, slots_state
 from rollout.spec import EpisodeSpec
 from rollout.tasks import held_out_episodes, make_episode, pick_task, read_tasks
 from rollout.turn import Segment
@@ -71,7 +72,7 @@ class EpisodeSource:
         """
         versions = [version_of(turn.generation) for segment in segments for turn in segment.turns]
         if known := [version for version in versions if version is not None]:
-            self.clock.learn(rollout_id, min(known))
+            self.clock.learn(rollout_id, min(known), asked_since=True)
         return [-1 if version is None else self.clock.staleness(version, rollout_id) for version in versions]
 
     def episode(self, episode_id: int) -> EpisodeSpec:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -17,7 +18,7 @@ from rollout.bridge.checks import check_fixed_turn
 from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.play.batch import Batch, Phase, choose_held_out, count_turns, draw, join_episodes, phase_of
+from rollout.play.batch import Batch, count_turns
 from rollout.play.episode import Episode
 from rollout.play.metrics import batch_metrics, measure
 from rollout.play.player import Slot, play
@@ -71,18 +72,13 @@ async def collect_or_draw(
     """
     runtime = await get_runtime(args)
     warmup, pretraining = source.settings.critic_warmup, source.settings.value_pretraining
-    phase = Phase.COLLECT if pretraining.batches else phase_of(rollout_id, warmup)
-    if phase is Phase.DRAW:
-        flags = runtime.flags
-        segments = draw(source.kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
-        batch = Batch(segments, {"warmup/drawn_turns": float(count_turns(segments))})
+    play_batch = partial(collector or collect, args, rollout_id, source)
+    if warmup.w_epoch or pretraining.batches or source.kept:
+        from rollout.play.kept import play_or_draw
+
+        batch = await play_or_draw(play_batch, source.kept, rollout_id, runtime)
     else:
-        batch = await (collector or collect)(args, rollout_id, source)
-        if phase is Phase.COLLECT:
-            source.kept.extend(batch.segments)
-            batch.metrics["warmup/kept_turns"] = float(count_turns(source.kept))
-        else:
-            source.kept.clear()
+        batch = await play_batch()
     if rollout_id + 1 == pretraining.batches:
         samples = await asyncio.to_thread(_pretraining_samples, runtime, source)
     else:
@@ -170,6 +166,8 @@ async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> lis
 
 def _pretraining_samples(runtime: Runtime, source: EpisodeSource) -> list[list[Sample]]:
     """The samples of all collected turns, with whole episodes held out."""
+    from rollout.play.kept import choose_held_out, join_episodes
+
     segments, seed = join_episodes(source.kept), runtime.flags.rollout_seed
     held_out = choose_held_out(segments, source.settings.value_pretraining.held_out, seed)
     ids = source.take_group_ids(count_turns(segments))

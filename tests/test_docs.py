@@ -111,6 +111,7 @@ def test_every_row_of_the_formulas_names_a_function() -> None:
         ("One fixed-turn batch", 9),
         ("A continuous batch", 3),
         ("One environment step", 5),
+        ("A BabyAI step", 3),
         ("One token's advantage", 6),
     ],
 )

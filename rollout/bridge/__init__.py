@@ -1,1 +1,1 @@
-"""slime's `args` and `Sample`, read and written here and nowhere else in the rollout."""
+"""Reads slime's `args` into typed settings, and reads and writes slime's `Sample`; the doors pass both through."""

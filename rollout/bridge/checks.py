@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from advantage.errors import FlagError
+from advantage.flags import INSTALL
 from advantage.flags import check_flags as check_patch
 from advantage.settings import AdvantageSettings, advantage_settings
+from advantage.turn_table import CONVERTER
 from rollout.bridge.flags import RolloutFlags, sentences
 from rollout.bridge.roles import check_roles, role_args
 from rollout.bridge.settings import RolloutSettings
@@ -25,8 +27,6 @@ BATCHES = (FIXED_TURN, CONTINUOUS)
 """Rollout functions that make batches of a fixed number of turns."""
 GENERATE = "rollout.generate.generate"
 SOURCE = "rollout.data_source.EpisodeSource"
-CONVERTER = "rollout.samples.convert_samples_to_train_data"
-INSTALL = "advantage.patch.install"
 
 NEEDS_INSTALL = (
     "policy_loss",

@@ -1,6 +1,6 @@
 """Reads and writes the fields of slime's `Sample`, through slime's own methods where it has them.
 
-Only this folder and `rollout/samples.py` know the names of the fields.
+Of the other files, only `rollout/samples.py` names fields; the rest pass samples on.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class SampleWriter:
         self._args = args
         self.dummy_token = dummy_token
 
-    def new(self, group: int, group_index: int, prompt: Prompt) -> Sample:
+    def new(self, training_group: int, segment: int, prompt: Prompt) -> Sample:
         """A sample that ends with the prompt's tokens and has no response yet."""
         sample = Sample()
-        sample.index, sample.group_index, sample.prompt = group, group_index, ""
-        set_group(sample, group)
+        sample.index, sample.group_index, sample.prompt = training_group, segment, ""
+        set_group(sample, training_group)
         restart(sample, prompt)
         set_pictures(sample, prompt)
         return sample

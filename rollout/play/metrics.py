@@ -11,6 +11,7 @@ from typing import Any
 
 from rollout.play.parts import Parts
 from rollout.turn import FinishReason, Segment, StopReason, Turn
+from rollout.workers.utilization import Usage
 
 RETRIES = (
     *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "turns_aborted"),
@@ -27,13 +28,10 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class BatchLoad:
-    """How busy engine and environment workers were during a batch, and the CPU time of the event loop.
+    """How busy engine and environment workers were during a batch, and the CPU time of the event loop."""
 
-    `engine` and `env` are `Usage`s: seconds passed, seconds with a request in flight, request-seconds.
-    """
-
-    engine: tuple[float, float, float]
-    env: tuple[float, float, float]
+    engine: Usage
+    env: Usage
     host_s: float
     """CPU seconds of the event loop's thread."""
 
@@ -83,14 +81,13 @@ def is_retry(fault: str) -> bool:
 
 
 def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
-    seconds, busy_s, request_s = load.engine
-    _, env_busy_s, env_request_s = load.env
+    engine, env, seconds = load.engine, load.env, load.engine.seconds
     return {
         "rollout/turns_per_s": turns / seconds if seconds else 0.0,
-        "rollout/engine_busy_share": busy_s / seconds if seconds else 0.0,
-        "rollout/engine_concurrency": request_s / seconds if seconds else 0.0,
-        "rollout/env_busy_share": env_busy_s / seconds if seconds else 0.0,
-        "rollout/env_queue_depth": env_request_s / seconds if seconds else 0.0,
+        "rollout/engine_busy_share": engine.busy_s / seconds if seconds else 0.0,
+        "rollout/engine_concurrency": engine.request_s / seconds if seconds else 0.0,
+        "rollout/env_busy_share": env.busy_s / seconds if seconds else 0.0,
+        "rollout/env_queue_depth": env.request_s / seconds if seconds else 0.0,
         "turn/host_s": load.host_s / turns if turns else 0.0,
     }
 

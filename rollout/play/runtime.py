@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollout.bridge.checks import installs_advantages
 from rollout.bridge.flags import RolloutFlags
@@ -22,9 +22,11 @@ from rollout.play.engine import EngineClient
 from rollout.play.memory import build_memory
 from rollout.play.parts import Parts
 from rollout.play.slots import ParkedEpisodes
-from rollout.play.stream import Stream
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.workers.pool import EnvPool
+
+if TYPE_CHECKING:
+    from rollout.play.stream import Stream  # loaded by `rollout.continuous` alone
 
 
 @dataclass

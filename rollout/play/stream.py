@@ -21,7 +21,8 @@ from operator import attrgetter
 from typing import Any
 
 from rollout.errors import ConfigError, EngineError, EnvironmentFault
-from rollout.play.batch import Batch, WeightClock, version_of
+from rollout.play.batch import Batch, count_failure
+from rollout.play.clock import WeightClock, version_of
 from rollout.play.episode import Episode
 from rollout.play.metrics import BatchLoad, measure
 from rollout.play.parts import Parts
@@ -76,8 +77,8 @@ class Stream:
         """By slot number: the last rollout that may train on the turn in flight."""
         self._recorded = {slot.number: len(slot.episode.answers) for slot in slots if slot.episode is not None}
         """By slot number: finished turns of its episode; the episode may already have taken the next answer."""
-        self._filling = Batch()
-        """The batch being filled; it counts the episodes that are lost meanwhile."""
+        self._failed = 0
+        """Episodes lost since the last batch was full."""
         self._rollout_id, self._pushes, self._limit = 0, 0, 0
         self._paused, self._stopped = True, False
         self._error: BaseException | None = None
@@ -200,7 +201,8 @@ class Stream:
         latest = self._latest.get(slot.number)
         if latest is not None and latest.episode is slot.episode:
             latest.segment = replace(latest.segment, stop=StopReason.FAILED)
-        self._filling.lose_episode(fault, self._parts)
+        self._failed += 1
+        count_failure(fault, self._failed, self._parts)
 
     async def _ask(self, slot: Slot, episode: Episode) -> Generation:
         """An answer by weights of a single version; an answer that spans an update is requested again."""
@@ -209,7 +211,7 @@ class Stream:
         for _ in range(tries):
             generation = await episode.generate(parts.flags.sampling_params())
             if len(set(generation.weight_versions)) <= 1:
-                self._playing[slot.number] = self._follow_weights(version_of(generation))
+                self._playing[slot.number] = self._follow_weights(version_of(generation), asked_since=False)
                 return generation
             parts.counters["turns_spanning_update"] += 1
         raise EngineError(
@@ -229,7 +231,7 @@ class Stream:
         insort(self._finished, finished, key=_due)
         self.ledger["finished"] += 1
         if self.ledger["finished"] % self._size == 0:
-            self._filling = Batch()
+            self._failed = 0
         if episode.stop is None:
             self._recorded[slot.number] = episode.index
         else:
@@ -242,7 +244,7 @@ class Stream:
         generation = await self._parts.engine.generate(self._probe, params)
         self._follow_weights(version_of(generation), asked_since=True)
 
-    def _follow_weights(self, version: int | None, asked_since: bool = False) -> int:
+    def _follow_weights(self, version: int | None, *, asked_since: bool) -> int:
         """Learn from an answer's version, and return the last rollout that may train on the answer."""
         if version is None:
             raise ConfigError(
@@ -250,7 +252,7 @@ class Stream:
                 "staleness cannot be bounded; use an engine that does, or --rollout-function-path "
                 "rollout.fixed_turn.generate_rollout"
             )
-        self._clock.learn(self._rollout_id, version, asked_since)
+        self._clock.learn(self._rollout_id, version, asked_since=asked_since)
         assert self._clock.first is not None
         pushes = version - self._clock.first[1]
         if pushes > self._pushes:

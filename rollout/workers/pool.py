@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -117,19 +117,10 @@ class EnvPool:
         Raises:
             EnvironmentFault: it could not be started within `max_env_retries_per_turn`.
         """
-        return await self.reopen(spec, (), ())
-
-    async def reopen(self, spec: EnvSpec, responses: Sequence[str], digests: Sequence[str]) -> EnvSession:
-        """Build an environment and replay `responses`; the digests of its replies must equal `digests`.
-
-        Raises:
-            EnvironmentFault: as `open`, or the replay differs.
-        """
         spec = replace(spec, limits=self._limits)
         session = EnvSession(self, min(self.workers, key=lambda w: w.sessions), next(self._keys), spec)
-        session.responses, session.digests = list(responses), list(digests)
         try:
-            await session._attempt(None)
+            await session.ensure()
         except BaseException:
             await session.close()
             raise
@@ -176,13 +167,21 @@ class EnvSession:
         self.responses.append(response_text)
         return reply
 
+    async def ensure(self) -> EnvReply:
+        """Start the environment, or replay its episode, unless it is alive; returns its last reply.
+
+        Raises:
+            EnvironmentFault: as `step`.
+        """
+        return await self._attempt(None)
+
     async def suggest(self, player: str, seed: int) -> str:
         """The next answer of the player `random` or `expert`.
 
         Raises:
             EnvironmentFault: the module has no such player, or it raised, hung or returned something other than text.
         """
-        await self._attempt(None)
+        await self.ensure()
         timeout_s = self._pool.settings.env_step_timeout_s
         try:
             self._host, answer = await self._worker.call(self._host, timeout_s, "suggest", self._key, player, seed)

@@ -50,8 +50,12 @@ class EnvReply:
 
     @cached_property
     def digest(self) -> str:
-        """The reply's `digest`. Once computed, it is pickled with the reply, so a worker can compute it for others."""
+        """The reply's `digest`; computed once and kept."""
         return digest(self)
+
+    def compute_digest(self) -> None:
+        """Compute `digest` now, so that it is pickled with the reply."""
+        _ = self.digest
 
 
 def check_reply(reply: EnvReply) -> None:

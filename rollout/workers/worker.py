@@ -65,7 +65,7 @@ class EnvHost:
             reply = _within(_reply(env, observation, seconds, done, info), spec.limits)
             if parts:
                 reply = replace(reply, parts=[(name, start - began, end - began) for name, start, end in parts])
-            reply.digest  # noqa: B018 - computed here and sent along: hashing pictures would delay the trainer
+            reply.compute_digest()  # here, because hashing pictures would delay the trainer
             return reply
 
     def replay(self, key: int, spec: EnvSpec, responses: Sequence[str]) -> tuple[EnvReply, list[str]]:

@@ -27,7 +27,7 @@ def framework_args(**changes: Any) -> Namespace:
     flags = dict(
         advantage_estimator="ppo",
         custom_advantage_function_path=None,
-        custom_convert_samples_to_train_data_path=CONVERTER.split()[-1],
+        custom_convert_samples_to_train_data_path=CONVERTER,
         custom_megatron_init_path="advantage.patch.install",
         gamma_step=0.99,
         lambda_step=0.95,

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+import advantage.group
+import advantage.hook
+import advantage.kl_split
 from advantage.errors import TurnTableError
 from advantage.hook import compute_advantages
 from advantage.kl_split import FALSE_ALARMS, ActionHackingWatch, KlSplit, log_kl_split
+from advantage.ranks import Layout
 from advantage.settings import KL_SPLIT, AdvantageSettings
 from advantage.turn_table import TurnRow, TurnSpan, encode_row
 from tests.advantage.batches import make_args, make_samples, rollout_data
@@ -59,6 +64,18 @@ def test_a_table_that_the_advantage_hook_already_took_is_a_named_error() -> None
     compute_advantages(make_args(), data)
     with pytest.raises(TurnTableError, match="no turn table"):
         log_kl_split(make_args(), 0, data)
+
+
+@pytest.mark.parametrize("hook", [advantage.hook, advantage.group])
+def test_on_an_earlier_pipeline_stage_the_hook_leaves_the_table_to_the_split(
+    hook: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (hook, advantage.kl_split):
+        monkeypatch.setattr(module, "current_layout", lambda: Layout(last_stage=False))
+    args, data = make_args(rollout_data_postprocess_path=KL_SPLIT), data_of([0.0], [1], (0, 1, -1))
+    hook.compute_advantages(args, data)
+    assert log_kl_split(args, 0, data) is None
+    assert "prompt" not in data and "advantages" not in data
 
 
 def test_without_kl_in_reward_the_log_ratio_to_the_reference_is_split() -> None:

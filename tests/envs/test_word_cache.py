@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from envs.plain_text import PlainText, word_cache
-from envs.plain_text.word_cache import WordCache, ascii_pattern
+from envs import plain_text as texts
+from envs.plain_text import PlainText, WordCache, ascii_pattern
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.tokenizers import FAMILIES, real_tokenizer
 
@@ -98,11 +98,11 @@ def test_text_between_words_goes_to_the_tokenizer() -> None:
 
 
 def test_the_cache_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, "MAX_WORDS", 3)
+    monkeypatch.setattr(texts, "MAX_WORDS", 3)
     words = WordCache.build(bpe())
     for text in ("a b ab", "ba aa bb", "ab " * 3, "a" * 1000):
         assert words.encode(text) == bpe().encode(text).ids
-        assert len(words._ids) <= 3 and max(map(len, words._ids)) <= word_cache.MAX_WORD_CHARS
+        assert len(words._ids) <= 3 and max(map(len, words._ids)) <= texts.MAX_WORD_CHARS
 
 
 @pytest.mark.parametrize("family", ("chatml", *FAMILIES))

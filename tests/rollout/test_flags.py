@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollout.bridge.checks import CONVERTER, FIXED_TURN, GENERATE, INSTALL, SOURCE, check_flags
+from advantage.flags import INSTALL
+from advantage.turn_table import CONVERTER
+from rollout.bridge.checks import FIXED_TURN, GENERATE, SOURCE, check_flags
 from rollout.bridge.flags import decisions
 from rollout.bridge.framework import FRAMEWORK
 from rollout.bridge.idle_flags import flags_without_effect

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from rollout.data_source import EpisodeSource
-from rollout.play.batch import WeightClock, version_of
+from rollout.play.clock import WeightClock, version_of
 from rollout.play.metrics import FAULTS, BatchLoad, batch_metrics, quantile
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
+from rollout.workers.utilization import Usage
 from tests.fixtures.rollout_args import rollout_args
 
-IDLE = BatchLoad((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 0.0)
+IDLE = BatchLoad(Usage(0.0, 0.0, 0.0), Usage(0.0, 0.0, 0.0), 0.0)
 
 
 def turn(versions: tuple[str, ...] = ("3",), valid: bool = True) -> Turn:
@@ -48,7 +50,8 @@ def test_the_lengths_of_ended_episodes_are_given_as_a_distribution() -> None:
 
 
 def test_busy_shares_queues_and_host_time_are_those_of_the_batch() -> None:
-    metrics = batch_metrics([segment("cut", 4)], Counter(), BatchLoad((10.0, 8.0, 30.0), (10.0, 5.0, 20.0), 0.02), [])
+    load = BatchLoad(Usage(10.0, 8.0, 30.0), Usage(10.0, 5.0, 20.0), 0.02)
+    metrics = batch_metrics([segment("cut", 4)], Counter(), load, [])
     names = ("engine_busy_share", "engine_concurrency", "env_busy_share", "env_queue_depth", "turns_per_s")
     assert [metrics[f"rollout/{name}"] for name in names] == [0.8, 3.0, 0.5, 2.0, 0.4]
     times = [metrics[f"turn/{name}"] for name in ("engine_s", "env_s", "host_s")]
@@ -72,15 +75,15 @@ def test_the_oldest_numbered_version_of_an_answer_counts() -> None:
 def test_under_train_async_every_batch_but_the_first_is_one_update_old(first: int) -> None:
     """train_async.py plays batch r + 1 with the weights that batch r is about to update."""
     clock = WeightClock()
-    clock.learn(10, first)
+    clock.learn(10, first, asked_since=True)
     played_with = [first, first, first + 1, first + 2]
     assert [clock.staleness(version, 10 + k) for k, version in enumerate(played_with)] == [0, 1, 1, 1]
 
 
 def test_with_an_interval_between_pushes_the_age_cycles() -> None:
     clock = WeightClock(interval=2)
-    clock.learn(0, 1)
-    clock.learn(1, 1)
+    clock.learn(0, 1, asked_since=True)
+    clock.learn(1, 1, asked_since=True)
     # train_async.py pushes after rollouts 1, 3, ...; batch r + 1 is complete before the push.
     assert [clock.staleness(version, k) for k, version in enumerate([1, 1, 2, 2, 3, 3])] == [0, 1, 0, 1, 0, 1]
 
@@ -97,15 +100,30 @@ def test_the_clock_follows_both_of_slimes_loops_from_any_beginning(script: str, 
         elif rollout > start + 1 and (rollout - 1) % interval == 0:
             versions[len(versions) + 1] = rollout - 1  # the push after rollout - 2
         now = len(versions)
-        clock.learn(rollout, now)
+        clock.learn(rollout, now, asked_since=True)
         assert [clock.updates_in(version) for version in versions] == list(versions.values())
         assert clock.pushes_before(rollout) <= now - 1
         assert clock.after_each is None or clock.after_each == (script == "train.py") or interval == 1
 
 
+@pytest.mark.parametrize(("script", "column"), [("train.py", 1), ("train_async.py", 5)])
+def test_the_clock_agrees_with_the_table_in_its_docstring(script: str, column: int) -> None:
+    assert WeightClock.__doc__ is not None
+    rows = [list(map(int, line.split())) for line in re.findall(r"^ +\d[\d ]+$", WeightClock.__doc__, re.MULTILINE)]
+    assert len(rows) == 6
+    clock = WeightClock(interval=2)
+    for row in rows:
+        clock.learn(row[0], row[column], asked_since=True)
+    assert clock.after_each == (script == "train.py")
+    for row in rows:
+        rollout, (version, pushes, updates, staleness) = row[0], row[column : column + 4]
+        assert (version - 1, clock.updates_in(version)) == (pushes, updates)
+        assert clock.staleness(version, rollout) == staleness
+
+
 def test_pushes_of_a_frozen_actor_do_not_count() -> None:
     clock = WeightClock(frozen=3)
-    clock.learn(0, 1)
+    clock.learn(0, 1, asked_since=True)
     assert [clock.staleness(1, k) for k in range(6)] == [0, 0, 0, 0, 1, 2]
     assert clock.staleness(4, 3) == 0
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.errors import ConfigError
-from rollout.play.batch import choose_held_out, join_episodes
+from rollout.play.kept import choose_held_out, join_episodes
 from rollout.turn import Segment, StopReason
 from tests.rollout.test_warmup import segment
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from advantage.settings import WarmupSettings
 from rollout.errors import ConfigError
-from rollout.play.batch import draw, phase_of
+from rollout.play.kept import draw, phase_of
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
 

@@ -1,0 +1,99 @@
+"""How many actor updates lie between playing a turn and training it, told by the engine's weight versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollout.turn import Generation
+
+
+@dataclass
+class WeightClock:
+    """Counts actor updates behind rollout ids and behind the engine's weight versions.
+
+    Each push of weights to the engine raises the version by one. Versions may begin with any number: the first batch of
+    a process is played with the weights of its first rollout. `train.py` pushes after every rollout; `train_async.py`
+    after rollout r if `interval` divides r + 1, and only when batch r + 1 is complete. Here is a run whose engine
+    begins with version 1, with an interval of 2. Pushes are those before the batch is played, updates those in the
+    weights that play it:
+
+                 train.py                               train_async.py
+        rollout  version  pushes  updates  staleness    version  pushes  updates  staleness
+              0        1       0        0          0          1       0        0          0
+              1        2       1        1          0          1       0        0          1
+              2        3       2        2          0          1       0        0          2
+              3        4       3        3          0          2       1        2          1
+              4        5       4        4          0          2       1        2          2
+              5        6       5        5          0          3       2        4          1
+
+    slime does not say which of the two runs. `learn` tells them apart by the pushes before a batch is asked for:
+    `train.py` has made one per rollout since the first, `train_async.py` at least one fewer.
+    """
+
+    interval: int = 1
+    """`--update-weights-interval`."""
+    frozen: int = 0
+    """Rollouts at the start of the run in which the actor does not train (`--num-critic-only-steps`)."""
+    first: tuple[int, int] | None = None
+    """Rollout id and weight version of the first batch; None until an engine has answered."""
+    after_each: bool | None = None
+    """Whether weights are pushed after every rollout before the next batch is asked for; None until it is known."""
+
+    def learn(self, rollout_id: int, version: int, *, asked_since: bool) -> None:
+        """Learn from the version of an answer while the batch of this rollout is collected, or the next to be.
+
+        Args:
+            asked_since: the answer was requested after slime had asked for the batch.
+        """
+        if self.first is None:
+            self.first = rollout_id, version
+        first_rollout, first_version = self.first
+        if self.after_each is None and rollout_id > first_rollout:
+            if version - first_version >= rollout_id - first_rollout:
+                self.after_each = True
+            elif asked_since:
+                self.after_each = False
+
+    def needs_answer(self, rollout_id: int) -> bool:
+        """Whether only an answer that is requested now can tell how often weights are pushed."""
+        begun = self.first is not None and rollout_id > self.first[0]
+        return begun and self.interval > 1 and self.after_each is None
+
+    def pushes_before(self, rollout_id: int) -> int:
+        """Pushes since the first batch that are certain when slime asks for the batch of this rollout."""
+        if self.first is None:
+            return 0
+        start = self.first[0]
+        made = rollout_id - start if self.after_each else (rollout_id - 1) // self.interval - start // self.interval
+        return max(0, made)
+
+    def updates_before(self, rollout_id: int) -> int:
+        """Actor updates before the batch of this rollout is trained on."""
+        return max(0, rollout_id - self.frozen)
+
+    def updates_after(self, pushes: int) -> int:
+        """Actor updates in the weights after so many pushes since the first batch."""
+        assert self.first is not None, "no version is known yet"
+        start = self.first[0]
+        if pushes <= 0 or self.after_each is not False:  # not known: the older weights of the two
+            return self.updates_before(start + pushes)
+        return self.updates_before((start // self.interval + pushes) * self.interval)
+
+    def updates_in(self, version: int) -> int:
+        """Actor updates in the weights of this version."""
+        assert self.first is not None, "no version is known yet"
+        return self.updates_after(version - self.first[1])
+
+    def last_rollout(self, updates: int, max_staleness: int) -> int:
+        """The last rollout that may train on turns of weights with so many updates."""
+        return self.frozen + updates + max_staleness
+
+    def staleness(self, version: int, rollout_id: int) -> int:
+        """Actor updates between playing a turn with this version and training it in this rollout."""
+        return max(0, self.updates_before(rollout_id) - self.updates_in(version))
+
+
+def version_of(generation: Generation) -> int | None:
+    """The oldest weight version that produced a token; None if the engine does not number its weights."""
+    found = [int(v) for v in generation.weight_versions if v.isdecimal() and len(v) < 20]
+    return min(found, default=None)

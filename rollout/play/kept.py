@@ -1,0 +1,140 @@
+"""Batches that are kept: for the critic's warm-up, which draws from them again, and for value pretraining.
+
+While the actor is frozen, the critic's warm-up plays and keeps `w_epoch` batches, then draws `w_iter` batches from the
+kept segments without generation. The advantage hook computes returns with the current critic, so the targets of kept
+turns are never stale, and the frozen actor keeps them on-policy. Value pretraining keeps all its batches; its last one
+holds the turns of all.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from advantage.settings import WarmupSettings
+from rollout.errors import ConfigError
+from rollout.play.batch import Batch, count_turns
+from rollout.play.parts import Parts
+from rollout.turn import Segment, StopReason
+
+MIN_EPISODES = 10
+"""Episodes that value pretraining needs to hold some out."""
+
+
+class Phase(enum.StrEnum):
+    """The phase of the critic's warm-up that a rollout belongs to."""
+
+    COLLECT = "collect"
+    """Play a batch and keep it; only the critic trains."""
+    DRAW = "draw"
+    """Draw a batch from the kept turns; only the critic trains."""
+    TRAIN = "train"
+    """The warm-up is over: play a batch, train both."""
+
+
+def phase_of(rollout_id: int, warmup: WarmupSettings) -> Phase:
+    """The phase of a rollout."""
+    if rollout_id < warmup.w_epoch:
+        return Phase.COLLECT
+    return Phase.DRAW if rollout_id < warmup.w_epoch + warmup.w_iter else Phase.TRAIN
+
+
+async def play_or_draw(
+    play: Callable[[], Awaitable[Batch]], kept: list[Segment], rollout_id: int, parts: Parts
+) -> Batch:
+    """Draw the rollout's batch from `kept`, or play it and keep it; once the warm-up is over, `kept` is emptied.
+
+    Raises:
+        ConfigError: as `draw`.
+    """
+    settings, flags = parts.settings, parts.flags
+    warmup = settings.critic_warmup
+    phase = Phase.COLLECT if settings.value_pretraining.batches else phase_of(rollout_id, warmup)
+    if phase is Phase.DRAW:
+        segments = draw(kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
+        return Batch(segments, {"warmup/drawn_turns": float(count_turns(segments))})
+    batch = await play()
+    if phase is Phase.COLLECT:
+        kept.extend(batch.segments)
+        batch.metrics["warmup/kept_turns"] = float(count_turns(kept))
+    else:
+        kept.clear()
+    return batch
+
+
+def draw(kept: Sequence[Segment], fraction: float, step_turns: int, seed: int) -> list[Segment]:
+    """Random kept segments holding `fraction` of the kept turns, in whole steps of `step_turns` turns.
+
+    Segments are drawn without replacement. The last one is shortened to fill the last step exactly: its first turns
+    stay, and the prompt after them becomes the bootstrap.
+
+    Raises:
+        ConfigError: less than one step was kept, for example after a restart without the rollout checkpoint.
+    """
+    total = count_turns(kept)
+    if total < step_turns:
+        raise ConfigError(
+            f"the warm-up has {total} kept turns, fewer than --global-batch-size {step_turns}; resume with the "
+            "rollout checkpoint of the same step, or start the warm-up again"
+        )
+    wanted = max(step_turns, round(fraction * total))
+    wanted -= wanted % step_turns
+    order = list(range(len(kept)))
+    random.Random(f"warmup/{seed}").shuffle(order)
+    drawn: list[Segment] = []
+    left = wanted
+    for number in order:
+        if left == 0:
+            break
+        segment = shorten(kept[number], left)
+        drawn.append(segment)
+        left -= len(segment.turns)
+    return drawn
+
+
+def shorten(segment: Segment, turns: int) -> Segment:
+    """The segment's first `turns` turns; the next turn's prompt becomes the bootstrap."""
+    if len(segment.turns) <= turns:
+        return segment
+    return Segment(segment.task_name, segment.turns[:turns], segment.turns[turns].prompt, StopReason.CUT)
+
+
+def join_episodes(collected: Sequence[Segment]) -> list[Segment]:
+    """The segments, with those of an episode that went on in the next batch laid end to end."""
+    joined: dict[tuple[int, int], Segment] = {}
+    for segment in collected:
+        first, last = segment.turns[0], segment.turns[-1]
+        before = joined.pop((first.episode_id, first.index), None)
+        turns = segment.turns if before is None else before.turns + segment.turns
+        joined[first.episode_id, last.index + 1] = replace(segment, turns=turns)
+    return list(joined.values())
+
+
+def choose_held_out(segments: Sequence[Segment], share: float, seed: int) -> set[int]:
+    """Ids of random episodes that together hold about `share` of all turns; at least one episode is not chosen.
+
+    Raises:
+        ConfigError: there are fewer than 10 episodes.
+    """
+    lengths: dict[int, int] = {}
+    for segment in segments:
+        episode = segment.turns[0].episode_id
+        lengths[episode] = lengths.get(episode, 0) + len(segment.turns)
+    turns = sum(lengths.values())
+    if len(lengths) < MIN_EPISODES:
+        raise ConfigError(
+            f"value pretraining collected {turns} turns of {len(lengths)} episodes, too few to hold some out: it needs "
+            f"at least {MIN_EPISODES} episodes, so raise value_pretraining.batches or n_env"
+        )
+    order = list(lengths)
+    random.Random(f"held out/{seed}").shuffle(order)
+    chosen: set[int] = set()
+    held = 0
+    for episode in order[:-1]:
+        if held >= share * turns:
+            break
+        chosen.add(episode)
+        held += lengths[episode]
+    return chosen
