@@ -108,79 +108,11 @@ def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: 
     return sample
 
 
-def episode_samples(
-    writer: SampleWriter, sample: Sample, segment: Segment, *, joined: bool, stale: int
-) -> list[Sample]:
-    """The episode that `sample` asked for.
-
-    Args:
-        joined: all turns in one sample (`history: full`), instead of one sample per turn.
-        stale: number of first turns that are masked, because they were played before an abort.
-    """
-    group = group_number(sample)
-    if joined:
-        samples = [_joined(writer, sample, segment, group, stale)]
-    else:
-        samples = [turn_sample(writer, turn, group, group, segment.task_name) for turn in segment.turns]
-        for number, part in enumerate(samples):
-            _inherit(part, sample, segment)
-            if number < stale:
-                mask_response(part)
-    if segment.bootstrap is not None:
-        samples.append(bootstrap_sample(writer, segment, group, samples[-1]))
-    return samples
-
-
 def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, fault: str) -> list[Sample]:
     """One masked token in place of an episode whose environment was lost; the batch keeps its size."""
     writer.make_inert(sample, group_number(sample))
     mark_failed(sample, spec, fault)
     return [sample]
-
-
-def _joined(writer: SampleWriter, sample: Sample, segment: Segment, group: int, stale: int) -> Sample:
-    """All turns in one sample: the model's tokens unchanged, the observations between them masked."""
-    turns = segment.turns
-    restart(sample, turns[0].prompt)
-    spans: list[TurnSpan] = []
-    for number, turn in enumerate(turns):
-        gap = turn.prompt.token_ids[len(sample.tokens) :]
-        if gap:
-            writer.append_observation(sample, gap)
-        start = sample.response_length
-        writer.append_generation(sample, turn.generation)
-        if number < stale:
-            mask_response(sample, start)
-        action = start + turn.action_span[0] if turn.action_span else -1
-        spans.append(TurnSpan(start, sample.response_length, turn.reward, action))
-    set_pictures(sample, turns[-1].prompt)
-    last = turns[-1]
-    set_row(sample, TurnRow(group, turns[0].index, TurnKind.TURN, last.terminated, last.truncated, tuple(spans)))
-    sample.metadata = {**(sample.metadata or {}), **turn_facts(last), "turns": len(turns)}
-    _inherit(sample, sample, segment)
-    attach_trace(sample, turns)
-    return sample
-
-
-def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
-    """Copy to a sample what it shares with the sample that slime handed out, and the episode's facts."""
-    part.index, part.group_index, part.session_id = whole.index, whole.group_index, whole.session_id
-    part.label = whole.label
-    set_start(part, whole.group_index)
-    part.reward = segment.episode_return
-    part.metadata = {
-        **(whole.metadata or {}),
-        **part.metadata,
-        "stop": segment.stop,
-        "episode_return": segment.episode_return,
-        "episode_turns": segment.episode_turns,
-        "success": segment.turns[-1].progression >= 1.0,
-        "valid_turns": sum(turn.valid for turn in segment.turns),
-        "length_stops": sum(turn.generation.finish_reason is FinishReason.LENGTH for turn in segment.turns),
-    }
-    if segment.turns[-1].truncated:
-        part.status = Sample.Status.TRUNCATED
-    part.non_generation_time = sum(turn.env_s for turn in segment.turns)
 
 
 def pretraining_samples(
