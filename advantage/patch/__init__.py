@@ -10,7 +10,7 @@ slime calls it once in every process of the actor and of the critic. It changes 
   whiten without context parallelism. The training process's module imports it by name, so it is replaced there too.
 
 That flag is set where the framework has it. slime drops it for the critic when `--megatron-config-path` is used, which
-is how the critic gets a learning rate of its own.
+is how the critic gets its own learning rate.
 """
 
 from __future__ import annotations

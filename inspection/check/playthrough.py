@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from inspection.text import text_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
 from rollout.play.memory import Conversation, Message, build_memory
@@ -95,11 +96,3 @@ async def replay_difference(trial: Trial, episode: EpisodeSpec, played: Playthro
         if digest(await trial.step(episode, answer)) != expected:
             return step
     return None
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message, without pictures."""
-    content = message["content"]
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content)

@@ -59,7 +59,7 @@ class Row:
     n: int
     """Episodes in the means."""
     failed: int
-    """Episodes that are not: their environment was lost, or their prompt was refused."""
+    """Episodes excluded from the means: their environment was lost, or their prompt was refused."""
     context: int
     """Episodes that ended because the next prompt was too long; they are in the means."""
     cells: Mapping[str, Cell]

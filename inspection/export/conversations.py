@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from inspection.text import text_of
 from inspection.view.prompts import split_prompts
 from slime_verlog import ConfigError
 
@@ -52,11 +53,7 @@ def _continues(messages: Sequence[Mapping[str, Any]], last: Mapping[str, Any], t
     if turn["prompt"][:length] != last["prompt"] or len(turn["prompt"]) == length:
         return False
     answer = messages[turn["prompt"][length]]
-    return answer["role"] == "assistant" and _joined(answer["content"]).strip() == last["response"].strip()
-
-
-def _joined(content: str | Sequence[Mapping[str, Any]]) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return answer["role"] == "assistant" and text_of(answer).strip() == last["response"].strip()
 
 
 def _conversation(

@@ -100,7 +100,7 @@ def _resident_kb(pid: int) -> int:
 
 
 def _proportional_kb(pid: int) -> tuple[int, int]:
-    """Like `_resident_kb`, with shared pages divided among those who share: pages of its own, pages of memory files.
+    """Like `_resident_kb`, with shared pages divided among those who share: private pages, pages of memory files.
 
     Forks share almost everything, so the plain sum would count it many times.
     """

@@ -186,8 +186,6 @@ def evaluate(instance: Instance, pristine: Path, tree: Path, settings: JudgeSett
         return Verdict(False, reason=reason)
     if wrong:
         return _unsolved(instance, pristine, tree, settings, plan, wrong)
-    if wrong:
-        return _unsolved(instance, pristine, tree, settings, plan, wrong)
     run = run_tests(build, instance.required, settings)
     return Verdict(False, reason=run.reason) if run.reason else _verdict(instance, run.green, run.outcomes)
 
@@ -218,7 +216,7 @@ def _verdict(instance: Instance, green: Collection[str], outcomes: Mapping[str, 
 def _run_probes(instance: Instance, settings: JudgeSettings, plan: Plan, build: Build) -> tuple[frozenset[str], str]:
     """The tests with a wrong probe, or why the probes did not run.
 
-    Code may throw dice, so probes get a second run. The better one counts as a whole: if each probe could choose, code
+    Code may be random, so probes get a second run. The better one counts as a whole: if each probe could choose, code
     that knows which run it is in would have two answers to each.
     """
     wrong, limits = frozenset[str](), settings.limits
