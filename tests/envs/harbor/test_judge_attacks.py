@@ -77,9 +77,9 @@ TESTS = {
 DOCKERFILE = "FROM python:3.11-slim\nWORKDIR /app\n"
 
 
-def episode(folder: Path, tests: str, files: dict[str, str]) -> tuple[float, str]:
+def episode(folder: Path, tests: str | tuple[str, dict[str, str]], files: dict[str, str]) -> tuple[float, str]:
     """The reward of an agent that leaves these files in /app, and what the verdict says."""
-    test, given = TESTS[tests]
+    test, given = TESTS[tests] if isinstance(tests, str) else tests
     dockerfile = DOCKERFILE + "ENV PYTHONPATH=/app LD_LIBRARY_PATH=/app\n" * (tests == "environment")
     make_task(folder, test=test, files=given, dockerfile=dockerfile)
     writes = [f"mkdir -p $(dirname '{name}'); cat > '{name}' <<'END_'\n{text}\nEND_" for name, text in files.items()]
@@ -188,6 +188,21 @@ def test_a_process_that_stays_behind_does_not_write_the_reward(
     tmp_path: Path, tests: str, write: str, attempt: int
 ) -> None:
     reward, said = episode(tmp_path, tests, {"solution.py": WITH_DAEMON.format(write=write)})
+    assert reward == 0.0, said
+
+
+@pytest.mark.parametrize(
+    ("prints", "planted"),
+    [("sys.stdout.write('0'); sys.stdout.flush()", "1"), ("sys.stdout.write('0')", "01"), ("assert right", "1")],
+    ids=["at once", "shorter", "nothing"],
+)
+def test_what_a_script_prints_as_its_reward_is_restored(tmp_path: Path, prints: str, planted: str) -> None:
+    program = WITH_DAEMON.format(write=REWRITE.replace("'1'", repr(planted)))
+    # The script waits until the daemon has written over what it printed.
+    check = CHECK_RUNS.replace("assert ", "right = ") + f"import sys, time\ntry:\n    {prints}\n"
+    check += "finally:\n    time.sleep(0.3)\n"
+    given = (TESTS["script prints"][0], {"tests/check.py": check})
+    reward, said = episode(tmp_path, given, {"solution.py": program})
     assert reward == 0.0, said
 
 
