@@ -148,7 +148,7 @@ def test_a_mistake_ends_with_one_sentence_before_anything_starts(
 def test_a_broken_environment_ends_with_one_sentence_before_anything_starts(image: Fresh, broken: str) -> None:
     config, sentence = BROKEN[broken].write(image.home)
     flags = image.job("run_babyai.sh")
-    own = yaml.safe_load(Path(by_flag(flags)["--custom-config-path"][0]).read_text(encoding="utf-8"))
+    own = yaml.safe_load(Path(by_flag(train_flags(flags))["--custom-config-path"][0]).read_text(encoding="utf-8"))
     keys = {key: value for key, value in own.items() if key not in ("env", "eval")}
     config.write_text(yaml.safe_dump({**keys, **yaml.safe_load(config.read_text(encoding="utf-8"))}))
     flags[flags.index("--custom-config-path") + 1] = str(config)
@@ -201,7 +201,7 @@ def test_train_async_with_shared_gpus_is_refused(image: Fresh) -> None:
 
 def test_continuous_batches_without_staleness_are_refused(image: Fresh) -> None:
     flags = image.job("run_sao.sh")
-    path = Path(by_flag(flags)["--custom-config-path"][0])
+    path = Path(by_flag(train_flags(flags))["--custom-config-path"][0])
     path.write_text(path.read_text().replace("max_staleness: 1", "max_staleness: 0"))
     done = preflight(image, flags)
     assert done.returncode == 1 and "max_staleness: 0 would stop all slots" in done.stderr
@@ -225,7 +225,7 @@ def test_a_missing_hook_is_refused_though_slime_has_a_default_for_it(image: Fres
 
 def test_roles_that_share_a_folder_are_refused(image: Fresh) -> None:
     flags = image.job("run_babyai.sh")
-    roles = Path(by_flag(flags)["--megatron-config-path"][0])
+    roles = Path(by_flag(train_flags(flags))["--megatron-config-path"][0])
     roles.write_text(roles.read_text().replace("/critic}", "/actor}"))
     done = preflight(image, flags)
     assert done.returncode == 1 and "both actor and critic" in done.stderr
@@ -233,7 +233,7 @@ def test_roles_that_share_a_folder_are_refused(image: Fresh) -> None:
 
 def test_an_empty_reference_folder_is_refused(image: Fresh) -> None:
     flags = image.job("run_babyai.sh")
-    Path(by_flag(flags)["--ref-load"][0]).mkdir(parents=True)
+    Path(by_flag(train_flags(flags))["--ref-load"][0]).mkdir(parents=True)
     done = preflight(image, flags)
     assert done.returncode == 1 and "no Megatron checkpoint" in done.stderr
 
@@ -242,7 +242,7 @@ def test_flags_without_effect_are_named_and_the_verdict_comes_last(image: Fresh)
     vain = ("--gamma", "0.9", "--lambd", "0.9", "--custom-rm-path", "a.b", "--custom-reward-post-process-path", "a.c")
     vain += ("--custom-generate-function-path", "a.d")
     flags = image.job("run_babyai.sh", "--", *vain)
-    roles = Path(by_flag(flags)["--megatron-config-path"][0])
+    roles = Path(by_flag(train_flags(flags))["--megatron-config-path"][0])
     roles.write_text(roles.read_text().replace("overrides: {", "overrides: {gamma_step: 0.5, gamma: 0.5, "))
     done = preflight(image, flags)
     warned = done.stderr.splitlines()
