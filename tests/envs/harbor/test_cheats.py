@@ -99,7 +99,10 @@ def test_a_planted_pytest_is_not_loaded_however_the_tests_start_python(
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("for i in {1..1500}; do mkdir d; cd d; done", "the tests wrote no reward file"),
+        (
+            'python3 -c \'import os; [os.mkdir("d") or os.chdir("d") for _ in range(1500)]\'',
+            "the tests wrote no reward file",
+        ),
         (
             'python3 -c \'import os; [os.mkdir("d") or os.chdir("d") for _ in range(2500)]\'',
             "cannot be checked (File name too long)",
