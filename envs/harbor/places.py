@@ -7,13 +7,12 @@ inside the sandbox; here, only paths without a link on the way are written to.
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from envs.harbor.dockerfile import Copy, Image, UnsupportedLine
-from envs.swe.sandbox.workspace import hand_over
+from envs.swe.sandbox.workspace import copy_files, hand_over
 
 TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier", "/solution"
 JUDGE = "/judge"
@@ -102,7 +101,7 @@ def lay_out(tree: Path, places: Sequence[Place], image: Image, context: Path, ro
     for place in places:
         source = root / place.path.lstrip("/") if root is not None else None
         if source is not None and source.is_dir() and place.path != "/tmp":
-            _cp(source, tree / place.part)
+            copy_files(source, tree / place.part)
         else:
             (tree / place.part).mkdir()
     for folder in (*image.folders, image.folder, home_of(image.user, root)):
@@ -138,10 +137,10 @@ def _copy(tree: Path, places: Sequence[Place], copy: Copy, context: Path) -> Non
     for source in sources:
         if source.is_dir() and not source.is_symlink():
             target.mkdir(parents=True, exist_ok=True)
-            _cp(source, target)
+            copy_files(source, target)
         else:
             (target if into else target.parent).mkdir(parents=True, exist_ok=True)
-            _cp(source, target / source.name if into else target)
+            copy_files(source, target / source.name if into else target)
 
 
 def _sources(context: Path, pattern: str) -> list[Path]:
@@ -154,8 +153,3 @@ def _sources(context: Path, pattern: str) -> list[Path]:
         for path in found
         if os.path.lexists(path) and (path == context or Path(os.path.realpath(path.parent)).is_relative_to(real))
     ]
-
-
-def _cp(source: Path, target: Path) -> None:
-    argv = ["cp", "-a", "-T", "--remove-destination", "--reflink=auto", "--", str(source), str(target)]
-    subprocess.run(argv, check=True, capture_output=True, env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"})

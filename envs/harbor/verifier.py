@@ -19,7 +19,7 @@ from envs.harbor.links import find_link_to_tests
 from envs.harbor.machine import Machine
 from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, Place
 from envs.harbor.protection import Report
-from envs.swe.sandbox.folders import remove_tree
+from envs.swe.sandbox.folders import open_plain, remove_tree
 from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.workspace import copy_tree, give_to_agent
 
@@ -121,16 +121,15 @@ def _numbers(text: str) -> dict[str, float]:
 
 
 def _read_if_there(file: Path) -> str | None:
-    """A small plain file that tested code could have made: no link, pipe or device is opened."""
+    """A small plain file that tested code could have made."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_plain(file)
     except FileNotFoundError:
         return None
+    if descriptor is None:
+        raise ValueError(f"{file.name} is not a plain file")
     with os.fdopen(descriptor, "rb") as opened:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise ValueError(f"{file.name} is not a plain file")
-        if not mode & stat.S_IWUSR:
+        if not os.fstat(descriptor).st_mode & stat.S_IWUSR:
             raise ValueError(f"{file.name} is read-only, so the tests could not write it")
         data = opened.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:

@@ -18,9 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
-from envs.swe.sandbox.processes import INNER_FILTER, OUTER_FILTER
 from envs.swe.sandbox.seccomp import seccomp_filter
-from envs.swe.sandbox.supervise import Limits, Outcome, supervise
+from envs.swe.sandbox.supervise import INNER_FILTER, OUTER_FILTER, Limits, Outcome, supervise
 
 TESTBED = "/testbed"
 WRITABLE_TREE = ((".", TESTBED),)

@@ -6,13 +6,12 @@ Between commands no process of the agent is alive (see `supervise`), so a path t
 from __future__ import annotations
 
 import os
-import stat
-import subprocess
 import weakref
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from typing import IO, Literal
 
-from envs.swe.sandbox.folders import process_folder
+from envs.swe.sandbox.folders import open_plain, process_folder, run_program
 from envs.swe.sandbox.sandbox import AGENT_ID, TESTBED
 
 MAX_FILE_BYTES = 4 << 20
@@ -80,8 +79,7 @@ class Workspace:
             ToolFailure: missing, not a plain file, too long, or not text.
         """
         try:
-            descriptor = _open_plain(self.locate(path), os.O_RDONLY, path)
-            with os.fdopen(descriptor, "rb") as file:
+            with _open(path, self.locate(path), "rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
             if len(data) > MAX_FILE_BYTES:
                 raise ToolFailure(f"{path} is longer than {MAX_FILE_BYTES >> 20} MiB; use run with sed or head")
@@ -106,21 +104,18 @@ class Workspace:
             for folder in reversed([f for f in folders if f.is_relative_to(self.tree) and not f.exists()]):
                 folder.mkdir()
                 give_to_agent(folder)
-            descriptor = _open_plain(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, path)
-            with os.fdopen(descriptor, "wb") as file:
+            with _open(path, target, "wb") as file:
                 file.write(data)
                 give_to_agent(file.fileno())
         except OSError as error:
             raise ToolFailure(f"{path}: {_reason(error)}") from error
 
 
-def _open_plain(real: Path, flags: int, name: str) -> int:
-    """Open a regular file; pipes and devices are refused, as opening them could block."""
-    descriptor = os.open(real, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+def _open(name: str, real: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
+    descriptor = open_plain(real, os.O_RDONLY if mode == "rb" else os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    if descriptor is None:
         raise ToolFailure(f"{name} is not a plain file")
-    return descriptor
+    return os.fdopen(descriptor, mode)
 
 
 def _reason(error: OSError | ValueError) -> str:
@@ -135,15 +130,16 @@ def give_to_agent(target: int | Path) -> None:
 
 def copy_tree(source: Path, target: Path) -> None:
     """Copy a trusted tree with its times and links, and hand the copy to the agent's user."""
-    subprocess.run(["cp", "-a", "--reflink=auto", "--", str(source), str(target)], check=True, env=_plain())
+    copy_files(source, target)
     hand_over(target)
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy a trusted file or folder to `target`, or into that folder's contents, as `cp -a` does."""
+    run_program("cp", "-a", "-T", "--remove-destination", "--reflink=auto", "--", str(source), str(target))
 
 
 def hand_over(tree: Path) -> None:
     """Give a whole tree to the user that the sandbox runs as; without root we are that user."""
     if os.geteuid() == 0:
-        subprocess.run(["chown", "-R", "-h", f"{AGENT_ID}:{AGENT_ID}", "--", str(tree)], check=True, env=_plain())
-
-
-def _plain() -> dict[str, str]:
-    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
+        run_program("chown", "-R", "-h", f"{AGENT_ID}:{AGENT_ID}", "--", str(tree))

@@ -53,6 +53,8 @@ class TestRun:
     output: str = ""
     uncollectable: tuple[str, ...] = ()
     """Files and folders that pytest could not collect."""
+    collected: tuple[str, ...] = ()
+    """All tests of the files that were run, in pytest's order."""
 
     @property
     def green(self) -> frozenset[str]:
@@ -123,7 +125,8 @@ def read_report(outcome: Outcome, key: bytes) -> TestRun:
         last = (outcome.output.strip() or "it printed nothing").splitlines()[-1]
         return TestRun(reason=f"pytest could not run the tests (exit status {outcome.returncode}): {last}")
     broken = tuple(values["id"] for kind, values in records if kind == "uncollectable")
-    return TestRun(_outcomes(records), uncollectable=broken)
+    collected = tuple(test for kind, values in records if kind == "collected" for test in values["ids"])
+    return TestRun(_outcomes(records), uncollectable=broken, collected=collected)
 
 
 def _outcomes(records: Sequence[tuple[str, Mapping]]) -> Mapping[str, str]:

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
-from envs.swe.sandbox.folders import process_folder, remove_tree, walk
+from envs.swe.sandbox.folders import open_plain, process_folder, remove_tree, walk
 from envs.swe.sandbox.workspace import copy_tree
 
 MAX_FILES = 2000
@@ -205,8 +205,10 @@ def collect_changes(tree: Path, pristine: Path) -> Mapping[str, Change]:
 
 def _read_change(path: Path, status: os.stat_result) -> Change:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_plain(path)
     except OSError:
+        descriptor = None
+    if descriptor is None:
         return Change(None)
     with os.fdopen(descriptor, "rb") as file:
         return Change(file.read(status.st_size), bool(status.st_mode & stat.S_IXUSR))
