@@ -23,13 +23,11 @@ def read_instance(row: Mapping[str, Any], where: str = "instance") -> Instance:
     """
     name = row.get("instance_id")
     where = f"{where} ({name})" if isinstance(name, str) else where
-    texts = {}
-    for key in _TEXTS:
-        value = row.get(key, "" if key in ("patch", "test_patch") else None)
-        value = "" if value is None and key in ("patch", "test_patch") else value
+    texts = {key: row.get(key) for key in _TEXTS}
+    texts |= {key: "" for key in ("patch", "test_patch") if texts[key] is None}
+    for key, value in texts.items():
         if not isinstance(value, str):
             raise ConfigError(f"{where}: {key} must be text, got {value!r}")
-        texts[key] = value
     fail_to_pass, pass_to_pass = (_read_tests(row.get(key), f"{where}: {key}") for key in _TESTS)
     if not fail_to_pass:
         raise ConfigError(f"{where}: FAIL_TO_PASS is empty, so nothing could be solved")
@@ -84,7 +82,15 @@ def _load(path: Path, _mtime: int) -> Mapping[str, Instance]:
 
 def _rows(path: Path) -> Iterable[Any]:
     if path.suffix == ".parquet":
-        return _parquet_rows(path)
+        try:
+            import pyarrow.parquet
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                "reading .parquet needs pyarrow; install it with: pip install pyarrow"
+            ) from error
+        present = set(pyarrow.parquet.read_schema(path).names)
+        columns = [*_TEXTS, *_TESTS, *({DRAW} & present)]
+        return pyarrow.parquet.read_table(path, columns=columns).to_pylist()
     if path.suffix not in (".json", ".jsonl"):
         raise ConfigError(f"env.instances: {path} must end in .json, .jsonl or .parquet")
     try:
@@ -97,13 +103,3 @@ def _rows(path: Path) -> Iterable[Any]:
     if isinstance(content, Mapping):
         return [content] if "instance_id" in content else list(content.values())
     return content if isinstance(content, list) else [content]
-
-
-def _parquet_rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("reading .parquet needs pyarrow; install it with: pip install pyarrow") from error
-    present = set(pyarrow.parquet.read_schema(path).names)
-    columns = [*_TEXTS, *_TESTS, *({DRAW} & present)]
-    return pyarrow.parquet.read_table(path, columns=columns).to_pylist()

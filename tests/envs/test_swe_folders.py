@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.swe.sandbox import folders
-from envs.swe.sandbox.folders import ProcessFolder, remove_tree
-from envs.swe.sandbox.workspace import Workspace
+from envs.swe.sandbox import workspace as folders
+from envs.swe.sandbox.workspace import ProcessFolder, Workspace, remove_tree
 
 FILL = """
 import os, sys

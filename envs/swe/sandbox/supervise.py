@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import IO
 
 from envs.errors import EnvironmentFault
-from envs.swe.sandbox.folders import walk
 from envs.swe.sandbox.seccomp import seccomp_filter
-from envs.swe.sandbox.usage import HeldFiles, held_files, uses_more_than
+from envs.swe.sandbox.usage import UNMEASURABLE, held_files, tree_bytes, uses_more_than
 
 _TICK_S = 0.05
 _READ = 1 << 16
@@ -135,14 +134,18 @@ class _Run:
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_WRITE if fd == self.in_fd else selectors.EVENT_READ)
         self.files_check_at = 0.0
-        self.held = HeldFiles()
+        self.held_memory = 0
 
     def loop(self, stop: threading.Event | None) -> str:
         """Serve the streams until the process ends; return the limit that was broken, or `stop`, if any."""
         deadline = time.monotonic() + self.limits.seconds
         check_at = time.monotonic() + _TICK_S
         while self.process.poll() is None:
-            self._serve(_TICK_S)
+            if not self.open:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(_TICK_S)
+            for key, _ in self.selector.select(_TICK_S) if self.open else ():
+                self._write() if key.fd == self.in_fd else self._read(key.fd)
             now = time.monotonic()
             if now > deadline:
                 return "time"
@@ -155,14 +158,6 @@ class _Run:
                 if broken := self._over_use(now):
                     return broken
         return ""
-
-    def _serve(self, timeout: float) -> None:
-        if not self.open:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout)
-            return
-        for key, _ in self.selector.select(timeout):
-            self._write() if key.fd == self.in_fd else self._read(key.fd)
 
     def _read(self, fd: int) -> bool:
         """Take what is there; False when there is no more for now or for good."""
@@ -192,13 +187,15 @@ class _Run:
     def _over_use(self, now: float) -> str:
         if now >= self.files_check_at:
             limits = self.limits
-            self.held = held_files(self.process.pid, self.tree, limits.tmp_mb << 20, limits.file_mb << 20)
-            too_big = tree_bytes(self.tree) + self.held.disk > self.tree_limit
+            self.held_memory, on_disk = held_files(
+                self.process.pid, self.tree, limits.tmp_mb << 20, limits.file_mb << 20
+            )
+            too_big = tree_bytes(self.tree) + on_disk > self.tree_limit
             # Large trees take long to add up; a twentieth of the time is what the watch may cost.
             self.files_check_at = now + max(0.25, 20 * (time.monotonic() - now))
             if too_big:
                 return "disk"
-        too_much = uses_more_than(self.limits.memory_mb << 10, self.process.pid, self.held.memory >> 10)
+        too_much = uses_more_than(self.limits.memory_mb << 10, self.process.pid, self.held_memory >> 10)
         return "memory" if too_much else ""
 
     def finish(self) -> None:
@@ -210,23 +207,6 @@ class _Run:
         with contextlib.suppress(BrokenPipeError):
             self.stdin_pipe.close()
         self.stdout_pipe.close()
-
-
-UNMEASURABLE = 1 << 62
-"""Size of a tree that hides something from being measured: closed folders, or paths too long to name."""
-
-
-def tree_bytes(tree: Path) -> int:
-    """Disk space of the files under `tree`, links not followed; every entry counts for 512 bytes at least."""
-    total, unlisted = 0, list[str]()
-    for entry in walk(tree, unlisted=unlisted.append):
-        try:
-            total += 512 * max(entry.stat(follow_symlinks=False).st_blocks, 1)
-        except FileNotFoundError:  # removed while we looked
-            continue
-        except OSError:
-            return UNMEASURABLE
-    return UNMEASURABLE if unlisted else total
 
 
 class Namespace:
@@ -244,7 +224,10 @@ class Namespace:
             for layer, inside in ((OUTER_FILTER, False), (INNER_FILTER, True)):
                 if layer in words:  # before the command, which could hold the same word
                     place = words.index(layer)
-                    fds.append(_readable(seccomp_filter(inside), ends))
+                    read, write = _pipe(ends)
+                    write.write(seccomp_filter(inside))  # smaller than a pipe
+                    write.close()
+                    fds.append(read.fileno())
                     words[place : place + 1] = ["--seccomp", str(fds[-1])]
             self.process = subprocess.Popen(
                 words,
@@ -280,14 +263,6 @@ class Namespace:
 def _pipe(ends: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     read, write = os.pipe()
     return ends.enter_context(os.fdopen(read, "rb", 0)), ends.enter_context(os.fdopen(write, "wb", 0))
-
-
-def _readable(data: bytes, ends: contextlib.ExitStack) -> int:
-    """A pipe that holds `data`, which is smaller than a pipe."""
-    read, write = _pipe(ends)
-    write.write(data)
-    write.close()
-    return read.fileno()
 
 
 def _open_first(info_fd: int) -> int | None:

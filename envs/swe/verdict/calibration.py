@@ -22,7 +22,16 @@ from envs.swe.verdict.encoding import loosely
 from envs.swe.verdict.evaluate import Expected, Plan, ProbeRun, Report, run_probes
 from envs.swe.verdict.probe_files import TRUTHS, Probe, top_level_names
 from envs.swe.verdict.runs import JudgeSettings, TestRun, run_tests
-from envs.swe.verdict.trees import Build, Instance, build_tree, building, is_readable, reference_tree, scratch_tree
+from envs.swe.verdict.trees import (
+    Build,
+    Instance,
+    build_reference,
+    build_tree,
+    building,
+    counted_changes,
+    is_readable,
+    scratch_tree,
+)
 from envs.swe.verdict.values import EXCEPTION_BITS, bits
 
 MIN_BITS = 8
@@ -80,7 +89,9 @@ class _Calibration:
 
     def __init__(self, instance: Instance, pristine: Path, settings: JudgeSettings) -> None:
         self.instance, self.pristine, self.settings = instance, pristine, settings
-        self.reference = reference_tree(instance, pristine)
+        with scratch_tree() as tree:
+            build_reference(tree, pristine, instance)
+            self.reference = counted_changes(tree, pristine, instance)
         self.bare = Plan((), {}, frozenset())
         """The plan without probes."""
 
@@ -127,7 +138,7 @@ class _Calibration:
 
     def _own(self, tests: Collection[str]) -> tuple[list[Expected], int]:
         """The valid probes with the tests' own arguments, and how many assertions the tests reach."""
-        first, second = (self._play(self.reference, tests, answering=True) for _ in range(2))
+        first, second = (self._play(self.reference, tests, with_expected=True) for _ in range(2))
         again = {one.key: one for one in _expectations(second)}
         expected = [one for one in _expectations(first) if again.get(one.key) == one]
         for _ in range(_RUNS):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -90,16 +90,16 @@ def run_probes(
     settings: JudgeSettings,
     tests: Iterable[str],
     draw: int = 0,
-    answering: bool = False,
+    with_expected: bool = False,
     leaks: Mapping[int, Collection[str]] | None = None,
 ) -> ProbeRun:
-    """Run the probes of `tests` on a tree; with `answering`, they also report what the tests expect.
+    """Run the probes of `tests` on a tree; with `with_expected`, they also report what the tests expect.
 
     `leaks` has values by probe: those that the probe's callers hold are reported as seen.
     """
     with scratch_tree() as tree:
         build(tree)
-        files = probe_files(tree, lambda path: is_protected(path, instance), plan.packages, draw, answering)
+        files = probe_files(tree, lambda path: is_protected(path, instance), plan.packages, draw, with_expected)
         for path, text in files.texts.items():
             (tree / path).write_text(text, encoding="utf-8")
         places = {test: plan.places[test] for test in tests if test in plan.places}
@@ -179,7 +179,8 @@ def _unsolved(
 def _verdict(instance: Instance, green: Collection[str], outcomes: Mapping[str, str]) -> Verdict:
     red = [test for test in instance.required if test not in green]
     reason = f"{len(red)} of {len(instance.required)} required tests are not green, as {red[0]}" if red else ""
-    fail, keep = (_share(green, tests) for tests in (instance.fail_to_pass, instance.pass_to_pass))
+    tests = instance.fail_to_pass, instance.pass_to_pass
+    fail, keep = (sum(test in green for test in some) / len(some) if some else 1.0 for some in tests)
     return Verdict(not red, fail, keep, reason, outcomes)
 
 
@@ -208,7 +209,3 @@ def _wrong_tests(instance: Instance, settings: JudgeSettings, plan: Plan, build:
                 break
         wrong |= found
     return wrong, ""
-
-
-def _share(green: Collection[str], tests: Sequence[str]) -> float:
-    return sum(test in green for test in tests) / len(tests) if tests else 1.0

@@ -1,12 +1,8 @@
 """Runs pytest inside the sandbox and writes a report to a pipe: the outcomes of the required tests, or what probes see.
 
 Standard library and pytest only, and old syntax, because the repository's own Python runs it. Code under test shares
-this process and can forge any line:
-
-- A report of outcomes is a chain of records, each with a running number and a signature. A stopped process, a lost
-  record or one that was forged without the key breaks the chain. The key can be found, so `evaluate.py` does not rely
-  on it.
-- A report of probes needs no key: a forger does not know the value that the line should hold.
+this process and can forge any line. Records of outcomes are numbered and signed, so that a stopped process or a lost
+record is noticed. Reports of probes need no key: a forger does not know the value that the line should hold.
 """
 
 import hashlib

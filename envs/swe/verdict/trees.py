@@ -1,7 +1,6 @@
 """Builds the trees that tests run in: a commit's files, the tests' patch, and of the agent's changes what counts.
 
-The agent's tree is read as plain bytes: links, pipes, devices, caches and git data are left out, and no program runs on
-it outside the sandbox.
+Invariant: the agent's tree is read as plain bytes, without links, pipes, devices, caches and git data.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import functools
 import hashlib
 import os
 import re
-import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
-from envs.swe.sandbox.folders import open_plain, process_folder, remove_tree, walk
-from envs.swe.sandbox.workspace import copy_tree
+from envs.swe.sandbox.usage import walk
+from envs.swe.sandbox.workspace import copy_tree, open_plain, process_folder, remove_tree
 
 MAX_FILES = 2000
 MAX_BYTES = 32 << 20
@@ -198,9 +196,7 @@ def collect_changes(tree: Path, pristine: Path) -> Mapping[str, Change]:
         change = _read_change(tree / path, status)
         if old is None or change.content is None or change != _read_change(pristine / path, old):
             changes[path] = change
-    for path in before.keys() - after.keys():
-        changes[path] = Change(None)
-    return changes
+    return changes | {path: Change(None) for path in before.keys() - after.keys()}
 
 
 def _read_change(path: Path, status: os.stat_result) -> Change:
@@ -272,7 +268,7 @@ def apply_changes(tree: Path, changes: Mapping[str, Change]) -> None:
         if target.is_symlink() or target.is_file():
             target.unlink()
         elif target.is_dir() and change.content is not None:
-            shutil.rmtree(target)
+            remove_tree(target)
         if change.content is not None:
             target.write_bytes(change.content)
             target.chmod(0o755 if change.executable else 0o644)
@@ -296,22 +292,11 @@ def counted_changes(tree: Path, pristine: Path, instance: Instance, hidden: bool
     return build
 
 
-def reference_tree(instance: Instance, pristine: Path) -> Build:
-    """The judged tree of the reference solution, made as an agent's would be.
-
-    Raises:
-        ConfigError: there is no reference solution, or it does not apply.
-    """
-    with scratch_tree() as tree:
-        build_reference(tree, pristine, instance)
-        return counted_changes(tree, pristine, instance)
-
-
 def build_reference(tree: Path, pristine: Path, instance: Instance) -> None:
     """Make the tree that an agent with the reference solution would leave behind.
 
     Raises:
-        ConfigError: as `reference_tree`.
+        ConfigError: there is no reference solution, or it does not apply.
     """
     if not instance.patch.strip():
         raise ConfigError(f"{instance.instance_id}: it has no reference patch, so its tests cannot be validated")
