@@ -14,11 +14,11 @@ import re
 import stat
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
+from envs.swe.instances import Instance
 from envs.swe.sandbox.usage import walk
 from envs.swe.sandbox.workspace import copy_tree, open_plain, process_folder, remove_tree
 
@@ -33,40 +33,6 @@ _NEVER_FOLDERS = frozenset((".git", "__pycache__", ".pytest_cache", ".hypothesis
 _NEVER_ENDINGS = (".pyc", ".pyo", ".pth", ".egg-link")
 _TEST_NAME = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py")
 _IDENTITY = {"NAME": "slime-verlog", "EMAIL": "none@example.invalid", "DATE": "2000-01-01T00:00:00+0000"}
-DRAW = "DRAW_ARGUMENTS"
-"""Our own column of instances."""
-
-
-@dataclass(frozen=True)
-class Instance:
-    """One task: the tree at `base_commit` of `repo`, the statement, and the tests that decide.
-
-    `patch` is the reference solution (never shown), `test_patch` what the tests' files get before judging;
-    `fail_to_pass` must turn green, `pass_to_pass` must stay green, both as pytest's node ids.
-    """
-
-    instance_id: str
-    repo: str
-    base_commit: str
-    problem_statement: str
-    patch: str
-    test_patch: str
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
-    draw_arguments: bool = True
-    """Judge tests that the agent can read with other arguments too, on which the reference solution decides."""
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """All tests that decide, each once."""
-        return tuple(dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass)))
-
-    def row(self) -> dict[str, Any]:
-        """The instance in SWE-Gym's columns, with ours where it differs from the default."""
-        fields = asdict(self)
-        lists = {key.upper(): list(fields.pop(key)) for key in ("fail_to_pass", "pass_to_pass")}
-        own = {} if fields.pop("draw_arguments") else {DRAW: False}
-        return {**fields, **lists, **own}
 
 
 class TooMuchChanged(Exception):
