@@ -22,6 +22,7 @@ from typing import IO, Literal
 
 from envs.swe.sandbox.sandbox import AGENT_ID, TESTBED
 
+MAX_FILE_BYTES = 4 << 20
 PREFIX = "slime-verlog-files-"
 _LOCK = "lock"
 """File that a process holds locked while it lives."""
@@ -131,9 +132,6 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int | None:
         return descriptor
     os.close(descriptor)
     return None
-
-
-MAX_FILE_BYTES = 4 << 20
 
 
 class ToolFailure(Exception):

@@ -13,13 +13,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def _comparison(operator: ast.cmpop) -> str:
-    """The operator as Python writes it."""
-    return ast.unparse(ast.Compare(ast.Name("a"), [operator], [ast.Name("b")]))[2:-2]
-
-
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "in": "contains", "not in": "lacks"}
 """Operators when the observed side stands on the right; the others are symmetric."""
 NEGATED = {"==": "!=", "<": ">=", "<=": ">", "in": "not in", "is": "is not", "truthy": "falsy"}
@@ -249,6 +242,11 @@ def _exception(call: ast.Call) -> ast.expr | None:
     patterns: list[ast.expr] = [k.value for k in call.keywords if k.arg == "match"]
     patterns += call.args[1:2] if _called(call) == "assertRaisesRegex" else []
     return ast.Tuple([call.args[0], (*patterns, ast.Constant(None))[0]], ast.Load()) if call.args else None
+
+
+def _comparison(operator: ast.cmpop) -> str:
+    """The operator as Python writes it."""
+    return ast.unparse(ast.Compare(ast.Name("a"), [operator], [ast.Name("b")]))[2:-2]
 
 
 def _negated(claim: Claim) -> Claim:
