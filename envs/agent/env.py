@@ -26,9 +26,8 @@ from envs.agent.settings import AgentSettings
 from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation, read_env_settings
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.loading import load_attribute
-from envs.swe.sandbox.folders import remove_tree
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
-from envs.swe.sandbox.workspace import hand_over
+from envs.swe.sandbox.workspace import hand_over, remove_tree
 from envs.timing import timed
 from envs.tools.calls import short
 from envs.tools.execution import ToolTimeout, run_bounded

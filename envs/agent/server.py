@@ -24,7 +24,7 @@ from envs.agent.reading import read_request
 from envs.agent.request import Request, RequestError
 from envs.agent.session import Session, Waiting
 from envs.errors import EnvironmentFault
-from envs.swe.sandbox.folders import process_folder
+from envs.swe.sandbox.workspace import process_folder
 from envs.tools.calls import short
 
 PATIENCE_S = 15.0

@@ -17,19 +17,13 @@ from pathlib import PurePosixPath
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _TOOLS: Mapping[str, tuple[str, ...]] = {
-    "alpine": (),
-    "bash": (),
+    **dict.fromkeys(("alpine", "bash", "debian", "ubuntu"), ()),
+    **{name: (name,) for name in ("node", "perl", "php", "ruby")},
     "buildpack-deps": ("gcc", "make"),
-    "debian": (),
     "gcc": ("gcc", "g++", "make"),
     "golang": ("go",),
-    "node": ("node",),
-    "perl": ("perl",),
-    "php": ("php",),
     "python": ("python3",),
-    "ruby": ("ruby",),
     "rust": ("cargo",),
-    "ubuntu": (),
 }
 """Programs that come with each official image, beside a shell and the usual commands."""
 _WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")

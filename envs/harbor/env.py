@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from envs.base import describe_task, read_env_settings
-from envs.errors import ConfigError
+from envs.errors import ConfigError, did_you_mean
 from envs.harbor.machine import start
 from envs.harbor.settings import HarborSettings
 from envs.harbor.task import HarborTask, find_tasks, read_task
@@ -65,7 +64,7 @@ class HarborEnv(ShellEnv[HarborSettings]):
     def prompt_variables(self) -> dict[str, Any]:
         return {
             "folder": self.task.image.folder,
-            "places": ", ".join(place.path for place in self.task.places),
+            "places": ", ".join(self.task.places),
             "seconds": f"{self.settings.command_timeout_s:g}",
         }
 
@@ -93,8 +92,7 @@ def select_tasks(name: str, settings: HarborSettings) -> list[HarborTask]:
     folders = find_tasks(settings)
     if name != ANY:
         if name not in folders:
-            near = difflib.get_close_matches(name, folders, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*folders][:8])}"
+            hint = did_you_mean(name, folders, f"there are {', '.join([*folders][:8])}", n=1)
             searched = ", ".join(map(str, settings.task_folders()))
             raise ConfigError(f"the folders {searched} hold no task {name!r}; {hint}")
         return [read_task(folders[name], settings)]

@@ -1,19 +1,17 @@
-"""The folders that an agent may change: which they are, and how an episode's copy of them is made.
+"""The places, which are the folders that an agent may change: which they are, and how an episode's copy is made.
 
-Each is a folder of the episode's tree, mounted at its place. So links in them, whoever made them, are followed only
-inside the sandbox; here, only paths without a link on the way are written to.
+Each is a folder of the tree of an episode, mounted at its path. Links in them are followed only inside the sandbox;
+here, only paths without a link on the way are written to.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from envs.harbor.dockerfile import Copy, Image, UnsupportedLine
-from envs.swe.sandbox.workspace import hand_over
+from envs.swe.sandbox.workspace import copy_files, hand_over
 
 TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier", "/solution"
 JUDGE = "/judge"
@@ -25,20 +23,20 @@ _IMAGE_SYSTEM = _SYSTEM | {"media", "mnt", "opt", "srv", "var"}
 """Folders of an image that are not copied for each episode, unless the task works there."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A folder that the agent may change, as it is named inside."""
+def part_of(place: str) -> str:
+    """Name of a place's folder in an episode's tree."""
+    return place.strip("/").replace("/", "%")
 
-    path: str
 
-    @property
-    def part(self) -> str:
-        """Its name in the episode's tree."""
-        return self.path.strip("/").replace("/", "%")
+def is_in(path: str, places: Iterable[str]) -> bool:
+    """Whether a path of the sandbox is in one of the places."""
+    return any(PurePosixPath(path).is_relative_to(place) for place in places)
 
-    def holds(self, path: str) -> bool:
-        """Whether `path` is in it."""
-        return PurePosixPath(path).is_relative_to(self.path)
+
+def is_direct(top: Path, path: str) -> bool:
+    """Whether no link is on the way from `top` to `path` inside it, nor at its end."""
+    inside = path.lstrip("/")
+    return Path(os.path.realpath(top / inside)) == Path(os.path.realpath(top)) / inside
 
 
 def home_of(user: str, root: Path | None) -> str:
@@ -47,7 +45,7 @@ def home_of(user: str, root: Path | None) -> str:
     return ("/root" if root is not None else "/home/agent") if is_root else f"/home/{user}"
 
 
-def find_places(context: Path, image: Image, root: Path | None, writable: Iterable[str]) -> tuple[Place, ...]:
+def find_places(context: Path, image: Image, root: Path | None, writable: Iterable[str]) -> tuple[str, ...]:
     """The folders that the agent of a task may change, none inside another.
 
     Args:
@@ -67,7 +65,7 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
         own = (entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink())
         paths |= {f"/{entry.name}" for entry in own if entry.name not in _IMAGE_SYSTEM}
     outer = [p for p in paths if not any(p != q and PurePosixPath(p).is_relative_to(q) for q in paths)]
-    return tuple(Place(path) for path in sorted(outer))
+    return tuple(sorted(outer))
 
 
 def _folder_of(context: Path, copy: Copy) -> str:
@@ -86,13 +84,12 @@ def _place_of(path: str, what: str, root: Path | None) -> str:
         return f"/{top}"
     if root is None or top in _OURS:
         raise UnsupportedLine(f"{what} belongs to the system in the sandbox")
-    inside = root / path.lstrip("/")
-    if not inside.is_dir() or Path(os.path.realpath(inside)) != Path(os.path.realpath(root)) / path.lstrip("/"):
+    if not (root / path.lstrip("/")).is_dir() or not is_direct(root, path):
         raise UnsupportedLine(f"{what} is not a folder of the image in {root}")
     return path
 
 
-def lay_out(tree: Path, places: Sequence[Place], image: Image, context: Path, root: Path | None) -> None:
+def lay_out(tree: Path, places: Sequence[str], image: Image, context: Path, root: Path | None) -> None:
     """Make an episode's tree: the places as the image has them, working directories, and what COPY brings.
 
     Raises:
@@ -100,11 +97,11 @@ def lay_out(tree: Path, places: Sequence[Place], image: Image, context: Path, ro
     """
     tree.mkdir()
     for place in places:
-        source = root / place.path.lstrip("/") if root is not None else None
-        if source is not None and source.is_dir() and place.path != "/tmp":
-            _cp(source, tree / place.part)
+        source = root / place.lstrip("/") if root is not None else None
+        if source is not None and source.is_dir() and place != "/tmp":
+            copy_files(source, tree / part_of(place))
         else:
-            (tree / place.part).mkdir()
+            (tree / part_of(place)).mkdir()
     for folder in (*image.folders, image.folder, home_of(image.user, root)):
         if folder != "/":
             _inside(tree, places, folder, f"the folder {folder}").mkdir(parents=True, exist_ok=True)
@@ -113,23 +110,23 @@ def lay_out(tree: Path, places: Sequence[Place], image: Image, context: Path, ro
     hand_over(tree)
 
 
-def outside(tree: Path, places: Iterable[Place], path: str) -> Path | None:
+def outside(tree: Path, places: Iterable[str], path: str) -> Path | None:
     """Where a path of the sandbox lies in the tree, links not followed; None if it is in no place."""
     for place in places:
-        if place.holds(path):
-            return tree / place.part / PurePosixPath(path).relative_to(place.path)
+        if is_in(path, [place]):
+            return tree / part_of(place) / PurePosixPath(path).relative_to(place)
     return None
 
 
-def _inside(tree: Path, places: Iterable[Place], path: str, what: str) -> Path:
+def _inside(tree: Path, places: Iterable[str], path: str, what: str) -> Path:
     """As `outside`, for a path that is written to: no link may be on the way."""
     found = outside(tree, places, path)
-    if found is None or Path(os.path.realpath(found)) != Path(os.path.realpath(tree)) / found.relative_to(tree):
+    if found is None or not is_direct(tree, str(found.relative_to(tree))):
         raise UnsupportedLine(f"{what} leads through a link")
     return found
 
 
-def _copy(tree: Path, places: Sequence[Place], copy: Copy, context: Path) -> None:
+def _copy(tree: Path, places: Sequence[str], copy: Copy, context: Path) -> None:
     target = _inside(tree, places, copy.target, copy.line)
     sources = [path for pattern in copy.sources for path in _sources(context, pattern)]
     if not sources:
@@ -138,10 +135,10 @@ def _copy(tree: Path, places: Sequence[Place], copy: Copy, context: Path) -> Non
     for source in sources:
         if source.is_dir() and not source.is_symlink():
             target.mkdir(parents=True, exist_ok=True)
-            _cp(source, target)
+            copy_files(source, target)
         else:
             (target if into else target.parent).mkdir(parents=True, exist_ok=True)
-            _cp(source, target / source.name if into else target)
+            copy_files(source, target / source.name if into else target)
 
 
 def _sources(context: Path, pattern: str) -> list[Path]:
@@ -154,8 +151,3 @@ def _sources(context: Path, pattern: str) -> list[Path]:
         for path in found
         if os.path.lexists(path) and (path == context or Path(os.path.realpath(path.parent)).is_relative_to(real))
     ]
-
-
-def _cp(source: Path, target: Path) -> None:
-    argv = ["cp", "-a", "-T", "--remove-destination", "--reflink=auto", "--", str(source), str(target)]
-    subprocess.run(argv, check=True, capture_output=True, env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"})

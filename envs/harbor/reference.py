@@ -5,32 +5,23 @@ from __future__ import annotations
 import base64
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from envs.errors import SlimeVerlogError
 from envs.harbor.env import HarborEnv, select_tasks
 from envs.harbor.machine import start
-from envs.harbor.places import SOLUTION, Place
+from envs.harbor.places import SOLUTION, part_of
 from envs.harbor.settings import HarborSettings
 from envs.harbor.task import HarborTask
 from envs.harbor.verifier import Verdict, verify
 from envs.swe.calls import Call
-from envs.swe.sandbox.folders import remove_tree
-from envs.swe.sandbox.workspace import copy_tree
+from envs.swe.sandbox.workspace import copy_tree, remove_tree
+from envs.swe.shell import Finding
 from envs.swe.tools import MAX_COMMAND_BYTES
 
 _CHUNK = 3 * (MAX_COMMAND_BYTES // 8)
 """Bytes of a file that one command writes, so that their base64 form fits into it."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One task: what is wrong with it (empty if nothing is), and what is worth knowing."""
-
-    task: str
-    problem: str = ""
-    note: str = ""
 
 
 def check_references(name: str, settings: HarborSettings) -> Iterator[Finding]:
@@ -61,7 +52,7 @@ def _judge(task: HarborTask, settings: HarborSettings, *, solved: bool) -> Verdi
     try:
         if not solved:
             return verify(machine)
-        part = machine.tree / Place(SOLUTION).part
+        part = machine.tree / part_of(SOLUTION)
         remove_tree(part)
         copy_tree(task.folder / "solution", part)
         done = machine.for_solution().run(["bash", f"{SOLUTION}/solve.sh"])
@@ -74,7 +65,7 @@ def _judge(task: HarborTask, settings: HarborSettings, *, solved: bool) -> Verdi
 
 
 def expert_action(env: HarborEnv) -> str:
-    """The next answer of an expert that copies the reference solution into /solution, runs it, and submits."""
+    """The next response of an expert that copies the reference solution into /solution, runs it, and submits."""
     calls = list(_calls(env.task))
     first = env.steps * env.settings.max_calls
     chosen = calls[first : first + env.settings.max_calls] or calls[-1:]

@@ -5,43 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
+from slime_verlog import read_yaml_mapping
 
 EXCLUDE = "exclude the task (env.exclude)"
 
-_TABLES = ("agent", "environment", "solution", "verifier")
-_KNOWN = {
-    "": (
-        *_TABLES,
-        *("schema_version", "version", "task", "metadata", "source", "artifacts", "multi_step_reward_strategy"),
-    ),
-    "agent": ("timeout_sec", "user", "network_mode"),
-    "environment": (
-        *("docker_image", "env", "memory", "memory_mb", "network_mode", "os", "storage", "storage_mb", "workdir"),
-        *("build_timeout_sec", "cpus", "gpu_types", "allow_internet"),
-    ),
-    "solution": ("env",),
-    "verifier": ("env", "environment_mode", "network_mode", "timeout_sec", "user"),
-}
-"""Keys of each table that are read, and those that change nothing here. There is never a network, and most tasks that
-allow it need none."""
-_REFUSED = {
-    ("", "steps"): "makes it a task of several steps, which are not supported",
-    ("agent", "allowed_hosts"): "needs the network",
-    ("environment", "allowed_hosts"): "needs the network",
-    ("environment", "gpus"): "needs a GPU in the sandbox",
-    ("environment", "healthcheck"): "waits for a service, and no process outlives a command here",
-    ("environment", "mcp_servers"): "needs servers beside the machine",
-    ("environment", "skills_dir"): "needs an agent with skills",
-    ("environment", "tpu"): "needs a TPU in the sandbox",
-    ("verifier", "allowed_hosts"): "needs the network",
-    ("verifier", "collect"): "runs commands in services, which are not supported",
-    ("verifier", "continuous"): "judges while the agent works, which is not supported",
-    ("verifier", "environment"): "gives the tests another machine, which is not supported",
-}
-"""Keys that are refused unless they are empty, and why."""
+_KEYS: Mapping[str, Mapping[str, str | None]] = read_yaml_mapping(
+    str(Path(__file__).with_name("task_keys.yaml")), "keys of tasks"
+)
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 @dataclass(frozen=True)
@@ -90,11 +65,11 @@ class Table:
         for key, value in table.values.items():
             if not isinstance(value, str):
                 raise table.wrong(key, value, "text")
-            for name, default in re.findall(r"\$\{(\w+)(:-[^}]*)?\}", value):
-                if name not in given and not default:
-                    why = f"needs the variable {name}"
+            for match in _VARIABLE.finditer(value):
+                if match[1] not in given and match[2] is None:
+                    why = f"needs the variable {match[1]}"
                     raise table.refusal(key, value, why, "set it below env.variables")
-            found[key] = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", lambda match: given.get(match[1], match[2] or ""), value)
+            found[key] = _VARIABLE.sub(lambda match: given.get(match[1], match[2] or ""), value)
         return found
 
     def refusal(self, key: str, value: Any, why: str, do: str = EXCLUDE) -> ConfigError:
@@ -122,18 +97,19 @@ def check_keys(whole: Table) -> None:
     Raises:
         ConfigError: about the first such key.
     """
-    for table in (whole, *map(whole.table, _TABLES)):
+    for name in _KEYS:
+        table = whole.table(name) if name else whole
         for key, value in table.values.items():
-            if (table.name, key) in _REFUSED:
-                if value and not (isinstance(value, dict) and value.get("enabled") is False):
-                    raise table.refusal(key, value, _REFUSED[table.name, key])
-            elif key not in _KNOWN[table.name]:
+            if key not in _KEYS[name]:
                 raise table.refusal(key, value, "is not a known key")
+            why = _KEYS[name][key]
+            if why and value and not (isinstance(value, dict) and value.get("enabled") is False):
+                raise table.refusal(key, value, why)
         if table.values.get("network_mode") == "allowlist":
             raise table.refusal("network_mode", "allowlist", "needs the network")
     verifier, environment = whole.table("verifier"), whole.table("environment")
     if verifier.values.get("environment_mode") == "separate":
-        raise verifier.refusal("environment_mode", "separate", _REFUSED["verifier", "environment"])
+        raise verifier.refusal("environment_mode", "separate", str(_KEYS["verifier"]["environment"]))
     system = str(environment.values.get("os", "linux")).lower()
     if system != "linux":
         raise environment.refusal("os", system, "is not Linux")

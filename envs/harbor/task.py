@@ -1,7 +1,6 @@
-"""Reads task folders in Harbor's format, without Harbor, and refuses by name what cannot be played here.
+"""Reads task folders in Harbor's format (https://www.harborframework.com/docs/tasks), without Harbor.
 
-The format: `task.toml`, `instruction.md`, `environment/`, `tests/test.sh`, and optionally `solution/solve.sh`; see
-https://www.harborframework.com/docs/tasks.
+A task that cannot be played here is refused, with the line or key that asks for what is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from envs.errors import ConfigError
 from envs.harbor.dockerfile import Image, UnsupportedLine, read_exported, read_image
-from envs.harbor.places import Place, find_places, home_of
+from envs.harbor.places import find_places, home_of
 from envs.harbor.settings import EXPORT, HarborSettings
 from envs.harbor.tables import EXCLUDE, Table, check_keys
 
@@ -47,7 +46,7 @@ class HarborTask:
     """Folder with the exported image; None where this machine's programs are used."""
     python: Path
     """Interpreter that is found first where there is no `root`."""
-    places: tuple[Place, ...]
+    places: tuple[str, ...]
     """Folders that the agent may change."""
     agent_s: float | None
     """Seconds that the agent's commands may take in the whole episode; None for no limit."""
@@ -89,8 +88,18 @@ def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
     Raises:
         ConfigError: the folder is not a task, or the task cannot be played here; the text names the line or key.
     """
+    try:
+        return _read_task(folder, settings)
+    except UnsupportedLine as error:
+        raise ConfigError(f"{folder.name}: {error}; {EXPORT}") from error
+
+
+def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
     name = folder.name
-    whole = _read_toml(folder)
+    try:
+        whole = Table(name, "", tomllib.loads(read_text(folder, "task.toml")))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: task.toml is not valid TOML: {error}") from error
     check_keys(whole)
     agent, environment, verifier = (whole.table(key) for key in ("agent", "environment", "verifier"))
     root = settings.root(name)
@@ -102,25 +111,25 @@ def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
         variables={**image.variables, **environment.variables(settings.variables), **settings.variables},
     )
     _check_tests(folder, settings)
-    try:
-        places = find_places(folder / "environment", image, root, settings.writable)
-    except UnsupportedLine as error:
-        raise ConfigError(f"{name}: {error}; {EXPORT}") from error
-    image = replace(image, folders=(*image.folders, *settings.writable))
+    places = find_places(folder / "environment", image, root, settings.writable)
     memory_mb = environment.megabytes("memory") or settings.memory_mb
     if memory_mb > settings.memory_mb:
         why = f"is more than env.memory_mb ({settings.memory_mb})"
         raise environment.refusal("memory_mb", memory_mb, why, "raise it")
+    verifier_s = verifier.seconds("timeout_sec") or min(_DEFAULT_VERIFIER_S, settings.verifier_timeout_s)
+    if verifier_s > settings.verifier_timeout_s:
+        why = f"is more than env.verifier_timeout_s ({settings.verifier_timeout_s:g})"
+        raise verifier.refusal("timeout_sec", verifier_s, why, "raise it, and env_step_timeout_s with it")
     return HarborTask(
         name=name,
         folder=folder,
         instruction=read_text(folder, "instruction.md"),
-        image=image,
+        image=replace(image, folders=(*image.folders, *settings.writable)),
         root=root,
         python=settings.interpreter(),
         places=places,
         agent_s=agent.seconds("timeout_sec"),
-        verifier_s=_verifier_seconds(verifier, settings),
+        verifier_s=verifier_s,
         memory_mb=memory_mb,
         tree_mb=min(settings.tree_mb, environment.megabytes("storage") or settings.tree_mb),
         verifier_variables=verifier.variables(settings.variables),
@@ -149,13 +158,6 @@ def read_text(folder: Path, path: str) -> str:
         raise ConfigError(f"{name}: {path} is not UTF-8 text; {EXCLUDE}") from error
 
 
-def _read_toml(folder: Path) -> Table:
-    try:
-        return Table(folder.name, "", tomllib.loads(read_text(folder, "task.toml")))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{folder.name}: task.toml is not valid TOML: {error}") from error
-
-
 def _read_image(folder: Path, environment: Table, root: Path | None, settings: HarborSettings) -> Image:
     """What the Dockerfile says; with an exported image, only what the export lacks."""
     name, inside = folder.name, folder / "environment"
@@ -172,12 +174,9 @@ def _read_image(folder: Path, environment: Table, root: Path | None, settings: H
         raise environment.refusal("docker_image", built, "names an image that must be pulled", EXPORT)
     path = f"{settings.interpreter().parent}:/usr/local/bin:/usr/bin:/bin"
     text = read_text(folder, "environment/Dockerfile")
-    try:
-        image = read_image(text, lambda tool: shutil.which(tool, path=path) is not None, settings.base_images)
-    except UnsupportedLine as error:
-        raise ConfigError(f"{name}: {error}; {EXPORT}") from error
+    image = read_image(text, lambda tool: shutil.which(tool, path=path) is not None, settings.base_images)
     if image.copies and (inside / ".dockerignore").exists():
-        raise ConfigError(f"{name}: environment/.dockerignore is not supported; {EXPORT}")
+        raise UnsupportedLine("environment/.dockerignore is not supported")
     return image
 
 
@@ -194,30 +193,19 @@ def _user(agent: Table, verifier: Table, user: str) -> str:
 
 def _check_tests(folder: Path, settings: HarborSettings) -> None:
     """Make sure that the test script can run without a network, and that its programs can be protected."""
-    if settings.test_command is not None:
-        _check_protected(folder, "env.test_command", settings.test_command)
-        return
-    for number, line in enumerate(read_text(folder, "tests/test.sh").splitlines(), 1):
-        _check_protected(folder, f"line {number} of tests/test.sh", line.partition("#")[0])
-        if _NETWORK.search(line.partition("#")[0]):
+    commands = {"env.test_command": settings.test_command}
+    if settings.test_command is None:
+        lines = read_text(folder, "tests/test.sh").splitlines()
+        commands = {f"line {n} of tests/test.sh": line.partition("#")[0] for n, line in enumerate(lines, 1)}
+    for place, command in commands.items():
+        if found := _UNPROTECTED.search(command or ""):
             raise ConfigError(
-                f"{folder.name}: line {number} of tests/test.sh ({line.strip()[:60]}) needs the network, and the "
+                f"{folder.name}: {place} ({found[0].strip()}) would let Python load modules of the agent in place of "
+                "the tests' own; set PYTHONPATH in [verifier.env] or env.variables instead, or list the task in "
+                "env.exclude"
+            )
+        if settings.test_command is None and _NETWORK.search(command or ""):
+            raise ConfigError(
+                f"{folder.name}: {place} ({str(command).strip()[:60]}) needs the network, and the "
                 "sandbox has none; set env.test_command to a command that judges without it"
             )
-
-
-def _check_protected(folder: Path, place: str, line: str) -> None:
-    if found := _UNPROTECTED.search(line):
-        raise ConfigError(
-            f"{folder.name}: {place} ({found[0].strip()}) would let Python load modules of the agent in place of the "
-            "tests' own; set PYTHONPATH in [verifier.env] or env.variables instead, or list the task in env.exclude"
-        )
-
-
-def _verifier_seconds(verifier: Table, settings: HarborSettings) -> float:
-    most = settings.verifier_timeout_s
-    seconds = verifier.seconds("timeout_sec") or min(_DEFAULT_VERIFIER_S, most)
-    if seconds > most:
-        why = f"is more than env.verifier_timeout_s ({most:g})"
-        raise verifier.refusal("timeout_sec", seconds, why, "raise it, and env_step_timeout_s with it")
-    return seconds

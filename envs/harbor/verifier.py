@@ -1,8 +1,8 @@
 """Judges an episode's files with the task's tests, in a sandbox that is started after the agent has ended.
 
 1. No process of the agent is alive, since none outlives its command.
-2. The folders of tests and reward are new. The agent had neither.
-3. PATH, home and the import path of Python lead to nothing that the agent could change; see `protection.py`.
+2. The folders of tests and reward are new. The agent had neither, and none of its links leads to them.
+3. PATH, home and the import path of Python lead to nothing that the agent could change; see `Machine.for_tests`.
 4. The reward file counts only if the tests ended by themselves, within their limits, and pytest came to its end.
 """
 
@@ -13,15 +13,65 @@ import math
 import os
 import stat
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from envs.harbor.links import find_link_to_tests
-from envs.harbor.machine import Machine
-from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, Place
-from envs.harbor.protection import Report
-from envs.swe.sandbox.folders import remove_tree
+from envs.harbor.machine import Machine, find_unfinished
+from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, outside, part_of
+from envs.harbor.task import HarborTask
 from envs.swe.sandbox.supervise import Outcome
-from envs.swe.sandbox.workspace import copy_tree, give_to_agent
+from envs.swe.sandbox.usage import walk
+from envs.swe.sandbox.workspace import copy_tree, give_to_agent, open_plain, remove_tree
+
+_MAX_LINKS = 40
+"""As many as Linux follows."""
+
+
+def find_link_to_tests(tree: Path, task: HarborTask) -> str:
+    """A sentence about a link of the agent that leads to files of the tests, or to a folder above them."""
+    for place in task.places:
+        folder, unlisted = tree / part_of(place), list[str]()
+        links = [entry.path for entry in walk(folder, unlisted=unlisted.append) if entry.is_symlink()]
+        for path in links + unlisted:
+            inside = PurePosixPath(place, os.path.relpath(path, folder))
+            try:
+                target = _resolved(inside, tree, task)
+            except OSError as error:
+                return f"{inside} cannot be checked ({error.strerror})"
+            places = map(PurePosixPath, (TESTS, VERDICT, VERIFIER_HOME, "/proc"))
+            if any(target.is_relative_to(other) or other.is_relative_to(target) for other in places):
+                return f"{inside} is a link to {target}"
+    return ""
+
+
+def _resolved(path: PurePosixPath, tree: Path, task: HarborTask) -> PurePosixPath:
+    """Where a path leads inside the sandbox; / if links lead on and on.
+
+    Raises:
+        OSError: the kernel does not look at a path on the way, for example because it is too long.
+    """
+    current, waiting, followed = PurePosixPath("/"), list(reversed(path.parts[1:])), 0
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            current = current.parent
+            continue
+        file = outside(tree, task.places, str(current / part))
+        file = file or (task.root or Path("/")) / str(current / part).lstrip("/")
+        try:  # `Path.is_symlink` hides some errors in some versions of Python
+            is_link = stat.S_ISLNK(os.lstat(file).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            is_link = False
+        if not is_link:
+            current /= part
+            continue
+        followed += 1
+        if followed > _MAX_LINKS:
+            return PurePosixPath("/")
+        target = PurePosixPath(os.readlink(file))
+        current = PurePosixPath("/") if target.is_absolute() else current
+        waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+    return current
+
 
 _MAX_BYTES = 64 << 10
 _SIGNALLED = range(129, 193)
@@ -50,15 +100,16 @@ def verify(machine: Machine) -> Verdict:
         return Verdict(reason=link)
     copy_tree(machine.task.folder / "tests", machine.tests)
     for path in (VERDICT, VERIFIER_HOME):
-        remove_tree(machine.tree / Place(path).part)
-        (machine.tree / Place(path).part).mkdir()
-        give_to_agent(machine.tree / Place(path).part)
+        folder = machine.tree / part_of(path)
+        remove_tree(folder)
+        folder.mkdir()
+        give_to_agent(folder)
     sandbox = machine.for_tests()
-    with Report(machine.judge) as report:
+    with open(os.open(machine.judge / "report", os.O_RDONLY | os.O_NONBLOCK), "rb", 0) as report:
         script = f"{TESTS}/test.sh"  # its name also marks a command as the tests', see `judge/bash_env`
         outcome = sandbox.run(["bash", "-c", command, script] if command else ["bash", script])
-        verdict = _read_verdict(machine.tree / Place(VERDICT).part, outcome, machine)
-        if verdict.reward and (broken := report.problem()):
+        verdict = _read_verdict(machine.tree / part_of(VERDICT), outcome, machine)
+        if verdict.reward and (broken := find_unfinished(report.fileno())):
             verdict = Verdict(reason=broken)
     return replace(verdict, output=outcome.output)
 
@@ -92,7 +143,7 @@ def read_reward(folder: Path, key: str) -> Verdict:
         FileNotFoundError: there is neither file.
         ValueError: there is no number, or several and no `key`.
     """
-    text, content = _read_if_there(folder / "reward.txt"), _read_if_there(folder / "reward.json")
+    text, content = (_read_if_there(folder / name) for name in ("reward.txt", "reward.json"))
     found = [] if text is None else [float(text.strip())]
     if not all(map(math.isfinite, found)):
         raise ValueError(f"{found[0]} is not a finite number")
@@ -109,7 +160,6 @@ def read_reward(folder: Path, key: str) -> Verdict:
 
 
 def _numbers(text: str) -> dict[str, float]:
-    """The numbers in the text of a `reward.json`."""
     try:
         found = json.loads(text)
     except RecursionError as error:
@@ -121,16 +171,15 @@ def _numbers(text: str) -> dict[str, float]:
 
 
 def _read_if_there(file: Path) -> str | None:
-    """A small plain file that tested code could have made: no link, pipe or device is opened."""
+    """A small plain file that tested code could have made."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_plain(file)
     except FileNotFoundError:
         return None
+    if descriptor is None:
+        raise ValueError(f"{file.name} is not a plain file")
     with os.fdopen(descriptor, "rb") as opened:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise ValueError(f"{file.name} is not a plain file")
-        if not mode & stat.S_IWUSR:
+        if not os.fstat(descriptor).st_mode & stat.S_IWUSR:
             raise ValueError(f"{file.name} is read-only, so the tests could not write it")
         data = opened.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:

@@ -1,7 +1,7 @@
-"""The tools of SWE and Harbor tasks, and how their calls are read from an answer.
+"""Reads the calls of SWE and Harbor tools from a response.
 
-Calls have the forms of `envs/tools/calls.py`, such as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. In an
-answer without such a call, a plain line alone or after `ACTION:` counts as one: `view setup.py 1 40`.
+Calls have the forms of `envs/tools/calls.py`. In a response without such a call, a plain line alone or after `ACTION:`
+counts as one: `view setup.py 1 40`.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from envs.text_game import find_action
 from envs.tools import calls as tool_calls
 from envs.tools.calls import CLOSE, OPEN, decode, find_calls, read_call, reasoning_end, short
 from envs.tools.schema import ArgumentCheck
+from slime_verlog import read_yaml_mapping
 
 _STRUCTURE = re.compile(r"<(?=[/|]|tool_call>|think>)")
 
 
 @dataclass(frozen=True)
 class ShellTool:
-    """One tool. `plain` names the arguments that the plain form takes, in order; the last takes the rest of the
-    line; None where the plain form cannot express the tool."""
+    """One tool of `tools.yaml`, which describes the fields."""
 
     name: str
     description: str
     parameters: Mapping[str, Mapping[str, Any]]
-    plain: tuple[str, ...] | None = None
+    plain: Sequence[str] | None = None
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -58,66 +59,10 @@ class ShellTool:
         return Call(self.name, {key: given.get(key, self.defaults.get(key)) for key in self.parameters})
 
 
-def _text(description: str, **more: Any) -> Mapping[str, Any]:
-    return {"type": "string", "description": description, **more}
-
-
-def _number(description: str, **more: Any) -> Mapping[str, Any]:
-    return {"type": "integer", "description": description, **more}
-
-
-_PATH = _text("path inside the repository")
-_ALL = (
-    ShellTool(
-        "view",
-        "Show a text file with line numbers, or list a folder.",
-        {
-            "path": _text("file or folder inside the repository", default="."),
-            "start": _number("first line to show, from 1", default=1),
-            "end": _number("last line to show; without it, as many as fit", default=None, nullable=True),
-        },
-        ("path", "start", "end"),
-    ),
-    ShellTool(
-        "search",
-        "Find lines that match an extended regular expression (as grep -E does).",
-        {"pattern": _text("what to look for"), "path": _text("file or folder to look in", default=".")},
-        ("pattern",),
-    ),
-    ShellTool(
-        "edit",
-        "Replace a piece of a file. The old text must occur exactly once, spaces and line breaks included.",
-        {"path": _PATH, "old": _text("text to be replaced"), "new": _text("text to put in its place")},
-    ),
-    ShellTool(
-        "insert",
-        "Insert lines after a line of a file.",
-        {
-            "path": _PATH,
-            "line": _number("line after which the text goes; 0 for the top"),
-            "text": _text("lines to insert"),
-        },
-    ),
-    ShellTool(
-        "create",
-        "Write a whole file, new or in place of the old one.",
-        {"path": _PATH, "text": _text("the file's content")},
-    ),
-    ShellTool(
-        "run",
-        "Run a shell command in the repository. There is no network, and time and memory are limited.",
-        {"command": _text("what bash runs")},
-        ("command",),
-    ),
-    ShellTool(
-        "run_tests",
-        "Run pytest on the repository as it is now.",
-        {"targets": _text("files or test ids, separated by spaces; empty for all tests", default="")},
-        ("targets",),
-    ),
-    ShellTool("submit", "Hand in the repository as it is now and end the task.", {}, ()),
-)
-TOOLS: Mapping[str, ShellTool] = {tool.name: tool for tool in _ALL}
+TOOLS: Mapping[str, ShellTool] = {
+    name: ShellTool(name, **tool)
+    for name, tool in read_yaml_mapping(str(Path(__file__).with_name("tools.yaml")), "tools").items()
+}
 
 
 class Call(tool_calls.Call):
@@ -134,27 +79,27 @@ class Call(tool_calls.Call):
 
 
 @dataclass(frozen=True)
-class Answer(tool_calls.Calls):
+class Response(tool_calls.Calls):
     """As `envs.tools` finds them: calls in order, what was wrong, and the [start, end) of the asking text."""
 
     calls: tuple[Call, ...] = ()
 
 
-def parse_answer(text: str, max_calls: int = 4, tools: Mapping[str, ShellTool] = TOOLS) -> Answer:
-    """Read the calls of `tools` out of an answer. Never raises; what cannot be read is an error in words."""
+def parse_response(text: str, max_calls: int = 4, tools: Mapping[str, ShellTool] = TOOLS) -> Response:
+    """Read the calls of `tools` out of a response. Never raises; what cannot be read is an error in words."""
     found = find_calls(text, max_calls)
     if found.span is None:
         return _parse_plain(text, tools)
     checked = [_check_call(tools, call) for call in found.calls]
     calls = tuple(c for c in checked if isinstance(c, Call))
     errors = tuple(c for c in checked if isinstance(c, str))
-    return Answer(calls, (*found.errors, *errors), found.span, found.cut)
+    return Response(calls, (*found.errors, *errors), found.span, found.cut)
 
 
-def _parse_plain(text: str, tools: Mapping[str, ShellTool]) -> Answer:
+def _parse_plain(text: str, tools: Mapping[str, ShellTool]) -> Response:
     begin = reasoning_end(text)
     if begin is None:
-        return Answer(errors=("the answer ends inside of its reasoning",))
+        return Response(errors=("the response ends inside of its reasoning",))
     candidate, (start, _) = find_action(text[begin:])
     stripped = candidate.strip()
     offset = begin + start + len(candidate) - len(candidate.lstrip())
@@ -168,7 +113,7 @@ def _parse_plain(text: str, tools: Mapping[str, ShellTool]) -> Answer:
         result = _read_line(tools, line) if start > 0 or line == stripped else "no tool call was found"
         stripped = line
     span = (offset, offset + len(stripped))
-    return Answer((result,), (), span) if isinstance(result, Call) else Answer((), (result,), span)
+    return Response((result,), (), span) if isinstance(result, Call) else Response((), (result,), span)
 
 
 def _read_line(tools: Mapping[str, ShellTool], line: str) -> Call | str:
@@ -189,8 +134,3 @@ def _check_call(tools: Mapping[str, ShellTool], call: tool_calls.Call) -> Call |
     if call.name not in tools:
         return f"there is no tool {short(call.name)}; there are {', '.join(tools)}"
     return tools[call.name].read(call.arguments, call.as_text)
-
-
-def schemas(tools: Mapping[str, ShellTool] = TOOLS) -> Sequence[Mapping[str, Any]]:
-    """JSON schemas of the tools, as prompts show them."""
-    return [tool.schema for tool in tools.values()]

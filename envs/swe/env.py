@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import sys
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.base import describe_task, read_env_settings
-from envs.errors import ConfigError
+from envs.errors import ConfigError, did_you_mean
 from envs.swe.instances import Instance, load_instances
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
 from envs.swe.sandbox.supervise import Limits
@@ -68,13 +67,7 @@ class SWESettings(ShellSettings):
 
     def limits(self, seconds: float) -> Limits:
         """Limits of one command."""
-        return Limits(
-            seconds=seconds,
-            memory_mb=self.memory_mb,
-            processes=self.processes,
-            file_mb=self.file_mb,
-            tree_mb=self.tree_mb,
-        )
+        return Limits(seconds, self.memory_mb, None, self.processes, self.file_mb, self.tree_mb)
 
     def judge(self, repo: str) -> JudgeSettings:
         """How tests of a repository are run."""
@@ -166,15 +159,13 @@ def build_env(sample: Any, args: Any) -> SWEEnv:
 def make_env(task: str, settings: SWESettings) -> SWEEnv:
     """As `build_env`, from settings that are already read."""
     if settings.instances is None:
-        python = settings.python_for("")
-        check_machine(python)
+        check_machine(settings.python_for(""))
         instance, repository = small_instance(task, settings.cache(), settings.judge(""))
         return SWEEnv(instance, repository, settings)
     instances = load_instances(settings.instances)
     if task not in instances:
-        near = difflib.get_close_matches(task, instances, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{settings.instances} holds no instance {task!r}{hint}")
+        hint = did_you_mean(task, instances, f"there are {len(instances)}", n=1)
+        raise ConfigError(f"{settings.instances} holds no instance {task!r}; {hint}")
     instance = instances[task]
     if instance.repo not in settings.repos:
         raise ConfigError(

@@ -9,10 +9,40 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
-from envs.swe.verdict.trees import DRAW, Instance
+from slime_verlog import Field, Settings, read_settings
 
 _TEXTS = ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
 _TESTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
+_DRAW = "DRAW_ARGUMENTS"
+"""Our own column."""
+
+
+class Instance(Settings):
+    """One task: the tree at `base_commit` of `repo`, the statement, and the tests that decide.
+
+    `patch` is the reference solution (never shown), `test_patch` what the tests' files get before judging;
+    `fail_to_pass` must turn green, `pass_to_pass` must stay green, both as pytest's node ids.
+    """
+
+    instance_id: str
+    repo: str
+    base_commit: str
+    problem_statement: str
+    patch: str
+    test_patch: str
+    fail_to_pass: tuple[str, ...] = Field(alias=_TESTS[0])
+    pass_to_pass: tuple[str, ...] = Field(alias=_TESTS[1])
+    draw_arguments: bool = Field(default=True, alias=_DRAW)
+    """Judge tests that the agent can read with other arguments too, on which the reference solution decides."""
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """All tests that decide, each once."""
+        return tuple(dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass)))
+
+    def row(self) -> dict[str, Any]:
+        """The instance in SWE-Gym's columns, with ours where it differs from the default."""
+        return self.model_dump(mode="json", by_alias=True, exclude={"draw_arguments"} if self.draw_arguments else None)
 
 
 def read_instance(row: Mapping[str, Any], where: str = "instance") -> Instance:
@@ -23,20 +53,12 @@ def read_instance(row: Mapping[str, Any], where: str = "instance") -> Instance:
     """
     name = row.get("instance_id")
     where = f"{where} ({name})" if isinstance(name, str) else where
-    texts = {}
-    for key in _TEXTS:
-        value = row.get(key, "" if key in ("patch", "test_patch") else None)
-        value = "" if value is None and key in ("patch", "test_patch") else value
-        if not isinstance(value, str):
-            raise ConfigError(f"{where}: {key} must be text, got {value!r}")
-        texts[key] = value
-    fail_to_pass, pass_to_pass = (_read_tests(row.get(key), f"{where}: {key}") for key in _TESTS)
-    if not fail_to_pass:
+    columns = {key: row.get(key) for key in _TEXTS}
+    columns |= {key: "" for key in ("patch", "test_patch") if columns[key] is None}
+    columns |= {key: _read_tests(row.get(key), f"{where}: {key}") for key in _TESTS}
+    if not columns["FAIL_TO_PASS"]:
         raise ConfigError(f"{where}: FAIL_TO_PASS is empty, so nothing could be solved")
-    draw = row.get(DRAW, True)
-    if not isinstance(draw, bool):
-        raise ConfigError(f"{where}: {DRAW} must be true or false, got {draw!r}")
-    return Instance(**texts, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass, draw_arguments=draw)
+    return read_settings(Instance, {**columns, **{key: row[key] for key in (_DRAW,) if key in row}}, f"{where}: ")
 
 
 def _read_tests(value: Any, where: str) -> tuple[str, ...]:
@@ -84,7 +106,15 @@ def _load(path: Path, _mtime: int) -> Mapping[str, Instance]:
 
 def _rows(path: Path) -> Iterable[Any]:
     if path.suffix == ".parquet":
-        return _parquet_rows(path)
+        try:
+            import pyarrow.parquet
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                "reading .parquet needs pyarrow; install it with: pip install pyarrow"
+            ) from error
+        present = set(pyarrow.parquet.read_schema(path).names)
+        columns = [*_TEXTS, *_TESTS, *({_DRAW} & present)]
+        return pyarrow.parquet.read_table(path, columns=columns).to_pylist()
     if path.suffix not in (".json", ".jsonl"):
         raise ConfigError(f"env.instances: {path} must end in .json, .jsonl or .parquet")
     try:
@@ -97,13 +127,3 @@ def _rows(path: Path) -> Iterable[Any]:
     if isinstance(content, Mapping):
         return [content] if "instance_id" in content else list(content.values())
     return content if isinstance(content, list) else [content]
-
-
-def _parquet_rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("reading .parquet needs pyarrow; install it with: pip install pyarrow") from error
-    present = set(pyarrow.parquet.read_schema(path).names)
-    columns = [*_TEXTS, *_TESTS, *({DRAW} & present)]
-    return pyarrow.parquet.read_table(path, columns=columns).to_pylist()

@@ -1,6 +1,6 @@
 """Base of environments in which the model works on files with tools in a sandbox, and is judged at the end.
 
-Invariants: any text is a legal answer. Nothing that the agent does reaches the machine outside its sandbox. The
+Invariants: any text is a legal response. Nothing that the agent does reaches the machine outside its sandbox. The
 reward comes from `judge_files` alone, once, after the agent's last command.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, make_observation
 from envs.errors import EpisodeOverError
-from envs.swe.calls import TOOLS, Answer, Call, ShellTool, parse_answer, schemas
+from envs.swe.calls import TOOLS, Call, ShellTool, parse_response
 from envs.swe.tools import Workbench, execute, execute_all, harmless
 from envs.text_game import render_template
 from envs.timing import timed
@@ -35,7 +35,7 @@ class ShellSettings(Settings):
     output_chars: int = Field(default=6000, ge=500)
     """Characters of one result; longer ones are cut."""
     format_penalty: float = Field(default=0.1, ge=0)
-    """Subtracted from the reward of an invalid answer."""
+    """Subtracted from the reward of an invalid response."""
     submit_on_limit: bool = False
     """Judge the files when the turns are used up."""
 
@@ -51,6 +51,15 @@ class Judgement:
     progression: float = 0.0
     sentence: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found about one task: what is wrong with it (empty if nothing is), and what is worth knowing."""
+
+    task: str
+    problem: str = ""
+    note: str = ""
 
 
 class ShellEnv(BaseInteractionEnv, Generic[S]):
@@ -91,15 +100,23 @@ class ShellEnv(BaseInteractionEnv, Generic[S]):
         self.close()
         self.steps, self.used_s = 0, 0.0
         self._bench, folder = self.open_files()
-        self.instruction_prompt = self._render_prompt()
+        variables = {
+            "mission": self.mission,
+            "tools": [json.dumps(tool.schema) for tool in self.offered.values()],
+            "max_steps": self.max_steps,
+            "max_calls": self.settings.max_calls,
+            "limit_note": self.limit_notes[self.settings.submit_on_limit],
+            **self.prompt_variables(),
+        }
+        self.instruction_prompt = render_template(self.settings.prompt_template or self.template, variables)
         return make_observation(f"{folder} holds:\n{execute(self._bench, self._default_call()).text}", self._status())
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         if self._bench is None:
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
         self.steps += 1
-        answer = parse_answer(response_text, self.settings.max_calls, self.offered)
-        calls = answer.calls if answer.valid else (self._default_call(),)
+        response = parse_response(response_text, self.settings.max_calls, self.offered)
+        calls = response.calls if response.valid else (self._default_call(),)
         began = time.monotonic()
         bench = replace(self._bench, deadline=began + self.seconds_left())
         text, failures, submitted = execute_all(bench, calls)
@@ -113,17 +130,22 @@ class ShellEnv(BaseInteractionEnv, Generic[S]):
         if submitted or at_limit:
             self.close()
         info: StepInfo = {
-            "reward": judgement.reward if answer.valid else judgement.reward - self.settings.format_penalty,
+            "reward": judgement.reward if response.valid else judgement.reward - self.settings.format_penalty,
             "terminated": submitted,
             "truncated": at_limit,
-            "valid_action": answer.valid,
-            "executed_action": "\n".join(call.text() for call in calls) if answer.valid else self.default_action,
+            "valid_action": response.valid,
+            "executed_action": "\n".join(call.text() for call in calls) if response.valid else self.default_action,
             "progression": judgement.progression,
-            "action": response_text[slice(*answer.span)] if answer.span else None,
-            "action_span": answer.span,
+            "action": response_text[slice(*response.span)] if response.span else None,
+            "action_span": response.span,
             "metrics": {"tool_calls": float(len(calls)), "tool_failures": float(failures), **judgement.metrics},
         }
-        return make_observation(_explain(answer) + text, self._status()), submitted or at_limit, info
+        if not response.valid:
+            errors = harmless("; ".join(response.errors) or "no tool call was found")
+            text = f"No tool of yours was run: {errors}. This was run instead.\n{text}"
+        elif response.cut:
+            text = f"Only the first calls of the response were run; there were too many.\n{text}"
+        return make_observation(text, self._status()), submitted or at_limit, info
 
     def close(self) -> None:
         """Remove the episode's files."""
@@ -132,25 +154,7 @@ class ShellEnv(BaseInteractionEnv, Generic[S]):
             self._bench = None
 
     def _default_call(self) -> Call:
-        return parse_answer(self.default_action, tools=self.offered).calls[0]
-
-    def _render_prompt(self) -> str:
-        variables = {
-            "mission": self.mission,
-            "tools": [json.dumps(schema) for schema in schemas(self.offered)],
-            "max_steps": self.max_steps,
-            "max_calls": self.settings.max_calls,
-            "limit_note": self.limit_notes[self.settings.submit_on_limit],
-        }
-        return render_template(self.settings.prompt_template or self.template, variables | self.prompt_variables())
+        return parse_response(self.default_action, tools=self.offered).calls[0]
 
     def _status(self) -> str:
         return f"Turn {min(self.steps + 1, self.max_steps)} of {self.max_steps}."
-
-
-def _explain(answer: Answer) -> str:
-    """What was wrong with an answer, before the result of what was done instead."""
-    if not answer.valid:
-        errors = "; ".join(answer.errors) or "no tool call was found"
-        return f"No tool of yours was run: {harmless(errors)}. This was run instead.\n"
-    return "Only the first calls of the answer were run; there were too many.\n" if answer.cut else ""

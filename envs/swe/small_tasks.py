@@ -1,8 +1,4 @@
-"""Small real tasks, listed in `small_tasks.yaml`: released packages from the package index, each with one bug.
-
-The packages are fetched by pip when a task is first played, pinned by checksum, and turned into repositories in
-SWE-Gym's form. The reference solution takes the bug out again.
-"""
+"""Makes the tasks of `small_tasks.yaml` from releases that pip fetches, pinned by checksum; each has one bug."""
 
 from __future__ import annotations
 
@@ -15,15 +11,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from envs.errors import ConfigError, EnvironmentFault
-from envs.swe.instances import read_instance
+from envs.errors import ConfigError, EnvironmentFault, did_you_mean
+from envs.swe.instances import Instance, read_instance
 from envs.swe.verdict.runs import JudgeSettings, run_tests
-from envs.swe.verdict.trees import Instance, build_tree, building, commit_all
+from envs.swe.verdict.trees import build_tree, building, commit_all
 from slime_verlog import read_yaml_mapping
 
 
@@ -42,31 +37,24 @@ class Package:
 
 @dataclass(frozen=True)
 class SmallTask:
-    """One bug: in `path`, `right` (which occurs once there) becomes `wrong`. `turns_green` are the tests that it
-    breaks; `hidden_test` is a test file of ours that the agent does not see."""
+    """One bug; `small_tasks.yaml` describes the fields."""
 
     package: Package
     path: str
     right: str
     wrong: str
     statement: str
-    turns_green: tuple[str, ...]
-    hidden_test: tuple[str, str] | None = None
-    left_out: tuple[str, ...] = ()
-    """Tests that the bug breaks too, and that are not judged."""
+    turns_green: Sequence[str]
+    hidden_test: Sequence[str] | None = None
+    left_out: Sequence[str] = ()
 
 
-_TASKS = read_yaml_mapping(str(Path(__file__).with_suffix(".yaml")), "small tasks")
-_PACKAGES = {name: Package(name, **release) for name, release in _TASKS["packages"].items()}
+_YAML = read_yaml_mapping(str(Path(__file__).with_suffix(".yaml")), "small tasks")
+_PACKAGES = {name: Package(name, **release) for name, release in _YAML["packages"].items()}
 TOOLZ, CACHETOOLS = _PACKAGES["toolz"], _PACKAGES["cachetools"]
-
-
-def _read_task(row: Mapping[str, Any]) -> SmallTask:
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-    return SmallTask(**{**fields, "package": _PACKAGES[row["package"]]})
-
-
-SMALL_TASKS: Mapping[str, SmallTask] = {name: _read_task(row) for name, row in _TASKS["tasks"].items()}
+SMALL_TASKS: Mapping[str, SmallTask] = {
+    name: SmallTask(**{**row, "package": _PACKAGES[row["package"]]}) for name, row in _YAML["tasks"].items()
+}
 
 
 def small_instance(name: str, cache: Path, settings: JudgeSettings) -> tuple[Instance, Path]:
@@ -78,8 +66,7 @@ def small_instance(name: str, cache: Path, settings: JudgeSettings) -> tuple[Ins
     """
     task = SMALL_TASKS.get(name)
     if task is None:
-        near = difflib.get_close_matches(name, SMALL_TASKS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SMALL_TASKS)}"
+        hint = did_you_mean(name, SMALL_TASKS, f"there are {', '.join(SMALL_TASKS)}", n=1)
         raise ConfigError(f"unknown SWE task {name!r}; {hint} (for tasks of your own set env.instances)")
     folder = cache / "small" / f"{name}-{_digest(repr(task), settings.python)}"
     with building(folder) as scratch:
@@ -112,7 +99,7 @@ def _make_task(name: str, task: SmallTask, cache: Path, scratch: Path, settings:
         "problem_statement": task.statement,
         "patch": unified_diff(task.path, wrong, right),
         "test_patch": unified_diff(task.hidden_test[0], None, task.hidden_test[1]) if task.hidden_test else "",
-        "FAIL_TO_PASS": list(task.turns_green),
+        "FAIL_TO_PASS": task.turns_green,
         "PASS_TO_PASS": sorted(set(green) - {*task.turns_green, *task.left_out}),
     }
     (scratch / "instance.json").write_text(json.dumps(row, indent=1), encoding="utf-8")

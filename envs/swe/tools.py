@@ -1,7 +1,6 @@
 """Implements the tools. Each takes the episode's workbench and its checked arguments, and returns text for the model.
 
-Invariants: a result has at most `output_chars` characters, says when it was cut, and contains nothing that a chat
-template or the next parser could take for structure.
+Invariants: a result has at most `output_chars` characters, says when it was cut, and contains no markup of chats.
 """
 
 from __future__ import annotations
@@ -87,22 +86,16 @@ def _view(bench: Workbench, path: str, start: int, end: int | None) -> str:
     last = min(len(lines), first + _VIEW_LINES - 1 if end is None else end)
     if first > last:
         raise ToolFailure(f"{path} has {len(lines)} lines; there is none from {start} to {end or 'the end'}")
-    shown = _numbered(lines, first, last, bench.output_chars - 200)
-    last = first + len(shown) - 1
-    rest = "" if last == len(lines) else f"\n(lines {first} to {last} of {len(lines)})"
-    return "\n".join(shown) + rest
-
-
-def _numbered(lines: list[str], first: int, last: int, room: int) -> list[str]:
-    """Numbered lines, as many whole ones as fit into `room` characters, at least one."""
-    shown: list[str] = []
+    shown, room = list[str](), bench.output_chars - 200
     for number in range(first, last + 1):
         line = f"{number:>5}  {lines[number - 1]}"
         room -= len(line) + 1
         if shown and room < 0:
             break
         shown.append(line)
-    return shown
+    last = first + len(shown) - 1
+    rest = "" if last == len(lines) else f"\n(lines {first} to {last} of {len(lines)})"
+    return "\n".join(shown) + rest
 
 
 # Sorted, because grep follows the order of the disk, which differs from copy to copy.
@@ -128,9 +121,9 @@ def _search(bench: Workbench, pattern: str, path: str) -> str:
 def _edit(bench: Workbench, path: str, old: str, new: str) -> str:
     text = bench.workspace.read(path)
     old, new = _line_ends_of(text, old), _line_ends_of(text, new)
-    found = text.count(old) if old else 0
     if not old:
         raise ToolFailure("old is empty; use insert or create")
+    found = text.count(old)
     if found != 1:
         raise ToolFailure(f"old occurs {found} times in {path}; it must occur exactly once")
     bench.workspace.write(path, text.replace(old, new))

@@ -1,7 +1,6 @@
 """Checks SWE instances before training: `python -m envs.swe.validate --config custom_configs/swe.yaml`.
 
-The reference patch must be rewarded, and the untouched tree must not. Unknown test ids and suites that cannot start are
-named; in training they would look like failures of the model.
+The reference patch must be rewarded, and the untouched tree must not.
 """
 
 from __future__ import annotations
@@ -10,33 +9,18 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from envs.errors import SlimeVerlogError
 from envs.swe.env import SWEEnv, SWESettings, check_machine, make_env
 from envs.swe.instances import load_instances
+from envs.swe.shell import Finding
 from envs.swe.small_tasks import SMALL_TASKS
 from envs.swe.verdict.calibration import load_plan
 from envs.swe.verdict.evaluate import evaluate
 from envs.swe.verdict.runs import run_tests
 from envs.swe.verdict.trees import build_reference, build_tree, pristine_tree, scratch_tree
 from slime_verlog import command, read_settings, read_yaml_mapping
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One instance: what is wrong with it (empty if nothing is), what is worth knowing, and the time of a verdict."""
-
-    instance_id: str
-    problem: str = ""
-    note: str = ""
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        if self.problem:
-            return f"FAILED  {self.instance_id}: {self.problem}"
-        return f"ok      {self.instance_id}: verdict in {self.seconds:.1f} s" + (f"; {self.note}" if self.note else "")
 
 
 def validate_instances(settings: SWESettings, tasks: Iterable[str]) -> Iterator[Finding]:
@@ -63,9 +47,9 @@ def _validate(env: SWEEnv, settings: SWESettings) -> Finding:
     if not verdict.solved:
         return Finding(instance.instance_id, f"the reference patch is not paid: {verdict.reason}")
     green = [test for test in instance.fail_to_pass if test in untouched.green]
-    notes = [plan.note]
-    notes += [f"green without a change: {', '.join(green)}"] if green else []
-    return Finding(instance.instance_id, note="; ".join(notes), seconds=time.monotonic() - start)
+    note = f"verdict in {time.monotonic() - start:.1f} s; {plan.note}"
+    note += f"; green without a change: {', '.join(green)}" if green else ""
+    return Finding(instance.instance_id, note=note)
 
 
 def tasks_of(config: Mapping[str, Any], settings: SWESettings) -> Sequence[str]:
@@ -85,13 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     config = read_yaml_mapping(given.config, "--config")
     settings = read_settings(SWESettings, config.get("env"), "env.")
-    findings = []
-    for finding in validate_instances(settings, given.tasks or tasks_of(config, settings)):
-        print(finding, flush=True)
-        findings.append(finding)
-    failed = sum(bool(finding.problem) for finding in findings)
-    print(f"{len(findings)} instances, {failed} failed")
-    return int(failed > 0)
+    failed = []
+    for found in validate_instances(settings, given.tasks or tasks_of(config, settings)):
+        print(f"{'FAILED' if found.problem else 'ok':<8}{found.task}: {found.problem or found.note}", flush=True)
+        failed.append(bool(found.problem))
+    print(f"{len(failed)} instances, {sum(failed)} failed")
+    return int(any(failed))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,8 @@ def test_the_shipped_configuration_is_checked_and_played(part: str) -> None:
 
 
 def test_the_folders_of_a_process_that_was_killed_are_removed_by_the_next_one(tmp_path: Path) -> None:
-    make = "import os, signal; from envs.swe.sandbox.folders import ProcessFolder as P; p = P(); print(p.make().parent)"
+    make = "import os, signal; from envs.swe.sandbox.workspace import ProcessFolder; p = ProcessFolder()"
+    make += "; print(p.make().parent)"
     variables = {**os.environ, "TMPDIR": str(tmp_path)}
 
     def run(code: str) -> Path:

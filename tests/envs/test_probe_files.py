@@ -97,8 +97,10 @@ def test_a_generator_stays_one(tmp_path: Path) -> None:
 
 
 def test_both_versions_number_their_probes_alike(tmp_path: Path) -> None:
-    observing, answering = _probes(tmp_path, HIDDEN)[1], _probes(tmp_path, HIDDEN, answering=True)[1]
-    assert {n: p.operator for n, p in observing.probes.items()} == {n: p.operator for n, p in answering.probes.items()}
+    observing, with_expected = _probes(tmp_path, HIDDEN)[1], _probes(tmp_path, HIDDEN, with_expected=True)[1]
+    assert {n: p.operator for n, p in observing.probes.items()} == {
+        n: p.operator for n, p in with_expected.probes.items()
+    }
 
 
 def test_statements_of_a_block_that_raises_run_in_a_function(tmp_path: Path) -> None:

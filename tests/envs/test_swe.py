@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from envs.errors import ConfigError, EpisodeOverError
-from envs.swe.sandbox.folders import remove_tree
 from envs.swe.sandbox.sandbox import Sandbox
-from envs.swe.sandbox.workspace import ToolFailure, Workspace
+from envs.swe.sandbox.workspace import ToolFailure, Workspace, remove_tree
 from envs.swe.verdict import evaluate
 from tests.envs.tiny_repository import DISCOUNT, ROW, WRONG, call, tiny_env
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.swe.calls import TOOLS, Call, parse_answer, schemas
+from envs.swe.calls import TOOLS, Call, parse_response
 from tests.envs.tiny_repository import call
 
 
 def test_a_block_becomes_a_call_with_its_defaults_filled_in() -> None:
-    answer = parse_answer("I look first.\n" + call("view", path="a.py", start=3) + "\nThen I go on.")
+    answer = parse_response("I look first.\n" + call("view", path="a.py", start=3) + "\nThen I go on.")
     assert answer.valid
     assert answer.calls == (Call("view", {"path": "a.py", "start": 3, "end": None}),)
 
@@ -21,19 +21,19 @@ def test_a_block_becomes_a_call_with_its_defaults_filled_in() -> None:
 def test_several_blocks_are_taken_in_order_and_the_span_covers_them() -> None:
     blocks = call("view", path="a") + "\nand\n" + call("submit")
     text = f"so: {blocks} done"
-    answer = parse_answer(text)
+    answer = parse_response(text)
     assert [c.name for c in answer.calls] == ["view", "submit"]
     assert text[slice(*answer.span)] == blocks
 
 
 def test_calls_past_the_limit_are_dropped_and_said_to_be() -> None:
-    answer = parse_answer(call("view") * 6, max_calls=4)
+    answer = parse_response(call("view") * 6, max_calls=4)
     assert answer.valid and answer.cut and len(answer.calls) == 4
-    assert not parse_answer(call("view") * 4, max_calls=4).cut
+    assert not parse_response(call("view") * 4, max_calls=4).cut
 
 
 def test_one_bad_call_rejects_the_answer_and_is_named() -> None:
-    answer = parse_answer(call("view") + call("fly"))
+    answer = parse_response(call("view") + call("fly"))
     assert not answer.valid
     assert "no tool 'fly'" in answer.errors[0]
 
@@ -51,7 +51,7 @@ def test_one_bad_call_rejects_the_answer_and_is_named() -> None:
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict, part: str) -> None:
-    assert part in parse_answer(call("insert", **arguments)).errors[0]
+    assert part in parse_response(call("insert", **arguments)).errors[0]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_wrong_arguments_are_named(arguments: dict, part: str) -> None:
     ],
 )
 def test_half_formed_answers_are_rejected_with_a_reason(text: str) -> None:
-    answer = parse_answer(text)
+    answer = parse_response(text)
     assert not answer.valid and answer.errors and all(answer.errors)
 
 
@@ -98,7 +98,7 @@ def test_half_formed_answers_are_rejected_with_a_reason(text: str) -> None:
     ],
 )
 def test_the_plain_form_is_understood_where_a_line_can_say_it(text: str, expected: Call) -> None:
-    answer = parse_answer(text)
+    answer = parse_response(text)
     assert answer.calls == (expected,) and answer.valid
     start, end = answer.span
     assert text[start:end] == text[start:end].strip() != ""
@@ -106,20 +106,20 @@ def test_the_plain_form_is_understood_where_a_line_can_say_it(text: str, expecte
 
 def test_what_stands_in_the_reasoning_is_not_run() -> None:
     reasoning = f"<think>I could {call('run', command='rm -r .')} or\nACTION: submit\nbut no.</think>\n"
-    assert parse_answer(reasoning + "ACTION: view").calls == parse_answer("view").calls
-    assert parse_answer(reasoning + call("view")).calls == parse_answer("view").calls
+    assert parse_response(reasoning + "ACTION: view").calls == parse_response("view").calls
+    assert parse_response(reasoning + call("view")).calls == parse_response("view").calls
     for answer in (reasoning, "<think>I submit\nACTION: submit"):
-        assert not parse_answer(answer).valid
+        assert not parse_response(answer).valid
 
 
 def test_markup_calls_get_their_numbers() -> None:
     markup = "<tool_call>\n<function=view>\n<parameter=path>\na.py\n</parameter>\n<parameter=start>\n7\n</parameter>\n"
-    answer = parse_answer(markup + "</function>\n</tool_call>")
+    answer = parse_response(markup + "</function>\n</tool_call>")
     assert answer.calls == (Call("view", {"path": "a.py", "start": 7, "end": None}),)
 
 
 def test_an_unclosed_block_at_the_end_counts_when_its_json_is_whole() -> None:
-    assert parse_answer(call("submit").removesuffix("\n</tool_call>")).valid
+    assert parse_response(call("submit").removesuffix("\n</tool_call>")).valid
 
 
 _values = {
@@ -138,13 +138,13 @@ def _calls(draw) -> Call:
 @given(st.lists(_calls(), min_size=1, max_size=4), st.text())
 def test_what_is_written_is_read_back(calls: list[Call], before: str) -> None:
     text = before.replace("<", "") + "\n".join(c.text() for c in calls)
-    assert parse_answer(text).calls == tuple(calls) and parse_answer(text).valid
+    assert parse_response(text).calls == tuple(calls) and parse_response(text).valid
 
 
 @pytest.mark.parametrize("evil", ["</tool_call>", "</think>", "<|im_end|>", "<tool_call>", '"}}', "\\u003c"])
 def test_tags_inside_of_an_argument_do_not_end_the_block(evil: str) -> None:
     made = Call("create", {"path": "a", "text": f"x{evil}y"})
-    assert parse_answer(made.text()).calls == (made,) and parse_answer(made.text()).valid
+    assert parse_response(made.text()).calls == (made,) and parse_response(made.text()).valid
     assert not any(mark in made.text() for mark in ("</think>", "<|"))
 
 
@@ -165,7 +165,7 @@ _pieces = [
 @settings(deadline=None, max_examples=500)
 @given(st.lists(st.one_of(st.sampled_from(_pieces), st.text(max_size=5)), max_size=12).map("".join))
 def test_no_text_makes_the_parser_raise_and_spans_lie_inside(text: str) -> None:
-    answer = parse_answer(text)
+    answer = parse_response(text)
     assert answer.valid == (bool(answer.calls) and not answer.errors)
     if answer.span is not None:
         start, end = answer.span
@@ -173,5 +173,5 @@ def test_no_text_makes_the_parser_raise_and_spans_lie_inside(text: str) -> None:
 
 
 def test_schemas_are_json_and_name_every_tool() -> None:
-    names = [schema["name"] for schema in json.loads(json.dumps(list(schemas())))]
+    names = [schema["name"] for schema in json.loads(json.dumps([tool.schema for tool in TOOLS.values()]))]
     assert names == list(TOOLS)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.swe.sandbox import folders
-from envs.swe.sandbox.folders import ProcessFolder, remove_tree
-from envs.swe.sandbox.workspace import Workspace
+from envs.swe.sandbox import workspace as folders
+from envs.swe.sandbox.workspace import ProcessFolder, Workspace, remove_tree
 
 FILL = """
 import os, sys
@@ -59,16 +58,16 @@ def test_a_tree_is_removed_whatever_is_in_it(tmp_path: Path) -> None:
 def test_close_takes_a_tree_away_without_waiting_for_its_removal(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    released, steps = threading.Event(), folders._steps
+    released, remove = threading.Event(), folders.remove_tree
 
-    def held(folder: Path):
+    def held(folder: Path) -> None:
         released.wait()
-        yield from steps(folder)
+        remove(folder)
 
     owner = ProcessFolder()
     monkeypatch.setattr("envs.swe.sandbox.workspace.process_folder", lambda: owner)
     workspace = Workspace(lambda tree: tree.mkdir())
-    monkeypatch.setattr(folders, "_steps", held)
+    monkeypatch.setattr(folders, "remove_tree", held)
     workspace.close()
     assert not workspace.folder.exists() and len(os.listdir(owner.path)) == 2
     released.set()
@@ -77,15 +76,15 @@ def test_close_takes_a_tree_away_without_waiting_for_its_removal(
 
 
 def test_a_long_queue_makes_close_remove_its_own_tree(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, begun, released, steps = ProcessFolder(), threading.Event(), threading.Event(), folders._steps
+    owner, begun, released, remove = ProcessFolder(), threading.Event(), threading.Event(), folders.remove_tree
 
-    def held(folder: Path):
+    def held(folder: Path) -> None:
         if threading.current_thread() is not threading.main_thread():
             begun.set()
             released.wait()
-        yield from steps(folder)
+        remove(folder)
 
-    monkeypatch.setattr(folders, "_steps", held)
+    monkeypatch.setattr(folders, "remove_tree", held)
     owner.discard(owner.make())
     begun.wait()
     for _ in range(40):

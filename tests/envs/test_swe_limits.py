@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from envs.swe.sandbox.folders import remove_tree
 from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.seccomp import REFUSED, REFUSED_INSIDE
 from envs.swe.sandbox.supervise import Limits, Outcome
-from envs.swe.sandbox.workspace import hand_over
+from envs.swe.sandbox.workspace import hand_over, remove_tree
 from tests.envs.tiny_repository import needs_sandbox
 
 LIMITS = Limits(seconds=20, memory_mb=128, processes=40, file_mb=32, tree_mb=32, tmp_mb=64, output_mb=2)

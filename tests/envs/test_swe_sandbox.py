@@ -14,10 +14,10 @@ import pytest
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.swe.sandbox import sandbox as sandbox_module
-from envs.swe.sandbox.folders import remove_tree
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox, find_bwrap, python_folders
-from envs.swe.sandbox.supervise import Limits, Outcome, tree_bytes
-from envs.swe.sandbox.workspace import hand_over
+from envs.swe.sandbox.supervise import Limits, Outcome
+from envs.swe.sandbox.usage import tree_bytes
+from envs.swe.sandbox.workspace import hand_over, remove_tree
 from tests.envs.tiny_repository import needs_sandbox
 
 LIMITS = Limits(seconds=20, memory_mb=400, processes=40, file_mb=4, tree_mb=16, tmp_mb=8, output_mb=2)
@@ -227,7 +227,7 @@ def test_stdin_is_given_once_and_large_inputs_do_not_block(tree: Path) -> None:
     box = Sandbox(tree, limits=LIMITS)
     assert box.run(["wc", "-c"], stdin=data).output.strip() == "1000000"
     assert box.run(["true"], stdin=data).returncode == 0
-    assert box.run_with_report(["bash", "-c", "read fd; cat >&$fd"], b"hello").report == b"hello"
+    assert box.run(["bash", "-c", "read fd; cat >&$fd"], b"hello", with_report=True).report == b"hello"
 
 
 def test_a_process_sets_its_own_resource_limits_and_not_those_of_others(tree: Path) -> None:

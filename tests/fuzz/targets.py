@@ -29,7 +29,7 @@ from envs.agent import anthropic_format, openai_format
 from envs.agent.request import RequestError, read_answer
 from envs.questions import Question
 from envs.questions.grading import exact, find_answer
-from envs.swe.calls import parse_answer
+from envs.swe.calls import parse_response
 from envs.text_game import find_action, render_template
 from envs.tools.calls import find_calls
 from rollout.bridge.settings import RolloutSettings, load_settings
@@ -126,12 +126,12 @@ def tool_calls(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     found = find_calls(text)
     assert found.span is None or 0 <= found.span[0] <= found.span[1] <= len(text)
-    answer = parse_answer(text)
+    answer = parse_response(text)
     assert len(answer.calls) + len(answer.errors) <= 6
     for line in [*found.errors, *answer.errors]:
         line.encode()
     for call in answer.calls:
-        assert parse_answer(call.text()).calls == (call,), "a call is read back as it was written"
+        assert parse_response(call.text()).calls == (call,), "a call is read back as it was written"
 
 
 def final_answer(data: bytes) -> None:

@@ -18,7 +18,7 @@ import pytest
 from envs import babaisai, babyai, crafter
 from envs.command_game import clean_command
 from envs.questions.grading import exact, find_answer
-from envs.swe.calls import parse_answer
+from envs.swe.calls import parse_response
 from envs.swe.tools import harmless
 from envs.text_game import find_action
 from envs.tools.calls import find_calls
@@ -116,7 +116,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "find_action": find_action,
     "clean_command": clean_command,
     "find_calls": find_calls,
-    "parse_answer": parse_answer,
+    "parse_response": parse_response,
     "find_answer": find_answer,
     "exact": lambda text: exact(text, QUESTION),
     "harmless": harmless,

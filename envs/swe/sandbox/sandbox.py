@@ -18,9 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
-from envs.swe.sandbox.processes import INNER_FILTER, OUTER_FILTER
 from envs.swe.sandbox.seccomp import seccomp_filter
-from envs.swe.sandbox.supervise import Limits, Outcome, supervise
+from envs.swe.sandbox.supervise import INNER_FILTER, OUTER_FILTER, Limits, Outcome, supervise
 
 TESTBED = "/testbed"
 WRITABLE_TREE = ((".", TESTBED),)
@@ -28,8 +27,6 @@ AGENT_ID = 60999
 """User and group of commands if the trainer runs as root, because limits on processes do not apply to root."""
 _IMAGE = "/image"
 """Where an image is put together before it becomes the root."""
-_SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
-_INSTALL = "install it with: apt-get install -y bubblewrap"
 
 
 @dataclass(frozen=True)
@@ -53,15 +50,16 @@ class Sandbox:
     """Folder with an exported image; it takes the place of this machine's system and of `python`."""
 
     def run(
-        self, argv: Sequence[str], stdin: bytes = b"", seconds: float | None = None, stop: threading.Event | None = None
+        self,
+        argv: Sequence[str],
+        stdin: bytes = b"",
+        seconds: float | None = None,
+        stop: threading.Event | None = None,
+        with_report: bool = False,
     ) -> Outcome:
-        """Run a command in the tree and return how it ended; nothing of it is alive afterwards. `stop` ends it."""
+        """Run a command in the tree; nothing of it is alive afterwards. See `supervise` about the arguments."""
         limits = self.limits if seconds is None else replace(self.limits, seconds=seconds)
-        return supervise(self.command(argv), limits, self.tree, stdin, stop=stop)
-
-    def run_with_report(self, argv: Sequence[str], stdin: bytes) -> Outcome:
-        """As `run`, with the extra pipe that `supervise` describes."""
-        return supervise(self.command(argv), self.limits, self.tree, stdin, with_report=True)
+        return supervise(self.command(argv), limits, self.tree, stdin, with_report, stop)
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The whole command line: namespaces, mounts, a user without rights, limits, then `argv`."""
@@ -72,7 +70,7 @@ class Sandbox:
         if seccomp_filter(inside=True):
             user.append(INNER_FILTER)
             outer += [OUTER_FILTER] if self.root is not None or os.geteuid() == 0 else []
-        if _can_disable_userns(bwrap):
+        if "--disable-userns" in _options_of(bwrap):
             user.append("--disable-userns")
         drop: list[str] = []
         if os.geteuid() == 0:
@@ -134,7 +132,12 @@ class Sandbox:
 
     @staticmethod
     def _system() -> list[str]:
-        mounts = ["--ro-bind", "/usr", "/usr", *_system_links()]
+        mounts = ["--ro-bind", "/usr", "/usr"]
+        for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+            if os.path.islink(name):
+                mounts += ["--symlink", os.readlink(name), name]
+            elif os.path.isdir(name):
+                mounts += ["--ro-bind", name, name]
         for path in (Path("/etc/ld.so.cache"), Path("/etc/alternatives")):
             mounts += [*_parents(path), "--ro-bind-try", str(path), str(path)]
         return mounts
@@ -170,16 +173,6 @@ class Sandbox:
             **dict(self.variables),
         }
         return ["--clearenv", *(word for name, value in variables.items() for word in ("--setenv", name, value))]
-
-
-def _system_links() -> list[str]:
-    words: list[str] = []
-    for name in _SYSTEM_LINKS:
-        if os.path.islink(name):
-            words += ["--symlink", os.readlink(name), name]
-        elif os.path.isdir(name):
-            words += ["--ro-bind", name, name]
-    return words
 
 
 def _parents(path: Path, at: str = "") -> list[str]:
@@ -224,19 +217,19 @@ def find_bwrap() -> str:
     Raises:
         MissingDependencyError: it, or a tool of util-linux that goes with it, is not installed.
     """
-    path = shutil.which("bwrap")
-    if path is None:
-        raise MissingDependencyError(f"these tasks run in bubblewrap, and there is no bwrap on PATH; {_INSTALL}")
-    for tool in ("prlimit", "setarch", "setpriv"):
+    for tool in ("bwrap", "prlimit", "setarch", "setpriv"):
         if shutil.which(tool) is None:
-            raise MissingDependencyError(f"these tasks need {tool}; install it with: apt-get install -y util-linux")
-    return path
+            package = "bubblewrap" if tool == "bwrap" else "util-linux"
+            raise MissingDependencyError(
+                f"these tasks need {package}, and there is no {tool} on PATH; "
+                f"install it with: apt-get install -y {package}"
+            )
+    return str(shutil.which("bwrap"))
 
 
 @functools.lru_cache(maxsize=4)
-def _can_disable_userns(bwrap: str) -> bool:
-    text = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False)
-    return "--disable-userns" in text.stdout + text.stderr
+def _options_of(bwrap: str) -> str:
+    return str(subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False))
 
 
 def check_sandbox(sandbox: Sandbox) -> None:

@@ -12,7 +12,6 @@ import errno
 import functools
 import platform
 import struct
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slime_verlog import read_yaml_mapping
@@ -20,12 +19,8 @@ from slime_verlog import read_yaml_mapping
 FAMILIES = (1, 2, 10, 16)
 """UNIX, INET, INET6 and NETLINK: what loopback servers, event loops and name look-ups use."""
 
-Calls = Mapping[str, Mapping[str, Sequence[int | None]]]
-"""Reason: calls: their numbers on x86_64 and aarch64."""
 _tables = read_yaml_mapping(str(Path(__file__).with_suffix(".yaml")), "system calls")
-REFUSED: Calls = _tables["always"]
-REFUSED_INSIDE: Calls = _tables["inside"]
-"""Refused once the sandbox is built."""
+REFUSED, REFUSED_INSIDE = _tables["always"], _tables["inside"]
 
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
@@ -55,12 +50,12 @@ def seccomp_filter(inside: bool) -> bytes:
     column, architecture, socket, socketpair, setsockopt, clone, prlimit = known
     tables = (REFUSED, REFUSED_INSIDE) if inside else (REFUSED,)
     numbers = [row[column] for table in tables for calls in table.values() for row in calls.values()]
-    no_such_call = _answer(_RETURN, _ERRNO | errno.ENOSYS)
+    no_such_call = _statement(_RETURN, _ERRNO | errno.ENOSYS)
     program = [
-        _answer(_LOAD, _ARCHITECTURE_AT),
+        _statement(_LOAD, _ARCHITECTURE_AT),
         _jump(_EQUAL, architecture, 1, 0),
         no_such_call,
-        _answer(_LOAD, _NUMBER_AT),
+        _statement(_LOAD, _NUMBER_AT),
         _jump(_AT_LEAST, _X32, 0, 1),
         no_such_call,
     ]
@@ -68,31 +63,31 @@ def seccomp_filter(inside: bool) -> bytes:
         if number is not None:
             program += [_jump(_EQUAL, number, 0, 1), no_such_call]
     family = [_jump(_EQUAL, number, len(FAMILIES) - place, 0) for place, number in enumerate(FAMILIES)]
-    family = [_answer(_LOAD, _ARGUMENTS_AT), *family, _answer(_RETURN, _ERRNO | errno.EAFNOSUPPORT)]
+    family = [_statement(_LOAD, _ARGUMENTS_AT), *family, _statement(_RETURN, _ERRNO | errno.EAFNOSUPPORT)]
     program += [*_case(socket, family), *_case(socketpair, family)]
     # A send buffer keeps its default size, which `usage.py` counts: the call has no effect and no error.
-    buffer = [_answer(_LOAD, _ARGUMENTS_AT + 8), _jump(_EQUAL, _SOL_SOCKET, 0, 3)]
-    buffer += [_answer(_LOAD, _ARGUMENTS_AT + 16), _jump(_EQUAL, _SO_SNDBUF, 0, 1), _answer(_RETURN, _ERRNO)]
+    buffer = [_statement(_LOAD, _ARGUMENTS_AT + 8), _jump(_EQUAL, _SOL_SOCKET, 0, 3)]
+    buffer += [_statement(_LOAD, _ARGUMENTS_AT + 16), _jump(_EQUAL, _SO_SNDBUF, 0, 1), _statement(_RETURN, _ERRNO)]
     program += _case(setsockopt, buffer)
     # Limits of another process could stop the programs that judge. A process sets its own limits as number 0, and a
     # call without new limits only reads.
-    others = [_answer(_LOAD, _ARGUMENTS_AT), _jump(_EQUAL, 0, 5, 0)]
-    others += [_answer(_LOAD, _ARGUMENTS_AT + 16), _jump(_EQUAL, 0, 0, 2)]
-    others += [_answer(_LOAD, _ARGUMENTS_AT + 20), _jump(_EQUAL, 0, 1, 0), _answer(_RETURN, _ERRNO | errno.EPERM)]
+    others = [_statement(_LOAD, _ARGUMENTS_AT), _jump(_EQUAL, 0, 5, 0)]
+    others += [_statement(_LOAD, _ARGUMENTS_AT + 16), _jump(_EQUAL, 0, 0, 2)]
+    others += [_statement(_LOAD, _ARGUMENTS_AT + 20), _jump(_EQUAL, 0, 1, 0), _statement(_RETURN, _ERRNO | errno.EPERM)]
     program += _case(prlimit, others)
     if inside:
         program += [_jump(_EQUAL, _CLONE3, 0, 1), no_such_call]  # its flags cannot be read; libc then uses clone
-        flags = [_answer(_LOAD, _ARGUMENTS_AT), _jump(_ANY_BIT, _NEW_NAMESPACES, 0, 1)]
-        program += _case(clone, [*flags, _answer(_RETURN, _ERRNO | errno.EPERM)])
-    return b"".join([*program, _answer(_RETURN, _ALLOW)])
+        flags = [_statement(_LOAD, _ARGUMENTS_AT), _jump(_ANY_BIT, _NEW_NAMESPACES, 0, 1)]
+        program += _case(clone, [*flags, _statement(_RETURN, _ERRNO | errno.EPERM)])
+    return b"".join([*program, _statement(_RETURN, _ALLOW)])
 
 
 def _case(number: int, block: list[bytes]) -> list[bytes]:
     """Run `block` for one call; what it does not refuse is allowed."""
-    return [_jump(_EQUAL, number, 0, len(block) + 1), *block, _answer(_RETURN, _ALLOW)]
+    return [_jump(_EQUAL, number, 0, len(block) + 1), *block, _statement(_RETURN, _ALLOW)]
 
 
-def _answer(code: int, value: int) -> bytes:
+def _statement(code: int, value: int) -> bytes:
     return struct.pack("=HBBI", code, 0, 0, value)
 
 

@@ -6,21 +6,29 @@ Invariant: when `supervise` returns, no process of the sandbox is alive, so noth
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import selectors
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from envs.swe.sandbox.processes import Namespace
-from envs.swe.sandbox.usage import HeldFiles, held_files, uses_more_than
+from envs.errors import EnvironmentFault
+from envs.swe.sandbox.seccomp import seccomp_filter
+from envs.swe.sandbox.usage import UNMEASURABLE, held_files, tree_bytes, uses_more_than
 
 _TICK_S = 0.05
 _READ = 1 << 16
 _REPORT_BYTES = 64 << 20
+_END_S = 30.0
+OUTER_FILTER, INNER_FILTER = "@outer-filter", "@inner-filter"
+"""Words of a command line that stand for bwrap's option with the filter of that layer."""
 
 
 @dataclass(frozen=True)
@@ -90,31 +98,21 @@ def supervise(
     # What was too big before may be made smaller, but not bigger.
     before = tree_bytes(tree)
     tree_limit = max(limits.tree_mb << 20, before if before < UNMEASURABLE else 0)
-    report_read, report_write = os.pipe() if with_report else (-1, -1)
-    try:
-        namespace = Namespace(argv, (report_write,) if with_report else ())
-    except OSError:
-        _close(report_read)
-        raise
-    finally:
-        _close(report_write)
-    if with_report:
-        stdin = b"%d\n" % report_write + stdin
-    run = _Run(namespace, limits, tree, tree_limit, stdin, report_read)
-    try:
-        stopped = run.loop(stop)
-    finally:
-        namespace.end()
-        run.drain()
-        run.close()
+    with contextlib.ExitStack() as ends:
+        report, far_end = _pipe(ends) if with_report else (None, None)
+        namespace = Namespace(argv, [far_end.fileno()] if far_end else [])
+        if far_end:
+            stdin = b"%d\n" % far_end.fileno() + stdin
+            far_end.close()
+        run = _Run(namespace, limits, tree, tree_limit, stdin, report.fileno() if report else -1)
+        try:
+            stopped = run.loop(stop)
+        finally:
+            namespace.end()
+            run.finish()
     # What was written between the last look and the end counts as well.
     stopped = stopped or ("disk" if tree_bytes(tree) > tree_limit else "")
     return Outcome(namespace.process.returncode, run.output.text(), bytes(run.report), stopped)
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        os.close(fd)
 
 
 class _Run:
@@ -123,25 +121,31 @@ class _Run:
     def __init__(
         self, namespace: Namespace, limits: Limits, tree: Path, tree_limit: int, stdin: bytes, report_fd: int
     ) -> None:
-        self.namespace, self.process = namespace, namespace.process
+        self.process = namespace.process
         self.limits, self.tree, self.tree_limit = limits, tree, tree_limit
         self.output, self.report = KeptOutput(limits.keep_bytes), bytearray()
         self.stdin = memoryview(stdin)
-        self.out_fd, self.in_fd, self.report_fd = namespace.stdout.fileno(), namespace.stdin.fileno(), report_fd
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.stdin_pipe, self.stdout_pipe = self.process.stdin, self.process.stdout
+        self.out_fd, self.in_fd, self.report_fd = self.stdout_pipe.fileno(), self.stdin_pipe.fileno(), report_fd
         self.selector = selectors.DefaultSelector()
-        self.open = {fd for fd in (self.out_fd, self.in_fd, report_fd) if fd >= 0}
-        for fd in self.open:
+        self.open = self.selector.get_map()
+        for fd in (self.out_fd, self.in_fd, *([report_fd] if report_fd >= 0 else [])):
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_WRITE if fd == self.in_fd else selectors.EVENT_READ)
         self.files_check_at = 0.0
-        self.held = HeldFiles()
+        self.held_memory = 0
 
     def loop(self, stop: threading.Event | None) -> str:
         """Serve the streams until the process ends; return the limit that was broken, or `stop`, if any."""
         deadline = time.monotonic() + self.limits.seconds
         check_at = time.monotonic() + _TICK_S
         while self.process.poll() is None:
-            self._serve(_TICK_S)
+            if not self.open:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(_TICK_S)
+            for key, _ in self.selector.select(_TICK_S) if self.open else ():
+                self._write() if key.fd == self.in_fd else self._read(key.fd)
             now = time.monotonic()
             if now > deadline:
                 return "time"
@@ -155,14 +159,6 @@ class _Run:
                     return broken
         return ""
 
-    def _serve(self, timeout: float) -> None:
-        if not self.open:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout)
-            return
-        for key, _ in self.selector.select(timeout):
-            self._write() if key.fd == self.in_fd else self._read(key.fd)
-
     def _read(self, fd: int) -> bool:
         """Take what is there; False when there is no more for now or for good."""
         try:
@@ -170,7 +166,7 @@ class _Run:
         except BlockingIOError:
             return False
         if not data:
-            self._forget(fd)
+            self.selector.unregister(fd)
             return False
         if fd == self.report_fd:
             self.report += data
@@ -185,57 +181,100 @@ class _Run:
             sent = 0 if isinstance(error, BlockingIOError) else len(self.stdin)
         self.stdin = self.stdin[sent:]
         if not self.stdin:
-            self._forget(self.in_fd)
-            self.namespace.stdin.close()
-
-    def _forget(self, fd: int) -> None:
-        if fd in self.open:
-            self.open.remove(fd)
-            self.selector.unregister(fd)
+            self.selector.unregister(self.in_fd)
+            self.stdin_pipe.close()
 
     def _over_use(self, now: float) -> str:
         if now >= self.files_check_at:
             limits = self.limits
-            self.held = held_files(self.process.pid, self.tree, limits.tmp_mb << 20, limits.file_mb << 20)
-            too_big = tree_bytes(self.tree) + self.held.disk > self.tree_limit
+            self.held_memory, on_disk = held_files(
+                self.process.pid, self.tree, limits.tmp_mb << 20, limits.file_mb << 20
+            )
+            too_big = tree_bytes(self.tree) + on_disk > self.tree_limit
             # Large trees take long to add up; a twentieth of the time is what the watch may cost.
             self.files_check_at = now + max(0.25, 20 * (time.monotonic() - now))
             if too_big:
                 return "disk"
-        too_much = uses_more_than(self.limits.memory_mb << 10, self.process.pid, self.held.memory >> 10)
+        too_much = uses_more_than(self.limits.memory_mb << 10, self.process.pid, self.held_memory >> 10)
         return "memory" if too_much else ""
 
-    def drain(self) -> None:
-        """Read what the dead processes left in the pipes."""
-        for fd in (self.out_fd, self.report_fd):
-            while fd in self.open and self._read(fd):
+    def finish(self) -> None:
+        """Read what the dead processes left in the pipes, and close them."""
+        for fd in {*self.open} - {self.in_fd}:
+            while self._read(fd):
                 pass
-
-    def close(self) -> None:
         self.selector.close()
         with contextlib.suppress(BrokenPipeError):
-            self.namespace.stdin.close()
-        self.namespace.stdout.close()
-        _close(self.report_fd)
+            self.stdin_pipe.close()
+        self.stdout_pipe.close()
 
 
-UNMEASURABLE = 1 << 62
-"""Size of a tree that hides something from being measured: closed folders, or paths too long to name."""
+class Namespace:
+    """One bwrap process and the namespace that it made. `end` must be called.
+
+    bwrap returns when its command has ended, while the rest of its namespace may still be dying. So the namespace's
+    first process is watched: the kernel removes it after all others.
+    """
+
+    def __init__(self, argv: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
+        with contextlib.ExitStack() as ends:
+            info_read, info_write = _pipe(ends)
+            fds = [*pass_fds, info_write.fileno()]
+            words = [argv[0], "--info-fd", str(info_write.fileno()), *argv[1:]]
+            for layer, inside in ((OUTER_FILTER, False), (INNER_FILTER, True)):
+                if layer in words:  # before the command, which could hold the same word
+                    place = words.index(layer)
+                    read, write = _pipe(ends)
+                    write.write(seccomp_filter(inside))  # smaller than a pipe
+                    write.close()
+                    fds.append(read.fileno())
+                    words[place : place + 1] = ["--seccomp", str(fds[-1])]
+            self.process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=fds,
+                start_new_session=True,
+                env={},
+            )
+            info_write.close()
+            self._first = _open_first(info_read.fileno())
+
+    def end(self) -> None:
+        """Kill what still runs, and return when nothing of the namespace is alive.
+
+        Raises:
+            EnvironmentFault: the kernel does not let go of it, as with a dead network disk.
+        """
+        if self._first is None:
+            self.process.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
+            gone, _, _ = select.select([self._first], [], [], _END_S)
+            os.close(self._first)
+            if not gone:
+                self.process.kill()
+                raise EnvironmentFault(f"a sandbox (bwrap, pid {self.process.pid}) cannot be ended")
+        self.process.wait()
 
 
-def tree_bytes(tree: Path) -> int:
-    """Disk space of the files under `tree`, links not followed; every entry counts for 512 bytes at least."""
-    total, waiting = 0, [str(tree)]
-    while waiting:
-        try:
-            with os.scandir(waiting.pop()) as folder:
-                for entry in folder:
-                    total += 512 * max(entry.stat(follow_symlinks=False).st_blocks, 1)
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-        except (FileNotFoundError, NotADirectoryError):
-            # Removed while we looked.
-            continue
-        except OSError:
-            return UNMEASURABLE
-    return total
+def _pipe(ends: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    read, write = os.pipe()
+    return ends.enter_context(os.fdopen(read, "rb", 0)), ends.enter_context(os.fdopen(write, "wb", 0))
+
+
+def _open_first(info_fd: int) -> int | None:
+    """A handle on the namespace's first process, from what bwrap tells; None if bwrap made no namespace."""
+    told, deadline = b"", time.monotonic() + _END_S
+    while b"}" not in told:
+        ready, _, _ = select.select([info_fd], [], [], max(deadline - time.monotonic(), 0))
+        data = os.read(info_fd, 4096) if ready else b""
+        if not data:
+            return None
+        told += data
+    try:
+        return os.pidfd_open(json.loads(told)["child-pid"])
+    except ProcessLookupError:
+        return None

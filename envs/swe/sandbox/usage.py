@@ -1,7 +1,6 @@
 """Measures what the processes of a sandbox use: memory, sockets, and files that no folder of the tree shows.
 
-Such files are memory files, deleted files that are still open or mapped, pipes, and /tmp. The kernel lists them among
-the descriptors, mappings and mounts of the processes.
+Such files are memory files, deleted files that are still open or mapped, pipes, and /tmp.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 _MAPPING = re.compile(
@@ -23,14 +21,6 @@ _TMPFS = ("tmp", "dev/shm")
 _PIPE_BYTES = 64 << 10
 """What a pipe holds. The kernel lets one user enlarge pipes by 64 MiB in all."""
 _DATAGRAM = "0002"
-
-
-@dataclass(frozen=True)
-class HeldFiles:
-    """Bytes in memory and on the tree's disk."""
-
-    memory: int = 0
-    disk: int = 0
 
 
 def uses_more_than(limit_kb: int, pid: int, held_kb: int = 0) -> bool:
@@ -46,8 +36,10 @@ def uses_more_than(limit_kb: int, pid: int, held_kb: int = 0) -> bool:
     return own + max(shared, held_kb) > limit_kb
 
 
-def held_files(pid: int, tree: Path, tmp_bytes: int, file_bytes: int) -> HeldFiles:
-    """What the processes below `pid` hold in such files. `tmp_bytes` is the size of the sandbox's own tmpfs mounts.
+def held_files(pid: int, tree: Path, tmp_bytes: int, file_bytes: int) -> tuple[int, int]:
+    """Bytes in memory, and on the tree's disk, that the processes below `pid` hold in such files.
+
+    `tmp_bytes` is the size of the sandbox's own tmpfs mounts.
 
     A descriptor that is under way in a socket counts as a file of the largest size, `file_bytes`.
     """
@@ -58,8 +50,8 @@ def held_files(pid: int, tree: Path, tmp_bytes: int, file_bytes: int) -> HeldFil
     under_way = 0
     for inner in _descendants(pid):
         mounts |= dict(_mounts(inner, tmp_bytes))
-        for status, sockets_hold in _descriptors(inner):
-            under_way += sockets_hold
+        for status, waiting in _descriptors(inner):
+            under_way += waiting
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
                 found[status.st_dev, status.st_ino] = status.st_blocks * 512
             elif stat.S_ISFIFO(status.st_mode):
@@ -69,7 +61,7 @@ def held_files(pid: int, tree: Path, tmp_bytes: int, file_bytes: int) -> HeldFil
     memory = sum(size for (device, _), size in found.items() if device != tree_device and device not in mounts)
     disk = sum(size for (device, _), size in found.items() if device == tree_device)
     memory += sum(mounts.values()) + len(pipes) * _PIPE_BYTES + under_way * file_bytes
-    return HeldFiles(memory, disk)
+    return memory, disk
 
 
 def _descendants(pid: int) -> Iterator[int]:
@@ -169,15 +161,58 @@ def _socket_bytes(pid: int) -> int:
     return total + sum(int(words[4]) + int(words[5]) for words in _lines(pid, "netlink"))
 
 
-def _lines(pid: int, name: str) -> Iterator[list[str]]:
+def _lines(pid: int, name: str) -> list[list[str]]:
     """The words of each line but the first."""
-    with contextlib.suppress(OSError, IndexError):
-        yield from (
-            line.split() for line in Path(f"/proc/{pid}/net/{name}").read_text(errors="replace").splitlines()[1:]
-        )
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/net/{name}").read_text(errors="replace").splitlines()
+        return [line.split() for line in lines[1:]]
+    return []
 
 
 def _number(path: str, default: int) -> int:
     with contextlib.suppress(OSError, ValueError):
         return int(Path(path).read_text())
     return default
+
+
+UNMEASURABLE = 1 << 62
+"""Size of a tree that hides something from being measured: closed folders, or paths too long to name."""
+
+
+def tree_bytes(tree: Path) -> int:
+    """Disk space of the files under `tree`, links not followed; every entry counts for 512 bytes at least."""
+    total, unlisted = 0, list[str]()
+    for entry in walk(tree, unlisted=unlisted.append):
+        try:
+            total += 512 * max(entry.stat(follow_symlinks=False).st_blocks, 1)
+        except FileNotFoundError:  # removed while we looked
+            continue
+        except OSError:
+            return UNMEASURABLE
+    return UNMEASURABLE if unlisted else total
+
+
+def walk(
+    top: Path, skipped: Collection[str] = (), unlisted: Callable[[str], object] = lambda folder: None
+) -> Iterator[os.DirEntry[str]]:
+    """Everything below a folder, however deep; links are not followed.
+
+    Args:
+        skipped: names of folders to leave out.
+        unlisted: is told of each folder that cannot be listed: closed to us, or with a path that is too long.
+    """
+    waiting = [str(top)]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if not entry.is_dir(follow_symlinks=False):
+                        yield entry
+                    elif entry.name not in skipped:
+                        waiting.append(entry.path)
+                        yield entry
+        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
+            continue
+        except OSError:
+            unlisted(folder)

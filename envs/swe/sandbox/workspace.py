@@ -1,21 +1,137 @@
-"""The agent's working tree, seen from outside: files are read and written without following a link out of it.
+"""The agent's working tree, seen from outside, and the folder of this process with the trees of its episodes.
 
-Between commands no process of the agent is alive (see `supervise`), so a path that was checked does not change.
+Invariant: files are read and written without following a link out of the tree. Between commands no process of the
+agent is alive (see `supervise`), so a path that was checked does not change.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import queue
 import stat
 import subprocess
+import tempfile
+import threading
+import uuid
 import weakref
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from pathlib import Path, PurePosixPath
+from typing import IO, Literal
 
-from envs.swe.sandbox.folders import process_folder
 from envs.swe.sandbox.sandbox import AGENT_ID, TESTBED
 
 MAX_FILE_BYTES = 4 << 20
+PREFIX = "slime-verlog-files-"
+_LOCK = "lock"
+"""File that a process holds locked while it lives."""
+_MAX_WAITING = 16
+"""Discarded folders that wait for their removal. With more, `discard` removes the next one itself, so the disk does not
+fill."""
+
+
+class ProcessFolder:
+    """A temporary folder that is removed when the process ends, or by the next process if this one is killed."""
+
+    def __init__(self) -> None:
+        _remove_stale()
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+        self.path.chmod(0o711)  # the sandbox's user must pass
+        self._lock, name = tempfile.mkstemp(prefix=PREFIX)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.rename(name, self.path / _LOCK)  # locked before others see it
+        self._pid, self._ended = os.getpid(), threading.Event()
+        # The garbage collector may call `discard` inside of `discard`, so both must be reentrant.
+        self._starting = threading.RLock()
+        self._waiting: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._remover: threading.Thread | None = None
+        # Unlike `weakref.finalize`, this also runs when a process of multiprocessing ends.
+        Finalize(None, self._end, exitpriority=0)
+
+    def make(self) -> Path:
+        """A new folder for an episode."""
+        folder = Path(tempfile.mkdtemp(dir=self.path))
+        folder.chmod(0o711)
+        return folder
+
+    def discard(self, folder: Path) -> None:
+        """Take one of the folders away at once, and remove it in the background, or at the end of the process."""
+        aside = self.path / f"discarded-{uuid.uuid4().hex}"
+        try:
+            os.rename(folder, aside)
+        except FileNotFoundError:
+            return
+        # Threads do not survive a fork.
+        if os.getpid() != self._pid or self._ended.is_set() or self._waiting.qsize() >= _MAX_WAITING:
+            remove_tree(aside)
+            return
+        with self._starting:
+            if self._remover is None:
+                self._remover = threading.Thread(target=self._remove, name="discarded folders", daemon=True)
+                self._remover.start()
+        self._waiting.put(aside)
+
+    def _remove(self) -> None:
+        while (folder := self._waiting.get()) is not None and not self._ended.is_set():
+            remove_tree(folder)
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._waiting.put(None)
+        if self._remover is not None and os.getpid() == self._pid:
+            self._remover.join()
+        remove_tree(self.path)
+
+
+def _remove_stale() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            with open(folder / _LOCK) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(folder)
+        except OSError:  # in use, not complete yet, or another user's
+            continue
+
+
+_making = threading.Lock()
+_folders: dict[int, ProcessFolder] = {}
+
+
+def process_folder() -> ProcessFolder:
+    """The folder of this process, made at the first call; a forked process has another."""
+    with _making:
+        if os.getpid() not in _folders:
+            _folders[os.getpid()] = ProcessFolder()
+        return _folders[os.getpid()]
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a tree, however deep it is and whatever its permissions are; a missing one is fine."""
+    remove = ["rm", "-rf", "--", str(folder)]
+    # Only a user other than root needs permissions; chmod follows no link below the folder.
+    if run_program(*remove, check=False) and not folder.is_symlink():
+        run_program("chmod", "-R", "u+rwx", "--", str(folder), check=False)
+        run_program(*remove, check=False)
+
+
+def run_program(*argv: str, check: bool = True) -> int:
+    """Run a program of this machine without our environment variables; return its exit status."""
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
+    return subprocess.run(argv, env=env, capture_output=True, check=check).returncode
+
+
+def open_plain(path: Path, flags: int = os.O_RDONLY) -> int | None:
+    """Open a regular file that untrusted code may have made; None for anything else, which is not waited for.
+
+    Raises:
+        OSError: it is missing or a link, or the system refuses.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 class ToolFailure(Exception):
@@ -80,8 +196,7 @@ class Workspace:
             ToolFailure: missing, not a plain file, too long, or not text.
         """
         try:
-            descriptor = _open_plain(self.locate(path), os.O_RDONLY, path)
-            with os.fdopen(descriptor, "rb") as file:
+            with _open(path, self.locate(path), "rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
             if len(data) > MAX_FILE_BYTES:
                 raise ToolFailure(f"{path} is longer than {MAX_FILE_BYTES >> 20} MiB; use run with sed or head")
@@ -106,21 +221,18 @@ class Workspace:
             for folder in reversed([f for f in folders if f.is_relative_to(self.tree) and not f.exists()]):
                 folder.mkdir()
                 give_to_agent(folder)
-            descriptor = _open_plain(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, path)
-            with os.fdopen(descriptor, "wb") as file:
+            with _open(path, target, "wb") as file:
                 file.write(data)
                 give_to_agent(file.fileno())
         except OSError as error:
             raise ToolFailure(f"{path}: {_reason(error)}") from error
 
 
-def _open_plain(real: Path, flags: int, name: str) -> int:
-    """Open a regular file; pipes and devices are refused, as opening them could block."""
-    descriptor = os.open(real, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+def _open(name: str, real: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
+    descriptor = open_plain(real, os.O_RDONLY if mode == "rb" else os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    if descriptor is None:
         raise ToolFailure(f"{name} is not a plain file")
-    return descriptor
+    return os.fdopen(descriptor, mode)
 
 
 def _reason(error: OSError | ValueError) -> str:
@@ -135,15 +247,16 @@ def give_to_agent(target: int | Path) -> None:
 
 def copy_tree(source: Path, target: Path) -> None:
     """Copy a trusted tree with its times and links, and hand the copy to the agent's user."""
-    subprocess.run(["cp", "-a", "--reflink=auto", "--", str(source), str(target)], check=True, env=_plain())
+    copy_files(source, target)
     hand_over(target)
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy a trusted file or folder to `target`, or into that folder's contents, as `cp -a` does."""
+    run_program("cp", "-a", "-T", "--remove-destination", "--reflink=auto", "--", str(source), str(target))
 
 
 def hand_over(tree: Path) -> None:
     """Give a whole tree to the user that the sandbox runs as; without root we are that user."""
     if os.geteuid() == 0:
-        subprocess.run(["chown", "-R", "-h", f"{AGENT_ID}:{AGENT_ID}", "--", str(tree)], check=True, env=_plain())
-
-
-def _plain() -> dict[str, str]:
-    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
+        run_program("chown", "-R", "-h", f"{AGENT_ID}:{AGENT_ID}", "--", str(tree))

@@ -6,26 +6,30 @@ if the unsolved tree reports something else, and its expected value is in none o
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from envs.errors import ConfigError
+from envs.swe.instances import Instance
 from envs.swe.verdict.encoding import loosely
-from envs.swe.verdict.evaluate import Expected, Plan, Prober, ProbeRun, Report
+from envs.swe.verdict.evaluate import Expected, Plan, ProbeRun, Report, run_probes
 from envs.swe.verdict.probe_files import TRUTHS, Probe, top_level_names
 from envs.swe.verdict.runs import JudgeSettings, TestRun, run_tests
 from envs.swe.verdict.trees import (
     Build,
-    Instance,
+    build_reference,
     build_tree,
     building,
+    counted_changes,
     is_readable,
-    reference_tree,
     scratch_tree,
 )
 from envs.swe.verdict.values import EXCEPTION_BITS, bits
@@ -56,10 +60,7 @@ def _load(instance: Instance, pristine: Path, target: Path, settings: JudgeSetti
         if scratch is not None:
             made = _Calibration(instance, pristine, settings).plan()
             scratch.write_text(json.dumps(asdict(made), default=sorted), encoding="utf-8")
-    data = json.loads(target.read_text(encoding="utf-8"))
-    expected = tuple(Expected(**{**row, "values": tuple(row["values"])}) for row in data["expected"])
-    places = {test: (function, number) for test, (function, number) in data["places"].items()}
-    return Plan(expected, places, frozenset(data["packages"]), data["note"])
+    return TypeAdapter(Plan).validate_python(json.loads(target.read_text(encoding="utf-8")))
 
 
 def why_not_green(instance: Instance, run: TestRun) -> str:
@@ -88,19 +89,14 @@ class _Calibration:
 
     def __init__(self, instance: Instance, pristine: Path, settings: JudgeSettings) -> None:
         self.instance, self.pristine, self.settings = instance, pristine, settings
-        self.reference = reference_tree(instance, pristine)
         with scratch_tree() as tree:
-            self.reference(tree)
-            self.prober = Prober(instance, settings, top_level_names(tree))
-        self.weights: dict[tuple[str, int], int] = {}
-        """Bits of each decisive probe, by test and number."""
-        self.raising: set[int] = set()
-        """Probes that expect an exception."""
-        self.reached: set[int] = set()
-        """All assertions that the required tests reach."""
+            build_reference(tree, pristine, instance)
+            self.reference = counted_changes(tree, pristine, instance)
+        self.bare = Plan((), {}, frozenset())
+        """The plan without probes."""
 
     def plan(self) -> Plan:
-        """Find the valid probes; takes up to 22 runs of tests.
+        """Find the valid probes; takes up to 21 runs of tests.
 
         Raises:
             ConfigError: as `load_plan`.
@@ -109,89 +105,97 @@ class _Calibration:
         plain = run_tests(self.reference, required, self.settings)
         if why := why_not_green(self.instance, plain):
             raise ConfigError(f"{name}: the reference patch is not paid: {why}")
-        self.places = self.prober.collect(self.reference)
-        expected = self._own([test for test in required if plain.outcomes[test] == "passed"])
-        self._weigh(expected)
-        if why := self._too_little():
+        with scratch_tree() as tree:
+            self.reference(tree)
+            self.bare = Plan((), _places(plain.collected), top_level_names(tree))
+        expected, reached = self._own([test for test in required if plain.outcomes[test] == "passed"])
+        weights = self._weigh(expected)
+        total = _total_bits(expected, weights)
+        decided = {test for test, _ in weights}
+        if bare := [test for test in self.instance.fail_to_pass if test not in decided]:
+            why = f"no probe tells a solution from the unsolved tree in {_some(bare)}, so code that fakes it is paid"
+            raise ConfigError(f"{name}: {why}")
+        if total < MIN_BITS:
+            why = f"its probes ask for {total} bits in all, and {MIN_BITS} are needed: answers can be guessed"
             raise ConfigError(f"{name}: {why}")
         own, drawn = {one.key for one in expected}, list[Expected]()
         readable = [test for test in self.instance.fail_to_pass if is_readable(test, self.instance, self.pristine)]
         for draw in range(1, DRAWS + 1) if readable and self.instance.draw_arguments else ():
             drawn += self._drawn(readable, draw, own)
         hard_coded = [test for test in readable if test not in {one.test for one in drawn}]
-        probed = len({one.number for one in expected})
-        note = f"{probed} of {len(self.reached)} assertions probed, {self.total_bits} bits"
+        note = f"{len({one.number for one in expected})} of {reached} assertions probed, {total} bits"
         note += f"; hard-coded answers pass {_some(hard_coded)}" if hard_coded else ""
-        return Plan((*expected, *drawn), self.places, self.prober.packages, note)
+        return replace(self.bare, expected=(*expected, *drawn), note=note)
 
     def _unsolved(self, tree: Path) -> None:
         build_tree(tree, self.pristine, self.instance.test_patch)
 
-    def _play(self, build: Build, tests: Iterable[str], **options: Any) -> tuple[ProbeRun, Mapping[int, Probe]]:
-        run, probes = self.prober.run(build, self.places, tests, **options)
+    def _play(self, build: Build, tests: Iterable[str], **options: Any) -> ProbeRun:
+        run = run_probes(build, self.instance, self.bare, self.settings, tests, **options)
         if run.reason and build is self.reference:
             raise ConfigError(f"{self.instance.instance_id}: its probes do not run: {run.reason}")
-        return run, probes
+        return run
 
-    def _own(self, tests: Collection[str]) -> list[Expected]:
-        """The valid probes with the tests' own arguments."""
-        (first, probes), (second, _) = (self._play(self.reference, tests, answering=True) for _ in range(2))
-        again = {one.key: one for one in _expectations(second, probes)}
-        expected = [one for one in _expectations(first, probes) if again.get(one.key) == one]
+    def _own(self, tests: Collection[str]) -> tuple[list[Expected], int]:
+        """The valid probes with the tests' own arguments, and how many assertions the tests reach."""
+        first, second = (self._play(self.reference, tests, with_expected=True) for _ in range(2))
+        again = {one.key: one for one in _expectations(second)}
+        expected = [one for one in _expectations(first) if again.get(one.key) == one]
         for _ in range(_RUNS):
-            run, _ = self._play(self.reference, tests)
+            run = self._play(self.reference, tests)
             expected = [one for one in expected if one.fits(run.reports)]
-        self.reached = {number for run in (first, second) for _, number in run.reports}
-        return expected
+        return expected, len({number for run in (first, second) for _, number in run.reports})
 
-    def _weigh(self, expected: list[Expected]) -> None:
-        """Run the probes on the unsolved tree. Those that report something else there are decisive."""
-        self.raising = {one.number for one in expected if one.operator == "raises"}
+    def _weigh(self, expected: list[Expected]) -> dict[tuple[str, int], int]:
+        """Run the probes on the unsolved tree. Those that report something else are decisive: return their bits."""
         values: dict[int, list[str]] = {}
         for one in expected:
             values.setdefault(one.number, []).extend(map(loosely, one.values))
-        run, probes = self._play(self._unsolved, dict.fromkeys(one.test for one in expected), leaks=values)
+        run = self._play(self._unsolved, dict.fromkeys(one.test for one in expected), leaks=values)
+        weights: dict[tuple[str, int], int] = {}
         for one in expected:
             if not one.fits(run.reports):
                 seen = (report.get("seen", ()) for report in run.reports.get(one.key, []))
-                if weight := _weight(one, probes[one.number], probes[one.number].literals.union(*seen)):
-                    self.weights[one.key] = weight
+                probe = run.probes[one.number]
+                if weight := _weight(one, probe, probe.literals.union(*seen)):
+                    weights[one.key] = weight
+        return weights
 
     def _drawn(self, tests: Collection[str], draw: int, own: Collection[tuple[str, int]]) -> list[Expected]:
         """Decisive probes with drawn arguments; what the reference reports is expected."""
-        run, probes = self._play(self.reference, tests, draw=draw)
-        found = [_as_is(key, draw, probes[key[1]], reports) for key, reports in run.reports.items() if key in own]
+        run = self._play(self.reference, tests, draw=draw)
+        found = [_as_is(key, draw, run.probes[key[1]], reports) for key, reports in run.reports.items() if key in own]
         expected = [one for one in found if one is not None]
         for _ in range(_RUNS - 1):
-            run, _ = self._play(self.reference, tests, draw=draw)
+            run = self._play(self.reference, tests, draw=draw)
             expected = [one for one in expected if one.fits(run.reports)]
-        unsolved, _ = self._play(self._unsolved, tests, draw=draw)
+        unsolved = self._play(self._unsolved, tests, draw=draw)
         return [one for one in expected if not one.fits(unsolved.reports)]
 
-    @property
-    def total_bits(self) -> int:
-        """Bits of all decisive probes; one that several tests run counts once.
 
-        The classes of all exceptions count once together: one class can inherit from all that are expected.
-        """
-        weights = {number: weight for (_, number), weight in self.weights.items()}
-        return sum(weights.values()) - EXCEPTION_BITS * max(len(self.raising & weights.keys()) - 1, 0)
-
-    def _too_little(self) -> str:
-        """Why the probes say too little about a solution; empty if they say enough."""
-        decided = {test for test, _ in self.weights}
-        if bare := [test for test in self.instance.fail_to_pass if test not in decided]:
-            return f"no probe tells a solution from the unsolved tree in {_some(bare)}, so code that fakes it is paid"
-        if self.total_bits < MIN_BITS:
-            return (
-                f"its probes ask for {self.total_bits} bits in all, and {MIN_BITS} are needed: answers can be guessed"
-            )
-        return ""
+def _places(tests: Iterable[str]) -> dict[str, tuple[str, int]]:
+    counts = collections.Counter[str]()
+    places: dict[str, tuple[str, int]] = {}
+    for test in tests:
+        function = test.split("[", 1)[0]
+        places[test] = function, counts[function]
+        counts[function] += 1
+    return places
 
 
-def _expectations(run: ProbeRun, probes: Mapping[int, Probe]) -> Iterable[Expected]:
+def _total_bits(expected: Iterable[Expected], weights: Mapping[tuple[str, int], int]) -> int:
+    """Bits of all decisive probes; one that several tests run counts once.
+
+    The classes of all exceptions count once together: one class can inherit from all that are expected.
+    """
+    by_number = {number: weight for (_, number), weight in weights.items()}
+    raising = {one.number for one in expected if one.operator == "raises"}
+    return sum(by_number.values()) - EXCEPTION_BITS * max(len(raising & by_number.keys()) - 1, 0)
+
+
+def _expectations(run: ProbeRun) -> Iterable[Expected]:
     for (test, number), reports in run.reports.items():
-        probe = probes[number]
+        probe = run.probes[number]
         if probe.operator in TRUTHS:
             yield Expected(test, number, probe.operator, "", (None,) * len(reports))
         elif probe.operator != "none" and all("expected" in one for one in reports):

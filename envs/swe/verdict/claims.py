@@ -1,7 +1,7 @@
 """Takes assertions apart: what the code under test computes, the operator, and what the test expects.
 
-The observed side is the one that depends more on the package. `Origins` says how much an expression does, from the
-syntax tree alone: what a mistake costs is a probe that calibration drops, never a wrong verdict.
+The observed side is the one that depends more on the package, judged by the syntax tree alone. A mistake costs a probe,
+which calibration drops; the verdict stays right.
 """
 
 from __future__ import annotations
@@ -13,19 +13,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-_COMPARISONS: Mapping[type[ast.cmpop], str] = {
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.In: "in",
-    ast.NotIn: "not in",
-    ast.Is: "is",
-    ast.IsNot: "is not",
-}
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "in": "contains", "not in": "lacks"}
 """Operators when the observed side stands on the right; the others are symmetric."""
 NEGATED = {"==": "!=", "<": ">=", "<=": ">", "in": "not in", "is": "is not", "truthy": "falsy"}
@@ -46,7 +33,6 @@ _UNITTEST = {
     "assertAlmostEqual": "nearly",
     "assertCountEqual": "same items",
 }
-_UNITTEST_ALONE = {"assertTrue": "truthy", "assertFalse": "falsy"}
 _SINGLETONS = (None, True, False, Ellipsis)
 RAISERS = ("raises", "assertRaises", "assertRaisesRegex")
 
@@ -123,13 +109,13 @@ class Origins:
             case ast.ImportFrom(level=level, module=module, names=names):
                 if level or (module or "").split(".")[0] in self.packages:
                     self.names |= {alias.asname or alias.name: Origin.PACKAGE for alias in names}
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                self._raise(name, self.of(node))
-            case ast.ClassDef(name=name) if not self.in_function:
+            case ast.ClassDef() if self.in_function:
+                return
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 self._raise(name, self.of(node))
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
-                    self._raise_all(target, self.of(value))
+                    self._raise(target, self.of(value))
             case (
                 ast.AnnAssign(target=target, value=ast.expr() as value)
                 | ast.NamedExpr(target=target, value=value)
@@ -137,22 +123,19 @@ class Origins:
                 | ast.For(target=target, iter=value)
                 | ast.comprehension(target=target, iter=value)
             ):
-                self._raise_all(target, self.of(value))
+                self._raise(target, self.of(value))
             case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
-                self._raise_all(target, Origin.PACKAGE if _called(value) in RAISERS else self.of(value))
+                self._raise(target, Origin.PACKAGE if _called(value) in RAISERS else self.of(value))
             case ast.Call(func=function) if self.of(function) is Origin.PACKAGE:
                 for argument in (*node.args, *(k.value for k in node.keywords)):
                     inner = argument.value if isinstance(argument, ast.Starred) else argument
                     if isinstance(inner, ast.Name):
-                        self._raise(inner.id, Origin.TOUCHED)
+                        self._raise(inner, Origin.TOUCHED)
 
-    def _raise_all(self, target: ast.AST, origin: Origin) -> None:
-        for name in ast.walk(target):
-            if isinstance(name, ast.Name):
-                self._raise(name.id, origin)
-
-    def _raise(self, name: str, origin: Origin) -> None:
-        self.names[name] = max(origin, self.names.get(name, Origin.TEST))
+    def _raise(self, target: ast.AST | str, origin: Origin) -> None:
+        names = [target] if isinstance(target, str) else [n.id for n in ast.walk(target) if isinstance(n, ast.Name)]
+        for name in names:
+            self.names[name] = max(origin, self.names.get(name, Origin.TEST))
 
 
 def parametrized(function: Function) -> Mapping[str, tuple[ast.Call, int]]:
@@ -178,7 +161,7 @@ def claims_of(statement: ast.stmt, origins: Origins) -> list[Claim] | None:
         case ast.Assert(test=test):
             return list(_conditions(test, origins))
         case ast.With(items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=target)], body=body):
-            if _called(call) in RAISERS and (expected := _exception(call, call.args)):
+            if _called(call) in RAISERS and (expected := _exception(call)):
                 return [Claim("raises", body, expected, target)]
         case ast.Expr(value=ast.Call() as call):
             return _call_claims(call, origins)
@@ -189,17 +172,18 @@ def _call_claims(call: ast.Call, origins: Origins) -> list[Claim] | None:
     name = _called(call)
     if name in RAISERS:
         return list(_raising_call(call))
-    if name in _UNITTEST_ALONE and call.args:
-        claims = list(_conditions(call.args[0], origins))
-        return [_negated(claim) for claim in claims] if name == "assertFalse" else claims
-    if name in ("assertIsNone", "assertIsNotNone") and call.args:
-        operator = "is" if name == "assertIsNone" else "is not"
-        return [Claim(operator, call.args[0], ast.Constant(None))]
-    if name in ("assertIsInstance", "assertNotIsInstance") and len(call.args) >= 2:
-        test = ast.Call(ast.Name("isinstance", ast.Load()), call.args[:2], [])
-        return [Claim("truthy" if name == "assertIsInstance" else "falsy", test)]
-    if name in _UNITTEST and len(call.args) >= 2:
-        return list(_pair(call.args[0], _UNITTEST[name], call.args[1], origins))
+    match name, call.args:
+        case "assertTrue", [test, *_]:
+            return list(_conditions(test, origins))
+        case "assertFalse", [test, *_]:
+            return [_negated(claim) for claim in _conditions(test, origins)]
+        case "assertIsNone" | "assertIsNotNone", [value, *_]:
+            return [Claim("is" if name == "assertIsNone" else "is not", value, ast.Constant(None))]
+        case "assertIsInstance" | "assertNotIsInstance", [_, _, *_]:
+            test = ast.Call(ast.Name("isinstance", ast.Load()), call.args[:2], [])
+            return [Claim("truthy" if name == "assertIsInstance" else "falsy", test)]
+        case _, [first, second, *_] if name in _UNITTEST:
+            return list(_pair(first, _UNITTEST[name], second, origins))
     return [] if name.startswith("assert") and isinstance(call.func, ast.Attribute) else None
 
 
@@ -215,7 +199,7 @@ def _conditions(test: ast.expr, origins: Origins) -> Iterator[Claim]:
         case ast.Compare(left=left, ops=ops, comparators=rights):
             sides = [left, *rights]
             for first, operator, second in zip(sides, ops, rights, strict=False):
-                yield from _pair(first, _COMPARISONS[type(operator)], second, origins)
+                yield from _pair(first, _comparison(operator), second, origins)
         case ast.Call() if _called(test) in RAISERS and test.args:
             yield from _raising_call(test)
         case _ if origins.of(test) > Origin.TEST:
@@ -245,24 +229,24 @@ def _pair(left: ast.expr, operator: str, right: ast.expr, origins: Origins) -> I
 def _raising_call(call: ast.Call) -> Iterator[Claim]:
     """`raises(Error, function, *arguments)`, of pytest, unittest or a helper of the package."""
     extra = 2 if _called(call) == "assertRaisesRegex" else 1
-    if len(call.args) <= extra or not (expected := _exception(call, call.args)):
+    if len(call.args) <= extra or not (expected := _exception(call)):
         return
     function = call.args[extra]
-    if isinstance(function, ast.Lambda) and not function.args.args:
-        yield Claim("raises", function.body, expected)
-    else:
-        yield Claim("raises", ast.Call(function, call.args[extra + 1 :], call.keywords), expected)
+    plain = isinstance(function, ast.Lambda) and not function.args.args
+    observed = function.body if plain else ast.Call(function, call.args[extra + 1 :], call.keywords)
+    yield Claim("raises", observed, expected)
 
 
-def _exception(call: ast.Call, arguments: list[ast.expr]) -> ast.expr | None:
+def _exception(call: ast.Call) -> ast.expr | None:
     """A pair: the type, or the types, and the pattern for the message, or None."""
-    if not arguments:
-        return None
-    pattern: ast.expr = ast.Constant(None)
-    if _called(call) == "assertRaisesRegex" and len(arguments) > 1:
-        pattern = arguments[1]
-    pattern = next((k.value for k in call.keywords if k.arg == "match"), pattern)
-    return ast.Tuple([arguments[0], pattern], ast.Load())
+    patterns: list[ast.expr] = [k.value for k in call.keywords if k.arg == "match"]
+    patterns += call.args[1:2] if _called(call) == "assertRaisesRegex" else []
+    return ast.Tuple([call.args[0], (*patterns, ast.Constant(None))[0]], ast.Load()) if call.args else None
+
+
+def _comparison(operator: ast.cmpop) -> str:
+    """The operator as Python writes it."""
+    return ast.unparse(ast.Compare(ast.Name("a"), [operator], [ast.Name("b")]))[2:-2]
 
 
 def _negated(claim: Claim) -> Claim:

@@ -15,10 +15,6 @@ MAX_DEPTH = 40
 MAX_MESSAGE = 2000
 
 
-class TooLarge(Exception):
-    """A value has too many parts, or they are nested too deeply."""
-
-
 def encode(value):
     """The value in JSON's types; `["opaque"]` if only its class knows what it is."""
     try:
@@ -30,7 +26,7 @@ def encode(value):
 def _encode(value, room, depth):
     room[0] -= 1
     if room[0] < 0 or depth > MAX_DEPTH:
-        raise TooLarge
+        raise ValueError("too many parts, or nested too deeply")
     if value is None or isinstance(value, bool):
         return value
     if value is Ellipsis:

@@ -1,13 +1,6 @@
-"""Decides whether a task is solved, outside the agent's sandbox.
+"""Decides outside the agent's sandbox whether a task is solved. See `docs/swe.md`, "How a verdict is made".
 
-1. The judged tree is built anew: the pristine files, the tests' patch, and of the agent's changes only those that are
-   neither tests nor configure them.
-2. Probes run: copies of the required tests without anything that they expect (`probe_files.py`). What they report is
-   compared outside of the sandbox with the instance's `Plan`. Code cannot read the answers there, because they are not
-   there.
-3. Then the required tests run, and all of them must be green. They come last, because code could remember what they
-   expect; each run has a fresh sandbox. Hidden tests run only if no probe was wrong: code of an unsolved episode could
-   otherwise pass on what they expect to the next episode.
+Invariant: code under test runs beside an expected value only after all probes were right.
 """
 
 from __future__ import annotations
@@ -15,16 +8,16 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from envs.swe.instances import Instance
 from envs.swe.verdict.probe_files import TRUTHS, Probe, probe_files
 from envs.swe.verdict.runs import JudgeSettings, TestRun, files_of, run_pytest, run_tests
 from envs.swe.verdict.trees import (
     Build,
-    Instance,
     TooMuchChanged,
     counted_changes,
     is_protected,
@@ -38,8 +31,6 @@ PROBES_TIME = 3
 Report = Mapping[str, Any]
 Reports = Mapping[tuple[str, int], list[Report]]
 """What each probe reported in each test, in order; by the test's id and the probe's number."""
-Place = tuple[str, int]
-"""Where pytest finds a test: its function, and its number among those that `parametrize` makes of it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +66,8 @@ class Plan:
     """The valid probes of an instance. It stays outside of the sandbox."""
 
     expected: tuple[Expected, ...]
-    places: Mapping[str, Place]
+    places: Mapping[str, tuple[str, int]]
+    """Each test's function, and its number among the tests that `parametrize` makes of it."""
     packages: frozenset[str]
     """Names of what is tested, in the reference's tree. In the agent's, they would be the agent's choice."""
     note: str = ""
@@ -84,79 +76,57 @@ class Plan:
 
 @dataclass(frozen=True)
 class ProbeRun:
-    """What a run of probe files reported; `reason` is set if none of it counts."""
+    """What the probes reported; `reason` is set if none of it counts."""
 
+    probes: Mapping[int, Probe]
     reports: Reports = field(default_factory=dict)
-    places: Mapping[str, Place] = field(default_factory=dict)
-    """Where each test is, if they were only collected."""
     reason: str = ""
 
 
-class Prober:
-    """Makes and runs the probe files of one instance."""
+def run_probes(
+    build: Build,
+    instance: Instance,
+    plan: Plan,
+    settings: JudgeSettings,
+    tests: Iterable[str],
+    draw: int = 0,
+    with_expected: bool = False,
+    leaks: Mapping[int, Collection[str]] | None = None,
+) -> ProbeRun:
+    """Run the probes of `tests` on a tree; with `with_expected`, they also report what the tests expect.
 
-    def __init__(self, instance: Instance, settings: JudgeSettings, packages: frozenset[str]) -> None:
-        self.instance, self.settings, self.packages = instance, settings, packages
-
-    def collect(self, build: Build) -> Mapping[str, Place]:
-        """The place of each test that pytest finds."""
-        with scratch_tree() as tree:
-            build(tree)
-            return self._run(tree, {"wanted": None}, self.instance.required, {}).places
-
-    def run(
-        self,
-        build: Build,
-        places: Mapping[str, Place],
-        tests: Iterable[str],
-        draw: int = 0,
-        answering: bool = False,
-        leaks: Mapping[int, Collection[str]] | None = None,
-    ) -> tuple[ProbeRun, Mapping[int, Probe]]:
-        """Run the probes of `tests` on a tree; with `answering`, they also report what the tests expect.
-
-        `leaks` has values by probe: those that the probe's callers hold are reported as seen.
-        """
-        with scratch_tree() as tree:
-            build(tree)
-            files = probe_files(tree, lambda path: is_protected(path, self.instance), self.packages, draw, answering)
-            for path, text in files.texts.items():
-                (tree / path).write_text(text, encoding="utf-8")
-            own = {(files.renamed(places[t][0]), places[t][1]): t for t in tests if t in places}
-            kinds = {number: probe.operator for number, probe in files.probes.items()}
-            job = {
-                "wanted": list(own),
-                "truths": [n for n, kind in kinds.items() if kind in TRUTHS],
-                "values": [n for n, kind in kinds.items() if kind not in (*TRUTHS, "none")],
-                "leaks": {str(number): list(values) for number, values in (leaks or {}).items()},
-            }
-            return self._run(tree, job, own.values(), own), files.probes
-
-    def _run(self, tree: Path, job: Mapping[str, Any], tests: Iterable[str], own: Mapping[Place, str]) -> ProbeRun:
+    `leaks` has values by probe: those that the probe's callers hold are reported as seen.
+    """
+    with scratch_tree() as tree:
+        build(tree)
+        files = probe_files(tree, lambda path: is_protected(path, instance), plan.packages, draw, with_expected)
+        for path, text in files.texts.items():
+            (tree / path).write_text(text, encoding="utf-8")
+        places = {test: plan.places[test] for test in tests if test in plan.places}
+        own = {(files.renamed(function), index): test for test, (function, index) in places.items()}
+        kinds = {number: probe.operator for number, probe in files.probes.items()}
+        job = {
+            "wanted": list(own),
+            "truths": [n for n, kind in kinds.items() if kind in TRUTHS],
+            "values": [n for n, kind in kinds.items() if kind not in (*TRUTHS, "none")],
+            "leaks": {str(number): list(values) for number, values in (leaks or {}).items()},
+        }
         # Other seeds each time: what a set prints must not matter.
         seed = random.SystemRandom().randrange(1, 1000)
-        job = {"truths": [], "values": [], "leaks": {}, **job}
-        outcome = run_pytest(tree, files_of(tree, tests), job, self.settings, seed)
-        if outcome.stopped:
-            return ProbeRun(reason=f"the tests were stopped by their {outcome.stopped} limit")
-        return _read(outcome.report, own)
-
-
-def _read(report: bytes, own: Mapping[Place, str]) -> ProbeRun:
-    """Sort the lines of a report by test and probe. A line that is not one of ours spoils the whole report."""
+        outcome = run_pytest(tree, files_of(tree, places), job, settings, seed)
+    if outcome.stopped:
+        return ProbeRun(files.probes, reason=f"the tests were stopped by their {outcome.stopped} limit")
     reports: dict[tuple[str, int], list[Report]] = {}
-    places: dict[str, Place] = {}
     try:
-        for line in report.splitlines():
+        for line in outcome.report.splitlines():
             record = json.loads(line)
             function, index = record["test"] or ("", 0)
-            if "item" in record:
-                places[str(record["item"])] = function, index
-            elif (function, index) in own:
+            if (function, index) in own:
                 reports.setdefault((own[function, index], int(record["probe"])), []).append(record)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ProbeRun(reason="the report of the probes was tampered with")
-    return ProbeRun(reports, places)
+        # A line that is not one of ours spoils the whole report.
+        return ProbeRun(files.probes, reason="the report of the probes was tampered with")
+    return ProbeRun(files.probes, reports)
 
 
 @dataclass(frozen=True)
@@ -181,7 +151,7 @@ def evaluate(instance: Instance, pristine: Path, tree: Path, settings: JudgeSett
         build = counted_changes(tree, pristine, instance)
     except TooMuchChanged as error:
         return Verdict(False, reason=str(error))
-    wrong, reason = _run_probes(instance, settings, plan, build)
+    wrong, reason = _wrong_tests(instance, settings, plan, build)
     if reason:
         return Verdict(False, reason=reason)
     if wrong:
@@ -209,11 +179,12 @@ def _unsolved(
 def _verdict(instance: Instance, green: Collection[str], outcomes: Mapping[str, str]) -> Verdict:
     red = [test for test in instance.required if test not in green]
     reason = f"{len(red)} of {len(instance.required)} required tests are not green, as {red[0]}" if red else ""
-    fail, keep = (_share(green, tests) for tests in (instance.fail_to_pass, instance.pass_to_pass))
+    tests = instance.fail_to_pass, instance.pass_to_pass
+    fail, keep = (sum(test in green for test in some) / len(some) if some else 1.0 for some in tests)
     return Verdict(not red, fail, keep, reason, outcomes)
 
 
-def _run_probes(instance: Instance, settings: JudgeSettings, plan: Plan, build: Build) -> tuple[frozenset[str], str]:
+def _wrong_tests(instance: Instance, settings: JudgeSettings, plan: Plan, build: Build) -> tuple[frozenset[str], str]:
     """The tests with a wrong probe, or why the probes did not run.
 
     Code may be random, so probes get a second run. The better one counts as a whole: if each probe could choose, code
@@ -230,7 +201,7 @@ def _run_probes(instance: Instance, settings: JudgeSettings, plan: Plan, build: 
             if seconds <= 0:
                 return wrong, "the time for judging was used up"
             timed = replace(settings, limits=replace(limits, seconds=seconds))
-            run, _ = Prober(instance, timed, plan.packages).run(build, plan.places, tests, draw)
+            run = run_probes(build, instance, plan, timed, tests, draw)
             if run.reason:
                 return wrong, run.reason
             found = min(found, {one.test for one in expected if not one.fits(run.reports)}, key=len)
@@ -238,7 +209,3 @@ def _run_probes(instance: Instance, settings: JudgeSettings, plan: Plan, build: 
                 break
         wrong |= found
     return wrong, ""
-
-
-def _share(green: Collection[str], tests: Sequence[str]) -> float:
-    return sum(test in green for test in tests) / len(tests) if tests else 1.0

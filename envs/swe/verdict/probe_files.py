@@ -3,9 +3,7 @@
     assert names(["bo", "al", "bo"]) == ["al", "bo"]     ->     probe(7, lambda: names(["bo", "al", "bo"]))
     with pytest.raises(ValueError): parse("")            ->     probe(8, lambda: parse(""))
 
-Statements, loop columns and parameters that only fed expected sides are removed or blanked, docstrings and comments
-are left out, and tests are renamed. For the reference solution alone there is a second version, in which a probe
-computes what is expected.
+For the reference solution alone there is a second version, in which a probe also computes what is expected.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
 
 from envs.swe.verdict.claims import Claim, Function, Origins, claims_of
 from envs.swe.verdict.encoding import encode, loosely
@@ -67,29 +66,36 @@ def probe_files(
     is_test: Callable[[str], bool],
     packages: frozenset[str],
     draw: int = 0,
-    answering: bool = False,
+    with_expected: bool = False,
 ) -> ProbeFiles:
     """The probe files for the tests below `tree` and their helpers; those that are not Python come out empty.
 
     They depend on the test files and on `packages`, the names of what is tested, alone. With a `draw` other than 0,
-    literals of the tests are drawn anew; `answering` gives the reference's version.
+    literals of the tests are drawn anew; `with_expected` gives the reference's version.
     """
     paths = [p for p in sorted(tree.rglob("*.py")) if p.is_file() and is_test(p.relative_to(tree).as_posix())]
     sources = tuple((p.relative_to(tree).as_posix(), p.read_bytes()) for p in paths)
-    return _make(sources, packages, draw, answering)
+    return _make(sources, packages, draw, with_expected)
 
 
 @functools.lru_cache(maxsize=64)
-def _make(sources: tuple[tuple[str, bytes], ...], packages: frozenset[str], draw: int, answering: bool) -> ProbeFiles:
-    modules = {path: _parse(source) for path, source in sources}
+def _make(
+    sources: tuple[tuple[str, bytes], ...], packages: frozenset[str], draw: int, with_expected: bool
+) -> ProbeFiles:
+    modules: dict[str, ast.Module] = {}
+    for path, source in sources:
+        try:
+            modules[path] = ast.parse(source)
+        except (SyntaxError, ValueError):
+            modules[path] = ast.Module([], [])
     probes: dict[int, Probe] = {}
     functions: list[_Rewritten] = []
     for module in modules.values():
-        rewriter = _Rewriter(Origins(module, packages), answering, draw, probes)
+        rewriter = _Rewriter(Origins(module, packages), with_expected, draw, probes)
         _drop_docstring(module)
         rewriter.visit(module)
         functions += rewriter.functions
-    if not answering:
+    if not with_expected:
         slice_tests(modules, [(function, origins) for function, origins, _ in functions], packages)
         for function, _, numbers in functions:
             literals = _literals(function)
@@ -102,18 +108,11 @@ def _make(sources: tuple[tuple[str, bytes], ...], packages: frozenset[str], draw
     return ProbeFiles(texts, probes, names)
 
 
-def _parse(source: bytes) -> ast.Module:
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])
-
-
 class _Rewriter(ast.NodeTransformer):
     """Replaces the assertions of one module."""
 
-    def __init__(self, origins: Origins, answering: bool, draw: int, probes: dict[int, Probe]) -> None:
-        self.module_origins, self.answering, self.draw, self.probes = origins, answering, draw, probes
+    def __init__(self, origins: Origins, with_expected: bool, draw: int, probes: dict[int, Probe]) -> None:
+        self.module_origins, self.with_expected, self.draw, self.probes = origins, with_expected, draw, probes
         self.origins: Origins | None = None
         """Those of the test function that is being rewritten."""
         self.nested = False
@@ -124,7 +123,7 @@ class _Rewriter(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_FunctionDef(self, node: Function) -> ast.AST:
-        if not self.answering:
+        if not self.with_expected:
             _drop_docstring(node)
         if self.origins is not None:
             outer, self.nested = self.nested, True
@@ -151,7 +150,7 @@ class _Rewriter(ast.NodeTransformer):
             return self.generic_visit(node)
         if not claims or _is_unfit(node):
             counted = ast.Expr(_call(self._new(Probe("none"))))
-            return [counted, node] if self.answering else [node] if _is_unfit(node) else [ast.Pass()]
+            return [counted, node] if self.with_expected else [node] if _is_unfit(node) else [ast.Pass()]
         if self.nested:
             # A callback: the package decides how often it runs, and in which order.
             claims = [replace(claim, operator="none", expected=None) for claim in claims]
@@ -165,7 +164,9 @@ class _Rewriter(ast.NodeTransformer):
         if claim.operator in ("contains", "lacks"):
             assert isinstance(observed, ast.expr) and expected is not None
             observed, expected = ast.Compare(expected, [ast.In()], [observed]), None
-        number = self._new(Probe(claim.operator, claim.exception, compares=_compares(observed)))
+        nodes = ast.walk(observed) if isinstance(observed, ast.expr) else ()
+        compares = any(isinstance(operator, ast.cmpop) and not isinstance(operator, ast.In) for operator in nodes)
+        number = self._new(Probe(claim.operator, claim.exception, compares=compares))
         before: list[ast.stmt] = []
         if isinstance(observed, list) and len(observed) == 1 and isinstance(observed[0], ast.Expr | ast.Assign):
             observed = observed[0].value
@@ -175,7 +176,7 @@ class _Rewriter(ast.NodeTransformer):
             arguments: list[ast.expr] = [ast.Name(step, ast.Load())]
         else:
             arguments = [ast.Lambda(_no_arguments(), observed)]
-        if self.answering and expected is not None:
+        if self.with_expected and expected is not None:
             arguments.append(ast.Lambda(_no_arguments(), expected))
         call = _call(number, *arguments)
         return [*before, ast.Assign([claim.target], call) if claim.target is not None else ast.Expr(call)]
@@ -183,11 +184,6 @@ class _Rewriter(ast.NodeTransformer):
     def _new(self, probe: Probe) -> int:
         self.probes[len(self.probes)] = probe
         return len(self.probes) - 1
-
-
-def _compares(observed: ast.expr | list[ast.stmt]) -> bool:
-    nodes = ast.walk(observed) if isinstance(observed, ast.expr) else ()
-    return any(isinstance(operator, ast.cmpop) and not isinstance(operator, ast.In) for operator in nodes)
 
 
 def _call(number: int, *arguments: ast.expr) -> ast.Call:
@@ -242,12 +238,14 @@ def draw_literals(function: Function, seed: int) -> None:
     """
     rng = random.Random(f"{seed} {function.name}")
     step, turn = rng.randint(1, 3), rng.randint(1, 5)
+    moved = [alphabet[turn:] + alphabet[:turn] for alphabet in (ascii_lowercase, ascii_uppercase)]
+    letters = str.maketrans(ascii_lowercase + ascii_uppercase, "".join(moved))
     kept = {id(node) for outer in ast.walk(function) for node in _kept(outer)}
     for node in ast.walk(function):
         if not isinstance(node, ast.Constant) or id(node) in kept:
             continue
         if isinstance(node.value, str) and len(node.value) <= _MAX_DRAWN_TEXT:
-            node.value = "".join(_turned(letter, turn) for letter in node.value)
+            node.value = node.value.translate(letters)
         elif isinstance(node.value, int | float) and not isinstance(node.value, bool) and node.value >= 2:
             node.value += step
 
@@ -261,11 +259,3 @@ def _kept(node: ast.AST) -> Sequence[ast.AST]:
         if name in ("parametrize", "getattr", "setattr", "hasattr", "encode", "decode", "open"):
             return node.args[:2]
     return []
-
-
-def _turned(letter: str, turn: int) -> str:
-    for first in "aA":
-        place = ord(letter) - ord(first)
-        if 0 <= place < 26:
-            return chr(ord(first) + (place + turn) % 26)
-    return letter

@@ -1,12 +1,8 @@
 """Runs pytest inside the sandbox and writes a report to a pipe: the outcomes of the required tests, or what probes see.
 
 Standard library and pytest only, and old syntax, because the repository's own Python runs it. Code under test shares
-this process and can forge any line:
-
-- A report of outcomes is a chain of records, each with a running number and a signature. A stopped process, a lost
-  record or one that was forged without the key breaks the chain. The key can be found, so `evaluate.py` does not rely
-  on it.
-- A report of probes needs no key: a forger does not know the value that the line should hold.
+this process and can forge any line. Records of outcomes are numbered and signed, so that a stopped process or a lost
+record is noticed. Reports of probes need no key: a forger does not know the value that the line should hold.
 """
 
 import hashlib
@@ -52,12 +48,10 @@ class Judge:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
+        marked = [item.nodeid for item in items if item.get_closest_marker("xfail") is not None]
+        self.tell("collected", ids=[item.nodeid for item in items], xfail=marked)
         if self.wanted:
             items[:] = [item for item in items if item.nodeid in self.wanted]
-
-    def pytest_collection_finish(self, session):
-        marked = [i.nodeid for i in session.items if i.get_closest_marker("xfail") is not None]
-        self.tell("collected", ids=[i.nodeid for i in session.items], xfail=marked)
 
     def pytest_collectreport(self, report):
         if report.failed:
@@ -93,7 +87,7 @@ class Prober:
 
     def __init__(self, send, job):
         self.send = send
-        self.wanted = None if job["wanted"] is None else set(map(tuple, job["wanted"]))
+        self.wanted = set(map(tuple, job["wanted"]))
         self.truths, self.values = set(job["truths"]), set(job["values"])
         self.leaks = job["leaks"]
         self.keys = {}
@@ -109,9 +103,7 @@ class Prober:
             name = item.nodeid.split("[", 1)[0]
             counts[name] = counts.get(name, -1) + 1
             self.keys[item.nodeid] = (name, counts[name])
-            if self.wanted is None:
-                self.tell(item=item.nodeid, test=self.keys[item.nodeid])
-        items[:] = [i for i in items if self.wanted is not None and self.keys[i.nodeid] in self.wanted]
+        items[:] = [item for item in items if self.keys[item.nodeid] in self.wanted]
 
     def pytest_runtest_logstart(self, nodeid):
         self.test = self.keys.get(nodeid)

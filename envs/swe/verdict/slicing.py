@@ -31,9 +31,13 @@ def slice_tests(
             origins = whole[path]
             classes = (node for node in ast.walk(module) if isinstance(node, ast.ClassDef))
             unused += [n for scope in classes for n in scope.body if _is_unused(n, origins, read, attributes)]
-            global_ones = [n for n in module.body if _is_unused(n, origins, read, attributes) or _is_idle(n, read)]
-            unused += global_ones
-            gone |= {name for node in global_ones for name in _defined(node)}
+            for node in module.body:
+                if isinstance(node, Function) and _is_idle(node, read):
+                    unused.append(node)
+                    gone.add(node.name)
+                elif isinstance(node, ast.Assign | ast.AnnAssign) and _is_unused(node, origins, read, attributes):
+                    unused.append(node)
+                    gone |= {target.id for target in _targets(node) if isinstance(target, ast.Name)}
         if not unused:
             break
         for module in modules.values():
@@ -59,16 +63,10 @@ def _is_unused(node: ast.AST, origins: Origins, names: Collection[str], attribut
     return (origin is Origin.TEST and (not calls or origins.in_function)) or (origin is Origin.TOUCHED and not calls)
 
 
-def _is_idle(node: ast.stmt, names: Collection[str]) -> bool:
+def _is_idle(node: Function, names: Collection[str]) -> bool:
     """Whether nothing calls a function any more; pytest calls some by their name or their decorator."""
     own = ("test", "pytest", "setup", "teardown", "__")
-    return isinstance(node, Function) and not (node.name in names or node.decorator_list or node.name.startswith(own))
-
-
-def _defined(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        return [target.id for target in _targets(node) if isinstance(target, ast.Name)]
-    return [node.name] if isinstance(node, Function) else []
+    return not (node.name in names or node.decorator_list or node.name.startswith(own))
 
 
 def _drop_imports(modules: Mapping[str, ast.Module], gone: Collection[str]) -> None:

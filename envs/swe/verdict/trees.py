@@ -1,7 +1,6 @@
 """Builds the trees that tests run in: a commit's files, the tests' patch, and of the agent's changes what counts.
 
-The agent's tree is read as plain bytes: links, pipes, devices, caches and git data are left out, and no program runs on
-it outside the sandbox.
+Invariant: the agent's tree is read as plain bytes, without links, pipes, devices, caches and git data.
 """
 
 from __future__ import annotations
@@ -12,17 +11,16 @@ import functools
 import hashlib
 import os
 import re
-import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
-from envs.swe.sandbox.folders import process_folder, remove_tree, walk
-from envs.swe.sandbox.workspace import copy_tree
+from envs.swe.instances import Instance
+from envs.swe.sandbox.usage import walk
+from envs.swe.sandbox.workspace import copy_tree, open_plain, process_folder, remove_tree
 
 MAX_FILES = 2000
 MAX_BYTES = 32 << 20
@@ -35,40 +33,6 @@ _NEVER_FOLDERS = frozenset((".git", "__pycache__", ".pytest_cache", ".hypothesis
 _NEVER_ENDINGS = (".pyc", ".pyo", ".pth", ".egg-link")
 _TEST_NAME = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py")
 _IDENTITY = {"NAME": "slime-verlog", "EMAIL": "none@example.invalid", "DATE": "2000-01-01T00:00:00+0000"}
-DRAW = "DRAW_ARGUMENTS"
-"""Our own column of instances."""
-
-
-@dataclass(frozen=True)
-class Instance:
-    """One task: the tree at `base_commit` of `repo`, the statement, and the tests that decide.
-
-    `patch` is the reference solution (never shown), `test_patch` what the tests' files get before judging;
-    `fail_to_pass` must turn green, `pass_to_pass` must stay green, both as pytest's node ids.
-    """
-
-    instance_id: str
-    repo: str
-    base_commit: str
-    problem_statement: str
-    patch: str
-    test_patch: str
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
-    draw_arguments: bool = True
-    """Judge tests that the agent can read with other arguments too, on which the reference solution decides."""
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """All tests that decide, each once."""
-        return tuple(dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass)))
-
-    def row(self) -> dict[str, Any]:
-        """The instance in SWE-Gym's columns, with ours where it differs from the default."""
-        fields = asdict(self)
-        lists = {key.upper(): list(fields.pop(key)) for key in ("fail_to_pass", "pass_to_pass")}
-        own = {} if fields.pop("draw_arguments") else {DRAW: False}
-        return {**fields, **lists, **own}
 
 
 class TooMuchChanged(Exception):
@@ -198,15 +162,15 @@ def collect_changes(tree: Path, pristine: Path) -> Mapping[str, Change]:
         change = _read_change(tree / path, status)
         if old is None or change.content is None or change != _read_change(pristine / path, old):
             changes[path] = change
-    for path in before.keys() - after.keys():
-        changes[path] = Change(None)
-    return changes
+    return changes | {path: Change(None) for path in before.keys() - after.keys()}
 
 
 def _read_change(path: Path, status: os.stat_result) -> Change:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_plain(path)
     except OSError:
+        descriptor = None
+    if descriptor is None:
         return Change(None)
     with os.fdopen(descriptor, "rb") as file:
         return Change(file.read(status.st_size), bool(status.st_mode & stat.S_IXUSR))
@@ -270,7 +234,7 @@ def apply_changes(tree: Path, changes: Mapping[str, Change]) -> None:
         if target.is_symlink() or target.is_file():
             target.unlink()
         elif target.is_dir() and change.content is not None:
-            shutil.rmtree(target)
+            remove_tree(target)
         if change.content is not None:
             target.write_bytes(change.content)
             target.chmod(0o755 if change.executable else 0o644)
@@ -294,22 +258,11 @@ def counted_changes(tree: Path, pristine: Path, instance: Instance, hidden: bool
     return build
 
 
-def reference_tree(instance: Instance, pristine: Path) -> Build:
-    """The judged tree of the reference solution, made as an agent's would be.
-
-    Raises:
-        ConfigError: there is no reference solution, or it does not apply.
-    """
-    with scratch_tree() as tree:
-        build_reference(tree, pristine, instance)
-        return counted_changes(tree, pristine, instance)
-
-
 def build_reference(tree: Path, pristine: Path, instance: Instance) -> None:
     """Make the tree that an agent with the reference solution would leave behind.
 
     Raises:
-        ConfigError: as `reference_tree`.
+        ConfigError: there is no reference solution, or it does not apply.
     """
     if not instance.patch.strip():
         raise ConfigError(f"{instance.instance_id}: it has no reference patch, so its tests cannot be validated")

@@ -1,7 +1,6 @@
-"""Compares what a probe reported with what the reference solution makes the test expect, and weighs the answer.
+"""Compares what a probe reported with what the reference solution makes the test expect, and weighs the expectation.
 
-A report comes from untrusted code. It is decoded into numbers, text and containers of them, never into anything that
-could run.
+Invariant: a report, which comes from untrusted code, is decoded into numbers, text and containers of them only.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ class Unreadable(Exception):
 class Opaque:
     """A value that only its class knows; equal to nothing."""
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
     def __eq__(self, other: object) -> bool:
         return False
 
@@ -47,8 +44,6 @@ class Approx:
         if rel is None and absolute is not None:
             rel = 0.0
         self.expected, self.rel, self.absolute = expected, TOLERANCE if rel is None else rel, absolute or 1e-12
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __eq__(self, other: object) -> bool:
         return nearly(other, self.expected, self.rel, self.absolute)
@@ -113,8 +108,8 @@ def expectation(encoded: Any) -> Any:
     A report must not have it: a forged tolerance would be equal to everything.
     """
     match encoded:
-        case ["approx", value, rel, absolute]:
-            return Approx(decode(value), decode(rel), decode(absolute))
+        case ["approx", *parts]:
+            return Approx(*map(decode, parts))
         case ["pattern", pattern, flags]:
             return re.compile(pattern, flags)
         case ["tuple", [kinds, pattern]]:
@@ -184,9 +179,7 @@ def bits(how: str, expected: Any) -> int:
 def _bits(value: Any) -> int:
     if isinstance(value, Approx):
         return _bits(value.expected)
-    if isinstance(value, bool) or value is None:
-        return 1
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return value.bit_length() + 1
     if isinstance(value, float | Decimal | Fraction) and math.isfinite(value) and value == int(value):
         return _bits(int(value))
