@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import yaml
 
 from envs.errors import ConfigError, MissingDependencyError, did_you_mean
 from envs.loading import import_extra
@@ -20,43 +22,9 @@ from envs.randomness import OwnRandomness
 _KEYS = ("blstats", "message", "screen_descriptions", "tty_chars", "inv_strs", "inv_letters")
 _DIRECTIONS = {"N": "north", "E": "east", "S": "south", "W": "west"}
 _DIRECTIONS |= {a + b: _DIRECTIONS[a] + _DIRECTIONS[b] for a in "NS" for b in "EW"}
-_EFFECTS = {
-    "more": "read on where the message ends with --More--",
-    "up": "climb the staircase that you stand on",
-    "down": "descend the staircase that you stand on",
-    "wait": "do nothing for one move",
-    "search": "look for hidden doors and traps next to you",
-    "kick": "kick something; the game then asks for a direction",
-    "open": "open a door; the game then asks for a direction",
-    "close": "close a door; the game then asks for a direction",
-    "eat": "eat something; the game then asks for its letter",
-    "apply": "use a tool; the game then asks for its letter",
-    "pickup": "pick up what lies here",
-    "wield": "take a weapon into your hands; the game then asks for its letter",
-    "wear": "put on armour; the game then asks for its letter",
-    "quaff": "drink a potion; the game then asks for its letter",
-    "read": "read a scroll; the game then asks for its letter",
-    "zap": "zap a wand; the game then asks for its letter",
-    "throw": "throw something; the game then asks for its letter and a direction",
-    "pray": "pray to your god",
-    "esc": "leave a menu or a question",
-}
-_HUNGER = ("satiated", "not hungry", "hungry", "weak from hunger", "fainting", "fainted", "starved")
-_BORING = frozenset(
-    {"", "stone", "dark part of a room", "floor of a room", "wall", "corridor", "lit corridor", "doorway", "solid rock"}
-)
+_WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 _MAX_THINGS = 25
 _DEEPEST = 50
-_GOALS = {
-    "Boxoban": "push each boulder (`) onto a fountain ({)",
-    "Boxohack": "push each boulder (`) onto a fountain ({)",
-    "MiniHack": "complete the level; where nothing else is asked for, reach the staircase down (>)",
-    "Staircase": "reach the staircase down (>)",
-    "Oracle": "find the Oracle and stand next to it",
-    "Gold": "collect as much gold ($) as you can",
-    "Eat": "eat as much as you can",
-    "Scout": "see as much of the dungeon as you can",
-}
 
 
 def make(
@@ -110,7 +78,7 @@ class NetHackText(gymnasium.Wrapper):
         self._random = OwnRandomness(0)
         inner: Any = env.unwrapped
         names = [_name(action) for action in inner.actions]
-        self.action_names = {name: _EFFECTS.get(name, "") for name in names}
+        self.action_names = {name: _WORDS["effects"].get(name, "") for name in names}
         keys = {chr(int(action)): name for action, name in zip(inner.actions, names, strict=True) if 32 < action < 127}
         self.action_aliases = keys
         self.default_action = next((name for name in ("esc", "wait", "search") if name in names), names[0])
@@ -131,7 +99,7 @@ class NetHackText(gymnasium.Wrapper):
         with self._random.in_place():
             observation, info = self.env.reset(seed=seed)
         self._depth = 1
-        goal = next((goal for word, goal in _GOALS.items() if word in self._task), "get as far and as deep as you can")
+        goal = next(goal for word, goal in _WORDS["goals"].items() if word in self._task)
         return observation, {**info, "mission": goal}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -197,7 +165,7 @@ def _crop(rows: Sequence[str]) -> list[str]:
 
 
 def _status(stats: Sequence[int]) -> str:
-    hunger = _HUNGER[stats[21]] if 0 <= stats[21] < len(_HUNGER) else ""
+    hunger = _WORDS["hunger"][stats[21]] if 0 <= stats[21] < len(_WORDS["hunger"]) else ""
     return (
         f"hit points {stats[10]} of {stats[11]}, power {stats[14]} of {stats[15]}, armour class {stats[16]}, "
         f"experience level {stats[18]}, dungeon level {stats[12]}, gold {stats[13]}, move {stats[20]}, {hunger}"
@@ -209,7 +177,7 @@ def _things(descriptions: np.ndarray, x0: int, y0: int) -> Iterator[str]:
     found = []
     for y, x in np.argwhere(descriptions[:, :, 0] != 0):
         name = _text(descriptions[y, x])
-        if name not in _BORING and (x, y) != (x0, y0):
+        if name not in _WORDS["background"] and (x, y) != (x0, y0):
             found.append((max(abs(int(x) - x0), abs(int(y) - y0)), name, int(x) - x0, int(y) - y0))
     for _, name, dx, dy in sorted(found)[:_MAX_THINGS]:
         along = f"{abs(dy)} {'south' if dy > 0 else 'north'}" if dy else ""
