@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.agent.program import Plain, Program, Sandboxed, addresses, find_program, search_path
-from envs.agent.reading import with_pictures
-from envs.agent.request import Answer, Message, read_answer, text_of
+from envs.agent.request import Answer, Message, read_answer, text_of, with_pictures
 from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings

@@ -20,8 +20,7 @@ from aiohttp import web
 
 from envs.agent import anthropic_format, openai_format
 from envs.agent.connections import Listener, read_body
-from envs.agent.reading import read_request
-from envs.agent.request import Request, RequestError
+from envs.agent.request import Request, RequestError, read_request
 from envs.agent.session import Session, Waiting
 from envs.errors import EnvironmentFault
 from envs.swe.sandbox.folders import process_folder

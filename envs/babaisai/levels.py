@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from envs.babaisai.rules import Piece, text_block, thing
-from envs.babaisai.world import World
+from envs.babaisai.world import Piece, World, text_block, thing
 from envs.errors import ConfigError, did_you_mean
 
 Layout = Literal["one_room", "two_rooms", "make_you", "make_wall_win"]

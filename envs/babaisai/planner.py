@@ -10,8 +10,7 @@ import heapq
 from collections.abc import Iterator
 from itertools import count
 
-from envs.babaisai.rules import Cell, Piece
-from envs.babaisai.world import DIRECTIONS, World
+from envs.babaisai.world import DIRECTIONS, Cell, Piece, World
 
 Plan = list[str]
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from envs.questions import Question, read_question
 from envs.questions.grading import find_answer, math
-from envs.tools.base import Tool, ToolEpisode
 from envs.tools.env import ToolEnv
 from envs.tools.registry import load_tools, make_tool, select_tools
+from envs.tools.results import Tool, ToolEpisode
 from envs.tools.settings import ToolSettings
 from slime_verlog import Field, read_settings
 

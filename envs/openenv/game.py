@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from envs.errors import EnvironmentFault
 from envs.loading import load_attribute
-from envs.openenv.actions import read_actions
-from envs.openenv.observations import call_user_function, make_reader, read_picture
+from envs.openenv.actions import call_user_function, make_reader, read_actions, read_picture
 from envs.openenv.protocol import Outcome
 from envs.openenv.session import RejectedError, Session, open_session
 from envs.openenv.settings import OpenEnvSettings

@@ -9,18 +9,17 @@ from typing import Any
 
 from envs.base import Observation, StepInfo
 from envs.errors import ConfigError, EnvironmentFault
+from envs.openenv.actions import make_reader
 from envs.openenv.game import begin_episode, read_ending
-from envs.openenv.observations import make_reader
 from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome, Request
 from envs.openenv.schema import check_unchanged, first_seen
 from envs.openenv.session import RejectedError, Session, open_session
 from envs.openenv.settings import OpenEnvSettings
 from envs.questions import Question
-from envs.tools.base import ToolSpec
 from envs.tools.calls import short
 from envs.tools.env import ToolEnv
 from envs.tools.mcp.tools import parts_of
-from envs.tools.results import ToolResult, read_result
+from envs.tools.results import ToolResult, ToolSpec, read_result
 from envs.tools.schema import ArgumentCheck, check_schema
 from envs.tools.settings import ToolSettings
 

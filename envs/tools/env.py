@@ -20,11 +20,10 @@ from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolErr
 from envs.questions import Question, read_question
 from envs.questions.grading import GRADERS, find_answer, load_grader
 from envs.text_game import render_template
-from envs.tools.base import ToolEpisode, ToolSpec
 from envs.tools.calls import CLOSE, OPEN, Call, find_calls, reasoning_end, short
 from envs.tools.execution import ToolTimeout, run_bounded
 from envs.tools.registry import load_tools, select_tools
-from envs.tools.results import ToolResult, encodable
+from envs.tools.results import ToolEpisode, ToolResult, ToolSpec, encodable
 from envs.tools.session import ToolSession
 from envs.tools.settings import ToolSettings
 from slime_verlog import read_settings

@@ -15,8 +15,8 @@ from pydantic import model_validator
 
 from envs.errors import ConfigError, ToolError
 from envs.loading import load_attribute, load_module
-from envs.tools.base import Tool, ToolSpec
 from envs.tools.calls import decode_whole, short
+from envs.tools.results import Tool, ToolSpec
 from envs.tools.schema import ArgumentCheck, check_schema, infer_schema
 from envs.tools.settings import McpSettings
 from slime_verlog import Field, Settings, read_settings, read_yaml

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from envs.errors import ConfigError
-from envs.tools.base import Tool, ToolEpisode
+from envs.tools.results import Tool, ToolEpisode
 from slime_verlog import Field, Settings, read_settings
 
 logger = logging.getLogger(__name__)

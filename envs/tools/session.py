@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from envs.errors import EnvironmentFault, ToolError
 from envs.questions.pictures import PictureError
 from envs.timing import timed
-from envs.tools.base import Tool, ToolEpisode, ToolSpec
 from envs.tools.calls import Call, Calls, short
 from envs.tools.execution import ToolTimeout, run_bounded
-from envs.tools.results import ToolResult, failure, read_result
+from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, failure, read_result
 from envs.tools.settings import ToolSettings
 
 

@@ -17,8 +17,7 @@ import pytest
 from PIL import Image
 
 from envs.agent import AgentEnv, AgentRun, AgentSettings, anthropic_format, openai_format, session
-from envs.agent.reading import with_pictures
-from envs.agent.request import Request, read_answer
+from envs.agent.request import Request, read_answer, with_pictures
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
 from rollout.workers.guard import descendants

@@ -16,8 +16,7 @@ import pytest
 from PIL import Image
 
 from envs.agent import connections, session
-from envs.agent.reading import with_pictures
-from envs.agent.request import Answer
+from envs.agent.request import Answer, with_pictures
 from envs.agent.server import ModelServer
 from envs.agent.session import Session
 

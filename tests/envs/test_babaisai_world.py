@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from envs.babaisai.env import describe
 from envs.babaisai.levels import TASKS, make_level
 from envs.babaisai.planner import find_plan
-from envs.babaisai.rules import PROPERTIES, THING_COLORS, Piece, Rules, read_rules, text_block, thing
-from envs.babaisai.world import DIRECTIONS, World
+from envs.babaisai.world import DIRECTIONS, PROPERTIES, THING_COLORS, Piece, Rules, World, read_rules, text_block, thing
 
 
 def build(text: str) -> World:

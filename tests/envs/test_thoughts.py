@@ -11,7 +11,7 @@ import pytest
 
 from envs import babaisai, crafter
 from envs.babaisai.levels import TASKS
-from envs.textworld.thoughts import explain_plan
+from envs.textworld.env import explain_plan
 
 
 def play(
