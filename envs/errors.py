@@ -112,7 +112,6 @@ def place_of_function(function: Any) -> str:
 
 
 def _source(thing: Any) -> tuple[str, int] | None:
-    """File and first line of a function or class."""
     try:
         return inspect.getsourcefile(thing) or "", inspect.getsourcelines(thing)[1]
     except (OSError, TypeError):

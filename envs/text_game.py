@@ -167,7 +167,6 @@ class TextGame(BaseInteractionEnv):
         return self._observe(frame), not self._running, info
 
     def _pay(self, reward: float, valid: bool) -> float:
-        """Apply the penalty of an invalid answer, or the binary reward."""
         if not valid and self.settings.format_penalty:
             return -self.settings.format_penalty
         return 1.0 if self.settings.binary_reward and reward > 0 else float(reward)

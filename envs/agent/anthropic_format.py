@@ -148,11 +148,9 @@ def events(answer: Answer, request: Request, number: int) -> Iterator[bytes]:
     yield _event("message_stop")
 
 
-def error(status: int, text: str) -> dict[str, Any]:
-    """The body of a refusal."""
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": text}}
+def refusal(error: RequestError) -> dict[str, Any]:
+    """Return the body of a refusal."""
+    return {"type": "error", "error": {"type": error.kind("api_error"), "message": str(error)}}
 
 
 def _blocks(answer: Answer, number: int) -> list[dict[str, Any]]:

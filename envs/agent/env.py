@@ -17,14 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from envs.agent.program import Plain, Program, Sandboxed, addresses, find_program, search_path
+from envs.agent.program import Program, addresses, find_program, search_path, start_plain, start_sandboxed
 from envs.agent.request import Answer, Message, read_answer, text_of, with_pictures
 from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings
 from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation, read_env_settings
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
-from envs.loading import load_attribute
+from envs.loading import load_attribute, split_command
 from envs.swe.sandbox.folders import remove_tree
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
 from envs.swe.sandbox.workspace import hand_over
@@ -72,7 +72,7 @@ class AgentEnv(BaseInteractionEnv):
         self._grade: Any = lambda run: run.exit_code == 0
         if settings.grader:
             self._grade = load_attribute(settings.grader, "env.grader")
-        self._words = settings.words
+        self._words = split_command(settings.command, "env.command")
         workdir = Path(settings.workdir or "/nonexistent").expanduser()
         self._words[0] = find_program(self._words[0], search_path(settings.interpreter), workdir)
         if settings.sandbox:
@@ -237,12 +237,12 @@ class _Running:
         variables |= {name: _filled(value, values) for name, value in settings.variables.items()}
         on_end = lambda end: self.server.soon(self.session.ended, end)
         if settings.sandbox:
-            python, socket = settings.interpreter, self.server.socket
-            self._program = Sandboxed(argv, run.folder, variables, python, settings.limits, socket, on_end)
+            sandbox = Sandbox(run.folder, settings.interpreter, settings.limits)
+            self._program = start_sandboxed(argv, sandbox, self.server.socket, variables, on_end)
         else:
             own = {"PATH": search_path(settings.interpreter), "LANG": "C.UTF-8"}
             own |= {"HOME": str(self._home), "TMPDIR": str(self._temporary)}
-            self._program = Plain(argv, run.folder, {**own, **variables}, on_end)
+            self._program = start_plain(argv, run.folder, {**own, **variables}, on_end)
 
     def stop(self) -> None:
         """End the program and refuse its requests; a second call does nothing."""
@@ -272,7 +272,6 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=32)
 def _check_sandbox(python: Path) -> None:
-    """Make sure, once per interpreter, that the sandbox starts."""
     check_sandbox(Sandbox(Path(__file__).parent, python, writable_tree=False))
 
 

@@ -121,11 +121,9 @@ def events(answer: Answer, request: Request, number: int) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def error(status: int, text: str) -> dict[str, Any]:
-    """The body of a refusal."""
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": text, "type": kind, "param": None, "code": None}}
+def refusal(error: RequestError) -> dict[str, Any]:
+    """Return the body of a refusal."""
+    return {"error": {"message": str(error), "type": error.kind("server_error"), "param": None, "code": None}}
 
 
 def _calls(answer: Answer, number: int) -> list[dict[str, Any]]:

@@ -31,6 +31,11 @@ class RequestError(Exception):
         super().__init__(text)
         self.status = status
 
+    def kind(self, of_server: str) -> str:
+        """Return the error's type in OpenAI's and Anthropic's APIs, which differ in that of a server's error."""
+        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+        return kinds.get(self.status, "invalid_request_error" if self.status < 500 else of_server)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -264,7 +269,6 @@ def _decoded(content: str | list[Message]) -> str | list[Message]:
 
 
 def _pictures(messages: Sequence[Message]) -> Iterator[str]:
-    """The data URIs of all pictures."""
     for message in messages:
         if not isinstance(message["content"], str):
             yield from (part["image"] for part in message["content"] if part["type"] == "image")

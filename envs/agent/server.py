@@ -177,7 +177,7 @@ async def _dismissed(api: Api, http: web.BaseRequest, error: RequestError) -> we
 
 
 def _refused(api: Api, error: RequestError) -> web.Response:
-    return web.json_response(api.error(error.status, str(error)), status=error.status)
+    return web.json_response(api.refusal(error), status=error.status)
 
 
 _lock = threading.Lock()

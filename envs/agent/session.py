@@ -114,10 +114,6 @@ class Session:
         if size + self.unread + sum(waiting.request.size for waiting in self._queue) > self.max_bytes:
             raise RequestError(f"the unanswered requests of this program have more than {limit}", 429)
 
-    def release(self, size: int) -> None:
-        """Give back bytes that were charged to `unread`."""
-        self.unread -= size
-
     async def on_thread(self, read: Callable[[], Request], size: int) -> Request:
         """Read a request of `size` bytes on a thread; one at a time, with pauses in proportion to what it took."""
         cost = 0.0
@@ -134,7 +130,7 @@ class Session:
         try:
             return await asyncio.to_thread(measured)
         finally:
-            self.release(size)
+            self.unread -= size
             asyncio.get_running_loop().call_later(PAUSE * cost, self._reader.release)
 
     def arrive(self, request: Request) -> Waiting:
@@ -214,7 +210,6 @@ class Session:
                 return None
 
     def _count_lost(self) -> None:
-        """Another request came before the last answer was received."""
         answered = self._answered
         if answered is not None and not answered.delivered and not answered.connections:
             self.counts["lost_answers"] += 1

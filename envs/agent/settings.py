@@ -77,7 +77,7 @@ class AgentSettings(Settings):
 
     @model_validator(mode="after")
     def _can_start(self) -> Self:
-        if not self.words:
+        if not split_command(self.command, "env.command"):
             raise ConfigError("env.command is empty; name the agent's program")
         if not self.models:
             raise ConfigError("env.models is empty; the agent needs a name to ask for")
@@ -86,15 +86,6 @@ class AgentSettings(Settings):
         if self.workdir is not None and not Path(self.workdir).expanduser().is_dir():
             raise ConfigError(f"env.workdir: no folder {self.workdir} (current directory: {Path.cwd()})")
         return self
-
-    @property
-    def words(self) -> list[str]:
-        """The command as a list.
-
-        Raises:
-            ConfigError: a quotation mark in the text is not closed.
-        """
-        return split_command(self.command, "env.command")
 
     @property
     def interpreter(self) -> Path:

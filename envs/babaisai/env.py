@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from envs.babaisai.levels import Level, find_task, make_level
+from envs.babaisai.levels import find_task, make_level
 from envs.babaisai.picture import draw_world
 from envs.babaisai.planner import find_plan
 from envs.babaisai.world import DIRECTIONS, Cell, World
@@ -61,7 +61,7 @@ class BabaIsAI(PlannedGame):
         self._rng = np.random.RandomState(0)
         self._text = ""
         self._plans: dict[tuple[Cell, ...], list[str]] = {}
-        self.level: Level
+        self.world: World
         self.steps = 0
 
     def start(self) -> Frame:
@@ -74,7 +74,7 @@ class BabaIsAI(PlannedGame):
         self.steps += 1
         won = lost = broken = False
         if action in DIRECTIONS:
-            won, lost = self.level.world.step(action)
+            won, lost = self.world.step(action)
             broken = not self._look()
         reward = 1 - 0.9 * (self.steps / self.max_steps) if won else -1.0 if lost else 0.0
         late = self.steps >= self.max_steps and not (won or lost)
@@ -96,15 +96,15 @@ class BabaIsAI(PlannedGame):
 
     def explain(self) -> str:
         """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next push."""
-        return explain_plan(self.level.world, self._text, self.plan())
+        return explain_plan(self.world, self._text, self.plan())
 
     def render(self) -> np.ndarray:
         """Draw the level as a uint8 array (32 * height, 32 * width, 3)."""
-        return np.asarray(draw_world(self.level.world))
+        return np.asarray(draw_world(self.world))
 
     def plan(self) -> list[str]:
         """Return moves that win from here. The rest of the plan is kept for the state after its first move."""
-        world = self.level.world
+        world = self.world
         here = tuple(world.cells)
         if here not in self._plans:
             self._plans[here] = find_plan(world) or []
@@ -117,7 +117,7 @@ class BabaIsAI(PlannedGame):
 
     def _next_level(self) -> None:
         """Draw the next level; steps are counted from zero again, as in BALROG."""
-        self.level = make_level(self._task, self._rng)
+        self.world = make_level(self._task, self._rng)
         self.steps = self._whole_way = 0
         self._plans.clear()
         if not self._look():
@@ -125,13 +125,13 @@ class BabaIsAI(PlannedGame):
 
     def _look(self) -> bool:
         """Describe the world in `_text`; False, leaving the old text, if no YOU thing is visible."""
-        speaker = self.level.world.find_speaker()
+        speaker = self.world.find_speaker()
         if speaker is not None:
-            self._text = describe(self.level.world, speaker)
+            self._text = describe(self.world, speaker)
         return speaker is not None
 
     def _frame(self, text: str, **outcome: Any) -> Frame:
-        image = draw_world(self.level.world) if self.settings.vlm else None
+        image = draw_world(self.world) if self.settings.vlm else None
         return Frame(long_term=text, image=image, **outcome)
 
 
@@ -171,7 +171,6 @@ def explain_plan(world: World, observation: str, plan: Sequence[str]) -> str:
 
 
 def _goal(world: World, observation: str) -> str:
-    """Say which thing wins now and where it is visible."""
     winners = [noun for noun, prop in world.rules.listed if prop == "win"]
     for noun in winners:
         for line in observation.splitlines():

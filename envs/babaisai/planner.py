@@ -62,7 +62,6 @@ def _locate_you(world: World) -> int | None:
 
 
 def _without(world: World, place: int) -> World:
-    """A copy of the world without the top piece of one cell."""
     floor = world.copy()
     floor.cells[place] = floor.cells[place][:-1]
     return floor

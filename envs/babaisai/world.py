@@ -213,7 +213,6 @@ class World:
         return outcome
 
     def _move(self, index: int, stride: int) -> Outcome:
-        """Move the top piece of a cell by one cell, pushing pieces ahead of it if possible."""
         cells, rules = self.cells, self.rules
         ahead = index + stride
         if cells[ahead] and rules.moves_when_pushed(cells[ahead][-1]):

@@ -168,7 +168,6 @@ class MixedLocalLevel(LevelGen):
         return (BeforeInstr(pick_up, go_to) if before else AfterInstr(go_to, pick_up)), reachable
 
     def _draw_other(self, objects: Sequence[WorldObj], first: WorldObj) -> ObjDesc:
-        """Describe a second object, different from the first unless two objects fit the same description."""
         kind = (first.type, first.color)
         twins = sum((thing.type, thing.color) == kind for thing in objects) > 1
         other: Any = self._rand_elem(objects)

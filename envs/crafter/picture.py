@@ -49,8 +49,6 @@ class _Tiles(NamedTuple):
 
 
 class _EvenLight(engine.LocalView):
-    """Crafter's light without noise."""
-
     def _noise(self, canvas: np.ndarray, amount: float, stddev: float) -> np.ndarray:
         return canvas
 
@@ -79,7 +77,6 @@ def _draw_tiles() -> _Tiles:
 
 @cache
 def _draw_item(name: str, amount: int) -> np.ndarray:
-    """Return one cell of the inventory, packed (x, y)."""
     return _pack(engine.ItemView(_load_textures(), [1, 1])({name: amount}, _UNIT))
 
 

@@ -76,7 +76,6 @@ def _seen(world: World, sought: Iterable[str]) -> str:
 
 
 def _deed(world: World, action: str) -> str:
-    """Say what the action does here."""
     verb, _, rest = action.lower().partition(" ")
     if verb == "move":
         return f"I turn {rest} and go that way."

@@ -24,7 +24,6 @@ def _cost(uses: Amounts) -> str:
 
 
 def _describe_actions() -> dict[str, str]:
-    """Describe each action's effect and cost, with the amounts of Crafter's rules."""
     effects = {
         "Noop": "let the step pass",
         "Do": "act on what you face: cut a tree, mine a rock, search grass, drink, hit a creature, eat a ripe plant",

@@ -55,7 +55,6 @@ def build_env(sample: Any, args: Any) -> ToolEnv:
 
 @functools.lru_cache(maxsize=2)
 def _load(task: str) -> tuple[tuple[Mapping[str, Any], ...], str]:
-    """All questions of a task, and the list of possible answers."""
     try:
         import easy_vqa
     except ModuleNotFoundError as error:

@@ -143,7 +143,6 @@ def _is_import_path(name: str) -> bool:
 
 
 def _observation_reader(env: gymnasium.Env, settings: GymnasiumSettings) -> Callable[[Any], Any]:
-    """Return the function from an observation to its text, or to BALROG's two text parts."""
     if settings.describe:
         return load_attribute(settings.describe, "env.describe")
     space = env.observation_space

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from envs.agent.request import text_of
 from envs.base import BaseInteractionEnv, Observation, StepInfo
 from envs.errors import EnvironmentFault, JudgeError
 from envs.judge.client import JudgeClient
@@ -114,7 +115,7 @@ class JudgedEnv(BaseInteractionEnv):
         """The inner environment's messages, and one more with the judge's feedback if they do not show it."""
         formatted = self.inner.format_observation(observation)
         messages = [formatted] if isinstance(formatted, Mapping) else list(formatted)
-        if self._feedback and not any(self._said() in _text_of(message) for message in messages):
+        if self._feedback and not any(self._said() in text_of(message) for message in messages):
             messages.append({"role": "user", "content": self._said()})
         return messages
 
@@ -123,11 +124,6 @@ class JudgedEnv(BaseInteractionEnv):
 
     def close(self) -> None:
         self.inner.close()
-
-
-def _text_of(message: Mapping[str, Any]) -> str:
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def build_env(sample: Any, args: Any) -> JudgedEnv:

@@ -128,7 +128,6 @@ def _describe(name: str, schema: Mapping[str, Any], required: bool) -> str:
 
 
 def _unfenced(text: str) -> str:
-    """The text without a code fence around it."""
     found = _FENCED.fullmatch(text.strip())
     return (found[1] if found else text).strip()
 

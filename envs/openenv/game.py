@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,19 +120,11 @@ class OpenEnvGame(TextGame):
         return self._last
 
     def _again(self, why: str) -> Frame:
-        """The last frame with the reason why nothing happened."""
         out_of_time = 0 < self.max_steps <= self._steps
         if out_of_time:
             self.close()
-        last = self._last
-        note = f"Nothing was done: {why}."
-        return Frame(
-            f"{note}\n{last.long_term}",
-            last.short_term,
-            truncated=out_of_time,
-            progression=last.progression,
-            image=last.image,
-        )
+        shown = f"Nothing was done: {why}.\n{self._last.long_term}"
+        return replace(self._last, long_term=shown, reward=0.0, truncated=out_of_time)
 
 
 def begin_episode(

@@ -20,7 +20,7 @@ from envs.tools.calls import short
 from envs.tools.env import ToolEnv
 from envs.tools.mcp.tools import parts_of
 from envs.tools.results import ToolResult, ToolSpec, read_result
-from envs.tools.schema import ArgumentCheck, check_schema
+from envs.tools.schema import check_schema
 from envs.tools.settings import ToolSettings
 
 EMPTY = "The episode begins."
@@ -84,8 +84,7 @@ class OpenEnvTools(ToolEnv):
             "description": (tool.get("description") or "").strip() or name,
             "parameters": tool["input_schema"],
         }
-        schema = check_schema(described, label)
-        return ToolSpec(name, schema, ArgumentCheck(schema), functools.partial(self._call, name), source=label)
+        return ToolSpec(check_schema(described, label), functools.partial(self._call, name), source=label)
 
     def _call(self, tool: str, /, **arguments: Any) -> ToolResult:
         if self._ended is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from envs.errors import ConfigError
@@ -18,16 +17,6 @@ PLACEHOLDER = "<image>"
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}://")
 _SUPPORTED = "a question takes parts of type 'text' and 'image'"
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A question's text, and how pictures divide it."""
-
-    text: str
-    """The whole text, with `<image>` in place of each picture that has text before it."""
-    pieces: tuple[str, ...] = ()
-    """The texts before, between and after the pictures, one more than pictures; empty if all pictures come first."""
 
 
 def read_messages(messages: Any) -> tuple[str, list[str | None], list[Any]]:
@@ -80,8 +69,11 @@ def _kind_of(part: Any) -> str:
     return f"type {part['type']!r:.60} (keys: {keys})" if "type" in part else f"no type (keys: {keys})"
 
 
-def lay_out(texts: Sequence[str | None], count: int) -> Layout:
-    """Lay out the texts of a question with `count` pictures.
+def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ...]]:
+    """Lay out the texts of a question with `count` pictures: (whole text, its pieces).
+
+    The whole text has `<image>` in place of each picture that has text before it. The pieces are the texts before,
+    between and after the pictures, one more than pictures; there are none if all pictures come first.
 
     A None in `texts` is the place of a picture. Without any, the `<image>` marks inside the texts are; without those,
     the pictures come first.
@@ -104,8 +96,8 @@ def lay_out(texts: Sequence[str | None], count: int) -> Layout:
         pieces[-1] += text or ""
     if places and any(piece.strip() for piece in pieces[:-1]):
         pieces = [pieces[0].lstrip(), *pieces[1:-1], pieces[-1].rstrip()]
-        return Layout(PLACEHOLDER.join(pieces), tuple(pieces))
-    return Layout("".join(pieces).strip())
+        return PLACEHOLDER.join(pieces), tuple(pieces)
+    return "".join(pieces).strip(), ()
 
 
 def open_pictures(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:

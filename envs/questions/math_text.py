@@ -135,7 +135,6 @@ def _parsed_unit(text: str) -> tuple[str, str] | None:
 
 
 def _sum(mixed: re.Match[str]) -> str:
-    """A mixed number as a sum; unchanged if its fraction is improper."""
     whole, *parts = mixed.groups()
     above, below = (part for part in parts if part is not None)
     return rf"({whole}+\frac{{{above}}}{{{below}}})" if int(above) < int(below) else mixed[0]

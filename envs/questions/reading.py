@@ -37,7 +37,7 @@ class Question:
     tools: Any = None
     """The question's own list of tools, as `registry.select_tools` takes it; None offers all tools."""
     pieces: tuple[str, ...] = ()
-    """The texts before, between and after the images; empty if all images come first. See `Layout`."""
+    """The texts before, between and after the images; empty if all images come first. See `lay_out`."""
 
 
 class QuestionSettings(Settings):
@@ -85,7 +85,6 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
 
 @functools.lru_cache(maxsize=8)
 def _order(count: int, epoch: int) -> Sequence[int]:
-    """The order of the rows in one pass over the data."""
     order = list(range(count))
     random.Random(f"{count}/{epoch}").shuffle(order)
     return order
@@ -132,8 +131,8 @@ def _question(
     """A question from a text or from chat messages; `images`, if any, replace the pictures inside the messages."""
     system, texts, inside = ("", [content], []) if isinstance(content, str) else read_messages(content)
     images = images or open_pictures(inside, settings.max_image_pixels)
-    layout = lay_out(texts, len(images))
-    return Question(layout.text, answer, images, system, metadata, pieces=layout.pieces)
+    text, pieces = lay_out(texts, len(images))
+    return Question(text, answer, images, system, metadata, pieces=pieces)
 
 
 def _rows(data: Any, task: str) -> Sequence[Mapping[str, Any]]:

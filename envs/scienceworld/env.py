@@ -118,7 +118,7 @@ expert_action = ScienceWorld.advice
 
 def _find_task(task: str) -> str:
     """Return the game's name of a task, given by name or by number, such as `4-3`."""
-    known = jvms.tasks()
+    known = jvms.load_library().constants.ID2TASK
     name = known.get(task, task)
     if name not in known.values():
         hint = did_you_mean(task, known.values(), f"there is {', '.join(list(known.values())[:3])}, ...")

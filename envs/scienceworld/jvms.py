@@ -42,7 +42,7 @@ class World:
     """
 
     def __init__(self) -> None:
-        library = _library()
+        library = load_library()
         try:
             # The limit is ours, and the simulator's own wrapper would list all valid commands after every step.
             self._env: Any = library.ScienceWorldEnv("", envStepLimit=10**9)
@@ -162,17 +162,13 @@ def solution(task: str, variation: int, simplifications: str, most: int) -> tupl
         give_back(world)
 
 
-def tasks() -> dict[str, str]:
-    """The names of the tasks by their numbers, such as `4-3`.
+@functools.cache
+def load_library() -> ModuleType:
+    """Import the package scienceworld.
 
     Raises:
         MissingDependencyError: the package or Java is not installed.
     """
-    return dict(_library().constants.ID2TASK)
-
-
-@functools.cache
-def _library() -> ModuleType:
     library = import_extra("scienceworld", "ScienceWorld", "scienceworld")
     if shutil.which("java") is None:
         raise MissingDependencyError(
@@ -184,6 +180,6 @@ def _library() -> ModuleType:
 
 def is_deterministic() -> bool:
     """Whether a seed and commands decide an episode: ScienceWorld says so from its version 1.3 on."""
-    _library()
+    load_library()
     major, minor = importlib.metadata.version("scienceworld").split(".")[:2]
     return (int(major), int(minor)) >= (1, 3)

@@ -169,7 +169,6 @@ def _shape_of(task: str, settings: SokobanSettings) -> Shape:
 
 
 def _event(action: str, before: State, after: State) -> str:
-    """What the turn did, in a sentence."""
     if action == "stay":
         return "You stayed."
     way = _towards(action)
@@ -179,7 +178,6 @@ def _event(action: str, before: State, after: State) -> str:
 
 
 def _explain(room: Room, state: State, pushes: Sequence[Push] | None) -> str:
-    """Return the reasoning behind the first move of the pushes that solve the room; None means that none are known."""
     if not pushes:
         return "I find no way to bring all boxes onto targets, so I wait."
     first = pushes[0]

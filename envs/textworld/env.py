@@ -253,7 +253,6 @@ def explain_plan(observation: str, plan: Sequence[str]) -> str:
 
 
 def _seen(observation: str, deed: str, walking: bool) -> str:
-    """Say whether the observation names the thing that the command is about."""
     thing = _BETWEEN.split(deed.partition(" ")[2])[0]
     if not thing or deed.startswith("go "):
         return ""

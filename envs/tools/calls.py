@@ -264,7 +264,6 @@ def read_call(value: Any) -> Call | str:
 
 
 def _checked(call: Call) -> Call | str:
-    """The call, or an error if its text cannot be encoded."""
     try:
         f"{call.name}{json.dumps(call.arguments, ensure_ascii=False)}".encode()
     except UnicodeEncodeError:

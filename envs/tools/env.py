@@ -38,8 +38,6 @@ _NO_ANSWER = "There is neither a call nor an answer after the reasoning."
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one answer of the model led to."""
-
     results: tuple[tuple[str, ToolResult], ...] = ()
     """Names of tools and their results, in order."""
     feedback: str = ""
@@ -253,7 +251,6 @@ def _message(role: str, text: str, images: Sequence[Any]) -> dict[str, Any]:
 
 
 def _written(calls: Sequence[Call]) -> str:
-    """The calls in one canonical form."""
     bodies = (json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
     return "\n".join(f"{OPEN}\n{body}\n{CLOSE}" for body in bodies)
 

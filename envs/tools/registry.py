@@ -17,7 +17,7 @@ from envs.errors import ConfigError, ToolError
 from envs.loading import load_attribute, load_module
 from envs.tools.calls import decode_whole, short
 from envs.tools.results import Tool, ToolSpec
-from envs.tools.schema import ArgumentCheck, check_schema, infer_schema
+from envs.tools.schema import check_schema, infer_schema
 from envs.tools.settings import McpSettings
 from slime_verlog import Field, Settings, read_settings, read_yaml
 
@@ -91,9 +91,8 @@ def make_tool(
     name = name or str(getattr(function, "__name__", ""))
     where = f"the tool {name} ({getattr(target, '__module__', '?')})"
     checked = check_schema(schema or infer_schema(function, name), where)
-    checked["function"]["name"] = name
-    checked = check_schema(checked, where)
-    return ToolSpec(name, checked, ArgumentCheck(checked), target, dict(config or {}), timeout_s)
+    checked = check_schema({**checked["function"], "name": name}, where)
+    return ToolSpec(checked, target, dict(config or {}), timeout_s)
 
 
 def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpec, ...]:
@@ -150,11 +149,8 @@ def select_tools(
             )
         if name in selected:
             raise ConfigError(f"the sample asks for the tool {name!r} twice")
-        spec = known[name]
-        if not isinstance(entry, str):
-            schema = check_schema(entry, f"the tool {name} of the sample")
-            spec = replace(spec, schema=schema, check=ArgumentCheck(schema))
-        selected[name] = spec
+        own = {} if isinstance(entry, str) else {"schema": check_schema(entry, f"the tool {name} of the sample")}
+        selected[name] = replace(known[name], **own)
     return tuple(selected.values())
 
 

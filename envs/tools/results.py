@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import inspect
 import json
 import math
@@ -66,9 +67,7 @@ class Tool(abc.ABC):
 class ToolSpec:
     """One tool that is offered to the model."""
 
-    name: str
     schema: Schema
-    check: ArgumentCheck
     target: Any
     """A function, or a subclass of `Tool`."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -78,6 +77,15 @@ class ToolSpec:
     deterministic: bool = True
     """Whether the same calls always give the same results."""
     source: str = ""
+
+    @functools.cached_property
+    def check(self) -> ArgumentCheck:
+        """Checks the arguments of calls against the schema."""
+        return ArgumentCheck(self.schema)
+
+    @property
+    def name(self) -> str:
+        return self.schema["function"]["name"]
 
     @property
     def stateful(self) -> bool:

@@ -225,7 +225,6 @@ def _check_loops(part: Any, root: Mapping[str, Any], where: str, checked: set[in
 
 
 def _target(reference: str, root: Mapping[str, Any], where: str) -> Any:
-    """What a reference inside the schema leads to."""
     if reference != "#" and not reference.startswith("#/"):
         raise ToolError(f"{where} refer to {short(reference)}; only references such as #/$defs/NAME are supported")
     found: Any = root

@@ -36,7 +36,7 @@ def test_babaisais_thoughts_name_what_wins_where_it_is_and_what_the_push_is_for(
     promised: set[str] = set()
     kept: set[str] = set()
     for env, shown, thought, action in play(babaisai, task, seed=1):
-        rules = {f"{noun} is {prop}" for noun, prop in env.level.world.rules.listed}
+        rules = {f"{noun} is {prop}" for noun, prop in env.world.rules.listed}
         kept |= rules
         seen = re.match(r"(\w+) is win, and I see (.+?)\. ", thought)
         if seen is not None:

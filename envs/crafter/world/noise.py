@@ -111,8 +111,6 @@ def _find_near(points: np.ndarray, lattice: np.ndarray, delta: np.ndarray) -> _T
 
 
 def _permutation(seed: int) -> np.ndarray:
-    """Shuffle 0..255 with a 64-bit linear congruential generator."""
-
     def advance(state: int) -> int:
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
         return state - 2**64 if state >= 2**63 else state

@@ -14,7 +14,7 @@ from typing import Any
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, ToolError
 from envs.tools.mcp.connection import ANSWER_S, Connection, Listing, close_all, find_program, list_tools, reason
 from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec
-from envs.tools.schema import ArgumentCheck, check_schema
+from envs.tools.schema import check_schema
 from envs.tools.settings import McpSettings
 
 START_GRACE_S = 10.0
@@ -61,12 +61,9 @@ def _spec(server: McpServer, tool: Mapping[str, Any], listing: Mapping[str, Any]
         "description": (tool.get("description") or "").strip() or tool.get("title") or name,
         "parameters": tool["inputSchema"],
     }
-    schema = check_schema(described, settings.label)
     own = settings.scope == "episode"
     return ToolSpec(
-        described["name"],
-        schema,
-        ArgumentCheck(schema),
+        check_schema(described, settings.label),
         EpisodeTool if own else functools.partial(_call, server, name),
         {"settings": settings, "known": listing, "tool": name} if own else {},
         timeout_s,
@@ -155,15 +152,10 @@ def mcp_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None:
             logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a traceback per line that is not JSON
-            _loop = asyncio.new_event_loop()
+            loop = _loop = asyncio.new_event_loop()
             threading.Thread(target=_loop.run_forever, name="mcp", daemon=True).start()
-            atexit.register(_close_all)
+            atexit.register(lambda: asyncio.run_coroutine_threadsafe(close_all(EXIT_S), loop).result())
         return _loop
-
-
-def _close_all() -> None:
-    assert _loop is not None
-    asyncio.run_coroutine_threadsafe(close_all(EXIT_S), _loop).result()
 
 
 class McpServer:
