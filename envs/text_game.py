@@ -226,6 +226,13 @@ class PlannedGame(TextGame):
         return length / self._whole_way if length else 1.0
 
 
+def text_parts(value: Any) -> tuple[str, str] | None:
+    """Return the long-term and short-term text of a text or of BALROG's mapping; None for anything else."""
+    found = value if isinstance(value, Mapping) else {"long_term_context": value}
+    parts = found.get("long_term_context"), found.get("short_term_context", "")
+    return parts if isinstance(parts[0], str) and isinstance(parts[1], str) else None
+
+
 def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     """Return the text that names the action, and its [start, end) characters in the response.
 
@@ -244,6 +251,15 @@ def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     return candidate, (offset, offset + len(candidate))
 
 
+def parse_template(text: str) -> Any:
+    """Parse a Jinja template for Jinja's sandbox, in which an unknown variable is an error."""
+    import jinja2
+    from jinja2.sandbox import SandboxedEnvironment
+
+    jinja = SandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return jinja.from_string(text)
+
+
 _templates: dict[tuple[Path, int], Any] = {}
 
 
@@ -254,14 +270,12 @@ def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
         ConfigError: the file is missing, does not parse, or uses an unknown variable.
     """
     import jinja2
-    from jinja2.sandbox import SandboxedEnvironment
 
     path = Path(path)
     try:
         key = (path, path.stat().st_mtime_ns)
         if key not in _templates:
-            jinja = SandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-            _templates[key] = jinja.from_string(path.read_text(encoding="utf-8"))
+            _templates[key] = parse_template(path.read_text(encoding="utf-8"))
         return _templates[key].render(variables).strip()
     except OSError as error:
         raise ConfigError(f"prompt template {path} cannot be read: {error.strerror}") from error

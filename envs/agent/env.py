@@ -153,19 +153,17 @@ class AgentEnv(BaseInteractionEnv):
                 self.run = replace(self.run, exit_code=end.exit_code)
                 info["metrics"] = {**info.get("metrics", {}), "exit_code": float(end.exit_code)}
             if end is not None or self.settings.grade_at_limit:
-                self._reward(info, episode)
+                ended = episode.session.end  # by now it has, also if a limit ended the episode
+                self.run = replace(self.run, output=ended.output if ended else "")
+                with timed("judge"):
+                    score = self._bounded("grader", self._grade, self.run)
+                if not isinstance(score, int | float) or not math.isfinite(score):
+                    name = self.settings.grader
+                    raise EnvironmentFault(f"env.grader {name} returned {short(score)}, not a finite number")
+                info["reward"] += float(score)
+                info["progression"] = min(max(float(score), 0.0), 1.0)
         finally:
             self.close()
-
-    def _reward(self, info: StepInfo, episode: _Running) -> None:
-        ended = episode.session.end  # by now it has, also if a limit ended the episode
-        run = self.run = replace(self.run, output=ended.output if ended else "")
-        with timed("judge"):
-            score = self._bounded("grader", self._grade, run)
-        if not isinstance(score, int | float) or not math.isfinite(score):
-            raise EnvironmentFault(f"env.grader {self.settings.grader} returned {short(score)}, not a finite number")
-        info["reward"] += float(score)
-        info["progression"] = min(max(float(score), 0.0), 1.0)
 
     def _bounded(self, name: str, function: Any, run: AgentRun) -> Any:
         """Call `prepare` or the grader; an error and a time-out are faults."""

@@ -47,19 +47,18 @@ def _message(message: Mapping[str, Any]) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise RequestError(f"a message has the role {short(role)}; supported are {', '.join(ROLES)}")
-    read: Message = {"role": ROLES[role], "content": _content(message.get("content"))}
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        content = checked_text(content or "", "content")
+    else:
+        content = joined([_part(part) for part in checked_list(content, "content")])
+    read: Message = {"role": ROLES[role], "content": content}
     if calls := checked_list(message.get("tool_calls"), "tool_calls"):
         read["tool_calls"] = [_call(call) for call in calls]
     for key in ("tool_call_id", "name", "reasoning_content"):
         if message.get(key):
             read[key] = checked_text(message[key], key)
     return read
-
-
-def _content(content: Any) -> str | list[Message]:
-    if content is None or isinstance(content, str):
-        return checked_text(content or "", "content")
-    return joined([_part(part) for part in checked_list(content, "content")])
 
 
 def _part(part: Mapping[str, Any]) -> Message:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import alfworld.gen.constants as constants
-import yaml
 from alfworld.gen.goal_library import gdict
 from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
+
+from envs.alfworld.data import read_rooms
 
 NOTICE = "[Demo game: a room built from ALFWorld's grammar, not a game of the ALFWorld data set.]"
 
@@ -40,7 +41,7 @@ class Family:
 
 
 def _load_families() -> dict[str, Family]:
-    data = yaml.safe_load(Path(__file__).with_name("rooms.yaml").read_text(encoding="utf-8"))
+    data = read_rooms()
     scenes = {name: Scene(scene["receptacles"], tuple(scene["objects"])) for name, scene in data["scenes"].items()}
     return {
         name: Family(**{**family, "scenes": tuple(scenes[scene] for scene in family["scenes"])})

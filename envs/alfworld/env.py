@@ -15,20 +15,13 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from envs.alfworld.data import find_root, load_game
+from envs.alfworld.data import find_root, load_game, read_rooms
 from envs.command_game import CommandGame, clean_command, list_commands
 from envs.errors import ConfigError, did_you_mean
 from envs.loading import import_extra
 from envs.text_game import Frame, GameSettings, PlannedGame
 
-FAMILIES = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
+FAMILIES = tuple(read_rooms()["families"])
 _MAX_STEPS = 50
 _TASK = re.compile(r"Your task is to:\s*(.*?)\s*\.?\s*$", re.DOTALL)
 # The wording of ALFWorld before its version 0.4.

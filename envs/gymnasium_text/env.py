@@ -20,7 +20,7 @@ from gymnasium import spaces
 from envs.base import make_image
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.loading import load_attribute
-from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame, text_parts
 from slime_verlog import Field
 
 _FREE_ANSWER = ANSWER_FORMAT.replace("one allowed action", "what you do")
@@ -99,12 +99,11 @@ class GymnasiumText(TextGame):
 
     def _frame(self, observation: Any, *outcome: Any) -> Frame:
         text = self._read(observation)
-        parts = text if isinstance(text, Mapping) else {"long_term_context": text}
-        long_term, short_term = parts.get("long_term_context"), parts.get("short_term_context", "")
-        if not isinstance(long_term, str) or not isinstance(short_term, str):
+        parts = text_parts(text)
+        if parts is None:
             raise EnvironmentFault(f"{self.env} returned {text!r} as the text of an observation")
         image = make_image(self.env.render()) if self.settings.vlm else None
-        return Frame(long_term, short_term, *outcome, image=image)
+        return Frame(*parts, *outcome, image=image)
 
 
 SETTINGS = GymnasiumSettings

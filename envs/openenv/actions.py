@@ -19,6 +19,7 @@ from envs.openenv.schema import fields_of
 from envs.openenv.session import RejectedError
 from envs.openenv.settings import OpenEnvSettings
 from envs.questions.pictures import open_picture
+from envs.text_game import parse_template, text_parts
 from envs.tools.calls import decode_whole, short
 from envs.tools.results import encodable
 
@@ -153,7 +154,14 @@ def make_reader(settings: OpenEnvSettings) -> Callable[[Mapping[str, Any]], Part
         read = _template(given)
     else:
         function, label = load_attribute(given, "env.observation"), f"env.observation: {given}"
-        read = lambda observation: _parts(call_user_function(function, label, observation), given)
+
+        def read(observation: Mapping[str, Any]) -> Parts:
+            found = call_user_function(function, label, observation)
+            parts = text_parts(found)
+            if parts is None:
+                raise EnvironmentFault(f"{label} returned {short(found)}, not text or two texts")
+            return parts
+
     return lambda observation: tuple(map(encodable, read(observation)))  # type: ignore[return-value]
 
 
@@ -196,11 +204,9 @@ def read_picture(observation: Mapping[str, Any], key: str) -> Any:
 
 def _template(text: str) -> Callable[[Mapping[str, Any]], Parts]:
     import jinja2
-    from jinja2.sandbox import SandboxedEnvironment
 
-    jinja = SandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     try:
-        template = jinja.from_string(text)
+        template = parse_template(text)
     except jinja2.TemplateError as error:
         raise ConfigError(f"env.observation: {error}") from error
 
@@ -213,11 +219,3 @@ def _template(text: str) -> Callable[[Mapping[str, Any]], Parts]:
             ) from error
 
     return render
-
-
-def _parts(value: Any, path: str) -> Parts:
-    found = value if isinstance(value, Mapping) else {"long_term_context": value}
-    parts = found.get("long_term_context"), found.get("short_term_context", "")
-    if not isinstance(parts[0], str) or not isinstance(parts[1], str):
-        raise EnvironmentFault(f"env.observation: {path} returned {short(value)}, not text or two texts")
-    return parts[0], parts[1]

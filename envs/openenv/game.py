@@ -50,7 +50,8 @@ class OpenEnvGame(TextGame):
     def start(self) -> Frame:
         self.close()
         self._steps, self._return = 0, 0.0
-        self._session, outcome = begin_episode(self.settings, self.seed)
+        begin = lambda session: session.reset(self.seed)
+        self._session, outcome = open_session(self.settings, self.seed, begin)
         with self._ended_by_errors():
             return self._frame(outcome)
 
@@ -125,23 +126,6 @@ class OpenEnvGame(TextGame):
             self.close()
         shown = f"Nothing was done: {why}.\n{self._last.long_term}"
         return replace(self._last, long_term=shown, reward=0.0, truncated=out_of_time)
-
-
-def begin_episode(
-    settings: OpenEnvSettings, seed: int, prepare: Callable[[Session], object] | None = None
-) -> tuple[Session, Outcome]:
-    """A session whose episode has begun; `prepare` sends requests before the reset.
-
-    Raises:
-        EnvironmentFault: as `open_session`.
-    """
-
-    def begin(session: Session) -> Outcome:
-        if prepare is not None:
-            prepare(session)
-        return session.reset({"seed": seed, **settings.reset})
-
-    return open_session(settings, seed, begin)
 
 
 def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:

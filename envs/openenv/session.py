@@ -63,14 +63,14 @@ class Session:
         self._settings = settings
         self._socket: Any = _connect(url, settings)
 
-    def reset(self, arguments: Mapping[str, Any]) -> Outcome:
-        """Start the episode.
+    def reset(self, seed: int) -> Outcome:
+        """Start the episode of this seed.
 
         Raises:
             ServerFullError: no session is free.
             EnvironmentFault: as for the class, the server refuses, or the episode is over before it begins.
         """
-        outcome = self.first(Request.RESET, arguments)
+        outcome = self.first(Request.RESET, {"seed": seed, **self._settings.reset})
         if outcome.done:
             self._lose("says done in reply to a reset, so there is no episode")
         return outcome

@@ -10,7 +10,7 @@ from typing import Any
 from envs.base import Observation, StepInfo
 from envs.errors import ConfigError, EnvironmentFault
 from envs.openenv.actions import make_reader
-from envs.openenv.game import begin_episode, read_ending
+from envs.openenv.game import read_ending
 from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome, Request
 from envs.openenv.schema import check_unchanged, first_seen
 from envs.openenv.session import RejectedError, Session, open_session
@@ -49,7 +49,7 @@ class OpenEnvTools(ToolEnv):
 
     def reset(self) -> Observation:
         self.close()
-        session, outcome = begin_episode(self._server, self.seed, lambda session: _list_tools(session, self._server))
+        session, outcome = open_session(self._server, self.seed, self._begin)
         self._ended, self._earned = None, 0.0
         try:
             text = "\n".join(filter(None, self._read(outcome.observation))) or EMPTY
@@ -60,6 +60,10 @@ class OpenEnvTools(ToolEnv):
             raise
         self._game = session
         return observation
+
+    def _begin(self, session: Session) -> Outcome:
+        _list_tools(session, self._server)
+        return session.reset(self.seed)
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         observation, done, info = super().step(response_text)

@@ -17,7 +17,7 @@ from pydantic import model_validator
 from envs.base import make_image
 from envs.errors import ConfigError
 from envs.sokoban.board import SYMBOLS, Room, State
-from envs.sokoban.levels import Shape, find_shape, make_level, read_level
+from envs.sokoban.levels import find_shape, make_level, read_level
 from envs.sokoban.picture import draw_room
 from envs.sokoban.solver import Push, find_pushes, is_stuck, moves_of
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
@@ -30,6 +30,7 @@ ACTIONS = {
     "right": "go one step to the right, and push the box if one stands there",
     "stay": "stay where you are for this turn",
 }
+_SHAPE_KEYS = ("width", "height", "boxes", "least_pushes")
 _MEANINGS = ("a wall", "floor", "a target", "a box", "a box on a target", "you", "you on a target")
 
 
@@ -60,7 +61,7 @@ class SokobanSettings(GameSettings):
 
     @model_validator(mode="after")
     def _check(self) -> SokobanSettings:
-        for key in ("width", "height", "boxes", "least_pushes"):
+        for key in _SHAPE_KEYS:
             if self.levels_path is not None and getattr(self, key) is not None:
                 raise ConfigError(f"env.{key} shapes generated levels; remove it to play those of env.levels_path")
         return self
@@ -82,7 +83,8 @@ class Sokoban(PlannedGame):
         self.task, self.seed = task, seed
         self._written = read_level(settings.levels_path, seed) if settings.levels_path else None
         # Levels of files get the limit of Boxoban's size.
-        self._shape = _shape_of("four_boxes" if self._written else task, settings)
+        chosen = {key: getattr(settings, key) for key in _SHAPE_KEYS if getattr(settings, key) is not None}
+        self._shape = replace(find_shape("four_boxes" if self._written else task), **chosen)
         self.max_steps = settings.max_steps or self._shape.max_steps
         self._plans: dict[tuple[int, int], tuple[Push, ...] | None] = {}
         self.state = State(0, 0)
@@ -160,12 +162,6 @@ DEFAULT_TASK = "one_box"
 build_env = Sokoban.from_sample
 expert_action = Sokoban.advice
 explain_action = Sokoban.explain
-
-
-def _shape_of(task: str, settings: SokobanSettings) -> Shape:
-    base = find_shape(task)
-    keys = ("width", "height", "boxes", "least_pushes")
-    return replace(base, **{key: value for key in keys if (value := getattr(settings, key)) is not None})
 
 
 def _event(action: str, before: State, after: State) -> str:

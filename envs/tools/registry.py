@@ -103,7 +103,10 @@ def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpe
         ToolError: a tool violates its contract, or two have the same name.
     """
     if isinstance(source, str) and source.endswith((".yaml", ".yml")):
-        source = _read_list(source)
+        data = read_yaml(source, "env.tools")
+        if not isinstance(data, Mapping) or not isinstance(data.get("tools"), list) or set(data) != {"tools"}:
+            raise ConfigError(f"env.tools: {source} must hold one key, tools, with a list of tools")
+        source = data["tools"]
     entries = [source] if isinstance(source, str | Mapping) else source
     specs: dict[str, ToolSpec] = {}
     for number, raw in enumerate(entries):
@@ -181,7 +184,15 @@ def _load_entry(entry: ToolEntry, key: str) -> Sequence[ToolSpec]:
             )
     if entry.name is not None and len(found) > 1:
         raise ConfigError(f"{key}: {path} offers {len(found)} tools, so a single name does not fit; name one")
-    return [_make_entry(target, entry) for target in found]
+    own, specs = {"config": dict(entry.config), "timeout_s": entry.timeout_s}, []
+    for target in found:
+        marked = _mark_of(target)
+        if marked is not None and entry.name is None and entry.schema_ is None:
+            specs.append(replace(marked, **own))
+        else:
+            name = entry.name or (marked.name if marked is not None else None)
+            specs.append(make_tool(target, name=name, schema=entry.schema_, **own))
+    return specs
 
 
 def _is_offered(value: Any, module: Any) -> bool:
@@ -194,18 +205,3 @@ def _is_offered(value: Any, module: Any) -> bool:
 def _mark_of(target: Any) -> ToolSpec | None:
     """The tool that `@tool` made of this object; subclasses do not inherit it."""
     return getattr(target, "__dict__", {}).get(_MARK)
-
-
-def _make_entry(target: Any, entry: ToolEntry) -> ToolSpec:
-    marked = _mark_of(target)
-    if marked is not None and entry.name is None and entry.schema_ is None:
-        return replace(marked, config=dict(entry.config), timeout_s=entry.timeout_s)
-    name = entry.name or (marked.name if marked is not None else None)
-    return make_tool(target, name=name, schema=entry.schema_, config=entry.config, timeout_s=entry.timeout_s)
-
-
-def _read_list(path: str) -> Sequence[Any]:
-    data = read_yaml(path, "env.tools")
-    if not isinstance(data, Mapping) or not isinstance(data.get("tools"), list) or set(data) != {"tools"}:
-        raise ConfigError(f"env.tools: {path} must hold one key, tools, with a list of tools")
-    return data["tools"]
