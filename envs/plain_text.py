@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 
 TAG = re.compile(r"</?[a-z_]+>")
-"""Tokens such as `<think>` and `</tool_call>`, which the model may write in its answers; they do not change roles."""
+"""Tokens such as `<think>` and `</tool_call>`, which the model may write in its responses; they do not change roles."""
 
 STAND_INS = 0x100000
 """The first of the private-use characters that replace control strings while a template is rendered."""
@@ -111,7 +111,7 @@ class PlainText:
         return self._escaped.sub(lambda m: marks.setdefault(m.group(), chr(STAND_INS + len(marks))), text)
 
     def defused(self, value: Any) -> Any:
-        """Message content with a space after the first character of every control string; pictures unchanged."""
+        """Message content with a space after the first character of every control string; images unchanged."""
         if isinstance(value, str):
             return self.pattern.sub(lambda match: f"{match.group()[0]} {match.group()[1:]}", value)
         if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
 """Base of games with one named action per turn: parsing, penalty and bookkeeping.
 
-Every answer executes exactly one legal action. An invalid answer executes the default action and receives the format
+Every response executes exactly one legal action. An invalid one executes the default action and receives the format
 penalty instead of the game's reward.
 """
 
@@ -32,7 +32,7 @@ ANSWER_FORMAT = (
 )
 
 
-PICTURE_ONLY = "The picture shows what you see."
+IMAGE_ONLY = "The picture shows what you see."
 """Text of every observation under `vlm: only`."""
 
 
@@ -50,12 +50,12 @@ class GameSettings(Settings):
     binary_reward: bool = False
     """Replace every positive reward by 1."""
     format_penalty: float = Field(0.1, ge=0)
-    """The reward of an answer that names no legal action is minus this number instead of the game's reward. With 0, it
+    """The reward of a response that names no legal action is minus this number instead of the game's reward. With 0, it
     is the game's reward."""
     max_steps: int | None = Field(None, ge=1)
     """Steps after which an episode is truncated; null for the game's own limit."""
     vlm: bool | Literal["only"] = False
-    """Add a picture to every observation; `only` shows it instead of the text."""
+    """Add an image to every observation; `only` shows it instead of the text."""
     prompt_template: str | None = None
     """Path of a Jinja file that replaces the built-in instruction."""
     shaping: float = Field(0.0, ge=0)
@@ -72,7 +72,7 @@ class GameSettings(Settings):
         return data
 
     @model_validator(mode="after")
-    def _refuse_pictures(self) -> Self:
+    def _refuse_images(self) -> Self:
         if self.vlm and self.no_pictures:
             raise ConfigError(f"env.vlm: {self.no_pictures}; set it to false")
         return self
@@ -186,7 +186,7 @@ class TextGame(BaseInteractionEnv):
     def _observe(self, frame: Frame) -> Observation:
         images = [frame.image] if frame.image is not None else []
         if self.settings.vlm == "only":
-            return make_observation(PICTURE_ONLY, images=images)
+            return make_observation(IMAGE_ONLY, images=images)
         return make_observation(frame.long_term, frame.short_term, images)
 
     def prompt_variables(self) -> dict[str, Any]:

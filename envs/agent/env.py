@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.agent.program import Program, addresses, find_program, search_path, start_plain, start_sandboxed
-from envs.agent.request import Answer, Message, read_answer, text_of, with_pictures
+from envs.agent.request import Message, Response, read_response, text_of, with_images
 from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings
@@ -113,7 +113,7 @@ class AgentEnv(BaseInteractionEnv):
         why = f"; its last request was refused: {refusal}" if refusal else ""
         raise EnvironmentFault(f"the agent never asked the model: it {what}{why}")
 
-    def _await(self, episode: _Running, answer: Answer | None) -> Waiting | None:
+    def _await(self, episode: _Running, answer: Response | None) -> Waiting | None:
         """Send the answer, if there is one, and wait for the next request; None if there is none."""
         began, session = time.monotonic(), episode.session
         left = self.settings.time_limit_s - self._work_s
@@ -127,7 +127,7 @@ class AgentEnv(BaseInteractionEnv):
         if episode is None or episode.session.current is None:
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
         waiting = episode.session.current
-        answer = read_answer(response_text, waiting.request, self.settings.max_calls)
+        answer = read_response(response_text, waiting.request, self.settings.max_calls)
         self._steps += 1
         self._unread += bool(answer.errors)
         self.run = replace(self.run, turns=self._steps, messages=tuple(self._messages), answer=response_text)
@@ -175,7 +175,7 @@ class AgentEnv(BaseInteractionEnv):
         except ToolError as error:
             raise EnvironmentFault(f"env.{name} {getattr(self.settings, name)} raised {error}") from error
 
-    def _info(self, text: str, answer: Answer, waiting: Waiting) -> StepInfo:
+    def _info(self, text: str, answer: Response, waiting: Waiting) -> StepInfo:
         assert self._episode is not None
         session = self._episode.session
         counts = {name: float(session.counts[name]) for name in ("retries", "refused", "lost_answers")}
@@ -193,7 +193,7 @@ class AgentEnv(BaseInteractionEnv):
         }
 
     def _show(self, waiting: Waiting | None) -> Observation:
-        self._messages = with_pictures(waiting.request.messages) if waiting is not None else []
+        self._messages = with_images(waiting.request.messages) if waiting is not None else []
         self.tools = waiting.request.tools if waiting is not None else self.tools
         return make_observation(text_of(self._messages[-1]) if self._messages else "")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pydantic_core
 
 from envs.errors import MissingDependencyError
-from envs.questions.pictures import PictureError, open_picture
+from envs.questions.images import ImageError, open_image
 from envs.tools.calls import Call, find_calls, reasoning_end, short
 from envs.tools.schema import convert_texts
 
@@ -61,7 +61,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """The model's answer as the agent gets it."""
 
     text: str
@@ -87,7 +87,7 @@ class Answer:
         return (len(self.text) + len(self.reasoning) + calls) // CHARS_PER_TOKEN + 1
 
 
-def read_answer(text: str, request: Request, max_calls: int) -> Answer:
+def read_response(text: str, request: Request, max_calls: int) -> Response:
     """Split the model's text into reasoning, text and, if the request offers tools, calls."""
     text = text.encode("utf-8", "replace").decode()
     start = reasoning_end(text)
@@ -96,14 +96,14 @@ def read_answer(text: str, request: Request, max_calls: int) -> Answer:
     end, stop = _stopped(text, start, request.stops)
     kept = text[:end]
     if not request.tools:
-        return Answer(kept[start:].strip(), reasoning, stop=stop)
+        return Response(kept[start:].strip(), reasoning, stop=stop)
     found = find_calls(kept, max_calls)
     errors = (*found.errors, *([f"an answer may hold at most {max_calls} calls"] if found.cut else []))
     if errors or found.span is None:
-        return Answer(kept[start:].strip(), reasoning, (), errors, stop, found.span)
+        return Response(kept[start:].strip(), reasoning, (), errors, stop, found.span)
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
     calls = tuple(_typed(call, schemas.get(call.name, {})) for call in found.calls)
-    return Answer(kept[start : found.span[0]].strip(), reasoning, calls, (), stop, found.span)
+    return Response(kept[start : found.span[0]].strip(), reasoning, calls, (), stop, found.span)
 
 
 def _stopped(text: str, start: int, stops: Sequence[str]) -> tuple[int, str]:
@@ -150,7 +150,7 @@ def make_request(
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, without pictures."""
+    """Return the text of a message, without images."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -177,15 +177,15 @@ def checked_list(value: Any, what: str) -> list[Mapping[str, Any]]:
     return value
 
 
-def read_picture(url: Any) -> Message:
-    """Make the content part of a picture from its data URI, which is not decoded yet; refuse other addresses."""
+def read_image(url: Any) -> Message:
+    """Make the content part of an image from its data URI, which is not decoded yet; refuse other addresses."""
     if not isinstance(url, str) or not url.startswith("data:"):
         raise RequestError(f"pictures must be sent as data: URIs, got {short(url)}; addresses are not fetched")
     return {"type": "image", "image": url}
 
 
 def joined(parts: Sequence[Message]) -> str | list[Message]:
-    """Join content parts to one text, unless one is a picture."""
+    """Join content parts to one text, unless one is an image."""
     if any(part["type"] == "image" for part in parts):
         return list(parts)
     return "".join(part["text"] for part in parts)
@@ -206,7 +206,7 @@ def tool_schema(name: Any, description: Any, parameters: Any) -> Mapping[str, An
 BYTES_PER_VALUE = 32
 """A request of n bytes may hold n / 32 JSON values, because a value of three bytes takes 64 in memory."""
 PIXELS_PER_BYTE = 2
-"""Pixels that the pictures of a request may have together, per byte of the longest request; a pixel takes 4 bytes."""
+"""Pixels that the images of a request may have together, per byte of the longest request; a pixel takes 4 bytes."""
 
 
 def read_request(
@@ -239,36 +239,36 @@ def read_request(
     digest = hashlib.blake2b(path.encode() + b"\0", digest_size=16)
     digest.update(raw)
     raw.clear()
-    check_pictures(request.messages, max_bytes * PIXELS_PER_BYTE)
-    tokens = (size - sum(map(len, _pictures(request.messages)))) // CHARS_PER_TOKEN
+    check_images(request.messages, max_bytes * PIXELS_PER_BYTE)
+    tokens = (size - sum(map(len, _images(request.messages)))) // CHARS_PER_TOKEN
     known = {"digest": digest.hexdigest(), "is_retry": is_retry, "thread": thread or request.thread}
     return replace(request, size=size, tokens=tokens, **known)
 
 
-def check_pictures(messages: Sequence[Message], max_pixels: int) -> None:
-    """Decode each picture once; refuse one that cannot be read, and more than `max_pixels` pixels together."""
+def check_images(messages: Sequence[Message], max_pixels: int) -> None:
+    """Decode each image once; refuse one that cannot be read, and more than `max_pixels` pixels together."""
     left = max_pixels
-    for url in _pictures(messages):
+    for url in _images(messages):
         try:
-            picture = open_picture(url, left)
-        except (PictureError, MissingDependencyError) as error:
+            image = open_image(url, left)
+        except (ImageError, MissingDependencyError) as error:
             limit = f"; the pictures of a request may have {max_pixels} pixels together (env.request_mb)"
             raise RequestError(f"{error}{limit}") from error
-        left -= picture.width * picture.height
+        left -= image.width * image.height
 
 
-def with_pictures(messages: Sequence[Message]) -> list[Message]:
-    """The messages with decoded pictures in place of data URIs."""
+def with_images(messages: Sequence[Message]) -> list[Message]:
+    """The messages with decoded images in place of data URIs."""
     return [{**message, "content": _decoded(message["content"])} for message in messages]
 
 
 def _decoded(content: str | list[Message]) -> str | list[Message]:
     if isinstance(content, str):
         return content
-    return [{**part, "image": open_picture(part["image"])} if part["type"] == "image" else part for part in content]
+    return [{**part, "image": open_image(part["image"])} if part["type"] == "image" else part for part in content]
 
 
-def _pictures(messages: Sequence[Message]) -> Iterator[str]:
+def _images(messages: Sequence[Message]) -> Iterator[str]:
     for message in messages:
         if not isinstance(message["content"], str):
             yield from (part["image"] for part in message["content"] if part["type"] == "image")

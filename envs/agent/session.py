@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from envs.agent.request import Answer, Request, RequestError
+from envs.agent.request import Request, RequestError, Response
 from envs.errors import EnvironmentFault
 from envs.tools.calls import short
 
@@ -56,13 +56,13 @@ class Waiting:
     """Of the episode's requests, from 0."""
     thread: int = 0
     """Number of the agent's thread, in order of their first requests."""
-    answer: Answer | None = None
+    answer: Response | None = None
     connections: int = 0
     delivered: bool = False
     """The answer was written to a connection that was open."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def answered(self, seconds: float) -> Answer | None:
+    async def answered(self, seconds: float) -> Response | None:
         """The answer; None if there is none after so many seconds."""
         try:
             await asyncio.wait_for(self.done.wait(), seconds)
@@ -176,7 +176,7 @@ class Session:
         self.end = end
         self._news.set()
 
-    async def exchange(self, answer: Answer, seconds: float) -> Waiting | None:
+    async def exchange(self, answer: Response, seconds: float) -> Waiting | None:
         """Answer the current request, and wait for the next one as `next` does."""
         assert self.current is not None
         self._answered, self.current = self.current, None

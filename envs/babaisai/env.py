@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from envs.babaisai.image import draw_world
 from envs.babaisai.levels import find_task, make_level
-from envs.babaisai.picture import draw_world
 from envs.babaisai.planner import find_plan
 from envs.babaisai.world import DIRECTIONS, Cell, World
 from envs.errors import EnvironmentFault

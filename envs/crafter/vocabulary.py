@@ -1,4 +1,4 @@
-"""Names and descriptions of the actions, and the translation of answers to actions."""
+"""Names and descriptions of the actions, and the translation of responses to actions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _BRACKETS = re.compile(r"\([^)]*\)")
 
 
 def translate(answer: str, turn: int) -> str | None:
-    """Map an answer to an action, as Verlog does; None if it names no action.
+    """Map a response to an action, as Verlog does; None if it names no action.
 
     For a diagonal move Verlog picks one of the two directions at random. Here they alternate by `turn`, which keeps the
     episode deterministic.

@@ -1,4 +1,4 @@
-"""Questions about one coloured shape in a small picture (PyPI's easy-vqa): a VLM environment for a laptop.
+"""Questions about one coloured shape in a small image (PyPI's easy-vqa): a VLM environment for a laptop.
 
 The tasks are `train` and `test`; the seed selects the question. A wrong answer may be corrected in further turns.
 """

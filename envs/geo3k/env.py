@@ -1,4 +1,4 @@
-"""Geometry problems with pictures (geometry3k).
+"""Geometry problems with images (geometry3k).
 
 The problems come from slime's own data set (`--prompt-data`, `--input-key problem --label-key answer
 --multimodal-keys '{"image": "images"}'`), or from the parquet files themselves (`env: {data: train.parquet}`).

@@ -43,7 +43,7 @@ def make(
         kwargs: keyword arguments of NLE or MiniHack, such as `character`.
 
     Raises:
-        ConfigError: unknown task or action, or pictures were asked for.
+        ConfigError: unknown task or action, or images were asked for.
         MissingDependencyError: NLE or MiniHack is not installed.
     """
     if render_mode is not None:

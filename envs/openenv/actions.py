@@ -18,7 +18,7 @@ from envs.loading import load_attribute
 from envs.openenv.schema import fields_of
 from envs.openenv.session import RejectedError
 from envs.openenv.settings import OpenEnvSettings
-from envs.questions.pictures import open_picture
+from envs.questions.images import open_image
 from envs.text_game import parse_template, text_parts
 from envs.tools.calls import decode_whole, short
 from envs.tools.results import encodable
@@ -36,18 +36,18 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
 
 @dataclass(frozen=True)
 class Actions:
-    """How answers become actions."""
+    """How responses become actions."""
 
     read: Callable[[str], Mapping[str, Any]]
-    """From the answer's text to the action; raises `RejectedError`."""
+    """From the response's text to the action; raises `RejectedError`."""
     names: Mapping[str, str] | Sequence[str] = ()
-    """All valid answers, if they can be listed."""
+    """All valid responses, if they can be listed."""
     fields: tuple[str, ...] = ()
-    """One line per field for the prompt, if the answer is JSON."""
+    """One line per field for the prompt, if the response is JSON."""
 
 
 def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Actions:
-    """How answers become actions under these settings.
+    """How responses become actions under these settings.
 
     Raises:
         ConfigError: the action has no such field, or the import path leads nowhere.
@@ -177,17 +177,17 @@ def call_user_function(function: Callable[..., T], label: str, *arguments: Any) 
         raise EnvironmentFault(f"{label}: {describe(error)}") from error
 
 
-def as_lines(observation: Mapping[str, Any], picture: str | None = None) -> str:
+def as_lines(observation: Mapping[str, Any], image: str | None = None) -> str:
     """One line `key: value` per key that has a value."""
     return "\n".join(
         f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for key, value in observation.items()
-        if key not in HIDDEN and key != picture and value not in (None, "", [], {})
+        if key not in HIDDEN and key != image and value not in (None, "", [], {})
     )
 
 
-def read_picture(observation: Mapping[str, Any], key: str) -> Any:
-    """The picture under a key, as an RGB PIL image.
+def read_image(observation: Mapping[str, Any], key: str) -> Any:
+    """The image under a key, as an RGB PIL image.
 
     Raises:
         EnvironmentFault: there is none, or it cannot be read.
@@ -199,7 +199,7 @@ def read_picture(observation: Mapping[str, Any], key: str) -> Any:
         data = base64.b64decode(value.partition(",")[2] if value.startswith("data:") else value, validate=True)
     except ValueError as error:
         raise EnvironmentFault(f"the observation's picture {key!r} is not base64: {error}") from error
-    return open_picture(data)
+    return open_image(data)
 
 
 def _template(text: str) -> Callable[[Mapping[str, Any]], Parts]:

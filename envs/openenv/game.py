@@ -1,6 +1,6 @@
 """An environment with one action per turn.
 
-An answer that the server refuses changes nothing there: the default action is sent instead or, without one, the last
+A response that the server refuses changes nothing there: the default action is sent instead or, without one, the last
 observation is shown again with the reason. Each refusal is a turn.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from envs.errors import EnvironmentFault
 from envs.loading import load_attribute
-from envs.openenv.actions import call_user_function, make_reader, read_actions, read_picture
+from envs.openenv.actions import call_user_function, make_reader, read_actions, read_image
 from envs.openenv.protocol import Outcome
 from envs.openenv.session import RejectedError, Session, open_session
 from envs.openenv.settings import OpenEnvSettings
@@ -116,7 +116,7 @@ class OpenEnvGame(TextGame):
             terminated=ending == "terminated",
             truncated=ending == "truncated" or (ending is None and out_of_time),
             progression=min(max(self._return, 0.0), 1.0),
-            image=read_picture(outcome.observation, key) if key and self.settings.vlm else None,
+            image=read_image(outcome.observation, key) if key and self.settings.vlm else None,
         )
         return self._last
 

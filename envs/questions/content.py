@@ -1,6 +1,6 @@
-"""Reads a question's content, in the forms that data sets use, into texts and pictures in order.
+"""Reads a question's content, in the forms that data sets use, into texts and images in order.
 
-Invariant: a picture keeps its place between the texts; the error about an unsupported part names its type.
+Invariant: an image keeps its place between the texts; the error about an unsupported part names its type.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.errors import ConfigError
-from envs.questions.pictures import open_picture
+from envs.questions.images import open_image
 
 PLACEHOLDER = "<image>"
-"""Marks a picture's place in the texts of data sets."""
+"""Marks an image's place in the texts of data sets."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}://")
 _SUPPORTED = "a question takes parts of type 'text' and 'image'"
 
 
 def read_messages(messages: Any) -> tuple[str, list[str | None], list[Any]]:
-    """The system text, the texts of all user messages with None in place of each picture, and their pictures.
+    """The system text, the texts of all user messages with None in place of each image, and their images.
 
     Raises:
         ConfigError: `messages` is not a list of messages, or has an unsupported role or part.
     """
     if not isinstance(messages, list | tuple):
         raise ConfigError(f"a question must be a text or a list of messages, got {type(messages).__name__}")
-    system, texts, pictures = "", [], []
+    system, texts, images = "", [], []
     for message in messages:
         role = message.get("role") if isinstance(message, Mapping) else message
         if role not in ("system", "user"):
@@ -39,8 +39,8 @@ def read_messages(messages: Any) -> tuple[str, list[str | None], list[Any]]:
             system = "".join(text or "" for text in found)
             continue
         texts += ["\n\n"] * bool(texts) + found
-        pictures += inside
-    return system, texts, pictures
+        images += inside
+    return system, texts, images
 
 
 def _read_content(content: Any) -> tuple[list[str | None], list[Any]]:
@@ -49,17 +49,17 @@ def _read_content(content: Any) -> tuple[list[str | None], list[Any]]:
     if not isinstance(content, list | tuple):
         raise ConfigError(f"a message's content must be a text or a list of parts, got {type(content).__name__}")
     texts: list[str | None] = []
-    pictures = []
+    images = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
         elif kind == "image":
             texts.append(None)
-            pictures.append(part.get("image", part))
+            images.append(part.get("image", part))
         else:
             raise ConfigError(f"a question has a content part of {_kind_of(part)}; {_SUPPORTED}")
-    return texts, pictures
+    return texts, images
 
 
 def _kind_of(part: Any) -> str:
@@ -70,16 +70,16 @@ def _kind_of(part: Any) -> str:
 
 
 def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ...]]:
-    """Lay out the texts of a question with `count` pictures: (whole text, its pieces).
+    """Lay out the texts of a question with `count` images: (whole text, its pieces).
 
-    The whole text has `<image>` in place of each picture that has text before it. The pieces are the texts before,
-    between and after the pictures, one more than pictures; there are none if all pictures come first.
+    The whole text has `<image>` in place of each image that has text before it. The pieces are the texts before,
+    between and after the images, one more than images; there are none if all images come first.
 
-    A None in `texts` is the place of a picture. Without any, the `<image>` marks inside the texts are; without those,
-    the pictures come first.
+    A None in `texts` is the place of an image. Without any, the `<image>` marks inside the texts are; without those,
+    the images come first.
 
     Raises:
-        ConfigError: there are more or fewer places than pictures.
+        ConfigError: there are more or fewer places than images.
     """
     if None not in texts:
         divided = re.split(f"({PLACEHOLDER})", "".join(text or "" for text in texts))
@@ -100,12 +100,12 @@ def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ..
     return "".join(pieces).strip(), ()
 
 
-def open_pictures(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
-    """The pictures of a question as RGB PIL images.
+def open_images(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
+    """The images of a question as RGB PIL images.
 
     Raises:
-        ConfigError: one is a URL or not a picture.
-        PictureError: one cannot be read or has more than `max_pixels` pixels.
+        ConfigError: one is a URL or not an image.
+        ImageError: one cannot be read or has more than `max_pixels` pixels.
     """
     for value in values:
         row = value if isinstance(value, Mapping) else {"path": value}
@@ -117,4 +117,4 @@ def open_pictures(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
                     f"a question's picture is the URL {address[:100]}; URLs are not fetched, so download the file and "
                     "give its path, its bytes or a data URI"
                 )
-    return tuple(open_picture(value, max_pixels) for value in values)
+    return tuple(open_image(value, max_pixels) for value in values)

@@ -1,4 +1,4 @@
-"""Questions with answers and pictures, read from slime's data set, from a file or from the YAML.
+"""Questions with answers and images, read from slime's data set, from a file or from the YAML.
 
 Invariant: task and seed decide the question; one pass over the data shows every row once.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
-from envs.questions.content import lay_out, open_pictures, read_messages
-from envs.questions.pictures import MAX_PIXELS
+from envs.questions.content import lay_out, open_images, read_messages
+from envs.questions.images import MAX_PIXELS
 from slime_verlog import Field, Settings
 
 _TEMPLATE_MARKS = ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>")
@@ -51,12 +51,12 @@ class QuestionSettings(Settings):
     answer_key: str = "answer"
     """Column with the reference answer."""
     image_key: str = "images"
-    """Column with the question's pictures."""
+    """Column with the question's images."""
     tool_key: str = "tools"
     """Column with the row's own list of tools, by name or schema. A sample's metadata takes precedence; slime's
     `--tool-key` puts a list there."""
     max_image_pixels: int = Field(default=MAX_PIXELS, ge=1)
-    """Largest picture of a question, in pixels. Larger ones are refused."""
+    """Largest image of a question, in pixels. Larger ones are refused."""
 
 
 def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, str, int]:
@@ -64,8 +64,8 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
 
     Raises:
         ConfigError: no data, an unknown task, a missing file or key, a prompt of an unknown form, a content part that
-            cannot be shown, or a text that refers to more or fewer pictures than there are.
-        EnvironmentFault: a picture cannot be read.
+            cannot be shown, or a text that refers to more or fewer images than there are.
+        EnvironmentFault: an image cannot be read.
     """
     metadata = getattr(sample, "metadata", None) or {}
     task, seed = str(metadata.get("task", "sample")), metadata.get("seed", 0)
@@ -98,7 +98,7 @@ def _from_row(row: Mapping[str, Any], settings: QuestionSettings) -> Question:
         )
     found = row.get(settings.image_key)
     found = [] if found is None else found if isinstance(found, list | tuple) else [found]
-    images = open_pictures(found, settings.max_image_pixels)
+    images = open_images(found, settings.max_image_pixels)
     metadata = row.get("metadata")
     metadata = metadata if isinstance(metadata, Mapping) else {}
     return _question(row[settings.question_key], row.get(settings.answer_key), images, settings, metadata)
@@ -115,7 +115,7 @@ def _from_sample(sample: Any, settings: QuestionSettings) -> Question:
     unknown = [str(kind) for kind, values in inputs.items() if kind != "images" and values is not None]
     if unknown:
         raise ConfigError(f"the sample comes with {', '.join(unknown)}; a question takes images only")
-    images = open_pictures(inputs.get("images") or (), settings.max_image_pixels)
+    images = open_images(inputs.get("images") or (), settings.max_image_pixels)
     metadata = dict(getattr(sample, "metadata", None) or {})
     if isinstance(prompt, str) and any(mark in prompt for mark in _TEMPLATE_MARKS):
         raise ConfigError(
@@ -128,9 +128,9 @@ def _from_sample(sample: Any, settings: QuestionSettings) -> Question:
 def _question(
     content: Any, answer: Any, images: tuple[Any, ...], settings: QuestionSettings, metadata: Mapping[str, Any]
 ) -> Question:
-    """A question from a text or from chat messages; `images`, if any, replace the pictures inside the messages."""
+    """A question from a text or from chat messages; `images`, if any, replace the images inside the messages."""
     system, texts, inside = ("", [content], []) if isinstance(content, str) else read_messages(content)
-    images = images or open_pictures(inside, settings.max_image_pixels)
+    images = images or open_images(inside, settings.max_image_pixels)
     text, pieces = lay_out(texts, len(images))
     return Question(text, answer, images, system, metadata, pieces=pieces)
 

@@ -1,6 +1,6 @@
 """Adapter to TextArena: its single-player games, by their ids.
 
-An answer's move goes to the game as it is. Whether it is valid is for the game to say: an invalid one earns the format
+A response's move goes to the game as it is. Whether it is valid is for the game to say: an invalid one earns the format
 penalty, and the game ends after `invalid_moves_allowed` of them in a row.
 """
 
@@ -19,7 +19,7 @@ from envs.text_game import Frame, GameSettings, TextGame
 from slime_verlog import Field
 
 MAX_CHARACTERS = 300
-"""Characters of a longer answer are not passed to the game: its parsers are not made for them."""
+"""Characters of a longer response are not passed to the game: its parsers are not made for them."""
 
 _MOVE_FORMAT = (
     "Choose your next move. Answer in exactly this form:\n"

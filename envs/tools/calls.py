@@ -1,7 +1,7 @@
-"""Finds tool calls in a model's answer; a call that cannot be read becomes an error message for the model.
+"""Finds tool calls in a model's response; a call that cannot be read becomes an error message for the model.
 
 Three forms are accepted: JSON between `<tool_call>` tags (Hermes, Qwen), `<function=...>` markup between the same tags
-(Qwen3-Coder, Qwen3.5), and an answer that is only JSON (Llama, Mistral). Broken JSON is not repaired, because a policy
+(Qwen3-Coder, Qwen3.5), and a response that is only JSON (Llama, Mistral). Broken JSON is not repaired, because a policy
 that is rewarded for it learns to write it.
 """
 
@@ -55,12 +55,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of one answer, and the errors in calls that cannot be read, each in order of appearance."""
+    """The calls of one response, and the errors in calls that cannot be read, each in order of appearance."""
 
     calls: tuple[Call, ...] = ()
     errors: tuple[str, ...] = ()
     span: tuple[int, int] | None = None
-    """Characters [start, end) from the first to the last call; None if the answer has none."""
+    """Characters [start, end) from the first to the last call; None if the response has none."""
     cut: bool = False
     """There were more calls than `limit`."""
 
@@ -71,7 +71,7 @@ class Calls:
 
 
 def find_calls(text: str, limit: int = 8) -> Calls:
-    """Find the calls after the reasoning of an answer. Never raises.
+    """Find the calls after the reasoning of a response. Never raises.
 
     Tags inside a JSON string of a call belong to the string.
     """
@@ -96,7 +96,7 @@ def reasoning_end(text: str) -> int | None:
 
 
 def _inside_json(text: str, position: int) -> bool:
-    """Whether `position` is inside the JSON of a call or of a bare answer, so inside one of its strings."""
+    """Whether `position` is inside the JSON of a call or of a bare response, so inside one of its strings."""
     start = len(text) - len(text.lstrip())
     if not text.startswith(("{", "["), start):
         opened = text.find(OPEN, 0, position)
@@ -177,7 +177,7 @@ def _closed(text: str, position: int) -> bool:
 
 
 def _bare(text: str, start: int, limit: int) -> Calls:
-    """Calls in an answer that is only JSON: an object, a list of objects, or several objects in sequence."""
+    """Calls in a response that is only JSON: an object, a list of objects, or several objects in sequence."""
     body = text[start:]
     content = _unwrapped(body.strip())
     if not content.lstrip().startswith(("{", "[")):
@@ -193,7 +193,7 @@ def _bare(text: str, start: int, limit: int) -> Calls:
 
 
 def _unwrapped(body: str) -> str:
-    """The answer without a leading marker or a code fence around all of it."""
+    """The response without a leading marker or a code fence around all of it."""
     for marker in _MARKERS:
         body = body.removeprefix(marker)
     fence = next((f for f in _FENCES if body.startswith(f)), None)

@@ -97,7 +97,7 @@ class ToolEnv(BaseInteractionEnv):
         return self._observe("", [], obs_str=text)
 
     def _placed(self, greeting: str) -> tuple[list[dict[str, Any]], str]:
-        """Content parts and short-term text of a question with pictures between its texts; pictures of tools follow."""
+        """Content parts and short-term text of a question with images between its texts; images of tools follow."""
         more = len(self._images) - len(self.question.images)
         *pieces, last = [*self.question.pieces, *[""] * more]
         pieces = [piece.replace(PICTURE_PLACE, "") for piece in [*pieces, last + greeting]]

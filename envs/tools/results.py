@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from envs.errors import ToolError
-from envs.questions.pictures import is_picture, open_picture
+from envs.questions.images import is_image, open_image
 from envs.tools.calls import short
 from envs.tools.schema import ArgumentCheck, Schema
 from envs.tools.settings import ToolSettings
@@ -116,12 +116,12 @@ def failure(text: str, settings: ToolSettings) -> ToolResult:
 def read_result(value: Any, settings: ToolSettings) -> ToolResult:
     """Read what a tool returned.
 
-    Text is shown unchanged, None as empty text, a picture or a list of pictures as pictures, and a mapping with `image`
-    or `images` as its pictures and its `text`. Everything else is shown as JSON, or as `str` where JSON fails.
+    Text is shown unchanged, None as empty text, an image or a list of images as images, and a mapping with `image`
+    or `images` as its images and its `text`. Everything else is shown as JSON, or as `str` where JSON fails.
     `(response, reward)` and `(response, reward, metrics)` add a reward and numbers for the logs.
 
     Raises:
-        ToolError: a tuple of another length, a reward or metric that is not a finite number, or pictures that cannot be
+        ToolError: a tuple of another length, a reward or metric that is not a finite number, or images that cannot be
             read, are too large or too many.
     """
     if not isinstance(value, tuple) or isinstance(value, ToolResult):
@@ -143,13 +143,13 @@ def _response(value: Any) -> ToolResult:
         return value
     if value is None or isinstance(value, str):
         return ToolResult(value or "")
-    if is_picture(value):
+    if is_image(value):
         return ToolResult(images=(value,))
-    if isinstance(value, list) and value and all(is_picture(item) for item in value):
+    if isinstance(value, list) and value and all(is_image(item) for item in value):
         return ToolResult(images=tuple(value))
     if isinstance(value, Mapping) and set(value) <= {"text", "image", "images"} and set(value) != {"text"} and value:
-        pictures = [value[key] for key in ("image", "images") if value.get(key) is not None]
-        images = tuple(p for item in pictures for p in (item if isinstance(item, list | tuple) else [item]))
+        given = [value[key] for key in ("image", "images") if value.get(key) is not None]
+        images = tuple(p for item in given for p in (item if isinstance(item, list | tuple) else [item]))
         return ToolResult(str(value.get("text") or ""), images)
     return ToolResult(_as_json(value))
 
@@ -174,7 +174,7 @@ def _number(value: Any, what: str) -> float:
 def _bounded(result: ToolResult, settings: ToolSettings) -> ToolResult:
     if len(result.images) > settings.max_images:
         raise ToolError(f"the tool returned {len(result.images)} pictures; at most {settings.max_images} are shown")
-    images = tuple(open_picture(image, settings.max_tool_image_pixels) for image in result.images)
+    images = tuple(open_image(image, settings.max_tool_image_pixels) for image in result.images)
     return replace(result, text=clip(encodable(result.text), settings.output_chars), images=images)
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from envs.errors import EnvironmentFault, ToolError
-from envs.questions.pictures import PictureError
+from envs.questions.images import ImageError
 from envs.timing import timed
 from envs.tools.calls import Call, Calls, short
 from envs.tools.execution import ToolTimeout, run_bounded
@@ -83,7 +83,7 @@ class ToolSession:
             if result.failed:
                 self.counts["tool_errors"] += 1
             return result
-        except (ToolError, PictureError) as error:
+        except (ToolError, ImageError) as error:
             self.counts["tool_errors"] += 1
             self.counts["tool_timeouts"] += isinstance(error, ToolTimeout)
             return failure(str(error), self.settings)

@@ -109,7 +109,7 @@ async def _call(server: McpServer, name: str, /, **arguments: Any) -> ToolResult
 
 
 def parts_of(result: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
-    """A result's texts, and its pictures as data URIs; keys may be in the protocol's form or in Python's."""
+    """A result's texts, and its images as data URIs; keys may be in the protocol's form or in Python's."""
     texts, images = [], []
     for part in result["content"]:
         match part["type"]:
