@@ -33,7 +33,7 @@ def load_recording(name: str) -> Any:
 @pytest.fixture(autouse=True)
 def _unknown_servers() -> None:
     """Forget what OpenEnv servers of earlier tests said: the system may give their ports to other servers."""
-    if schema := sys.modules.get("envs.openenv.schema"):
+    if schema := sys.modules.get("envs.openenv.session"):
         schema._first.clear()
         schema._gone_since.clear()
 

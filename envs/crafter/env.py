@@ -14,9 +14,8 @@ import numpy as np
 
 from envs.crafter.expert import advise
 from envs.crafter.image import draw, draw_clear
-from envs.crafter.observation import describe
 from envs.crafter.thoughts import explain
-from envs.crafter.vocabulary import ACTIONS, TOOLS, translate
+from envs.crafter.vocabulary import ACTIONS, TOOLS, describe, translate
 from envs.crafter.world.rules import ACHIEVEMENTS, LENGTH
 from envs.crafter.world.world import World
 from envs.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from envs.crafter.expert import SOURCE, Job, decide, find_job
-from envs.crafter.observation import describe
+from envs.crafter.vocabulary import describe
 from envs.crafter.world.rules import KIND_NAMES
 from envs.crafter.world.world import World
 

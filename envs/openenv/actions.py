@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from envs.errors import ConfigError, EnvironmentFault, describe
 from envs.loading import load_attribute
-from envs.openenv.schema import fields_of
-from envs.openenv.session import RejectedError
+from envs.openenv.session import RejectedError, fields_of
 from envs.openenv.settings import OpenEnvSettings
 from envs.questions.images import open_image
 from envs.text_game import parse_template, text_parts

@@ -12,8 +12,7 @@ from envs.errors import ConfigError, EnvironmentFault
 from envs.openenv.actions import make_reader
 from envs.openenv.game import read_ending
 from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome, Request
-from envs.openenv.schema import check_unchanged, first_seen
-from envs.openenv.session import RejectedError, Session, open_session
+from envs.openenv.session import RejectedError, Session, check_unchanged, first_seen, open_session
 from envs.openenv.settings import OpenEnvSettings
 from envs.questions import Question
 from envs.tools.calls import short

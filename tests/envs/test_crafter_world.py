@@ -23,7 +23,7 @@ from PIL import Image, ImageEnhance
 
 from envs.crafter.expert import advise
 from envs.crafter.image import _fade, draw
-from envs.crafter.observation import describe
+from envs.crafter.vocabulary import describe
 from envs.crafter.world.creatures import Arrow, Cow, Skeleton, Zombie
 from envs.crafter.world.noise import Noise
 from envs.crafter.world.player import Plant
