@@ -134,7 +134,11 @@ class AgentEnv(BaseInteractionEnv):
         try:
             following = self._await(episode, answer)
             end = episode.session.end if following is None else None
-            _check_patience(end, waiting)
+            if end is not None and end.exit_code != 0 and not end.stopped and not waiting.delivered:
+                # It ended before it received the response, so its client's time limit is to blame.
+                raise EnvironmentFault(
+                    f"while it waited for the model, the agent {end.words}; give its client a longer time limit"
+                )
         except EnvironmentFault:
             self.close()
             raise
@@ -253,14 +257,6 @@ class _Running:
 
     def remove(self) -> None:
         remove_tree(self._outer)
-
-
-def _check_patience(end: End | None, waiting: Waiting) -> None:
-    """Blame a program's failure on its client's time limit if it ended before it received the answer."""
-    if end is not None and end.exit_code != 0 and not end.stopped and not waiting.delivered:
-        raise EnvironmentFault(
-            f"while it waited for the model, the agent {end.words}; give its client a longer time limit"
-        )
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

@@ -93,7 +93,8 @@ def read_response(text: str, request: Request, max_calls: int) -> Response:
     start = reasoning_end(text)
     start = len(text) if start is None else start
     reasoning = text[:start].strip().removeprefix("<think>").removesuffix("</think>").strip()
-    end, stop = _stopped(text, start, request.stops)
+    stops = [(position, stop) for stop in request.stops if (position := text.find(stop, start)) >= 0]
+    end, stop = min(stops, default=(len(text), ""))
     kept = text[:end]
     if not request.tools:
         return Response(kept[start:].strip(), reasoning, stop=stop)
@@ -104,12 +105,6 @@ def read_response(text: str, request: Request, max_calls: int) -> Response:
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
     calls = tuple(_typed(call, schemas.get(call.name, {})) for call in found.calls)
     return Response(kept[start : found.span[0]].strip(), reasoning, calls, (), stop, found.span)
-
-
-def _stopped(text: str, start: int, stops: Sequence[str]) -> tuple[int, str]:
-    """Where the first of the stop texts begins after `start`, and which it is; the text's end if there is none."""
-    found = [(position, stop) for stop in stops if (position := text.find(stop, start)) >= 0]
-    return min(found, default=(len(text), ""))
 
 
 def _typed(call: Call, parameters: Mapping[str, Any]) -> Call:

@@ -74,7 +74,12 @@ class ALFWorld(PlannedGame, CommandGame):
 
     def start(self) -> Frame:
         if self._player is None:
-            self._player = self._engine.Player(self._load())
+            if self._root is not None:
+                game = load_game(self._root, self.settings.split, self._families, self.seed)
+            else:
+                family = self._families[self.seed % len(self._families)]
+                game = _import_part("demo").make_demo_game(family, self.seed)
+            self._player = self._engine.Player(game)
         self._steps, self._now = 0, self._player.reset()
         task = _TASK.search(self._now.text)
         self.mission = task.group(1) if task else ""
@@ -109,11 +114,6 @@ class ALFWorld(PlannedGame, CommandGame):
 
     def prompt_variables(self) -> dict[str, Any]:
         return {**super().prompt_variables(), "notice": self._notice()}
-
-    def _load(self) -> dict[str, Any]:
-        if self._root is not None:
-            return load_game(self._root, self.settings.split, self._families, self.seed)
-        return _import_part("demo").make_demo_game(self._families[self.seed % len(self._families)], self.seed)
 
     def _notice(self) -> str:
         if not self.demo:

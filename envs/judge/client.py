@@ -50,17 +50,20 @@ class JudgeClient:
         Raises:
             JudgeError: no usable answer within the retries and the deadline; the text has the last reason.
         """
-        key = self._key(messages, about) if self._cache else ""
-        known = self._cache.get(key) if self._cache else None
+        judge, key, known = self.settings, "", None
+        if self._cache:
+            request = [judge.url, judge.api, self._model, judge.temperature, judge.max_tokens, list(messages), about]
+            key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
+            known = self._cache.get(key)
         if known is not None:
             with contextlib.suppress(JudgeError):  # a cached answer that cannot be read is asked for again
                 return read(known)
         asking = asyncio.run_coroutine_threadsafe(self._try(list(messages), read), background_loop())
         try:
-            text, value = asking.result(self.settings.deadline_s + _GRACE_S)
+            text, value = asking.result(judge.deadline_s + _GRACE_S)
         except TimeoutError as error:
             asking.cancel()
-            raise JudgeError(f"{self.settings.url}: the event loop is blocked past the deadline") from error
+            raise JudgeError(f"{judge.url}: the event loop is blocked past the deadline") from error
         if self._cache:
             self._cache.put(key, text)
         return value
@@ -132,11 +135,6 @@ class JudgeClient:
     def _headers(self) -> dict[str, str]:
         key = self.settings.api_key_env
         return {} if key is None else {"Authorization": f"Bearer {os.environ[key]}"}
-
-    def _key(self, messages: Messages, about: Any) -> str:
-        judge = self.settings
-        request = [judge.url, judge.api, self._model, judge.temperature, judge.max_tokens, list(messages), about]
-        return hashlib.sha256(json.dumps(request).encode()).hexdigest()
 
     @functools.cached_property
     def _model(self) -> str:

@@ -139,10 +139,14 @@ def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
     message = _text(observation["message"])
     screen = [_text(row).rstrip() for row in observation["tty_chars"][1:-2]]
     stats = [int(value) for value in observation["blstats"]]
+    hunger = _WORDS["hunger"][stats[21]] if 0 <= stats[21] < len(_WORDS["hunger"]) else ""
     things = zip(observation["inv_letters"], observation["inv_strs"], strict=True)
     parts = {
         "screen": "\n".join(_crop(screen)),
-        "status": _status(stats),
+        "status": (
+            f"hit points {stats[10]} of {stats[11]}, power {stats[14]} of {stats[15]}, armour class {stats[16]}, "
+            f"experience level {stats[18]}, dungeon level {stats[12]}, gold {stats[13]}, move {stats[20]}, {hunger}"
+        ),
         "in sight": "\n".join(_things(observation["screen_descriptions"], stats[0], stats[1])),
         "inventory": "\n".join(f"{chr(letter)}: {_text(name)}" for letter, name in things if letter),
     }
@@ -162,14 +166,6 @@ def _crop(rows: Sequence[str]) -> list[str]:
     rows = rows[filled[0] : filled[-1] + 1]
     margin = min(len(row) - len(row.lstrip()) for row in rows if row)
     return [row[margin:] for row in rows]
-
-
-def _status(stats: Sequence[int]) -> str:
-    hunger = _WORDS["hunger"][stats[21]] if 0 <= stats[21] < len(_WORDS["hunger"]) else ""
-    return (
-        f"hit points {stats[10]} of {stats[11]}, power {stats[14]} of {stats[15]}, armour class {stats[16]}, "
-        f"experience level {stats[18]}, dungeon level {stats[12]}, gold {stats[13]}, move {stats[20]}, {hunger}"
-    )
 
 
 def _things(descriptions: np.ndarray, x0: int, y0: int) -> Iterator[str]:

@@ -43,7 +43,11 @@ class OpenEnvTools(ToolEnv):
         self._ended: str | None = None
         self._earned = 0.0
         self._read, self._ending = make_reader(settings), read_ending(settings)
-        specs = [self._spec(tool) for tool in _known_tools(settings, seed)]
+        known = first_seen(_WHAT, settings)
+        if known is None:
+            session, known = open_session(settings, seed, lambda session: _list_tools(session, settings))
+            session.close()
+        specs = [self._spec(tool) for tool in known]
         super().__init__(Question(""), specs, _tool_settings(settings), task, seed)
 
     def reset(self) -> Observation:
@@ -122,15 +126,6 @@ class OpenEnvTools(ToolEnv):
 
 def _failed(why: str, reward: float = 0.0) -> ToolResult:
     return ToolResult(f"error: {why}", reward=reward, failed=True)
-
-
-def _known_tools(settings: OpenEnvSettings, seed: int) -> Sequence[Mapping[str, Any]]:
-    """The tools that this process saw first; asks a server if it has not seen any."""
-    known = first_seen(_WHAT, settings)
-    if known is None:
-        session, known = open_session(settings, seed, lambda session: _list_tools(session, settings))
-        session.close()
-    return known
 
 
 def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping[str, Any]]:

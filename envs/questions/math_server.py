@@ -16,6 +16,9 @@ import resource
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,8 @@ class Result:
     unit: str = ""
 
 
-_CHARACTERS = str.maketrans(
-    {
-        **{"−": "-", "–": "-", "÷": "/", "≈": "=", "≅": "=", "º": "°", "˚": "°", "％": "%", "²": "^{2}", "³": "^{3}"},
-        **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "π": r"\pi ", "∠": r"\angle ", "∞": r"\infty "},
-        **{"½": r" \frac{1}{2}", "⅓": r" \frac{1}{3}", "⅔": r" \frac{2}{3}", "¼": r" \frac{1}{4}"},
-        **{"¾": r" \frac{3}{4}", "\N{NO-BREAK SPACE}": " ", "\N{THIN SPACE}": " ", "\N{NARROW NO-BREAK SPACE}": " "},
-    }
-)
+_NOTATION = yaml.safe_load(Path(__file__).with_name("notation.yaml").read_text(encoding="utf-8"))
+_CHARACTERS = str.maketrans(_NOTATION["characters"])
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,!]|,\\!)(?=\d{3}(?!\d))")
 _SPACES = re.compile(r"\\[,;:>! ]|\\(?:quad|qquad|displaystyle|left|right)(?![a-zA-Z])|~")
 _WRAPPERS = re.compile(r"\\(?:mathrm|textrm|textbf|textit|mbox|operatorname)(?=\s*\{)")
@@ -56,14 +53,7 @@ _SIDE_BY_SIDE = re.compile(r"(?<=\d)\s+(?=\d)")
 _SCIENTIFIC = re.compile(r"^(-?\d{1,20}(?:\.\d{1,20})?)[eE]([+-]?\d{1,3})$")
 _PI = re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])")
 
-_UNITS = {
-    **{"mm": "millimeter millimetre", "cm": "centimeter centimetre", "dm": "decimeter decimetre", "m": "meter metre"},
-    **{"km": "kilometer kilometre", "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile"},
-    **{"s": "sec second", "min": "minute", "h": "hr hour", "day": "", "week": "", "month": "", "year": "yr"},
-    **{"g": "gram", "kg": "kilogram", "mg": "milligram", "l": "L liter litre", "ml": "mL milliliter millilitre"},
-    **{"lb": "pound", "oz": "ounce", "mph": "", "rad": "radian", "percent": "", "unit": "", "dollar": "", "cent": ""},
-}
-_NAMES = {name: unit for unit, others in _UNITS.items() for name in (unit, *others.split())}
+_NAMES = {name: unit for unit, others in _NOTATION["units"].items() for name in (unit, *others)}
 _NAMES |= {f"{name}s": unit for name, unit in _NAMES.items() if len(name) > 1}
 _MEASURE = re.compile(
     r"(?P<number>.*(?:[\d})]|\\pi))(?P<gap>\s*)(?P<shape>(?:square|sq\.?|cubic)\s+)?(?P<name>[a-zA-Z]{1,12})\.?"

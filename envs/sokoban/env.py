@@ -6,7 +6,6 @@ RAGEN trains on. Levels come from our own generator, so a seed gives other level
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -116,7 +115,14 @@ class Sokoban(PlannedGame):
 
     def explain(self) -> str:
         """Return the reasoning behind `advice`: how many pushes are left, and which box is next."""
-        return _explain(self.room, self.state, self._pushes())
+        room, state, pushes = self.room, self.state, self._pushes()
+        if not pushes:
+            return "I find no way to bring all boxes onto targets, so I wait."
+        moves = moves_of(room, state, pushes[:1])
+        how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
+        left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
+        box = f"the box {_where(room, state.player, pushes[0].box)}"
+        return f"{left}. Next I push {box} {_towards(pushes[0].direction)}. {how}."
 
     def render(self) -> np.ndarray:
         """Draw the room as a uint8 array (32 * height, 32 * width, 3)."""
@@ -171,16 +177,6 @@ def _event(action: str, before: State, after: State) -> str:
     if after == before:
         return f"You could not go {way}: something is in the way."
     return f"You {'went' if after.boxes == before.boxes else 'pushed a box'} {way}."
-
-
-def _explain(room: Room, state: State, pushes: Sequence[Push] | None) -> str:
-    if not pushes:
-        return "I find no way to bring all boxes onto targets, so I wait."
-    first = pushes[0]
-    moves = moves_of(room, state, pushes[:1])
-    how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
-    left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
-    return f"{left}. Next I push the box {_where(room, state.player, first.box)} {_towards(first.direction)}. {how}."
 
 
 def _where(room: Room, player: int, cell: int) -> str:

@@ -30,27 +30,18 @@ class Theme:
     tips: tuple[str, ...] = ()
 
 
-def _load_themes() -> dict[str, Theme]:
-    data = yaml.safe_load(Path(__file__).with_name("themes.yaml").read_text(encoding="utf-8"))
-    sections, themes = data["command_sections"], {}
-    for name, theme in data["themes"].items():
-        commands = {command: text for section in theme["commands"] for command, text in sections[section].items()}
-        tips = tuple(tip for entry in theme["tips"] for tip in ([entry] if isinstance(entry, str) else entry))
-        themes[name] = Theme(theme["parameters"], theme["max_steps"], commands, tips)
-    return themes
+_DATA = yaml.safe_load(Path(__file__).with_name("themes.yaml").read_text(encoding="utf-8"))
 
 
-THEMES = _load_themes()
-_ALIASES = {
-    "tw-custom": "custom",
-    "tw-treasure_hunter": "treasure_hunter",
-    "tw-cooking": "the_cooking_game",
-    "cooking": "the_cooking_game",
-    "tw-coin_collector": "coin_collector",
-    "tw-simple": "simple",
-}
-_MODES = {"treasure_hunter": ("easy", "medium", "hard"), "coin_collector": ("simple", "random")}
-_LEVELS = {"treasure_hunter": 30, "coin_collector": 300}
+def _read_theme(theme: dict[str, Any]) -> Theme:
+    sections = [_DATA["command_sections"][section] for section in theme["commands"]]
+    commands = {command: text for section in sections for command, text in section.items()}
+    tips = tuple(tip for entry in theme["tips"] for tip in ([entry] if isinstance(entry, str) else entry))
+    return Theme(theme["parameters"], theme["max_steps"], commands, tips)
+
+
+THEMES = {name: _read_theme(theme) for name, theme in _DATA["themes"].items()}
+_ALIASES, _MODES, _LEVELS = _DATA["aliases"], _DATA["modes"], _DATA["levels"]
 
 
 @dataclass(frozen=True)

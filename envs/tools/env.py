@@ -20,7 +20,7 @@ from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolErr
 from envs.questions import Question, read_question
 from envs.questions.grading import GRADERS, find_answer, load_grader
 from envs.text_game import render_template
-from envs.tools.calls import CLOSE, OPEN, Call, find_calls, reasoning_end, short
+from envs.tools.calls import CLOSE, OPEN, find_calls, reasoning_end, short
 from envs.tools.execution import ToolTimeout, run_bounded
 from envs.tools.registry import load_tools, select_tools
 from envs.tools.results import ToolEpisode, ToolResult, ToolSpec, encodable
@@ -141,7 +141,9 @@ class ToolEnv(BaseInteractionEnv):
         results = tuple((call.name, self._session.run(call, deadline)) for call in calls)
         reward = sum(result.reward for _, result in results)
         reward -= self.settings.tool_error_penalty * sum(result.failed for _, result in results)
-        return _Outcome(results, "", reward, ended=self.over(), executed=_written(calls), span=found.span)
+        bodies = (json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
+        executed = "\n".join(f"{OPEN}\n{body}\n{CLOSE}" for body in bodies)
+        return _Outcome(results, "", reward, ended=self.over(), executed=executed, span=found.span)
 
     def over(self) -> bool:
         """Whether the episode has ended with the calls of this turn; a subclass may have other endings than answers."""
@@ -248,11 +250,6 @@ def _message(role: str, text: str, images: Sequence[Any]) -> dict[str, Any]:
     if not images:
         return {"role": role, "content": text}
     return {"role": role, "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": text}]}
-
-
-def _written(calls: Sequence[Call]) -> str:
-    bodies = (json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
-    return "\n".join(f"{OPEN}\n{body}\n{CLOSE}" for body in bodies)
 
 
 def build_env(sample: Any, args: Any) -> ToolEnv:

@@ -69,12 +69,9 @@ class World(Grid):
             # Crafter renders one image per step, and BALROG another, which it shows.
             noise = self.random.random_sample((_IMAGES_PER_STEP, *NOISE_SHAPE))
             self.noise = noise[-1] if self._images else None
-        return self._reward()
-
-    def _reward(self) -> float:
-        reward = (self.player.health - self._last_health) / 10
-        self._last_health = self.player.health
-        unlocked = [name for name, count in self.player.achievements.items() if count > 0]
+        reward = (player.health - self._last_health) / 10
+        self._last_health = player.health
+        unlocked = [name for name, count in player.achievements.items() if count > 0]
         if len(unlocked) > len(self.unlocked):
             self.unlocked = frozenset(unlocked)
             reward += 1.0

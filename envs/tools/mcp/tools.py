@@ -254,7 +254,14 @@ class McpServer:
     def _checked(self, listing: Listing) -> Listing:
         """The tools on offer, which stay the same from the first listing on."""
         if self._known is None:
-            self._known = self._chosen(listing)
+            settings = self.settings
+            for key, names in (("include", settings.include or ()), ("exclude", settings.exclude)):
+                for name in names:
+                    if name not in listing:
+                        has = ", ".join(listing) or "none"
+                        raise ConfigError(f"mcp.{key}: {settings.label} has no tool {name!r}; it has {has}")
+            chosen = listing if settings.include is None else settings.include
+            self._known = {name: listing[name] for name in chosen if name not in settings.exclude}
         for name, tool in self._known.items():
             if name not in listing or listing[name]["inputSchema"] != tool["inputSchema"]:
                 change = "has changed the arguments of" if name in listing else "no longer has"
@@ -262,13 +269,3 @@ class McpServer:
                     f"{self.settings.label} {change} the tool {name!r}; restart the run to offer it anew"
                 )
         return self._known
-
-    def _chosen(self, listing: Listing) -> Listing:
-        settings = self.settings
-        for key, names in (("include", settings.include or ()), ("exclude", settings.exclude)):
-            for name in names:
-                if name not in listing:
-                    has = ", ".join(listing) or "none"
-                    raise ConfigError(f"mcp.{key}: {settings.label} has no tool {name!r}; it has {has}")
-        chosen = listing if settings.include is None else settings.include
-        return {name: listing[name] for name in chosen if name not in settings.exclude}
