@@ -60,7 +60,7 @@ class PlainText:
         self._text_of = lru_cache(1 << 16)(lambda token: self._decode((token,)))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of ordinary text; strings of control tokens in it are text too."""
+        """Return token ids of ordinary text; strings of control tokens in it are text too."""
         return self._cached(text) if len(text) <= MAX_CACHED_CHARS else self._encode(text)
 
     def _encode(self, text: str) -> tuple[int, ...]:
@@ -76,19 +76,19 @@ class PlainText:
         return tuple(self._renamed.get(i, i) for i in ids) if self._renamed else tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, including control tokens."""
+        """Return the text of tokens, including control tokens."""
         texts = self._texts(ids)
         return self._decode(ids) if texts is None else "".join(texts)
 
     def chars_within(self, ids: Sequence[int]) -> Callable[[int], int]:
-        """A function from n to the number of characters that the first n tokens decode to."""
+        """Return a function from n to the number of characters that the first n tokens decode to."""
         texts = self._texts(ids)
         if texts is None:
             return lambda n: len(self.decode(ids[:n]))
         return [0, *accumulate(map(len, texts))].__getitem__
 
     def _texts(self, ids: Sequence[int]) -> list[str] | None:
-        """Each token's text; None if the text of several tokens may be something else than their texts in a row.
+        """Return each token's text; None if the text of several tokens may differ from their texts in a row.
 
         A byte-level tokenizer joins bytes. That joins texts, too, unless a character is spread over several tokens.
         """
@@ -104,14 +104,14 @@ class PlainText:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def stand_ins(self, text: str, marks: dict[str, str]) -> str:
-        """The text with each control string, and each private-use character, replaced by one private-use character.
+        """Return the text with each control string and private-use character replaced by one private-use character.
 
         `marks` collects the replacement of each string; `template_text` takes the inverse mapping.
         """
         return self._escaped.sub(lambda m: marks.setdefault(m.group(), chr(STAND_INS + len(marks))), text)
 
     def defused(self, value: Any) -> Any:
-        """Message content with a space after the first character of every control string; images unchanged."""
+        """Return message content with a space after the first character of every control string; images unchanged."""
         if isinstance(value, str):
             return self.pattern.sub(lambda match: f"{match.group()[0]} {match.group()[1:]}", value)
         if isinstance(value, Mapping):
@@ -142,7 +142,7 @@ class PlainText:
         return piece.rstrip() if self._flags[self.control[following.group()]][0] else piece
 
     def join(self, parts: Sequence[TemplateText | str]) -> list[int]:
-        """Ids of template text and message text in order; text between two control tokens is encoded as one piece."""
+        """Return the ids of template and message text in order; text between two control tokens is encoded as one piece."""
         out: list[int] = []
         piece, strip = "", False
         for part in parts:
@@ -174,7 +174,7 @@ def _is_control(token: AddedToken, template: str) -> bool:
 
 
 def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer | None, dict[int, int]]:
-    """A copy of the tokenizer's pipeline without control tokens, and its ids that differ from the original's.
+    """Return a copy of the tokenizer's pipeline without control tokens, and its ids that differ from the original's.
 
     The copy shares the model. Truncation or padding that other code sets on the original does not affect it.
     """
@@ -193,7 +193,7 @@ def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer
 
 
 def _inside_text(pre_tokenizer: Any) -> Any:
-    """The pre-tokenizer for pieces after a control token: adds no prefix space for the first word of a text."""
+    """Return the pre-tokenizer for pieces after a control token: adds no prefix space for the first word of a text."""
     if isinstance(pre_tokenizer, pre_tokenizers.Metaspace) and pre_tokenizer.prepend_scheme == "first":
         return pre_tokenizers.Metaspace(pre_tokenizer.replacement, "never", pre_tokenizer.split)
     return pre_tokenizer

@@ -40,7 +40,7 @@ def read(body: Mapping[str, Any]) -> Request:
 
 
 def _messages(message: Mapping[str, Any]) -> list[Message]:
-    """One message as several: each tool result becomes a separate message, before the rest."""
+    """Return one message as several: each tool result becomes a separate message, before the rest."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise RequestError(f"a message has the role {short(role)}; supported are user, assistant and system")
@@ -109,7 +109,7 @@ def _part(block: Mapping[str, Any]) -> Message:
 
 
 def _text(value: Any, what: str) -> str:
-    """A text, or the texts of a list of blocks."""
+    """Return a text, or the texts of a list of blocks."""
     if isinstance(value, str):
         return checked_text(value, what)
     return "\n\n".join(checked_text(block.get("text"), what) for block in checked_list(value, what))
@@ -122,13 +122,13 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
-    """The body of a whole response; `number` counts the episode's responses."""
+    """Return the body of a whole response; `number` counts the episode's responses."""
     usage = {"input_tokens": request.tokens, "output_tokens": response.tokens}
     return {**_head(request, number), "content": _blocks(response, number), **_ending(response), "usage": usage}
 
 
 def events(response: Response, request: Request, number: int) -> Iterator[bytes]:
-    """The events of a streamed response."""
+    """Yield the events of a streamed response."""
     usage = {"input_tokens": request.tokens, "output_tokens": 1}
     head = {**_head(request, number), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield _event("message_start", message=head)

@@ -80,7 +80,7 @@ class Listener(web.Server):
 
 
 async def read_body(http: web.BaseRequest, session: Session) -> bytearray:
-    """The body of a request. Its bytes stay counted in `session.unread`.
+    """Read the body of a request. Its bytes stay counted in `session.unread`.
 
     Raises:
         RequestError: it is compressed, too long or too slow, or does not say how long it is.

@@ -202,7 +202,7 @@ class AgentEnv(BaseInteractionEnv):
         return make_observation(text_of(self._messages[-1]) if self._messages else "")
 
     def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
-        """The messages of the request that waits; none after the episode's end."""
+        """Return the messages of the request that waits; none after the episode's end."""
         return self._messages
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ class _Running:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with each `{name}` of `values` replaced; other braces are left alone."""
+    """Return the text with each `{name}` of `values` replaced; other braces are left alone."""
     return re.sub(r"\{(\w+)\}", lambda name: values.get(name[1], name[0]), text)
 
 
@@ -270,7 +270,7 @@ def _check_sandbox(python: Path) -> None:
 
 
 def build_env(sample: Any, args: Any) -> AgentEnv:
-    """The environment of one episode; `task` and `seed` reach the program and the grader.
+    """Return the environment of one episode; `task` and `seed` reach the program and the grader.
 
     Raises:
         ConfigError: a wrong setting, or there is no such program or function.

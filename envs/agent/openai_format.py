@@ -73,7 +73,7 @@ def _part(part: Mapping[str, Any]) -> Message:
 
 
 def _call(call: Mapping[str, Any]) -> Message:
-    """An earlier call. Its arguments, a text of JSON, become an object, which chat templates expect."""
+    """Read an earlier call. Its arguments, a text of JSON, become an object, which chat templates expect."""
     function = call.get("function")
     if not isinstance(function, Mapping):
         raise RequestError(f"a tool call has no function: {short(call)}")
@@ -95,7 +95,7 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
-    """The body of a whole response; `number` counts the episode's responses."""
+    """Return the body of a whole response; `number` counts the episode's responses."""
     calls = _calls(response, number)
     message: dict[str, Any] = {"role": "assistant", "content": response.text or (None if calls else "")}
     if response.reasoning:
@@ -107,7 +107,7 @@ def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
 
 
 def events(response: Response, request: Request, number: int) -> Iterator[bytes]:
-    """The events of a streamed response."""
+    """Yield the events of a streamed response."""
     head = _head("chat.completion.chunk", request, number)
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"reasoning_content": response.reasoning}] * bool(response.reasoning)

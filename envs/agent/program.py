@@ -106,7 +106,7 @@ def start_sandboxed(
 
 
 def find_program(name: str, path: str, folder: Path) -> str:
-    """The program's path; a relative path with a slash is looked up in `folder`.
+    """Return the program's path; a relative path with a slash is looked up in `folder`.
 
     Raises:
         ConfigError: there is none.
@@ -118,7 +118,7 @@ def find_program(name: str, path: str, folder: Path) -> str:
 
 
 def addresses(port: int | None, key: str) -> dict[str, str]:
-    """The variables by which clients find the model; with port None, those of a sandbox."""
+    """Return the variables by which clients find the model; with port None, those of a sandbox."""
     base = f"http://127.0.0.1:{_PORT if port is None else port}"
     return {
         "OPENAI_BASE_URL": f"{base}/v1",

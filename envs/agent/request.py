@@ -76,13 +76,13 @@ class Response:
 
     @property
     def written(self) -> str:
-        """The answer without its reasoning, in one text."""
+        """Return the answer without its reasoning, in one text."""
         bodies = (f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in self.calls)
         return "\n".join(filter(None, [self.text, *bodies]))
 
     @property
     def tokens(self) -> int:
-        """Estimated length."""
+        """Return the estimated length in tokens."""
         calls = sum(len(call.name) + len(json.dumps(dict(call.arguments))) for call in self.calls)
         return (len(self.text) + len(self.reasoning) + calls) // CHARS_PER_TOKEN + 1
 
@@ -108,7 +108,7 @@ def read_response(text: str, request: Request, max_calls: int) -> Response:
 
 
 def _typed(call: Call, parameters: Mapping[str, Any]) -> Call:
-    """The call; arguments from markup, which are text, become JSON where the schema expects something else."""
+    """Return the call; arguments from markup, which are text, become JSON where the schema expects something else."""
     if not call.as_text:
         return call
     try:
@@ -253,7 +253,7 @@ def check_images(messages: Sequence[Message], max_pixels: int) -> None:
 
 
 def with_images(messages: Sequence[Message]) -> list[Message]:
-    """The messages with decoded images in place of data URIs."""
+    """Return the messages with decoded images in place of data URIs."""
     return [{**message, "content": _decoded(message["content"])} for message in messages]
 
 

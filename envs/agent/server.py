@@ -186,7 +186,7 @@ _servers: dict[int, ModelServer] = {}
 
 
 def model_server() -> ModelServer:
-    """The server of this process; the first call starts it.
+    """Return the server of this process; the first call starts it.
 
     Raises:
         EnvironmentFault: the system refuses it a port or a socket.

@@ -40,7 +40,7 @@ class End:
 
     @property
     def words(self) -> str:
-        """How the program ended, as part of a sentence."""
+        """Return how the program ended, as part of a sentence."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         said = f"; its last line: {lines[-1][:300]}" if lines else ""
         how = f"was stopped ({self.stopped} limit)" if self.stopped else f"ended with exit code {self.exit_code}"
@@ -63,7 +63,7 @@ class Waiting:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answered(self, seconds: float) -> Response | None:
-        """The answer; None if there is none after so many seconds."""
+        """Return the answer; None if there is none after so many seconds."""
         try:
             await asyncio.wait_for(self.done.wait(), seconds)
         except TimeoutError:
@@ -73,7 +73,7 @@ class Waiting:
         return self.answer
 
     def is_sent_again_by(self, request: Request) -> bool:
-        """Whether a request repeats this one, whose answer its client has not received."""
+        """Return whether a request repeats this one, whose answer its client has not received."""
         if self.request.digest != request.digest:
             return False
         return request.is_retry or (not self.delivered and not self.connections)
@@ -186,7 +186,7 @@ class Session:
         return await self.next(seconds)
 
     async def next(self, seconds: float) -> Waiting | None:
-        """The next request; None if the program ended or does not ask within `seconds`.
+        """Return the next request; None if the program ended or does not ask within `seconds`.
 
         Raises:
             EnvironmentFault: the program floods the server.

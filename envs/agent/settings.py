@@ -89,7 +89,7 @@ class AgentSettings(Settings):
 
     @property
     def interpreter(self) -> Path:
-        """The agent's Python; links are kept, because a virtual environment is found through them."""
+        """Return the agent's Python; links are kept, because a virtual environment is found through them."""
         return Path(self.python or sys.executable).expanduser().absolute()
 
     @property

@@ -34,7 +34,7 @@ class Piece:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is a text block; those form rules and can always be pushed."""
+        """Return whether it is a text block; those form rules and can always be pushed."""
         return self.kind in ("noun", "is", "property")
 
 
@@ -84,14 +84,14 @@ class Rules:
 
     @property
     def speaker(self) -> str | None:
-        """The thing from whose position observations are described: the subject of the last YOU rule."""
+        """Return the thing from whose position observations are described: the subject of the last YOU rule."""
         return next((noun for noun, prop in reversed(self.listed) if prop == "you"), None)
 
     def moves_when_pushed(self, piece: Piece) -> bool:
         return piece.is_text or (piece.kind == "thing" and piece.name in self.push)
 
     def lets_in(self, piece: Piece) -> bool:
-        """Whether another piece may enter this one's cell."""
+        """Return whether another piece may enter this one's cell."""
         return piece.kind == "thing" and piece.name not in self.stop
 
 

@@ -253,7 +253,7 @@ def _import(name: str) -> Any:
 
 
 def _find(env: Any, name: str) -> Any:
-    """The attribute of the outermost wrapper that has it; gymnasium's wrappers no longer forward attributes."""
+    """Return the attribute of the outermost wrapper that has it; gymnasium's wrappers no longer forward attributes."""
     while env is not None:
         if hasattr(env, name):
             return getattr(env, name)

@@ -36,7 +36,7 @@ DEFAULT_TASK = "train"
 
 
 def build_env(sample: Any, args: Any) -> ToolEnv:
-    """The environment of one question.
+    """Return the environment of one question.
 
     Raises:
         ConfigError: a wrong setting, or a task other than train and test.

@@ -68,7 +68,7 @@ class CalcScore(Tool):
 
 
 def build_env(sample: Any, args: Any) -> ToolEnv:
-    """The environment of one problem.
+    """Return the environment of one problem.
 
     Raises:
         ConfigError: a wrong setting, no problem, or a problem without answer.

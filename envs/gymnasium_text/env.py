@@ -206,7 +206,7 @@ def _choose_default(env: gymnasium.Env, settings: GymnasiumSettings, names: Sequ
 
 
 def _attribute(env: gymnasium.Env, name: str) -> Any:
-    """The attribute of the outermost wrapper that has it; None if there is none."""
+    """Return the attribute of the outermost wrapper that has it; None if there is none."""
     return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 
 

@@ -41,7 +41,7 @@ class JudgeClient:
         self._cache = VerdictCache(settings.cache) if settings.cache else None
 
     def ask(self, messages: Messages, read: Callable[[str], T], about: Any = None) -> T:
-        """The judge's answer to a conversation, read by `read`.
+        """Return the judge's answer to a conversation, read by `read`.
 
         Args:
             read: raises JudgeError if an answer cannot be used. The judge is then told why and asked again.
@@ -69,7 +69,7 @@ class JudgeClient:
         return value
 
     async def _try(self, messages: list[dict[str, str]], read: Callable[[str], T]) -> tuple[str, T]:
-        """The text of the first usable answer, and what `read` made of it."""
+        """Return the text of the first usable answer, and what `read` made of it."""
         settings, began = self.settings, time.monotonic()
         last: JudgeError | None = None
         conversation, attempt = messages, 0
@@ -138,7 +138,7 @@ class JudgeClient:
 
     @functools.cached_property
     def _model(self) -> str:
-        """The name of the model that answers; the server reports it if the setting is `default`."""
+        """Return the name of the model that answers; the server reports it if the setting is `default`."""
         settings = self.settings
         if settings.model != "default":
             return settings.model
@@ -179,7 +179,7 @@ class JudgeTokenizer:
         self._text = PlainText(self._tokenizer, template)
 
     def encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Ids of the conversation and of the header for the answer; message contents never become control tokens."""
+        """Return the ids of the conversation and the answer's header; message contents never become control tokens."""
         from jinja2.exceptions import TemplateError
 
         marks: dict[str, str] = {}
@@ -199,7 +199,7 @@ load_tokenizer = functools.lru_cache(maxsize=4)(JudgeTokenizer)
 
 @functools.lru_cache(maxsize=4)
 def served_tokenizer(url: str) -> str:
-    """Folder of the tokenizer that an SGLang server reports.
+    """Return the folder of the tokenizer that an SGLang server reports.
 
     Raises:
         JudgeError: the server reports none.
@@ -212,7 +212,7 @@ def served_tokenizer(url: str) -> str:
 
 
 def served_model(url: str, api: str, headers: dict[str, str], seconds: float) -> str | None:
-    """The model that a server reports, or None."""
+    """Return the model that a server reports, or None."""
     try:
         if api == "sglang":
             found = ask_server(f"{url}/get_model_info", seconds, headers)["model_path"]
@@ -224,7 +224,7 @@ def served_model(url: str, api: str, headers: dict[str, str], seconds: float) ->
 
 
 def ask_server(address: str, seconds: float, headers: dict[str, str] | None = None) -> Any:
-    """The JSON at an address.
+    """Return the JSON at an address.
 
     Raises:
         JudgeError: it cannot be read.

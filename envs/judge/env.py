@@ -74,7 +74,7 @@ class JudgedEnv(BaseInteractionEnv):
         return self._with_feedback(observation), done, {**info, "reward": float(reward), "metrics": metrics}
 
     def _verdict(self, done: bool) -> Verdict | None:
-        """The judge's verdict; None if there is none and `on_failure` is `zero`.
+        """Return the judge's verdict; None if there is none and `on_failure` is `zero`.
 
         Raises:
             EnvironmentFault: there is no verdict, and `on_failure` is `fault`.
@@ -112,7 +112,7 @@ class JudgedEnv(BaseInteractionEnv):
         }
 
     def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
-        """The inner environment's messages, and one more with the judge's feedback if they do not show it."""
+        """Return the inner environment's messages, and one more with the judge's feedback if they do not show it."""
         formatted = self.inner.format_observation(observation)
         messages = [formatted] if isinstance(formatted, Mapping) else list(formatted)
         if self._feedback and not any(self._said() in text_of(message) for message in messages):
@@ -127,7 +127,7 @@ class JudgedEnv(BaseInteractionEnv):
 
 
 def build_env(sample: Any, args: Any) -> JudgedEnv:
-    """The judged environment of a sample; `sample` is passed on to the inner environment.
+    """Return the judged environment of a sample; `sample` is passed on to the inner environment.
 
     Raises:
         ConfigError: a wrong setting of the judge, the rubric or the inner environment.

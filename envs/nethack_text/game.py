@@ -114,7 +114,7 @@ class NetHackText(gymnasium.Wrapper):
 
 
 def _name(action: Any) -> str:
-    """The name of an action, such as `north`, `far north`, `kick`; of text characters it is the character."""
+    """Return the name of an action, such as `north`, `far north`, `kick`; of text characters it is the character."""
     kind = type(action).__name__
     if kind.startswith("Compass"):
         return "far " * kind.endswith("Longer") + _DIRECTIONS[action.name]
@@ -159,7 +159,7 @@ def _text(row: np.ndarray) -> str:
 
 
 def _crop(rows: Sequence[str]) -> list[str]:
-    """The rows without empty ones above and below, and without the columns that are blank in all of them."""
+    """Return the rows without empty ones above and below, and without the columns that are blank in all of them."""
     filled = [place for place, row in enumerate(rows) if row]
     if not filled:
         return []
@@ -169,7 +169,7 @@ def _crop(rows: Sequence[str]) -> list[str]:
 
 
 def _things(descriptions: np.ndarray, x0: int, y0: int) -> Iterator[str]:
-    """The nearest things that are not walls or floor, with their offsets from the player at column x0, row y0."""
+    """Yield the nearest things that are not walls or floor, with their offsets from the player at column x0, row y0."""
     found = []
     for y, x in np.argwhere(descriptions[:, :, 0] != 0):
         name = _text(descriptions[y, x])

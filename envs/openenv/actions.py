@@ -46,7 +46,7 @@ class Actions:
 
 
 def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Actions:
-    """How responses become actions under these settings.
+    """Return how responses become actions under these settings.
 
     Raises:
         ConfigError: the action has no such field, or the import path leads nowhere.
@@ -111,7 +111,7 @@ def _convert(name: str, text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """The JSON types that a field may have; empty for any."""
+    """Return the JSON types that a field may have; empty for any."""
     options = schema.get("anyOf") or schema.get("oneOf") or [schema]
     kinds = [option.get("type", "string") for option in options if isinstance(option, Mapping)]
     return [kind for part in kinds for kind in (part if isinstance(part, list) else [part])]
@@ -141,7 +141,7 @@ T = TypeVar("T")
 
 
 def make_reader(settings: OpenEnvSettings) -> Callable[[Mapping[str, Any]], Parts]:
-    """The function from an observation to its text. Halves of surrogate pairs, which tokenizers refuse, become `?`.
+    """Return the function from an observation to its text; halves of surrogate pairs become `?`.
 
     Raises:
         ConfigError: the template does not parse, or the import path leads nowhere.
@@ -177,7 +177,7 @@ def call_user_function(function: Callable[..., T], label: str, *arguments: Any) 
 
 
 def as_lines(observation: Mapping[str, Any], image: str | None = None) -> str:
-    """One line `key: value` per key that has a value."""
+    """Return one line `key: value` per key that has a value."""
     return "\n".join(
         f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for key, value in observation.items()
@@ -186,7 +186,7 @@ def as_lines(observation: Mapping[str, Any], image: str | None = None) -> str:
 
 
 def read_image(observation: Mapping[str, Any], key: str) -> Any:
-    """The image under a key, as an RGB PIL image.
+    """Return the image under a key, as an RGB PIL image.
 
     Raises:
         EnvironmentFault: there is none, or it cannot be read.

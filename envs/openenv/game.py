@@ -102,7 +102,7 @@ class OpenEnvGame(TextGame):
         return self._frame(outcome)
 
     def _frame(self, outcome: Outcome) -> Frame:
-        """The frame of a reply; ends the session with the episode."""
+        """Return the frame of a reply; ends the session with the episode."""
         ending = self._ending(outcome) if outcome.done else None
         out_of_time = 0 < self.max_steps <= self._steps
         if ending or out_of_time:
@@ -129,7 +129,7 @@ class OpenEnvGame(TextGame):
 
 
 def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:
-    """What `done` means.
+    """Return what `done` means.
 
     Raises:
         ConfigError: the import path leads nowhere.

@@ -82,7 +82,7 @@ class Session:
         return outcome
 
     def first(self, kind: Request, data: Mapping[str, Any]) -> Outcome:
-        """A request that is not an answer of the model. Raises as `reset`."""
+        """Send a request that is not an action of the model. Raises as `reset`."""
         try:
             return self._ask(kind, write_frame(kind, data))
         except ErrorReply as error:
@@ -144,7 +144,7 @@ class Session:
 
 
 def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session], T]) -> tuple[Session, T]:
-    """A session on one of the servers, chosen by the seed, and what `begin` returned for it.
+    """Open a session on one of the servers, chosen by the seed, and what `begin` returned for it.
 
     If the server is full or cannot be reached, the next one is tried; if all are full, again after a pause.
 
@@ -184,13 +184,13 @@ def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session]
 
 
 def spread(urls: tuple[str, ...], seed: int) -> Iterator[str]:
-    """All servers, beginning with the one whose turn it is."""
+    """Yield all servers, beginning with the one whose turn it is."""
     first = seed % len(urls)
     yield from (*urls[first:], *urls[:first])
 
 
 def is_local(url: str) -> bool:
-    """Whether the server runs on this machine, where proxies must not be used."""
+    """Return whether the server runs on this machine, where proxies must not be used."""
     return urlsplit(url).hostname in _LOCAL
 
 
@@ -237,7 +237,7 @@ POLL_S = 0.5
 
 
 def action_schema(settings: OpenEnvSettings, seed: int) -> Mapping[str, Any]:
-    """The JSON schema of the environment's actions.
+    """Return the JSON schema of the environment's actions.
 
     Servers that this process has reached before may be restarting, so they are waited for, up to `capacity_timeout_s`
     per outage.
@@ -264,7 +264,7 @@ def action_schema(settings: OpenEnvSettings, seed: int) -> Mapping[str, Any]:
 
 
 def first_seen(what: str, settings: OpenEnvSettings) -> Any:
-    """What the servers said first; None if they were not asked yet."""
+    """Return what the servers said first; None if they were not asked yet."""
     return _first.get((what, settings.urls))
 
 
@@ -281,13 +281,13 @@ def check_unchanged(what: str, value: Any, settings: OpenEnvSettings, url: str) 
 
 
 def is_mcp(schema: Mapping[str, Any]) -> bool:
-    """Whether the actions are calls of tools."""
+    """Return whether the actions are calls of tools."""
     fields = fields_of(schema)
     return not fields or (fields.get("type", {}).get("const") == CALL_TOOL and "tool_name" in fields)
 
 
 def fields_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The action's fields with their schemas, references resolved, without `metadata`."""
+    """Return the action's fields with their schemas, references resolved, without `metadata`."""
     definitions = schema.get("$defs", {})
     fields = {}
     for name, part in schema.get("properties", {}).items():

@@ -86,7 +86,7 @@ class OpenEnvSettings(GameSettings):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses of all servers."""
+        """Return the addresses of all servers."""
         return (self.url,) if isinstance(self.url, str) else self.url
 
     @property

@@ -129,7 +129,7 @@ def _failed(why: str, reward: float = 0.0) -> ToolResult:
 
 
 def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping[str, Any]]:
-    """The server's tools. They are listed before the reset, so that this does not count as a step of the episode.
+    """Return the server's tools, listed before the reset, so that this does not count as a step of the episode.
 
     Raises:
         ServerFullError: no session is free.

@@ -24,7 +24,7 @@ class ImageError(EnvironmentFault):
 
 
 def is_image(value: Any) -> bool:
-    """Whether a value is a PIL image, a uint8 array [height, width, 3] or a row `{"bytes": ...}` of a data set."""
+    """Return whether it is a PIL image, a uint8 array [height, width, 3] or a row `{"bytes": ...}` of a data set."""
     if isinstance(value, Mapping):
         return isinstance(value.get("bytes"), bytes)
     if getattr(value, "ndim", None) == 3:

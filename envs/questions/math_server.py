@@ -64,7 +64,7 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 
 
 def read_result(text: str) -> Result:
-    """The expression and the unit of a result in LaTeX, Unicode or plain text."""
+    """Return the expression and the unit of a result in LaTeX, Unicode or plain text."""
     text = _THOUSANDS.sub("", text.translate(_CHARACTERS).replace("\\$", "").replace("$", ""))
     text = _TEXT.sub(_unwrapped, _WRAPPERS.sub(r"\\text", _SPACES.sub(" ", text)))
     text = _PI.sub(r"\\pi ", _APPROXIMATELY.sub("=", _with_roots(text)))
@@ -76,14 +76,14 @@ def read_result(text: str) -> Result:
 
 
 def _unwrapped(wrapped: re.Match[str]) -> str:
-    """A unit or a degree sign without its `\\text{}`; other text is unchanged."""
+    """Return a unit or a degree sign without its `\\text{}`; other text is unchanged."""
     words = wrapped[1].strip()
     is_unit = words in ("o", "degree", "degrees") or bool(_parsed_unit(f"1 {words}"))
     return f" {words} " if is_unit else wrapped[0]
 
 
 def _with_roots(text: str) -> str:
-    """The text with LaTeX roots. A root sign applies to the number, letter or bracket that follows it."""
+    """Return the text with LaTeX roots. A root sign applies to the number, letter or bracket that follows it."""
     out, position = "", 0
     while (root := _ROOT.search(text, position)) is not None:
         command = r"\sqrt[3]" if root[1] == "∛" else r"\sqrt"
@@ -118,7 +118,7 @@ def _without_unit(text: str) -> tuple[str, str]:
 
 
 def _parsed_unit(text: str) -> tuple[str, str] | None:
-    """Number and unit of a text that ends in a known unit; None for algebra and for all other texts."""
+    """Return number and unit of a text that ends in a known unit; None for algebra and for all other texts."""
     found = _MEASURE.fullmatch(text)
     if found is None or found["name"] not in _NAMES or (found["per"] and found["per"] not in _NAMES):
         return None
@@ -146,7 +146,7 @@ MEMORY_BYTES = 4 << 30
 
 
 def equal(reference: str, answer: str) -> bool:
-    """Whether two expressions, in LaTeX or plain text, have the same value.
+    """Return whether two expressions, in LaTeX or plain text, have the same value.
 
     Units are compared only if both sides have one. 25% equals 0.25; a reference of 25% also accepts the bare 25.
     """

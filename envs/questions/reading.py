@@ -30,7 +30,7 @@ _SUPPORTED = "a question takes parts of type 'text' and 'image'"
 
 
 def read_messages(messages: Any) -> tuple[str, list[str | None], list[Any]]:
-    """The system text, the texts of all user messages with None in place of each image, and their images.
+    """Return the system text, the texts of all user messages with None in place of each image, and their images.
 
     Raises:
         ConfigError: `messages` is not a list of messages, or has an unsupported role or part.
@@ -111,7 +111,7 @@ def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ..
 
 
 def open_images(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
-    """The images of a question as RGB PIL images.
+    """Return the images of a question as RGB PIL images.
 
     Raises:
         ConfigError: one is a URL or not an image.
@@ -169,7 +169,7 @@ class QuestionSettings(Settings):
 
 
 def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, str, int]:
-    """The question of a sample, its task and its seed.
+    """Return the question of a sample, its task and its seed.
 
     Raises:
         ConfigError: no data, an unknown task, a missing file or key, a prompt of an unknown form, a content part that
@@ -237,7 +237,7 @@ def _from_sample(sample: Any, settings: QuestionSettings) -> Question:
 def _question(
     content: Any, answer: Any, images: tuple[Any, ...], settings: QuestionSettings, metadata: Mapping[str, Any]
 ) -> Question:
-    """A question from a text or from chat messages; `images`, if any, replace the images inside the messages."""
+    """Return a question from a text or from chat messages; `images`, if any, replace the images inside the messages."""
     system, texts, inside = ("", [content], []) if isinstance(content, str) else read_messages(content)
     images = images or open_images(inside, settings.max_image_pixels)
     text, pieces = lay_out(texts, len(images))

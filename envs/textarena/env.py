@@ -114,7 +114,7 @@ class TextArena(TextGame):
         return valid, self._frame("\n".join(filter(None, (text, reason))))
 
     def _read(self, messages: Sequence[tuple[int, str, Any]]) -> str:
-        """The game's messages without the prompt, the player's own moves and the board, which is kept in `_board`."""
+        """Return the game's messages without prompt, the player's moves and the board, which is kept in `_board`."""
         kinds = self._library.ObservationType
         for _, text, kind in messages:
             if kind == kinds.GAME_BOARD:
@@ -144,7 +144,7 @@ build_env = TextArena.from_sample
 
 
 def _find_id(library: ModuleType, task: str) -> str:
-    """The id of the game without its wrappers' name."""
+    """Return the id of the game without its wrappers' name."""
     known = library.envs.registration.ENV_REGISTRY
     name = task
     for variant in _VARIANTS:

@@ -159,7 +159,7 @@ class TextWorld(CommandGame):
         return explain_plan(self._now.text, self._plan())
 
     def _plan(self) -> tuple[str, ...]:
-        """Commands that win from here; empty if the game knows none."""
+        """Return commands that win from here; empty if the game knows none."""
         if self._now.plan:
             return self._now.plan
         if self._guide is None:

@@ -140,7 +140,7 @@ def _still_hung(name: str) -> int:
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """The event loop shared by the async tools and judges of this process, whose connections outlive a call."""
+    """Return the event loop shared by the async tools and judges of this process, whose connections outlive a call."""
     global _loop
     with _lock:
         if _loop is None:

@@ -125,7 +125,7 @@ def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpe
 def select_tools(
     specs: Sequence[ToolSpec], chosen: Sequence[Any] | str | None, ignore: Collection[str] = ()
 ) -> tuple[ToolSpec, ...]:
-    """The tools that one sample asks for, in its order; all of `specs` for None.
+    """Return the tools that one sample asks for, in its order; all of `specs` for None.
 
     `chosen` is what slime's `--tool-key` reads: a list of schemas in OpenAI's form or of names, or its JSON. A schema
     replaces the tool's own one. Entries that name one of `ignore` are skipped.
@@ -203,5 +203,5 @@ def _is_offered(value: Any, module: Any) -> bool:
 
 
 def _mark_of(target: Any) -> ToolSpec | None:
-    """The tool that `@tool` made of this object; subclasses do not inherit it."""
+    """Return the tool that `@tool` made of this object; subclasses do not inherit it."""
     return getattr(target, "__dict__", {}).get(_MARK)

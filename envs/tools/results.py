@@ -93,7 +93,7 @@ class ToolSpec:
 
     @property
     def origin(self) -> str:
-        """Where the tool comes from, for error messages: `source`, or the name of `target`."""
+        """Return where the tool comes from, for error messages: `source`, or the name of `target`."""
         return self.source or f"{self.target.__module__}.{self.target.__qualname__}"
 
 
@@ -109,7 +109,7 @@ class ToolResult:
 
 
 def failure(text: str, settings: ToolSettings) -> ToolResult:
-    """An error message as a result."""
+    """Return an error message as a result."""
     return _bounded(ToolResult(f"error: {text}", failed=True), settings)
 
 
@@ -179,7 +179,7 @@ def _bounded(result: ToolResult, settings: ToolSettings) -> ToolResult:
 
 
 def encodable(text: str) -> str:
-    """The text with halves of surrogate pairs, which tokenizers refuse, replaced by `?`."""
+    """Return the text with halves of surrogate pairs, which tokenizers refuse, replaced by `?`."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -49,7 +49,7 @@ class ToolSession:
         return shown
 
     def check(self, found: Calls) -> tuple[list[Call], list[str]]:
-        """The calls, with arguments converted to the schema's types, and all errors."""
+        """Return the calls, with arguments converted to the schema's types, and all errors."""
         errors = list(found.errors)
         if found.cut:
             errors.append(f"an answer may hold at most {self.settings.max_calls} calls")
@@ -89,7 +89,7 @@ class ToolSession:
             return failure(str(error), self.settings)
 
     def reward(self) -> float:
-        """Sum of the stateful tools' rewards for the episode; a tool whose `calc_reward` fails counts as 0."""
+        """Return the sum of the stateful tools' rewards for the episode; a tool whose `calc_reward` fails counts as 0."""
         total = 0.0
         for name, tool in self._live.items():
             try:

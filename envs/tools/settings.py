@@ -100,7 +100,7 @@ class McpSettings(Settings):
 
     @property
     def words(self) -> list[str]:
-        """The command as a list.
+        """Return the command as a list.
 
         Raises:
             ConfigError: a quotation mark in the text is not closed.
@@ -109,5 +109,5 @@ class McpSettings(Settings):
 
     @property
     def label(self) -> str:
-        """The server in error messages."""
+        """Return the server in error messages."""
         return f"the MCP server {self.url or ' '.join(self.words)!r}"

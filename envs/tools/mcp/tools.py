@@ -109,7 +109,7 @@ async def _call(server: McpServer, name: str, /, **arguments: Any) -> ToolResult
 
 
 def parts_of(result: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
-    """A result's texts, and its images as data URIs; keys may be in the protocol's form or in Python's."""
+    """Return a result's texts, and its images as data URIs; keys may be in the protocol's form or in Python's."""
     texts, images = [], []
     for part in result["content"]:
         match part["type"]:
@@ -136,7 +136,7 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def mcp_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all connections of this process, in a thread that runs no tool's code.
+    """Return the event loop of all connections of this process, in a thread that runs no tool's code.
 
     Raises:
         MissingDependencyError: the package mcp is not installed.
@@ -175,7 +175,7 @@ class McpServer:
         self._connection: Connection | None = None
 
     def offered(self) -> Listing:
-        """The tools on offer, as the server lists them now. Starts the server if necessary.
+        """Return the tools on offer, as the server lists them now. Starts the server if necessary.
 
         Raises:
             ConfigError: the command does not exist, or `include` or `exclude` names a tool that the server lacks.
@@ -234,7 +234,7 @@ class McpServer:
                     raise EnvironmentFault(f"{self.settings.label} {why}") from error
 
     async def _living(self) -> tuple[Connection, bool]:
-        """An open connection, and whether it replaces a dead one."""
+        """Return an open connection, and whether it replaces a dead one."""
         old = self._connection
         if old is not None and not old.ended and not (old.doubtful and not await old.answers()):
             await old.opened()
@@ -252,7 +252,7 @@ class McpServer:
         return connection, old is not None
 
     def _checked(self, listing: Listing) -> Listing:
-        """The tools on offer, which stay the same from the first listing on."""
+        """Return the tools on offer, which stay the same from the first listing on."""
         if self._known is None:
             settings = self.settings
             for key, names in (("include", settings.include or ()), ("exclude", settings.exclude)):
