@@ -142,7 +142,7 @@ class PlainText:
         return piece.rstrip() if self._flags[self.control[following.group()]][0] else piece
 
     def join(self, parts: Sequence[TemplateText | str]) -> list[int]:
-        """Return the ids of template and message text in order; text between two control tokens is encoded as one piece."""
+        """Return the ids of template and message text; text between two control tokens is encoded as one piece."""
         out: list[int] = []
         piece, strip = "", False
         for part in parts:

@@ -157,7 +157,7 @@ def describe(world: World, speaker: tuple[int, int]) -> str:
 
 @cache
 def _describe_piece(label: str, dx: int, dy: int) -> str:
-    """Return one line, blank for the speaker. As in BALROG, which compares signed offsets, left and up are in "step"."""
+    """Return one line, blank for the speaker. BALROG compares signed offsets, so left and up say "step"."""
     across = [f"{abs(dx)} {'steps' if dx > 1 else 'step'} to the {'right' if dx > 0 else 'left'}"] if dx else []
     along = [f"{abs(dy)} {'steps' if dy > 1 else 'step'} {'down' if dy > 0 else 'up'}"] if dy else []
     return f"{label} {' and '.join(across + along)}" if across or along else ""

@@ -133,7 +133,7 @@ class Sokoban(PlannedGame):
         return {**super().prompt_variables(), "legend": legend, "picture_only": self.settings.vlm == "only"}
 
     def _pushes(self) -> tuple[Push, ...] | None:
-        """Return pushes that solve the level from here; keep the rest of the plan for the state after its first push."""
+        """Return pushes that solve the level; keep the rest of the plan for the state after its first push."""
         here = self.state.boxes, self.room.reach(self.state)
         if here not in self._plans:
             self._plans[here] = find_pushes(self.room, self.state)

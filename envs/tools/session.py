@@ -89,7 +89,7 @@ class ToolSession:
             return failure(str(error), self.settings)
 
     def reward(self) -> float:
-        """Return the sum of the stateful tools' rewards for the episode; a tool whose `calc_reward` fails counts as 0."""
+        """Return the stateful tools' rewards for the episode in total; a tool whose `calc_reward` fails counts as 0."""
         total = 0.0
         for name, tool in self._live.items():
             try:
