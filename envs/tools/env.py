@@ -146,7 +146,7 @@ class ToolEnv(BaseInteractionEnv):
         return _Outcome(results, "", reward, ended=self.over(), executed=executed, span=found.span)
 
     def over(self) -> bool:
-        """Return whether the episode ended with the calls of this turn; subclasses may end otherwise than by an answer."""
+        """Return whether the episode ended with the calls of this turn; subclasses may have other endings."""
         return False
 
     def _invalid(self, feedback: str) -> _Outcome:
