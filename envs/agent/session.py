@@ -201,19 +201,16 @@ class Session:
                 return None
             if self._queue:
                 self.current = self._queue.popleft()
-                self._count_lost()
+                answered = self._answered
+                if answered is not None and not answered.delivered and not answered.connections:
+                    self.counts["lost_answers"] += 1  # another request came before the last answer was received
+                    self._answered = None
                 return self.current
             self._news.clear()
             try:
                 await asyncio.wait_for(self._news.wait(), deadline - asyncio.get_running_loop().time())
             except TimeoutError:
                 return None
-
-    def _count_lost(self) -> None:
-        answered = self._answered
-        if answered is not None and not answered.delivered and not answered.connections:
-            self.counts["lost_answers"] += 1
-            self._answered = None
 
     async def close(self) -> None:
         """Refuse everything from now on."""

@@ -95,7 +95,13 @@ class TextWorld(CommandGame):
 
     def __init__(self, task: str, seed: int, settings: TextWorldSettings) -> None:
         super().__init__(settings)
-        self.task, self.seed, self.theme = task, seed, _find_theme(task, settings)
+        self.task, self.seed = task, seed
+        try:
+            self.theme = find_theme(task)
+        except ConfigError:
+            if settings.games_path is None:
+                raise
+            self.theme = "custom"  # with games_path the task may have any name
         self.max_steps = settings.max_steps or THEMES[self.theme].max_steps
         self._recipe = _read_recipe(self.theme, seed, settings)
         self._engine = import_extra("envs.textworld.player", "TextWorld", "text-games")
@@ -206,16 +212,6 @@ DEFAULT_TASK = "custom"
 build_env = TextWorld.from_sample
 expert_action = TextWorld.advice
 explain_action = TextWorld.explain
-
-
-def _find_theme(task: str, settings: TextWorldSettings) -> str:
-    """Return the theme of a task. With `games_path` the task may have any name; its prompt is that of `custom`."""
-    try:
-        return find_theme(task)
-    except ConfigError:
-        if settings.games_path is None:
-            raise
-        return "custom"
 
 
 def _read_recipe(theme: str, seed: int, settings: TextWorldSettings) -> GameRecipe:

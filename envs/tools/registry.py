@@ -142,7 +142,10 @@ def select_tools(
     known = {spec.name: spec for spec in specs}
     selected: dict[str, ToolSpec] = {}
     for entry in listed:
-        name = _name_of(entry)
+        function = entry.get("function", entry) if isinstance(entry, Mapping) else entry
+        name = function.get("name") if isinstance(function, Mapping) else function
+        if not isinstance(name, str):
+            raise ConfigError(f"a sample's tools must be schemas or names, got {short(entry)}")
         if name in ignore:
             continue
         if name not in known:
@@ -155,14 +158,6 @@ def select_tools(
         own = {} if isinstance(entry, str) else {"schema": check_schema(entry, f"the tool {name} of the sample")}
         selected[name] = replace(known[name], **own)
     return tuple(selected.values())
-
-
-def _name_of(entry: Any) -> str:
-    function = entry.get("function", entry) if isinstance(entry, Mapping) else entry
-    name = function.get("name") if isinstance(function, Mapping) else function
-    if not isinstance(name, str):
-        raise ConfigError(f"a sample's tools must be schemas or names, got {short(entry)}")
-    return name
 
 
 def _load_entry(entry: ToolEntry, key: str) -> Sequence[ToolSpec]:

@@ -151,14 +151,10 @@ def _response(value: Any) -> ToolResult:
         given = [value[key] for key in ("image", "images") if value.get(key) is not None]
         images = tuple(p for item in given for p in (item if isinstance(item, list | tuple) else [item]))
         return ToolResult(str(value.get("text") or ""), images)
-    return ToolResult(_as_json(value))
-
-
-def _as_json(value: Any) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False)
+        return ToolResult(json.dumps(value, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError):
-        return str(value)
+        return ToolResult(str(value))
 
 
 def _number(value: Any, what: str) -> float:
