@@ -229,8 +229,8 @@ class PlannedGame(TextGame):
 def text_parts(value: Any) -> tuple[str, str] | None:
     """Return the long-term and short-term text of a text or of BALROG's mapping; None for anything else."""
     found = value if isinstance(value, Mapping) else {"long_term_context": value}
-    parts = found.get("long_term_context"), found.get("short_term_context", "")
-    return parts if isinstance(parts[0], str) and isinstance(parts[1], str) else None
+    long_term, short_term = found.get("long_term_context"), found.get("short_term_context", "")
+    return (long_term, short_term) if isinstance(long_term, str) and isinstance(short_term, str) else None
 
 
 def find_action(response_text: str) -> tuple[str, tuple[int, int]]:

@@ -153,14 +153,7 @@ def make_reader(settings: OpenEnvSettings) -> Callable[[Mapping[str, Any]], Part
         read = _template(given)
     else:
         function, label = load_attribute(given, "env.observation"), f"env.observation: {given}"
-
-        def read(observation: Mapping[str, Any]) -> Parts:
-            found = call_user_function(function, label, observation)
-            parts = text_parts(found)
-            if parts is None:
-                raise EnvironmentFault(f"{label} returned {short(found)}, not text or two texts")
-            return parts
-
+        read = lambda observation: _parts(call_user_function(function, label, observation), label)
     return lambda observation: tuple(map(encodable, read(observation)))  # type: ignore[return-value]
 
 
@@ -218,3 +211,10 @@ def _template(text: str) -> Callable[[Mapping[str, Any]], Parts]:
             ) from error
 
     return render
+
+
+def _parts(value: Any, label: str) -> Parts:
+    parts = text_parts(value)
+    if parts is None:
+        raise EnvironmentFault(f"{label} returned {short(value)}, not text or two texts")
+    return parts

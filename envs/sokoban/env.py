@@ -118,11 +118,12 @@ class Sokoban(PlannedGame):
         room, state, pushes = self.room, self.state, self._pushes()
         if not pushes:
             return "I find no way to bring all boxes onto targets, so I wait."
-        moves = moves_of(room, state, pushes[:1])
+        first = pushes[0]
+        moves = moves_of(room, state, (first,))
         how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
         left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
-        box = f"the box {_where(room, state.player, pushes[0].box)}"
-        return f"{left}. Next I push {box} {_towards(pushes[0].direction)}. {how}."
+        box = f"the box {_where(room, state.player, first.box)}"
+        return f"{left}. Next I push {box} {_towards(first.direction)}. {how}."
 
     def render(self) -> np.ndarray:
         """Draw the room as a uint8 array (32 * height, 32 * width, 3)."""
