@@ -50,11 +50,9 @@ class JudgeClient:
         Raises:
             JudgeError: no usable answer within the retries and the deadline; the text has the last reason.
         """
-        judge, key, known = self.settings, "", None
-        if self._cache:
-            request = [judge.url, judge.api, self._model, judge.temperature, judge.max_tokens, list(messages), about]
-            key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
-            known = self._cache.get(key)
+        judge = self.settings
+        key = self._key(messages, about) if self._cache else ""
+        known = self._cache.get(key) if self._cache else None
         if known is not None:
             with contextlib.suppress(JudgeError):  # a cached answer that cannot be read is asked for again
                 return read(known)
@@ -135,6 +133,11 @@ class JudgeClient:
     def _headers(self) -> dict[str, str]:
         key = self.settings.api_key_env
         return {} if key is None else {"Authorization": f"Bearer {os.environ[key]}"}
+
+    def _key(self, messages: Messages, about: Any) -> str:
+        judge = self.settings
+        request = [judge.url, judge.api, self._model, judge.temperature, judge.max_tokens, list(messages), about]
+        return hashlib.sha256(json.dumps(request).encode()).hexdigest()
 
     @functools.cached_property
     def _model(self) -> str:
