@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from envs.agent.request import Answer
+from envs.agent.request import Response
 from envs.agent.server import ModelServer, model_server
 from envs.agent.session import Session
 
@@ -152,7 +152,7 @@ def answer_all(server: ModelServer, session: Session) -> None:
     with contextlib.suppress(Exception):  # the episode is over
         waiting = server.call(session.next(600.0))
         while waiting is not None:
-            waiting = server.call(session.exchange(Answer("well"), 600.0))
+            waiting = server.call(session.exchange(Response("well"), 600.0))
 
 
 def memory_mb(key: str) -> float:

@@ -11,7 +11,7 @@ from envs.errors import ConfigError, MissingDependencyError
 from slime_verlog import Settings, read_settings
 
 PICTURE_PLACE = "\ufffc"
-"""Unicode's object replacement character; in a short-term text it marks the place of a picture."""
+"""Unicode's object replacement character; in a short-term text it marks the place of an image."""
 
 S = TypeVar("S", bound=Settings)
 
@@ -27,7 +27,7 @@ class Observation(TypedDict):
     multi_modal_data: NotRequired[dict[str, list[Any]]]
     """PIL images, if there are any: `image` lists those that stay in the history, `current_image` those shown only
     while the observation is the current one. If the short-term text contains one `PICTURE_PLACE` per entry of
-    `current_image`, the pictures go there, otherwise before the text."""
+    `current_image`, the images go there, otherwise before the text."""
 
 
 class StepInfo(TypedDict):
@@ -63,7 +63,7 @@ class BaseInteractionEnv(abc.ABC):
     episode from the start. The class attributes describe the task; `reset` fills them.
 
     A method `render()`, as in Gymnasium, is optional: it draws the current state for people, as a uint8 array (height,
-    width, 3), without changing the episode. The episode viewer replays episodes and shows these pictures.
+    width, 3), without changing the episode. The episode viewer replays episodes and shows these images.
     """
 
     mission: str = ""
@@ -112,7 +112,7 @@ class BaseInteractionEnv(abc.ABC):
 
 
 def interleave(pieces: Sequence[str], images: Sequence[Any]) -> list[dict[str, Any]]:
-    """Alternate texts and pictures as content parts of one message, without empty texts."""
+    """Alternate texts and images as content parts of one message, without empty texts."""
     parts = []
     for piece, image in itertools.zip_longest(pieces, images):
         parts += [{"type": "text", "text": piece}] if piece else []

@@ -1,6 +1,6 @@
 """Base of games with one free command per turn, where only the game can tell whether it understood.
 
-One answer is one command and one turn. A command that the game does not understand does not change it.
+One response is one command and one turn. A command that the game does not understand does not change it.
 """
 
 from __future__ import annotations

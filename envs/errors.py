@@ -66,7 +66,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, n: int
 
 
 def describe(error: BaseException, own: str = "") -> str:
-    """The error's type, its text and the place of the user's code, on one line.
+    """Return the error's type, its text and the place of the user's code, on one line.
 
     Args:
         own: the environment's path or module name; its file counts as the user's code wherever it is.
@@ -112,7 +112,6 @@ def place_of_function(function: Any) -> str:
 
 
 def _source(thing: Any) -> tuple[str, int] | None:
-    """File and first line of a function or class."""
     try:
         return inspect.getsourcefile(thing) or "", inspect.getsourcelines(thing)[1]
     except (OSError, TypeError):
@@ -120,7 +119,7 @@ def _source(thing: Any) -> tuple[str, int] | None:
 
 
 def text_of(error: BaseException) -> str:
-    """The error's text, or a note if its `__str__` raises."""
+    """Return the error's text, or a note if its `__str__` raises."""
     try:
         return str(error)
     except BaseException as second:
@@ -128,7 +127,7 @@ def text_of(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks, cut at `MAX_TEXT_CHARS` characters."""
+    """Return the text without line breaks, cut at `MAX_TEXT_CHARS` characters."""
     text = " ".join(text.split())
     return text if len(text) <= MAX_TEXT_CHARS else text[:MAX_TEXT_CHARS] + " ..."
 

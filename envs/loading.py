@@ -146,7 +146,7 @@ def load_module(path: str, key: str) -> ModuleType:
 
 
 def split_command(command: str | Sequence[str], key: str) -> list[str]:
-    """A command as a list of words; a text is split as in a shell.
+    """Return a command as a list of words; a text is split as in a shell.
 
     Raises:
         ConfigError: a quotation mark is not closed; names the setting's `key`.

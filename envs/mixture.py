@@ -111,16 +111,13 @@ def _expand(
 def _make_names_unique(specs: list[TaskSpec]) -> list[TaskSpec]:
     """Prefix the environment's name if several tasks have the same name."""
     counts = Counter(spec.name for spec in specs)
-    specs = [
-        replace(spec, name=f"{_short(spec.env_path)}/{spec.name}") if counts[spec.name] > 1 else spec for spec in specs
-    ]
+    for place, spec in enumerate(specs):
+        if counts[spec.name] > 1:
+            module = spec.env_path.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+            specs[place] = replace(spec, name=f"{module}/{spec.name}")
     twice = [name for name, count in Counter(spec.name for spec in specs).items() if count > 1]
     if twice:
         raise ConfigError(
             f"two tasks are called {twice[0]!r}, so their metrics would be mixed up; give one of them its own name"
         )
     return specs
-
-
-def _short(env_path: str) -> str:
-    return env_path.removesuffix(".py").replace("/", ".").rsplit(".", 1)[-1]

@@ -1,6 +1,6 @@
 """Base of games with one named action per turn: parsing, penalty and bookkeeping.
 
-Every answer executes exactly one legal action. An invalid answer executes the default action and receives the format
+Every response executes exactly one legal action. An invalid one executes the default action and receives the format
 penalty instead of the game's reward.
 """
 
@@ -32,7 +32,7 @@ ANSWER_FORMAT = (
 )
 
 
-PICTURE_ONLY = "The picture shows what you see."
+IMAGE_ONLY = "The picture shows what you see."
 """Text of every observation under `vlm: only`."""
 
 
@@ -50,12 +50,12 @@ class GameSettings(Settings):
     binary_reward: bool = False
     """Replace every positive reward by 1."""
     format_penalty: float = Field(0.1, ge=0)
-    """The reward of an answer that names no legal action is minus this number instead of the game's reward. With 0, it
+    """The reward of a response that names no legal action is minus this number instead of the game's reward. With 0, it
     is the game's reward."""
     max_steps: int | None = Field(None, ge=1)
     """Steps after which an episode is truncated; null for the game's own limit."""
     vlm: bool | Literal["only"] = False
-    """Add a picture to every observation; `only` shows it instead of the text."""
+    """Add an image to every observation; `only` shows it instead of the text."""
     prompt_template: str | None = None
     """Path of a Jinja file that replaces the built-in instruction."""
     shaping: float = Field(0.0, ge=0)
@@ -72,7 +72,7 @@ class GameSettings(Settings):
         return data
 
     @model_validator(mode="after")
-    def _refuse_pictures(self) -> Self:
+    def _refuse_images(self) -> Self:
         if self.vlm and self.no_pictures:
             raise ConfigError(f"env.vlm: {self.no_pictures}; set it to false")
         return self
@@ -167,7 +167,6 @@ class TextGame(BaseInteractionEnv):
         return self._observe(frame), not self._running, info
 
     def _pay(self, reward: float, valid: bool) -> float:
-        """Apply the penalty of an invalid answer, or the binary reward."""
         if not valid and self.settings.format_penalty:
             return -self.settings.format_penalty
         return 1.0 if self.settings.binary_reward and reward > 0 else float(reward)
@@ -187,7 +186,7 @@ class TextGame(BaseInteractionEnv):
     def _observe(self, frame: Frame) -> Observation:
         images = [frame.image] if frame.image is not None else []
         if self.settings.vlm == "only":
-            return make_observation(PICTURE_ONLY, images=images)
+            return make_observation(IMAGE_ONLY, images=images)
         return make_observation(frame.long_term, frame.short_term, images)
 
     def prompt_variables(self) -> dict[str, Any]:
@@ -227,6 +226,13 @@ class PlannedGame(TextGame):
         return length / self._whole_way if length else 1.0
 
 
+def text_parts(value: Any) -> tuple[str, str] | None:
+    """Return the long-term and short-term text of a text or of BALROG's mapping; None for anything else."""
+    found = value if isinstance(value, Mapping) else {"long_term_context": value}
+    long_term, short_term = found.get("long_term_context"), found.get("short_term_context", "")
+    return (long_term, short_term) if isinstance(long_term, str) and isinstance(short_term, str) else None
+
+
 def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     """Return the text that names the action, and its [start, end) characters in the response.
 
@@ -245,6 +251,15 @@ def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     return candidate, (offset, offset + len(candidate))
 
 
+def parse_template(text: str) -> Any:
+    """Parse a Jinja template for Jinja's sandbox, in which an unknown variable is an error."""
+    import jinja2
+    from jinja2.sandbox import SandboxedEnvironment
+
+    jinja = SandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return jinja.from_string(text)
+
+
 _templates: dict[tuple[Path, int], Any] = {}
 
 
@@ -255,14 +270,12 @@ def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
         ConfigError: the file is missing, does not parse, or uses an unknown variable.
     """
     import jinja2
-    from jinja2.sandbox import SandboxedEnvironment
 
     path = Path(path)
     try:
         key = (path, path.stat().st_mtime_ns)
         if key not in _templates:
-            jinja = SandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-            _templates[key] = jinja.from_string(path.read_text(encoding="utf-8"))
+            _templates[key] = parse_template(path.read_text(encoding="utf-8"))
         return _templates[key].render(variables).strip()
     except OSError as error:
         raise ConfigError(f"prompt template {path} cannot be read: {error.strerror}") from error

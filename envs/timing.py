@@ -14,7 +14,7 @@ _parts: ContextVar[list[Part] | None] = ContextVar("parts of the current step", 
 
 
 def collect() -> list[Part]:
-    """A new list, which gets what `timed` measures from now on in this thread."""
+    """Return a new list, which gets what `timed` measures from now on in this thread."""
     parts: list[Part] = []
     _parts.set(parts)
     return parts

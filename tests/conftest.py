@@ -33,9 +33,9 @@ def load_recording(name: str) -> Any:
 @pytest.fixture(autouse=True)
 def _unknown_servers() -> None:
     """Forget what OpenEnv servers of earlier tests said: the system may give their ports to other servers."""
-    if schema := sys.modules.get("envs.openenv.schema"):
-        schema._first.clear()
-        schema._gone_since.clear()
+    if session := sys.modules.get("envs.openenv.session"):
+        session._first.clear()
+        session._gone_since.clear()
 
 
 SYSTEM_PACKAGES = {

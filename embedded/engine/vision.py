@@ -16,7 +16,7 @@ import torch
 
 from embedded.engine.decoder import RowDecoder
 from embedded.engine.engine import Engine
-from envs.questions.pictures import PictureError, open_picture
+from envs.questions.images import ImageError, open_image
 from rollout.errors import ConfigError
 from rollout.tokens.processor import load_processor
 
@@ -141,8 +141,8 @@ class VisionEngine(Engine):
         if not all(isinstance(image, str) and image.startswith("data:") for image in images):
             raise ConfigError("image_data must be data URIs (data:image/png;base64,...), not paths or links")
         try:
-            pictures = [open_picture(image) for image in images]
-        except PictureError as error:
+            pictures = [open_image(image) for image in images]
+        except ImageError as error:
             raise ConfigError(f"image_data: {error}") from error
         inputs = self.processor.image_processor(images=pictures, return_tensors="pt")
         merged = self.processor.image_processor.merge_size**2

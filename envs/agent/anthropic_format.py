@@ -1,4 +1,4 @@
-"""Anthropic's `/v1/messages`: requests in, answers out, whole or as a stream of events."""
+"""Anthropic's `/v1/messages`: requests in, responses out, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from envs.agent.request import (
-    Answer,
     Message,
     Request,
     RequestError,
+    Response,
     checked_list,
     checked_text,
     joined,
     make_request,
-    read_picture,
+    read_image,
     tool_schema,
 )
 from envs.tools.calls import short
@@ -40,7 +40,7 @@ def read(body: Mapping[str, Any]) -> Request:
 
 
 def _messages(message: Mapping[str, Any]) -> list[Message]:
-    """One message as several: each tool result becomes a separate message, before the rest."""
+    """Return one message as several: each tool result becomes a separate message, before the rest."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise RequestError(f"a message has the role {short(role)}; supported are user, assistant and system")
@@ -104,12 +104,12 @@ def _part(block: Mapping[str, Any]) -> Message:
             source = block.get("source")
             if not isinstance(source, Mapping) or source.get("type") != "base64":
                 raise RequestError("pictures must be sent as base64; addresses are not fetched")
-            return read_picture(f"data:{source.get('media_type')};base64,{source.get('data')}")
+            return read_image(f"data:{source.get('media_type')};base64,{source.get('data')}")
     raise RequestError(f"content of type {short(block.get('type'))} is not supported; send text and pictures")
 
 
 def _text(value: Any, what: str) -> str:
-    """A text, or the texts of a list of blocks."""
+    """Return a text, or the texts of a list of blocks."""
     if isinstance(value, str):
         return checked_text(value, what)
     return "\n\n".join(checked_text(block.get("text"), what) for block in checked_list(value, what))
@@ -121,18 +121,18 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return tool_schema(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 
-def reply(answer: Answer, request: Request, number: int) -> dict[str, Any]:
-    """The body of a whole answer; `number` counts the episode's answers."""
-    usage = {"input_tokens": request.tokens, "output_tokens": answer.tokens}
-    return {**_head(request, number), "content": _blocks(answer, number), **_ending(answer), "usage": usage}
+def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
+    """Return the body of a whole response; `number` counts the episode's responses."""
+    usage = {"input_tokens": request.tokens, "output_tokens": response.tokens}
+    return {**_head(request, number), "content": _blocks(response, number), **_ending(response), "usage": usage}
 
 
-def events(answer: Answer, request: Request, number: int) -> Iterator[bytes]:
-    """The events of a streamed answer."""
+def events(response: Response, request: Request, number: int) -> Iterator[bytes]:
+    """Yield the events of a streamed response."""
     usage = {"input_tokens": request.tokens, "output_tokens": 1}
     head = {**_head(request, number), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield _event("message_start", message=head)
-    for index, block in enumerate(_blocks(answer, number)):
+    for index, block in enumerate(_blocks(response, number)):
         match block["type"]:
             case "tool_use":
                 text = json.dumps(block["input"])
@@ -144,34 +144,32 @@ def events(answer: Answer, request: Request, number: int) -> Iterator[bytes]:
         yield _event("content_block_start", index=index, content_block=start)
         yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
-    yield _event("message_delta", delta=_ending(answer), usage={"output_tokens": answer.tokens})
+    yield _event("message_delta", delta=_ending(response), usage={"output_tokens": response.tokens})
     yield _event("message_stop")
 
 
-def error(status: int, text: str) -> dict[str, Any]:
-    """The body of a refusal."""
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": text}}
+def refusal(error: RequestError) -> dict[str, Any]:
+    """Return the body of a refusal."""
+    return {"type": "error", "error": {"type": error.kind("api_error"), "message": str(error)}}
 
 
-def _blocks(answer: Answer, number: int) -> list[dict[str, Any]]:
-    thought = {"type": "thinking", "thinking": answer.reasoning, "signature": ""}
+def _blocks(response: Response, number: int) -> list[dict[str, Any]]:
+    thought = {"type": "thinking", "thinking": response.reasoning, "signature": ""}
     calls = [
         {"type": "tool_use", "id": f"toolu_{number:05d}{index:03d}", "name": call.name, "input": dict(call.arguments)}
-        for index, call in enumerate(answer.calls)
+        for index, call in enumerate(response.calls)
     ]
-    texts = [{"type": "text", "text": answer.text}] * bool(answer.text or not calls)
-    return [*([thought] * bool(answer.reasoning)), *texts, *calls]
+    texts = [{"type": "text", "text": response.text}] * bool(response.text or not calls)
+    return [*([thought] * bool(response.reasoning)), *texts, *calls]
 
 
 def _head(request: Request, number: int) -> dict[str, Any]:
     return {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": request.model}
 
 
-def _ending(answer: Answer) -> dict[str, Any]:
-    reason = "tool_use" if answer.calls else "stop_sequence" if answer.stop else "end_turn"
-    return {"stop_reason": reason, "stop_sequence": answer.stop or None}
+def _ending(response: Response) -> dict[str, Any]:
+    reason = "tool_use" if response.calls else "stop_sequence" if response.stop else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": response.stop or None}
 
 
 def _event(kind: str, **data: Any) -> bytes:

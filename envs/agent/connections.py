@@ -80,7 +80,7 @@ class Listener(web.Server):
 
 
 async def read_body(http: web.BaseRequest, session: Session) -> bytearray:
-    """The body of a request. Its bytes stay charged to the session until `session.release`.
+    """Read the body of a request. Its bytes stay counted in `session.unread`.
 
     Raises:
         RequestError: it is compressed, too long or too slow, or does not say how long it is.
@@ -101,7 +101,7 @@ async def read_body(http: web.BaseRequest, session: Session) -> bytearray:
                 session.unread += len(data)
                 body += data
     except BaseException as error:
-        session.release(len(body))
+        session.unread -= len(body)
         if isinstance(error, TimeoutError):
             raise RequestError(f"the request did not arrive within {BODY_S:g} s", 408) from error
         raise

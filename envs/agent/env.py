@@ -17,15 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from envs.agent.program import Plain, Program, Sandboxed, addresses, find_program, search_path
-from envs.agent.reading import with_pictures
-from envs.agent.request import Answer, Message, read_answer, text_of
+from envs.agent.program import Program, addresses, find_program, search_path, start_plain, start_sandboxed
+from envs.agent.request import Message, Response, read_response, text_of, with_images
 from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings
 from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation, read_env_settings
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
-from envs.loading import load_attribute
+from envs.loading import load_attribute, split_command
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
 from envs.swe.sandbox.workspace import hand_over, remove_tree
 from envs.timing import timed
@@ -72,7 +71,7 @@ class AgentEnv(BaseInteractionEnv):
         self._grade: Any = lambda run: run.exit_code == 0
         if settings.grader:
             self._grade = load_attribute(settings.grader, "env.grader")
-        self._words = settings.words
+        self._words = split_command(settings.command, "env.command")
         workdir = Path(settings.workdir or "/nonexistent").expanduser()
         self._words[0] = find_program(self._words[0], search_path(settings.interpreter), workdir)
         if settings.sandbox:
@@ -113,7 +112,7 @@ class AgentEnv(BaseInteractionEnv):
         why = f"; its last request was refused: {refusal}" if refusal else ""
         raise EnvironmentFault(f"the agent never asked the model: it {what}{why}")
 
-    def _await(self, episode: _Running, answer: Answer | None) -> Waiting | None:
+    def _await(self, episode: _Running, answer: Response | None) -> Waiting | None:
         """Send the answer, if there is one, and wait for the next request; None if there is none."""
         began, session = time.monotonic(), episode.session
         left = self.settings.time_limit_s - self._work_s
@@ -127,14 +126,18 @@ class AgentEnv(BaseInteractionEnv):
         if episode is None or episode.session.current is None:
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
         waiting = episode.session.current
-        answer = read_answer(response_text, waiting.request, self.settings.max_calls)
+        answer = read_response(response_text, waiting.request, self.settings.max_calls)
         self._steps += 1
         self._unread += bool(answer.errors)
         self.run = replace(self.run, turns=self._steps, messages=tuple(self._messages), answer=response_text)
         try:
             following = self._await(episode, answer)
             end = episode.session.end if following is None else None
-            _check_patience(end, waiting)
+            if end is not None and end.exit_code != 0 and not end.stopped and not waiting.delivered:
+                # It ended before it received the response, so its client's time limit is to blame.
+                raise EnvironmentFault(
+                    f"while it waited for the model, the agent {end.words}; give its client a longer time limit"
+                )
         except EnvironmentFault:
             self.close()
             raise
@@ -153,19 +156,17 @@ class AgentEnv(BaseInteractionEnv):
                 self.run = replace(self.run, exit_code=end.exit_code)
                 info["metrics"] = {**info.get("metrics", {}), "exit_code": float(end.exit_code)}
             if end is not None or self.settings.grade_at_limit:
-                self._reward(info, episode)
+                ended = episode.session.end  # by now it has, also if a limit ended the episode
+                self.run = replace(self.run, output=ended.output if ended else "")
+                with timed("judge"):
+                    score = self._bounded("grader", self._grade, self.run)
+                if not isinstance(score, int | float) or not math.isfinite(score):
+                    name = self.settings.grader
+                    raise EnvironmentFault(f"env.grader {name} returned {short(score)}, not a finite number")
+                info["reward"] += float(score)
+                info["progression"] = min(max(float(score), 0.0), 1.0)
         finally:
             self.close()
-
-    def _reward(self, info: StepInfo, episode: _Running) -> None:
-        ended = episode.session.end  # by now it has, also if a limit ended the episode
-        run = self.run = replace(self.run, output=ended.output if ended else "")
-        with timed("judge"):
-            score = self._bounded("grader", self._grade, run)
-        if not isinstance(score, int | float) or not math.isfinite(score):
-            raise EnvironmentFault(f"env.grader {self.settings.grader} returned {short(score)}, not a finite number")
-        info["reward"] += float(score)
-        info["progression"] = min(max(float(score), 0.0), 1.0)
 
     def _bounded(self, name: str, function: Any, run: AgentRun) -> Any:
         """Call `prepare` or the grader; an error and a time-out are faults."""
@@ -177,7 +178,7 @@ class AgentEnv(BaseInteractionEnv):
         except ToolError as error:
             raise EnvironmentFault(f"env.{name} {getattr(self.settings, name)} raised {error}") from error
 
-    def _info(self, text: str, answer: Answer, waiting: Waiting) -> StepInfo:
+    def _info(self, text: str, answer: Response, waiting: Waiting) -> StepInfo:
         assert self._episode is not None
         session = self._episode.session
         counts = {name: float(session.counts[name]) for name in ("retries", "refused", "lost_answers")}
@@ -195,12 +196,12 @@ class AgentEnv(BaseInteractionEnv):
         }
 
     def _show(self, waiting: Waiting | None) -> Observation:
-        self._messages = with_pictures(waiting.request.messages) if waiting is not None else []
+        self._messages = with_images(waiting.request.messages) if waiting is not None else []
         self.tools = waiting.request.tools if waiting is not None else self.tools
         return make_observation(text_of(self._messages[-1]) if self._messages else "")
 
     def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
-        """The messages of the request that waits; none after the episode's end."""
+        """Return the messages of the request that waits; none after the episode's end."""
         return self._messages
 
     def close(self) -> None:
@@ -237,12 +238,12 @@ class _Running:
         variables |= {name: _filled(value, values) for name, value in settings.variables.items()}
         on_end = lambda end: self.server.soon(self.session.ended, end)
         if settings.sandbox:
-            python, socket = settings.interpreter, self.server.socket
-            self._program = Sandboxed(argv, run.folder, variables, python, settings.limits, socket, on_end)
+            sandbox = Sandbox(run.folder, settings.interpreter, settings.limits)
+            self._program = start_sandboxed(argv, sandbox, self.server.socket, variables, on_end)
         else:
             own = {"PATH": search_path(settings.interpreter), "LANG": "C.UTF-8"}
             own |= {"HOME": str(self._home), "TMPDIR": str(self._temporary)}
-            self._program = Plain(argv, run.folder, {**own, **variables}, on_end)
+            self._program = start_plain(argv, run.folder, {**own, **variables}, on_end)
 
     def stop(self) -> None:
         """End the program and refuse its requests; a second call does nothing."""
@@ -257,27 +258,18 @@ class _Running:
         remove_tree(self._outer)
 
 
-def _check_patience(end: End | None, waiting: Waiting) -> None:
-    """Blame a program's failure on its client's time limit if it ended before it received the answer."""
-    if end is not None and end.exit_code != 0 and not end.stopped and not waiting.delivered:
-        raise EnvironmentFault(
-            f"while it waited for the model, the agent {end.words}; give its client a longer time limit"
-        )
-
-
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with each `{name}` of `values` replaced; other braces are left alone."""
+    """Return the text with each `{name}` of `values` replaced; other braces are left alone."""
     return re.sub(r"\{(\w+)\}", lambda name: values.get(name[1], name[0]), text)
 
 
 @functools.lru_cache(maxsize=32)
 def _check_sandbox(python: Path) -> None:
-    """Make sure, once per interpreter, that the sandbox starts."""
     check_sandbox(Sandbox(Path(__file__).parent, python, writable_tree=False))
 
 
 def build_env(sample: Any, args: Any) -> AgentEnv:
-    """The environment of one episode; `task` and `seed` reach the program and the grader.
+    """Return the environment of one episode; `task` and `seed` reach the program and the grader.
 
     Raises:
         ConfigError: a wrong setting, or there is no such program or function.

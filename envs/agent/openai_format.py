@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/chat/completions`: requests in, answers out, whole or as a stream of events."""
+"""OpenAI's `/v1/chat/completions`: requests in, responses out, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import pydantic_core
 
 from envs.agent.request import (
-    Answer,
     Message,
     Request,
     RequestError,
+    Response,
     checked_list,
     checked_text,
     joined,
     make_request,
-    read_picture,
+    read_image,
     tool_schema,
 )
 from envs.tools.calls import short
@@ -47,19 +47,18 @@ def _message(message: Mapping[str, Any]) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise RequestError(f"a message has the role {short(role)}; supported are {', '.join(ROLES)}")
-    read: Message = {"role": ROLES[role], "content": _content(message.get("content"))}
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        content = checked_text(content or "", "content")
+    else:
+        content = joined([_part(part) for part in checked_list(content, "content")])
+    read: Message = {"role": ROLES[role], "content": content}
     if calls := checked_list(message.get("tool_calls"), "tool_calls"):
         read["tool_calls"] = [_call(call) for call in calls]
     for key in ("tool_call_id", "name", "reasoning_content"):
         if message.get(key):
             read[key] = checked_text(message[key], key)
     return read
-
-
-def _content(content: Any) -> str | list[Message]:
-    if content is None or isinstance(content, str):
-        return checked_text(content or "", "content")
-    return joined([_part(part) for part in checked_list(content, "content")])
 
 
 def _part(part: Mapping[str, Any]) -> Message:
@@ -69,12 +68,12 @@ def _part(part: Mapping[str, Any]) -> Message:
             return {"type": "text", "text": checked_text(part.get(key), key)}
         case "image_url":
             image = part.get("image_url")
-            return read_picture(image.get("url") if isinstance(image, Mapping) else image)
+            return read_image(image.get("url") if isinstance(image, Mapping) else image)
     raise RequestError(f"content of type {short(part.get('type'))} is not supported; send text and pictures")
 
 
 def _call(call: Mapping[str, Any]) -> Message:
-    """An earlier call. Its arguments, a text of JSON, become an object, which chat templates expect."""
+    """Read an earlier call. Its arguments, a text of JSON, become an object, which chat templates expect."""
     function = call.get("function")
     if not isinstance(function, Mapping):
         raise RequestError(f"a tool call has no function: {short(call)}")
@@ -95,40 +94,38 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return tool_schema(function.get("name"), function.get("description"), function.get("parameters"))
 
 
-def reply(answer: Answer, request: Request, number: int) -> dict[str, Any]:
-    """The body of a whole answer; `number` counts the episode's answers."""
-    calls = _calls(answer, number)
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if calls else "")}
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
+def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
+    """Return the body of a whole response; `number` counts the episode's responses."""
+    calls = _calls(response, number)
+    message: dict[str, Any] = {"role": "assistant", "content": response.text or (None if calls else "")}
+    if response.reasoning:
+        message["reasoning_content"] = response.reasoning
     if calls:
         message["tool_calls"] = calls
-    choice = {"index": 0, "message": message, "finish_reason": _finish(answer), "logprobs": None}
-    return {**_head("chat.completion", request, number), "choices": [choice], "usage": _usage(answer, request)}
+    choice = {"index": 0, "message": message, "finish_reason": _finish(response), "logprobs": None}
+    return {**_head("chat.completion", request, number), "choices": [choice], "usage": _usage(response, request)}
 
 
-def events(answer: Answer, request: Request, number: int) -> Iterator[bytes]:
-    """The events of a streamed answer."""
+def events(response: Response, request: Request, number: int) -> Iterator[bytes]:
+    """Yield the events of a streamed response."""
     head = _head("chat.completion.chunk", request, number)
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    deltas += [{"reasoning_content": answer.reasoning}] * bool(answer.reasoning)
-    deltas += [{"content": answer.text}] * bool(answer.text)
-    deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(_calls(answer, number))]
+    deltas += [{"reasoning_content": response.reasoning}] * bool(response.reasoning)
+    deltas += [{"content": response.text}] * bool(response.text)
+    deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(_calls(response, number))]
     for delta in deltas:
         yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-    last = {"index": 0, "delta": {}, "finish_reason": _finish(answer)}
-    yield _event({**head, "choices": [last], "usage": _usage(answer, request)})
+    last = {"index": 0, "delta": {}, "finish_reason": _finish(response)}
+    yield _event({**head, "choices": [last], "usage": _usage(response, request)})
     yield b"data: [DONE]\n\n"
 
 
-def error(status: int, text: str) -> dict[str, Any]:
-    """The body of a refusal."""
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": text, "type": kind, "param": None, "code": None}}
+def refusal(error: RequestError) -> dict[str, Any]:
+    """Return the body of a refusal."""
+    return {"error": {"message": str(error), "type": error.kind("server_error"), "param": None, "code": None}}
 
 
-def _calls(answer: Answer, number: int) -> list[dict[str, Any]]:
+def _calls(response: Response, number: int) -> list[dict[str, Any]]:
     return [
         {
             # Nine letters and digits, as Mistral's chat template demands.
@@ -136,7 +133,7 @@ def _calls(answer: Answer, number: int) -> list[dict[str, Any]]:
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
         }
-        for index, call in enumerate(answer.calls)
+        for index, call in enumerate(response.calls)
     ]
 
 
@@ -144,12 +141,12 @@ def _head(kind: str, request: Request, number: int) -> dict[str, Any]:
     return {"id": f"chatcmpl-{number}", "object": kind, "created": 0, "model": request.model}
 
 
-def _finish(answer: Answer) -> str:
-    return "tool_calls" if answer.calls else "stop"
+def _finish(response: Response) -> str:
+    return "tool_calls" if response.calls else "stop"
 
 
-def _usage(answer: Answer, request: Request) -> dict[str, int]:
-    sent, said = request.tokens, answer.tokens
+def _usage(response: Response, request: Request) -> dict[str, int]:
+    sent, said = request.tokens, response.tokens
     return {"prompt_tokens": sent, "completion_tokens": said, "total_tokens": sent + said}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import os
 import shutil
@@ -10,12 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from envs.agent.session import End
 from envs.errors import ConfigError, EnvironmentFault
 from envs.swe.sandbox.sandbox import Sandbox
-from envs.swe.sandbox.supervise import KeptOutput, Limits
+from envs.swe.sandbox.supervise import KeptOutput
 from envs.tools import reaper
 
 KEPT_BYTES = 16384
@@ -29,21 +29,19 @@ _SCRIPT = ("-I", "-S")
 """Options of Python for a script that needs only the standard library."""
 
 
-class Program(abc.ABC):
-    """A running program; `on_end` is called from a thread when nothing of it is alive any more."""
+class Program:
+    """A running program.
 
-    def __init__(self, on_end: Callable[[End], None]) -> None:
-        self._on_end = on_end
+    Args:
+        run: returns when nothing of the program is alive.
+        interrupt: makes `run` return soon.
+        on_end: called from a thread when nothing of the program is alive.
+    """
+
+    def __init__(self, run: Callable[[], End], interrupt: Callable[[], object], on_end: Callable[[End], None]) -> None:
+        self._run, self._interrupt, self._on_end = run, interrupt, on_end
         self._thread = threading.Thread(target=self._watch, name="agent", daemon=True)
         self._thread.start()
-
-    @abc.abstractmethod
-    def _run(self) -> End:
-        """Return when nothing of the program is alive."""
-
-    @abc.abstractmethod
-    def _interrupt(self) -> None:
-        """Make `_run` return soon."""
 
     def _watch(self) -> None:
         try:
@@ -58,73 +56,57 @@ class Program(abc.ABC):
         Raises:
             EnvironmentFault: it cannot be ended, as with a dead network disk.
         """
-        self._interrupt()
+        with contextlib.suppress(OSError):
+            self._interrupt()
         self._thread.join(END_S)
         if self._thread.is_alive():
             raise EnvironmentFault(f"the agent's program cannot be ended within {END_S:g} s")
 
 
-class Plain(Program):
-    """A program on this machine, under a reaper that ends everything that it started."""
+def start_plain(
+    argv: Sequence[str], folder: Path, variables: Mapping[str, str], on_end: Callable[[End], None]
+) -> Program:
+    """Start a program on this machine, under a reaper that ends everything that it started."""
+    process = subprocess.Popen(
+        [sys.executable, *_SCRIPT, reaper.__file__, "0", *argv],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+        env=dict(variables),
+        start_new_session=True,
+    )
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None and stdout is not None
 
-    def __init__(
-        self, argv: Sequence[str], folder: Path, variables: Mapping[str, str], on_end: Callable[[End], None]
-    ) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, *_SCRIPT, reaper.__file__, "0", *argv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env=dict(variables),
-            start_new_session=True,
-        )
-        super().__init__(on_end)
-
-    def _run(self) -> End:
-        assert self._process.stdout is not None
+    def run() -> End:
         kept = KeptOutput(KEPT_BYTES)
-        while data := self._process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
-            kept.add(data)
-        self._process.stdout.close()
-        return End(self._process.wait(), kept.text())
+        with stdout:
+            while data := stdout.read1(1 << 16):  # type: ignore[attr-defined]
+                kept.add(data)
+        return End(process.wait(), kept.text())
 
-    def _interrupt(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+    return Program(run, stdin.close, on_end)
 
 
-class Sandboxed(Program):
-    """A program in a bubblewrap sandbox, whose only way out is the socket of the model's server."""
+def start_sandboxed(
+    argv: Sequence[str], sandbox: Sandbox, socket: Path, variables: Mapping[str, str], on_end: Callable[[End], None]
+) -> Program:
+    """Start a program in a bubblewrap sandbox, whose only way out is the socket of the model's server."""
+    places = ((socket, f"{_INSIDE}/model.sock"), (_HERE / "forward.py", f"{_INSIDE}/forward.py"))
+    sandbox = replace(sandbox, readable=places, variables=tuple(variables.items()))
+    forward = [str(sandbox.python), *_SCRIPT, f"{_INSIDE}/forward.py", f"{_INSIDE}/model.sock", str(_PORT)]
+    stop = threading.Event()
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        folder: Path,
-        variables: Mapping[str, str],
-        python: Path,
-        limits: Limits,
-        socket: Path,
-        on_end: Callable[[End], None],
-    ) -> None:
-        places = ((socket, f"{_INSIDE}/model.sock"), (_HERE / "forward.py", f"{_INSIDE}/forward.py"))
-        self._sandbox = Sandbox(folder, python, limits, places, tuple(variables.items()))
-        forward = [str(python), *_SCRIPT, f"{_INSIDE}/forward.py", f"{_INSIDE}/model.sock", str(_PORT)]
-        self._argv = [*forward, *argv]
-        self._stop = threading.Event()
-        super().__init__(on_end)
-
-    def _run(self) -> End:
-        outcome = self._sandbox.run(self._argv, stop=self._stop)
+    def run() -> End:
+        outcome = sandbox.run([*forward, *argv], stop=stop)
         return End(outcome.returncode, outcome.output, outcome.stopped)
 
-    def _interrupt(self) -> None:
-        self._stop.set()
+    return Program(run, stop.set, on_end)
 
 
 def find_program(name: str, path: str, folder: Path) -> str:
-    """The program's path; a relative path with a slash is looked up in `folder`.
+    """Return the program's path; a relative path with a slash is looked up in `folder`.
 
     Raises:
         ConfigError: there is none.
@@ -136,7 +118,7 @@ def find_program(name: str, path: str, folder: Path) -> str:
 
 
 def addresses(port: int | None, key: str) -> dict[str, str]:
-    """The variables by which clients find the model; with port None, those of a sandbox."""
+    """Return the variables by which clients find the model; with port None, those of a sandbox."""
     base = f"http://127.0.0.1:{_PORT if port is None else port}"
     return {
         "OPENAI_BASE_URL": f"{base}/v1",

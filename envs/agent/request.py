@@ -1,13 +1,20 @@
-"""One request of an agent and one answer of the model, independent of the API in which they travel."""
+"""Reads one request of an agent and one response of the model, independent of the API in which they travel.
+
+Bodies are read on a thread; what would take long or much memory is refused.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pydantic_core
+
+from envs.errors import MissingDependencyError
+from envs.questions.images import ImageError, open_image
 from envs.tools.calls import Call, find_calls, reasoning_end, short
 from envs.tools.schema import convert_texts
 
@@ -23,6 +30,11 @@ class RequestError(Exception):
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
         self.status = status
+
+    def kind(self, of_server: str) -> str:
+        """Return the error's type in OpenAI's and Anthropic's APIs, which differ in that of a server's error."""
+        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+        return kinds.get(self.status, "invalid_request_error" if self.status < 500 else of_server)
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """The model's answer as the agent gets it."""
 
     text: str
@@ -64,44 +76,39 @@ class Answer:
 
     @property
     def written(self) -> str:
-        """The answer without its reasoning, in one text."""
+        """Return the answer without its reasoning, in one text."""
         bodies = (f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in self.calls)
         return "\n".join(filter(None, [self.text, *bodies]))
 
     @property
     def tokens(self) -> int:
-        """Estimated length."""
+        """Return the estimated length in tokens."""
         calls = sum(len(call.name) + len(json.dumps(dict(call.arguments))) for call in self.calls)
         return (len(self.text) + len(self.reasoning) + calls) // CHARS_PER_TOKEN + 1
 
 
-def read_answer(text: str, request: Request, max_calls: int) -> Answer:
+def read_response(text: str, request: Request, max_calls: int) -> Response:
     """Split the model's text into reasoning, text and, if the request offers tools, calls."""
     text = text.encode("utf-8", "replace").decode()
     start = reasoning_end(text)
     start = len(text) if start is None else start
     reasoning = text[:start].strip().removeprefix("<think>").removesuffix("</think>").strip()
-    end, stop = _stopped(text, start, request.stops)
+    stops = [(position, stop) for stop in request.stops if (position := text.find(stop, start)) >= 0]
+    end, stop = min(stops, default=(len(text), ""))
     kept = text[:end]
     if not request.tools:
-        return Answer(kept[start:].strip(), reasoning, stop=stop)
+        return Response(kept[start:].strip(), reasoning, stop=stop)
     found = find_calls(kept, max_calls)
     errors = (*found.errors, *([f"an answer may hold at most {max_calls} calls"] if found.cut else []))
     if errors or found.span is None:
-        return Answer(kept[start:].strip(), reasoning, (), errors, stop, found.span)
+        return Response(kept[start:].strip(), reasoning, (), errors, stop, found.span)
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
     calls = tuple(_typed(call, schemas.get(call.name, {})) for call in found.calls)
-    return Answer(kept[start : found.span[0]].strip(), reasoning, calls, (), stop, found.span)
-
-
-def _stopped(text: str, start: int, stops: Sequence[str]) -> tuple[int, str]:
-    """Where the first of the stop texts begins after `start`, and which it is; the text's end if there is none."""
-    found = [(position, stop) for stop in stops if (position := text.find(stop, start)) >= 0]
-    return min(found, default=(len(text), ""))
+    return Response(kept[start : found.span[0]].strip(), reasoning, calls, (), stop, found.span)
 
 
 def _typed(call: Call, parameters: Mapping[str, Any]) -> Call:
-    """The call; arguments from markup, which are text, become JSON where the schema expects something else."""
+    """Return the call; arguments from markup, which are text, become JSON where the schema expects something else."""
     if not call.as_text:
         return call
     try:
@@ -138,7 +145,7 @@ def make_request(
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, without pictures."""
+    """Return the text of a message, without images."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -165,15 +172,15 @@ def checked_list(value: Any, what: str) -> list[Mapping[str, Any]]:
     return value
 
 
-def read_picture(url: Any) -> Message:
-    """Make the content part of a picture from its data URI, which is not decoded yet; refuse other addresses."""
+def read_image(url: Any) -> Message:
+    """Make the content part of an image from its data URI, which is not decoded yet; refuse other addresses."""
     if not isinstance(url, str) or not url.startswith("data:"):
         raise RequestError(f"pictures must be sent as data: URIs, got {short(url)}; addresses are not fetched")
     return {"type": "image", "image": url}
 
 
 def joined(parts: Sequence[Message]) -> str | list[Message]:
-    """Join content parts to one text, unless one is a picture."""
+    """Join content parts to one text, unless one is an image."""
     if any(part["type"] == "image" for part in parts):
         return list(parts)
     return "".join(part["text"] for part in parts)
@@ -189,3 +196,74 @@ def tool_schema(name: Any, description: Any, parameters: Any) -> Mapping[str, An
         "parameters": dict(parameters or {"type": "object", "properties": {}}),
     }
     return {"type": "function", "function": function}
+
+
+BYTES_PER_VALUE = 32
+"""A request of n bytes may hold n / 32 JSON values, because a value of three bytes takes 64 in memory."""
+PIXELS_PER_BYTE = 2
+"""Pixels that the images of a request may have together, per byte of the longest request; a pixel takes 4 bytes."""
+
+
+def read_request(
+    read: Callable[[Mapping[str, Any]], Request],
+    path: str,
+    raw: bytearray,
+    is_retry: bool,
+    thread: str,
+    max_bytes: int,
+) -> Request:
+    """Read a request from its body, which is emptied.
+
+    Args:
+        read: the API's function from a JSON object to a request.
+        thread: the name that the agent gives the request's thread; empty if it gives none.
+        max_bytes: the session's budget, from which those of values and pixels follow.
+
+    Raises:
+        RequestError: it cannot be read, or it has too many values or pixels.
+    """
+    if sum(map(raw.count, (b"[", b"{", b","))) > max_bytes // BYTES_PER_VALUE:
+        raise RequestError(f"the request has more than {max_bytes // BYTES_PER_VALUE} values (env.request_mb)", 413)
+    try:
+        body = pydantic_core.from_json(raw, cache_strings="keys")
+    except ValueError as error:
+        raise RequestError(f"the request is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError("the request is not a JSON object")
+    request, size = read(body), len(raw)
+    digest = hashlib.blake2b(path.encode() + b"\0", digest_size=16)
+    digest.update(raw)
+    raw.clear()
+    check_images(request.messages, max_bytes * PIXELS_PER_BYTE)
+    tokens = (size - sum(map(len, _images(request.messages)))) // CHARS_PER_TOKEN
+    known = {"digest": digest.hexdigest(), "is_retry": is_retry, "thread": thread or request.thread}
+    return replace(request, size=size, tokens=tokens, **known)
+
+
+def check_images(messages: Sequence[Message], max_pixels: int) -> None:
+    """Decode each image once; refuse one that cannot be read, and more than `max_pixels` pixels together."""
+    left = max_pixels
+    for url in _images(messages):
+        try:
+            image = open_image(url, left)
+        except (ImageError, MissingDependencyError) as error:
+            limit = f"; the pictures of a request may have {max_pixels} pixels together (env.request_mb)"
+            raise RequestError(f"{error}{limit}") from error
+        left -= image.width * image.height
+
+
+def with_images(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with decoded images in place of data URIs."""
+    return [{**message, "content": _decoded(message["content"])} for message in messages]
+
+
+def _decoded(content: str | list[Message]) -> str | list[Message]:
+    if isinstance(content, str):
+        return content
+    return [{**part, "image": open_image(part["image"])} if part["type"] == "image" else part for part in content]
+
+
+def _images(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages:
+        if not isinstance(message["content"], str):
+            yield from (part["image"] for part in message["content"] if part["type"] == "image")

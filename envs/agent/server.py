@@ -20,8 +20,7 @@ from aiohttp import web
 
 from envs.agent import anthropic_format, openai_format
 from envs.agent.connections import Listener, read_body
-from envs.agent.reading import read_request
-from envs.agent.request import Request, RequestError
+from envs.agent.request import Request, RequestError, read_request
 from envs.agent.session import Session, Waiting
 from envs.errors import EnvironmentFault
 from envs.swe.sandbox.workspace import process_folder
@@ -178,7 +177,7 @@ async def _dismissed(api: Api, http: web.BaseRequest, error: RequestError) -> we
 
 
 def _refused(api: Api, error: RequestError) -> web.Response:
-    return web.json_response(api.error(error.status, str(error)), status=error.status)
+    return web.json_response(api.refusal(error), status=error.status)
 
 
 _lock = threading.Lock()
@@ -187,7 +186,7 @@ _servers: dict[int, ModelServer] = {}
 
 
 def model_server() -> ModelServer:
-    """The server of this process; the first call starts it.
+    """Return the server of this process; the first call starts it.
 
     Raises:
         EnvironmentFault: the system refuses it a port or a socket.

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from envs.agent.request import Answer, Request, RequestError
+from envs.agent.request import Request, RequestError, Response
 from envs.errors import EnvironmentFault
 from envs.tools.calls import short
 
@@ -40,7 +40,7 @@ class End:
 
     @property
     def words(self) -> str:
-        """How the program ended, as part of a sentence."""
+        """Return how the program ended, as part of a sentence."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         said = f"; its last line: {lines[-1][:300]}" if lines else ""
         how = f"was stopped ({self.stopped} limit)" if self.stopped else f"ended with exit code {self.exit_code}"
@@ -56,14 +56,14 @@ class Waiting:
     """Of the episode's requests, from 0."""
     thread: int = 0
     """Number of the agent's thread, in order of their first requests."""
-    answer: Answer | None = None
+    answer: Response | None = None
     connections: int = 0
     delivered: bool = False
     """The answer was written to a connection that was open."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def answered(self, seconds: float) -> Answer | None:
-        """The answer; None if there is none after so many seconds."""
+    async def answered(self, seconds: float) -> Response | None:
+        """Return the answer; None if there is none after so many seconds."""
         try:
             await asyncio.wait_for(self.done.wait(), seconds)
         except TimeoutError:
@@ -73,7 +73,7 @@ class Waiting:
         return self.answer
 
     def is_sent_again_by(self, request: Request) -> bool:
-        """Whether a request repeats this one, whose answer its client has not received."""
+        """Return whether a request repeats this one, whose answer its client has not received."""
         if self.request.digest != request.digest:
             return False
         return request.is_retry or (not self.delivered and not self.connections)
@@ -114,10 +114,6 @@ class Session:
         if size + self.unread + sum(waiting.request.size for waiting in self._queue) > self.max_bytes:
             raise RequestError(f"the unanswered requests of this program have more than {limit}", 429)
 
-    def release(self, size: int) -> None:
-        """Give back bytes that were charged to `unread`."""
-        self.unread -= size
-
     async def on_thread(self, read: Callable[[], Request], size: int) -> Request:
         """Read a request of `size` bytes on a thread; one at a time, with pauses in proportion to what it took."""
         cost = 0.0
@@ -134,7 +130,7 @@ class Session:
         try:
             return await asyncio.to_thread(measured)
         finally:
-            self.release(size)
+            self.unread -= size
             asyncio.get_running_loop().call_later(PAUSE * cost, self._reader.release)
 
     def arrive(self, request: Request) -> Waiting:
@@ -180,7 +176,7 @@ class Session:
         self.end = end
         self._news.set()
 
-    async def exchange(self, answer: Answer, seconds: float) -> Waiting | None:
+    async def exchange(self, answer: Response, seconds: float) -> Waiting | None:
         """Answer the current request, and wait for the next one as `next` does."""
         assert self.current is not None
         self._answered, self.current = self.current, None
@@ -190,7 +186,7 @@ class Session:
         return await self.next(seconds)
 
     async def next(self, seconds: float) -> Waiting | None:
-        """The next request; None if the program ended or does not ask within `seconds`.
+        """Return the next request; None if the program ended or does not ask within `seconds`.
 
         Raises:
             EnvironmentFault: the program floods the server.
@@ -205,20 +201,16 @@ class Session:
                 return None
             if self._queue:
                 self.current = self._queue.popleft()
-                self._count_lost()
+                answered = self._answered
+                if answered is not None and not answered.delivered and not answered.connections:
+                    self.counts["lost_answers"] += 1  # another request came before the last answer was received
+                    self._answered = None
                 return self.current
             self._news.clear()
             try:
                 await asyncio.wait_for(self._news.wait(), deadline - asyncio.get_running_loop().time())
             except TimeoutError:
                 return None
-
-    def _count_lost(self) -> None:
-        """Another request came before the last answer was received."""
-        answered = self._answered
-        if answered is not None and not answered.delivered and not answered.connections:
-            self.counts["lost_answers"] += 1
-            self._answered = None
 
     async def close(self) -> None:
         """Refuse everything from now on."""

@@ -77,7 +77,7 @@ class AgentSettings(Settings):
 
     @model_validator(mode="after")
     def _can_start(self) -> Self:
-        if not self.words:
+        if not split_command(self.command, "env.command"):
             raise ConfigError("env.command is empty; name the agent's program")
         if not self.models:
             raise ConfigError("env.models is empty; the agent needs a name to ask for")
@@ -88,17 +88,8 @@ class AgentSettings(Settings):
         return self
 
     @property
-    def words(self) -> list[str]:
-        """The command as a list.
-
-        Raises:
-            ConfigError: a quotation mark in the text is not closed.
-        """
-        return split_command(self.command, "env.command")
-
-    @property
     def interpreter(self) -> Path:
-        """The agent's Python; links are kept, because a virtual environment is found through them."""
+        """Return the agent's Python; links are kept, because a virtual environment is found through them."""
         return Path(self.python or sys.executable).expanduser().absolute()
 
     @property

@@ -25,7 +25,7 @@ def prepare(run: AgentRun) -> str:
 
 
 def grade(run: AgentRun) -> float:
-    """1 if the required tests pass in what the agent left, else 0; with `dense_reward`, the share that passes."""
+    """Return 1 if the required tests pass in what the agent left, else 0; the share that passes with `dense_reward`."""
     env, settings = _task(run)
     pristine = pristine_tree(env.repository, env.instance.base_commit, settings.cache())
     plan = load_plan(env.instance, pristine, settings.cache(), env.judge)

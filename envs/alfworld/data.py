@@ -9,9 +9,16 @@ import random
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from envs.errors import ConfigError
 
 _DEFAULT_ROOT = Path("~/.cache/alfworld")
+
+
+def read_rooms() -> dict[str, Any]:
+    """Return the scenes and families of the demo rooms; the data set has the same families."""
+    return yaml.safe_load(Path(__file__).with_name("rooms.yaml").read_text(encoding="utf-8"))
 
 
 def find_root(data_path: str | None) -> Path | None:

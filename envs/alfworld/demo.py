@@ -16,6 +16,8 @@ import alfworld.gen.constants as constants
 from alfworld.gen.goal_library import gdict
 from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
+from envs.alfworld.data import read_rooms
+
 NOTICE = "[Demo game: a room built from ALFWorld's grammar, not a game of the ALFWorld data set.]"
 
 
@@ -25,26 +27,6 @@ class Scene:
 
     receptacles: Mapping[str, int]
     objects: tuple[str, ...]
-
-
-_KITCHEN = Scene(
-    receptacles={
-        **{"Cabinet": 4, "CounterTop": 2, "DiningTable": 1, "Drawer": 3, "Fridge": 1, "GarbageCan": 1},
-        **{"Microwave": 1, "Shelf": 2, "SinkBasin": 1},
-    },
-    objects=(
-        *("Apple", "Bowl", "Bread", "ButterKnife", "Cup", "DishSponge", "Egg", "Fork", "Knife", "Ladle", "Lettuce"),
-        *("Mug", "Pan", "Plate", "Pot", "Potato", "Spatula", "Spoon", "Tomato"),
-    ),
-)
-_BEDROOM = Scene(
-    receptacles={"Bed": 1, "Desk": 1, "Drawer": 4, "Dresser": 1, "GarbageCan": 1, "Shelf": 3, "SideTable": 2},
-    objects=(
-        *("AlarmClock", "Book", "Bowl", "CD", "CellPhone", "CreditCard", "KeyChain", "Laptop", "Mug", "Pen", "Pencil"),
-        *("Pillow", "TissueBox", "Watch"),
-    ),
-)
-_STATES = {"Heatable": "heatable", "Coolable": "coolable", "Cleanable": "cleanable"}
 
 
 @dataclass(frozen=True)
@@ -58,14 +40,17 @@ class Family:
     lamp: bool = False
 
 
-FAMILIES = {
-    "pick_and_place_simple": Family((_KITCHEN, _BEDROOM)),
-    "look_at_obj_in_light": Family((_BEDROOM,), lamp=True),
-    "pick_clean_then_place_in_recep": Family((_KITCHEN,), "Cleanable", "SinkBasin"),
-    "pick_heat_then_place_in_recep": Family((_KITCHEN,), "Heatable", "Microwave"),
-    "pick_cool_then_place_in_recep": Family((_KITCHEN,), "Coolable", "Fridge"),
-    "pick_two_obj_and_place": Family((_KITCHEN, _BEDROOM), copies=2),
-}
+def _load_families() -> dict[str, Family]:
+    data = read_rooms()
+    scenes = {name: Scene(scene["receptacles"], tuple(scene["objects"])) for name, scene in data["scenes"].items()}
+    return {
+        name: Family(**{**family, "scenes": tuple(scenes[scene] for scene in family["scenes"])})
+        for name, family in data["families"].items()
+    }
+
+
+FAMILIES = _load_families()
+_STATES = {"Heatable": "heatable", "Coolable": "coolable", "Cleanable": "cleanable"}
 
 
 def make_demo_game(family: str, seed: int) -> dict[str, Any]:

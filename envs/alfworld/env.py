@@ -15,20 +15,13 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from envs.alfworld.data import find_root, load_game
+from envs.alfworld.data import find_root, load_game, read_rooms
 from envs.command_game import CommandGame, clean_command, list_commands
 from envs.errors import ConfigError, did_you_mean
 from envs.loading import import_extra
 from envs.text_game import Frame, GameSettings, PlannedGame
 
-FAMILIES = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
+FAMILIES = tuple(read_rooms()["families"])
 _MAX_STEPS = 50
 _TASK = re.compile(r"Your task is to:\s*(.*?)\s*\.?\s*$", re.DOTALL)
 # The wording of ALFWorld before its version 0.4.
@@ -81,7 +74,12 @@ class ALFWorld(PlannedGame, CommandGame):
 
     def start(self) -> Frame:
         if self._player is None:
-            self._player = self._engine.Player(self._load())
+            if self._root is not None:
+                game = load_game(self._root, self.settings.split, self._families, self.seed)
+            else:
+                family = self._families[self.seed % len(self._families)]
+                game = _import_part("demo").make_demo_game(family, self.seed)
+            self._player = self._engine.Player(game)
         self._steps, self._now = 0, self._player.reset()
         task = _TASK.search(self._now.text)
         self.mission = task.group(1) if task else ""
@@ -116,11 +114,6 @@ class ALFWorld(PlannedGame, CommandGame):
 
     def prompt_variables(self) -> dict[str, Any]:
         return {**super().prompt_variables(), "notice": self._notice()}
-
-    def _load(self) -> dict[str, Any]:
-        if self._root is not None:
-            return load_game(self._root, self.settings.split, self._families, self.seed)
-        return _import_part("demo").make_demo_game(self._families[self.seed % len(self._families)], self.seed)
 
     def _notice(self) -> str:
         if not self.demo:

@@ -7,18 +7,17 @@ BALROG prints a Python object; this game says so in a sentence and shows the nex
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from envs.babaisai.levels import Level, find_task, make_level
-from envs.babaisai.picture import draw_world
+from envs.babaisai.image import draw_world
+from envs.babaisai.levels import find_task, make_level
 from envs.babaisai.planner import find_plan
-from envs.babaisai.rules import Cell
-from envs.babaisai.thoughts import explain_plan
-from envs.babaisai.world import DIRECTIONS, World
+from envs.babaisai.world import DIRECTIONS, Cell, World
 from envs.errors import EnvironmentFault
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
 
@@ -62,7 +61,7 @@ class BabaIsAI(PlannedGame):
         self._rng = np.random.RandomState(0)
         self._text = ""
         self._plans: dict[tuple[Cell, ...], list[str]] = {}
-        self.level: Level
+        self.world: World
         self.steps = 0
 
     def start(self) -> Frame:
@@ -75,7 +74,7 @@ class BabaIsAI(PlannedGame):
         self.steps += 1
         won = lost = broken = False
         if action in DIRECTIONS:
-            won, lost = self.level.world.step(action)
+            won, lost = self.world.step(action)
             broken = not self._look()
         reward = 1 - 0.9 * (self.steps / self.max_steps) if won else -1.0 if lost else 0.0
         late = self.steps >= self.max_steps and not (won or lost)
@@ -97,15 +96,15 @@ class BabaIsAI(PlannedGame):
 
     def explain(self) -> str:
         """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next push."""
-        return explain_plan(self.level.world, self._text, self.plan())
+        return explain_plan(self.world, self._text, self.plan())
 
     def render(self) -> np.ndarray:
         """Draw the level as a uint8 array (32 * height, 32 * width, 3)."""
-        return np.asarray(draw_world(self.level.world))
+        return np.asarray(draw_world(self.world))
 
     def plan(self) -> list[str]:
         """Return moves that win from here. The rest of the plan is kept for the state after its first move."""
-        world = self.level.world
+        world = self.world
         here = tuple(world.cells)
         if here not in self._plans:
             self._plans[here] = find_plan(world) or []
@@ -118,7 +117,7 @@ class BabaIsAI(PlannedGame):
 
     def _next_level(self) -> None:
         """Draw the next level; steps are counted from zero again, as in BALROG."""
-        self.level = make_level(self._task, self._rng)
+        self.world = make_level(self._task, self._rng)
         self.steps = self._whole_way = 0
         self._plans.clear()
         if not self._look():
@@ -126,13 +125,13 @@ class BabaIsAI(PlannedGame):
 
     def _look(self) -> bool:
         """Describe the world in `_text`; False, leaving the old text, if no YOU thing is visible."""
-        speaker = self.level.world.find_speaker()
+        speaker = self.world.find_speaker()
         if speaker is not None:
-            self._text = describe(self.level.world, speaker)
+            self._text = describe(self.world, speaker)
         return speaker is not None
 
     def _frame(self, text: str, **outcome: Any) -> Frame:
-        image = draw_world(self.level.world) if self.settings.vlm else None
+        image = draw_world(self.world) if self.settings.vlm else None
         return Frame(long_term=text, image=image, **outcome)
 
 
@@ -158,7 +157,68 @@ def describe(world: World, speaker: tuple[int, int]) -> str:
 
 @cache
 def _describe_piece(label: str, dx: int, dy: int) -> str:
-    """One line, blank for the speaker. BALROG compares signed offsets, so to the left and up it always says "step"."""
+    """Return one line, blank for the speaker. BALROG compares signed offsets, so left and up say "step"."""
     across = [f"{abs(dx)} {'steps' if dx > 1 else 'step'} to the {'right' if dx > 0 else 'left'}"] if dx else []
     along = [f"{abs(dy)} {'steps' if dy > 1 else 'step'} {'down' if dy > 0 else 'up'}"] if dy else []
     return f"{label} {' and '.join(across + along)}" if across or along else ""
+
+
+def explain_plan(world: World, observation: str, plan: Sequence[str]) -> str:
+    """Return the reasoning behind the first move of a plan that wins from here; `observation` is the world as text."""
+    if not plan:
+        return f"{_goal(world, observation)} I find no way to win from here, so I wait."
+    return f"{_goal(world, observation)} {_purpose(world, plan)} go one step {_name(plan[0])}."
+
+
+def _goal(world: World, observation: str) -> str:
+    winners = [noun for noun, prop in world.rules.listed if prop == "win"]
+    for noun in winners:
+        for line in observation.splitlines():
+            if line.startswith(f"{noun} ") and not line.startswith(f"{noun} is "):
+                return f"{noun} is win, and I see {line}."
+    return f"{winners[0]} is win, but I see none." if winners else "Nothing is win yet."
+
+
+def _purpose(world: World, plan: Sequence[str]) -> str:
+    """Say what the next push is and which rule it helps to make or break, or that no push is needed.
+
+    The text goes on with the next step.
+    """
+    push = _next_push(world, plan)
+    if push is None:
+        return "Nothing has to be pushed, so I"
+    number, label, direction = push
+    begin = "I push" if number == 0 else "I walk to where I can push"
+    return f"{begin} {label} {_name(direction)}{_rule_change(world, plan)}. Next:"
+
+
+def _next_push(world: World, plan: Sequence[str]) -> tuple[int, str, str] | None:
+    """Return the first push of the plan: its number among the moves, the pushed piece, and the direction."""
+    world = world.copy()
+    for number, move in enumerate(plan):
+        place = world.find_speaker()
+        if place is None:
+            return None
+        dx, dy = DIRECTIONS[move]
+        ahead = world.top(place[0] + dx, place[1] + dy)
+        if ahead is not None and ahead.label is not None and world.rules.moves_when_pushed(ahead):
+            return number, ahead.label, move
+        world.step(move)
+    return None
+
+
+def _rule_change(world: World, plan: Sequence[str]) -> str:
+    """Say which change of the rules comes first in the plan, as the end of a sentence."""
+    now, world = set(world.rules.listed), world.copy()
+    for move in plan:
+        world.step(move)
+        made, broken = set(world.rules.listed) - now, now - set(world.rules.listed)
+        if made:
+            return f" to make {' is '.join(sorted(made)[0])}"
+        if broken:
+            return f" to break {' is '.join(sorted(broken)[0])}"
+    return " out of the way"
+
+
+def _name(direction: str) -> str:
+    return direction if direction in ("up", "down") else f"to the {direction}"

@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from envs.babaisai.rules import Piece, text_block, thing
-from envs.babaisai.world import World
+from envs.babaisai.world import Piece, World, text_block, thing
 from envs.errors import ConfigError, did_you_mean
 
 Layout = Literal["one_room", "two_rooms", "make_you", "make_wall_win"]
@@ -102,14 +101,6 @@ class Area(NamedTuple):
     height: int
 
 
-@dataclass(frozen=True)
-class Level:
-    """A world ready to play, and the plan that baba-is-ai names for it."""
-
-    world: World
-    plan: str
-
-
 # Two rooms of 13 x 9 with the dividing wall at x = 6.
 _LEFT_PUSHABLE, _RIGHT_PUSHABLE = Area(2, 3, 4, 3), Area(7, 3, 4, 3)
 _LEFT_NARROW, _RIGHT_NARROW = Area(2, 3, 3, 3), Area(8, 3, 3, 3)
@@ -124,14 +115,11 @@ _RIGHT_EDGES: list[Position] = [(11, y) for y in range(2, 7)] + [(x, 7) for x in
 
 
 class _Builder:
-    """A world under construction, and its random generator."""
-
     def __init__(self, width: int, height: int, rng: np.random.RandomState) -> None:
         self.world = World(width, height)
         self.rng = rng
 
     def sample_things(self) -> list[Piece]:
-        """Draw three things of different names; colors may repeat."""
         names = self.rng.choice(len(_NAMES), size=3, replace=False)
         colors = self.rng.choice(len(_COLORS), size=3, replace=True)
         return [thing(_NAMES[n], _COLORS[c]) for n, c in zip(names, colors, strict=True)]
@@ -142,7 +130,6 @@ class _Builder:
             self.world.put(text_block(word), x + offset, y)
 
     def draw_empty(self, area: Area) -> Position:
-        """Draw cells of the area until one is empty; return its (x, y)."""
         world = self.world
         for _ in range(_MAX_TRIES):
             x = int(self.rng.randint(area.left, min(area.left + area.width, world.width)))
@@ -151,30 +138,27 @@ class _Builder:
                 return x, y
         raise RuntimeError(f"found no empty cell in {area} after {_MAX_TRIES} draws")
 
-    def place(self, piece: Piece, area: Area) -> Position:
-        position = self.draw_empty(area)
-        self.world.put(piece, *position)
-        return position
+    def place(self, piece: Piece, area: Area) -> None:
+        self.world.put(piece, *self.draw_empty(area))
 
     def displace(self, source: Position, target: Position) -> None:
-        """Move the top piece of one cell onto another."""
         piece = self.world.lift(*source)
         self.world.put(piece, *target)
 
     def pick(self, positions: list[Position]) -> Position:
         return positions[self.rng.choice(len(positions))]
 
-    def finish(self, plan: str) -> Level:
+    def finish(self) -> World:
         self.world.reread()
-        return Level(self.world, plan)
+        return self.world
 
 
-def make_level(task: Task, rng: np.random.RandomState) -> Level:
+def make_level(task: Task, rng: np.random.RandomState) -> World:
     """Draw one level of the task; `rng` advances, so a second call gives the next level."""
     return _LAYOUTS[task.layout](task, rng)
 
 
-def _one_room(task: Task, rng: np.random.RandomState) -> Level:
+def _one_room(task: Task, rng: np.random.RandomState) -> World:
     build = _Builder(8, 8, rng)
     goal, other, absent = build.sample_things()
     build.put_rule("baba", "you", 1, 6)
@@ -191,8 +175,7 @@ def _one_room(task: Task, rng: np.random.RandomState) -> Level:
     build.place(goal, floor)
     if task.other_thing:
         build.place(other, floor)
-    make = f"make[{goal.name} is win], " if task.break_win else ""
-    return build.finish(f"{make}goto[{goal.name}]")
+    return build.finish()
 
 
 def _divided(rng: np.random.RandomState, you: Position, stop: Position) -> tuple[_Builder, Piece, Piece, Piece]:
@@ -207,16 +190,15 @@ def _divided(rng: np.random.RandomState, you: Position, stop: Position) -> tuple
     return build, goal, other, absent
 
 
-def _settle(build: _Builder, task: Task, area: Area, goal: Piece, other: Piece) -> Position:
-    """Place baba in the area and the things on their side; return where the goal lies."""
+def _settle(build: _Builder, task: Task, area: Area, goal: Piece, other: Piece) -> None:
+    """Place baba in the area and the things on their side."""
     build.place(thing("baba"), area)
-    position = build.place(goal, _SIDES[task.side])
+    build.place(goal, _SIDES[task.side])
     if task.other_thing:
         build.place(other, _SIDES[task.side])
-    return position
 
 
-def _two_rooms(task: Task, rng: np.random.RandomState) -> Level:
+def _two_rooms(task: Task, rng: np.random.RandomState) -> World:
     build, goal, other, absent = _divided(rng, (1, 7), (1, 2))
     if task.spare_noun == "absent":
         build.place(text_block(absent.name), _RIGHT_PUSHABLE)
@@ -230,34 +212,30 @@ def _two_rooms(task: Task, rng: np.random.RandomState) -> Level:
         build.displace(build.pick([(2, 2), (3, 2)]), aside)
     if task.break_win:
         build.displace((9, 1), build.draw_empty(_RIGHT_PUSHABLE))
-    goal_x, _ = _settle(build, task, _LEFT_PUSHABLE, goal, other)
+    _settle(build, task, _LEFT_PUSHABLE, goal, other)
     if task.second_win:
         build.put_rule(absent.name, "win", 9, 4)
-    behind_wall = not task.break_stop and (task.break_win or goal_x > _DIVIDE)
-    stop = "break[wall is stop], " if behind_wall else ""
-    make = f"make[{goal.name} is win], " if task.break_win else ""
-    return build.finish(f"{stop}{make}goto[{goal.name}]")
+    return build.finish()
 
 
-def _make_you(task: Task, rng: np.random.RandomState) -> Level:
+def _make_you(task: Task, rng: np.random.RandomState) -> World:
     build, goal, other, _ = _divided(rng, (1, 6), (1, 1))
     build.place(text_block(other.name), _LEFT_NARROW)
     if task.break_win:
         build.displace((9, 1), build.draw_empty(_RIGHT_NARROW))
     _settle(build, task, _LEFT_NARROW, goal, other)
-    make = f"make[{goal.name} is win], " if task.break_win else ""
-    return build.finish(f"make[{other.name} is you], {make}goto[{goal.name}]")
+    return build.finish()
 
 
-def _make_wall_win(task: Task, rng: np.random.RandomState) -> Level:
+def _make_wall_win(task: Task, rng: np.random.RandomState) -> World:
     build, goal, other, absent = _divided(rng, (1, 7), (2, 2))
     build.place(text_block(absent.name), _RIGHT_NARROW)
     build.displace((9, 1), build.pick(_RIGHT_EDGES))
     _settle(build, task, _LEFT_NARROW, goal, other)
-    return build.finish("break[wall is stop], make[wall is win], goto[wall]")
+    return build.finish()
 
 
-_LAYOUTS: dict[Layout, Callable[[Task, np.random.RandomState], Level]] = {
+_LAYOUTS: dict[Layout, Callable[[Task, np.random.RandomState], World]] = {
     "one_room": _one_room,
     "two_rooms": _two_rooms,
     "make_you": _make_you,

@@ -10,8 +10,7 @@ import heapq
 from collections.abc import Iterator
 from itertools import count
 
-from envs.babaisai.rules import Cell, Piece
-from envs.babaisai.world import DIRECTIONS, World
+from envs.babaisai.world import DIRECTIONS, Cell, Piece, World
 
 Plan = list[str]
 
@@ -54,7 +53,7 @@ def find_plan(world: World, max_nodes: int = 4000) -> Plan | None:
 
 
 def _locate_you(world: World) -> int | None:
-    """Index of the only visible YOU thing; None if there are none or several, or if things turn into others."""
+    """Return the index of the only visible YOU thing; None for none or several, or if things turn into others."""
     if world.rules.swaps:
         return None
     tops = ((index, world.cells[index][-1]) for index, _, _ in world.interior if world.cells[index])
@@ -63,14 +62,13 @@ def _locate_you(world: World) -> int | None:
 
 
 def _without(world: World, place: int) -> World:
-    """A copy of the world without the top piece of one cell."""
     floor = world.copy()
     floor.cells[place] = floor.cells[place][:-1]
     return floor
 
 
 def _walk(world: World, start: int) -> tuple[dict[int, Plan], Plan | None]:
-    """Shortest paths to all cells reachable without a push, and the path to a win if there is one."""
+    """Return shortest paths to all cells reachable without a push, and the path to a win if there is one."""
     rules, cells = world.rules, world.cells
     paths: dict[int, Plan] = {start: []}
     queue = [start]
@@ -89,7 +87,7 @@ def _walk(world: World, start: int) -> tuple[dict[int, Plan], Plan | None]:
 
 
 def _pushes(world: World, start: int, paths: dict[int, Plan]) -> Iterator[tuple[Plan, World, int | None, bool]]:
-    """All possible pushes: (moves, world afterwards, index of YOU or None if the search ends there, won)."""
+    """Yield all possible pushes: (moves, world afterwards, index of YOU or None if the search ends there, won)."""
     you = world.cells[start][-1]
     floor = _without(world, start)
     for place, path in paths.items():
@@ -120,7 +118,7 @@ def _distance(world: World) -> int:
 
 
 def _win_slots(world: World, tops: list[tuple[Piece, int, int]]) -> Iterator[tuple[int, int]]:
-    """Cells where a noun would complete `noun is win`."""
+    """Yield cells where a noun would complete `noun is win`."""
     for piece, x, y in tops:
         if piece.kind != "property" or piece.name != "win":
             continue

@@ -147,7 +147,7 @@ def _remaining(instr: Instr) -> list[Instr]:
 
 
 def _needs(part: Instr, thing: Any) -> bool:
-    """Whether a part of the mission needs the agent to carry `thing`."""
+    """Return whether a part of the mission needs the agent to carry `thing`."""
     if isinstance(part, PutNextInstr):
         return any(thing is wanted for wanted in part.desc_move.obj_set)
     if isinstance(part, OpenInstr) and thing is not None and thing.type == "key":

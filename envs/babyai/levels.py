@@ -53,17 +53,17 @@ def make_level(task: str, num_dists: int | None = None) -> RoomGridLevel:
     """
     goal = task.removeprefix(MIXED_PREFIX)
     if goal in MIXED_GOALS:
-        return _without_picture(MixedLocalLevel)(goal, num_dists=num_dists or 0)
+        return _without_image(MixedLocalLevel)(goal, num_dists=num_dists or 0)
     names = level_names()
     if task not in names:
         raise ConfigError(_unknown_task(task, names))
     spec = gymnasium.spec(names[task])
     level_class: Any = load_env_creator(str(spec.entry_point))
     if num_dists is None:
-        return _without_picture(level_class)(**spec.kwargs)
+        return _without_image(level_class)(**spec.kwargs)
     if "num_dists" not in inspect.signature(level_class.__init__).parameters:
         raise ConfigError(f"BabyAI task {task!r} has no env.num_dists; remove it")
-    return _without_picture(level_class)(**{**spec.kwargs, "num_dists": num_dists})
+    return _without_image(level_class)(**{**spec.kwargs, "num_dists": num_dists})
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def _unknown_task(task: str, names: dict[str, str]) -> str:
 
 
 @functools.cache
-def _without_picture(level_class: type[RoomGridLevel]) -> Callable[..., RoomGridLevel]:
+def _without_image(level_class: type[RoomGridLevel]) -> Callable[..., RoomGridLevel]:
     """Subclass a level to skip the encoding of its view at every step; the text is made from the grid itself."""
     return type(level_class.__name__, (level_class,), {"gen_obs": lambda self: {}})
 
@@ -168,7 +168,6 @@ class MixedLocalLevel(LevelGen):
         return (BeforeInstr(pick_up, go_to) if before else AfterInstr(go_to, pick_up)), reachable
 
     def _draw_other(self, objects: Sequence[WorldObj], first: WorldObj) -> ObjDesc:
-        """Describe a second object, different from the first unless two objects fit the same description."""
         kind = (first.type, first.color)
         twins = sum((thing.type, thing.color) == kind for thing in objects) > 1
         other: Any = self._rand_elem(objects)

@@ -46,7 +46,7 @@ class BalrogSettings(GameSettings):
     config: Mapping[str, Any] = Field(default_factory=dict)
     """Changes to BALROG's own config.yaml, for example {envs: {nle_kwargs: {character: mon}}}."""
     invalid_feedback: bool = False
-    """Put BALROG's remark about an invalid answer before the next observation."""
+    """Put BALROG's remark about an invalid response before the next observation."""
 
 
 class Balrog(TextGame):
@@ -253,7 +253,7 @@ def _import(name: str) -> Any:
 
 
 def _find(env: Any, name: str) -> Any:
-    """The attribute of the outermost wrapper that has it; gymnasium's wrappers no longer forward attributes."""
+    """Return the attribute of the outermost wrapper that has it; gymnasium's wrappers no longer forward attributes."""
     while env is not None:
         if hasattr(env, name):
             return getattr(env, name)

@@ -2,7 +2,7 @@
 
 Text, rewards, progression and deaths equal BALROG's for the same seed and actions, nights included. Running out of
 steps is `truncated` here, but `terminated` in BALROG. The world draws the random numbers of BALROG's 256 x 256
-pictures even if none is shown, so `vlm` does not change the game.
+images even if none is shown, so `vlm` does not change the game.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from envs.crafter.expert import advise
-from envs.crafter.observation import describe
-from envs.crafter.picture import draw, draw_clear
+from envs.crafter.image import draw, draw_clear
 from envs.crafter.thoughts import explain
-from envs.crafter.vocabulary import ACTIONS, TOOLS, translate
+from envs.crafter.vocabulary import ACTIONS, TOOLS, describe, translate
 from envs.crafter.world.rules import ACHIEVEMENTS, LENGTH
 from envs.crafter.world.world import World
 from envs.errors import ConfigError
@@ -59,7 +58,7 @@ class Crafter(TextGame):
         self.world: World
 
     def start(self) -> Frame:
-        self.world = World(self.seed, pictures=bool(self.settings.vlm))
+        self.world = World(self.seed, images=bool(self.settings.vlm))
         self.world.step(self.default_action)
         self.steps = 0
         return self._frame()
@@ -101,7 +100,7 @@ class Crafter(TextGame):
         world = self.world
         long_term, short_term = describe(world)
         dead = world.player.health <= 0
-        # The initial Noop counts towards Crafter's own limit, but not as one of the answers.
+        # The initial Noop counts towards Crafter's own limit, but not as one of the responses.
         late = self.steps >= self.max_steps or world.steps >= LENGTH
         reached = float(len(world.unlocked)) if dead or late else 0.0
         metrics = {f"achievement/{name}": float(name in world.unlocked) for name in ACHIEVEMENTS}

@@ -132,7 +132,6 @@ def _meet(kind: int, achievement: str) -> _Goal:
 
 
 def _craft(level: str) -> _Goal:
-    """Make the goal of pickaxe and sword of a level: collect materials, build stations, and craft."""
     return lambda world: job.action if (job := find_job(world, level)) else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from envs.crafter.expert import SOURCE, Job, decide, find_job
-from envs.crafter.observation import describe
+from envs.crafter.vocabulary import describe
 from envs.crafter.world.rules import KIND_NAMES
 from envs.crafter.world.world import World
 
@@ -76,7 +76,6 @@ def _seen(world: World, sought: Iterable[str]) -> str:
 
 
 def _deed(world: World, action: str) -> str:
-    """Say what the action does here."""
     verb, _, rest = action.lower().partition(" ")
     if verb == "move":
         return f"I turn {rest} and go that way."

@@ -1,4 +1,4 @@
-"""Questions about one coloured shape in a small picture (PyPI's easy-vqa): a VLM environment for a laptop."""
+"""Questions about one coloured shape in a small image (PyPI's easy-vqa): a VLM environment for a laptop."""
 
 from envs.easy_vqa.env import DEFAULT_TASK, SETTINGS, EasyVQASettings, build_env
 

@@ -1,4 +1,4 @@
-"""Questions about one coloured shape in a small picture (PyPI's easy-vqa): a VLM environment for a laptop.
+"""Questions about one coloured shape in a small image (PyPI's easy-vqa): a VLM environment for a laptop.
 
 The tasks are `train` and `test`; the seed selects the question. A wrong answer may be corrected in further turns.
 """
@@ -36,7 +36,7 @@ DEFAULT_TASK = "train"
 
 
 def build_env(sample: Any, args: Any) -> ToolEnv:
-    """The environment of one question.
+    """Return the environment of one question.
 
     Raises:
         ConfigError: a wrong setting, or a task other than train and test.
@@ -55,7 +55,6 @@ def build_env(sample: Any, args: Any) -> ToolEnv:
 
 @functools.lru_cache(maxsize=2)
 def _load(task: str) -> tuple[tuple[Mapping[str, Any], ...], str]:
-    """All questions of a task, and the list of possible answers."""
     try:
         import easy_vqa
     except ModuleNotFoundError as error:

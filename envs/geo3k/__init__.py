@@ -1,4 +1,4 @@
-"""Geometry problems with pictures (geometry3k)."""
+"""Geometry problems with images (geometry3k)."""
 
 from envs.geo3k.env import SETTINGS, Geo3kSettings, build_env
 

@@ -1,4 +1,4 @@
-"""Geometry problems with pictures (geometry3k).
+"""Geometry problems with images (geometry3k).
 
 The problems come from slime's own data set (`--prompt-data`, `--input-key problem --label-key answer
 --multimodal-keys '{"image": "images"}'`), or from the parquet files themselves (`env: {data: train.parquet}`).
@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from envs.questions import Question, read_question
 from envs.questions.grading import find_answer, math
-from envs.tools.base import Tool, ToolEpisode
 from envs.tools.env import ToolEnv
 from envs.tools.registry import load_tools, make_tool, select_tools
+from envs.tools.results import Tool, ToolEpisode
 from envs.tools.settings import ToolSettings
 from slime_verlog import Field, read_settings
 
@@ -68,7 +68,7 @@ class CalcScore(Tool):
 
 
 def build_env(sample: Any, args: Any) -> ToolEnv:
-    """The environment of one problem.
+    """Return the environment of one problem.
 
     Raises:
         ConfigError: a wrong setting, no problem, or a problem without answer.

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from envs.base import make_image
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.loading import load_attribute
-from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame, text_parts
 from slime_verlog import Field
 
 _FREE_ANSWER = ANSWER_FORMAT.replace("one allowed action", "what you do")
@@ -43,7 +43,7 @@ class GymnasiumSettings(GameSettings):
     actions: Mapping[str, str] | tuple[str, ...] | None = None
     """Names of the Discrete actions in order, or the allowed Text actions; a mapping adds descriptions."""
     default_action: str | None = None
-    """Action executed in place of an invalid answer. With null, it is the environment's own default action, or the
+    """Action executed in place of an invalid response. With null, it is the environment's own default action, or the
     first action if there is none."""
     instruction: str | None = None
     """Description of the game for the prompt."""
@@ -99,12 +99,11 @@ class GymnasiumText(TextGame):
 
     def _frame(self, observation: Any, *outcome: Any) -> Frame:
         text = self._read(observation)
-        parts = text if isinstance(text, Mapping) else {"long_term_context": text}
-        long_term, short_term = parts.get("long_term_context"), parts.get("short_term_context", "")
-        if not isinstance(long_term, str) or not isinstance(short_term, str):
+        parts = text_parts(text)
+        if parts is None:
             raise EnvironmentFault(f"{self.env} returned {text!r} as the text of an observation")
         image = make_image(self.env.render()) if self.settings.vlm else None
-        return Frame(long_term, short_term, *outcome, image=image)
+        return Frame(*parts, *outcome, image=image)
 
 
 SETTINGS = GymnasiumSettings
@@ -143,7 +142,6 @@ def _is_import_path(name: str) -> bool:
 
 
 def _observation_reader(env: gymnasium.Env, settings: GymnasiumSettings) -> Callable[[Any], Any]:
-    """Return the function from an observation to its text, or to BALROG's two text parts."""
     if settings.describe:
         return load_attribute(settings.describe, "env.describe")
     space = env.observation_space
@@ -208,7 +206,7 @@ def _choose_default(env: gymnasium.Env, settings: GymnasiumSettings, names: Sequ
 
 
 def _attribute(env: gymnasium.Env, name: str) -> Any:
-    """The attribute of the outermost wrapper that has it; None if there is none."""
+    """Return the attribute of the outermost wrapper that has it; None if there is none."""
     return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 
 

@@ -37,7 +37,7 @@ class VerdictCache:
             raise ConfigError(f"env.judge.cache: {path} cannot be used: {error}") from error
 
     def get(self, key: str) -> str | None:
-        """The judge's answer under this key, or None."""
+        """Return the judge's answer under this key, or None."""
         row = self._attempt(lambda cache: cache.execute("SELECT text FROM verdicts WHERE key = ?", (key,)).fetchone())
         return row[0] if row and isinstance(row[0], str) else None
 

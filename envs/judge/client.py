@@ -10,16 +10,17 @@ import json
 import os
 import random
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import aiohttp
 
-from envs.errors import JudgeError
+from envs.errors import ConfigError, JudgeError
 from envs.judge.cache import VerdictCache
 from envs.judge.rubric import broken
 from envs.judge.settings import JudgeSettings
-from envs.judge.tokens import load_tokenizer, served_model, served_tokenizer
+from envs.plain_text import PlainText
 from envs.tools.execution import background_loop
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class JudgeClient:
         self._cache = VerdictCache(settings.cache) if settings.cache else None
 
     def ask(self, messages: Messages, read: Callable[[str], T], about: Any = None) -> T:
-        """The judge's answer to a conversation, read by `read`.
+        """Return the judge's answer to a conversation, read by `read`.
 
         Args:
             read: raises JudgeError if an answer cannot be used. The judge is then told why and asked again.
@@ -49,6 +50,7 @@ class JudgeClient:
         Raises:
             JudgeError: no usable answer within the retries and the deadline; the text has the last reason.
         """
+        judge = self.settings
         key = self._key(messages, about) if self._cache else ""
         known = self._cache.get(key) if self._cache else None
         if known is not None:
@@ -56,16 +58,16 @@ class JudgeClient:
                 return read(known)
         asking = asyncio.run_coroutine_threadsafe(self._try(list(messages), read), background_loop())
         try:
-            text, value = asking.result(self.settings.deadline_s + _GRACE_S)
+            text, value = asking.result(judge.deadline_s + _GRACE_S)
         except TimeoutError as error:
             asking.cancel()
-            raise JudgeError(f"{self.settings.url}: the event loop is blocked past the deadline") from error
+            raise JudgeError(f"{judge.url}: the event loop is blocked past the deadline") from error
         if self._cache:
             self._cache.put(key, text)
         return value
 
     async def _try(self, messages: list[dict[str, str]], read: Callable[[str], T]) -> tuple[str, T]:
-        """The text of the first usable answer, and what `read` made of it."""
+        """Return the text of the first usable answer, and what `read` made of it."""
         settings, began = self.settings, time.monotonic()
         last: JudgeError | None = None
         conversation, attempt = messages, 0
@@ -139,7 +141,7 @@ class JudgeClient:
 
     @functools.cached_property
     def _model(self) -> str:
-        """The name of the model that answers; the server reports it if the setting is `default`."""
+        """Return the name of the model that answers; the server reports it if the setting is `default`."""
         settings = self.settings
         if settings.model != "default":
             return settings.model
@@ -160,3 +162,79 @@ def _text_of(body: str, api: str) -> str:
     if not isinstance(text, str):
         raise JudgeError(f"the answer holds no text, got {text!r:.100}")
     return text
+
+
+class JudgeTokenizer:
+    """The judge's tokenizer with its chat template.
+
+    Raises:
+        ConfigError: the folder holds no tokenizer, or the tokenizer has no chat template.
+    """
+
+    def __init__(self, folder: str) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(folder)
+            template = self._tokenizer.get_chat_template()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"env.judge.tokenizer: {folder} lacks a tokenizer or chat template: {error}") from error
+        self._text = PlainText(self._tokenizer, template)
+
+    def encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the ids of the conversation and the answer's header; message contents never become control tokens."""
+        from jinja2.exceptions import TemplateError
+
+        marks: dict[str, str] = {}
+        shown = [{**message, "content": self._text.stand_ins(message["content"], marks)} for message in messages]
+        try:
+            rendered = self._tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ConfigError(
+                f"env.judge.tokenizer: the chat template refuses the judge's conversation: {error}; serve the judge "
+                "with another chat template, or use api: openai"
+            ) from error
+        return self._text.join([self._text.template_text(rendered, {ord(mark): text for text, mark in marks.items()})])
+
+
+load_tokenizer = functools.lru_cache(maxsize=4)(JudgeTokenizer)
+
+
+@functools.lru_cache(maxsize=4)
+def served_tokenizer(url: str) -> str:
+    """Return the folder of the tokenizer that an SGLang server reports.
+
+    Raises:
+        JudgeError: the server reports none.
+    """
+    info = ask_server(f"{url}/get_model_info", 10.0)
+    found = info.get("tokenizer_path") or info.get("model_path") if isinstance(info, dict) else None
+    if not isinstance(found, str):
+        raise JudgeError(f"{url}/get_model_info names no tokenizer; set env.judge.tokenizer")
+    return found
+
+
+def served_model(url: str, api: str, headers: dict[str, str], seconds: float) -> str | None:
+    """Return the model that a server reports, or None."""
+    try:
+        if api == "sglang":
+            found = ask_server(f"{url}/get_model_info", seconds, headers)["model_path"]
+        else:
+            found = ask_server(f"{url}/v1/models", seconds, headers)["data"][0]["id"]
+    except (JudgeError, KeyError, IndexError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def ask_server(address: str, seconds: float, headers: dict[str, str] | None = None) -> Any:
+    """Return the JSON at an address.
+
+    Raises:
+        JudgeError: it cannot be read.
+    """
+    try:
+        request = urllib.request.Request(address, headers=headers or {})
+        with urllib.request.urlopen(request, timeout=seconds) as response:
+            return json.load(response)
+    except (OSError, ValueError) as error:
+        raise JudgeError(f"{address} cannot be read ({error}); set env.judge.tokenizer") from error

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from envs.agent.request import text_of
 from envs.base import BaseInteractionEnv, Observation, StepInfo
 from envs.errors import EnvironmentFault, JudgeError
 from envs.judge.client import JudgeClient
@@ -73,7 +74,7 @@ class JudgedEnv(BaseInteractionEnv):
         return self._with_feedback(observation), done, {**info, "reward": float(reward), "metrics": metrics}
 
     def _verdict(self, done: bool) -> Verdict | None:
-        """The judge's verdict; None if there is none and `on_failure` is `zero`.
+        """Return the judge's verdict; None if there is none and `on_failure` is `zero`.
 
         Raises:
             EnvironmentFault: there is no verdict, and `on_failure` is `fault`.
@@ -111,10 +112,10 @@ class JudgedEnv(BaseInteractionEnv):
         }
 
     def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
-        """The inner environment's messages, and one more with the judge's feedback if they do not show it."""
+        """Return the inner environment's messages, and one more with the judge's feedback if they do not show it."""
         formatted = self.inner.format_observation(observation)
         messages = [formatted] if isinstance(formatted, Mapping) else list(formatted)
-        if self._feedback and not any(self._said() in _text_of(message) for message in messages):
+        if self._feedback and not any(self._said() in text_of(message) for message in messages):
             messages.append({"role": "user", "content": self._said()})
         return messages
 
@@ -125,13 +126,8 @@ class JudgedEnv(BaseInteractionEnv):
         self.inner.close()
 
 
-def _text_of(message: Mapping[str, Any]) -> str:
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-
-
 def build_env(sample: Any, args: Any) -> JudgedEnv:
-    """The judged environment of a sample; `sample` is passed on to the inner environment.
+    """Return the judged environment of a sample; `sample` is passed on to the inner environment.
 
     Raises:
         ConfigError: a wrong setting of the judge, the rubric or the inner environment.

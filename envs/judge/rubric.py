@@ -65,7 +65,7 @@ class Rubric(Settings):
         return self
 
     def system_prompt(self) -> str:
-        """The judge's system message."""
+        """Return the judge's system message."""
         variables = {
             "instruction": self.instruction,
             "criteria": self.criteria,
@@ -89,7 +89,7 @@ class Verdict:
 
 
 def read_rubric(path: str) -> Rubric:
-    """The rubric in a YAML file.
+    """Return the rubric in a YAML file.
 
     Raises:
         ConfigError: the file cannot be read, or a key is missing, unknown or impossible.
@@ -142,5 +142,5 @@ def quoted(value: Any) -> str:
 
 
 def broken(text: str) -> str:
-    """The text with a space after every character that may begin a control token."""
+    """Return the text with a space after every character that may begin a control token."""
     return _OPENING.sub(lambda c: f"{c.group()} ", encodable(text))

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import yaml
 
 from envs.errors import ConfigError, MissingDependencyError, did_you_mean
 from envs.loading import import_extra
@@ -20,43 +22,9 @@ from envs.randomness import OwnRandomness
 _KEYS = ("blstats", "message", "screen_descriptions", "tty_chars", "inv_strs", "inv_letters")
 _DIRECTIONS = {"N": "north", "E": "east", "S": "south", "W": "west"}
 _DIRECTIONS |= {a + b: _DIRECTIONS[a] + _DIRECTIONS[b] for a in "NS" for b in "EW"}
-_EFFECTS = {
-    "more": "read on where the message ends with --More--",
-    "up": "climb the staircase that you stand on",
-    "down": "descend the staircase that you stand on",
-    "wait": "do nothing for one move",
-    "search": "look for hidden doors and traps next to you",
-    "kick": "kick something; the game then asks for a direction",
-    "open": "open a door; the game then asks for a direction",
-    "close": "close a door; the game then asks for a direction",
-    "eat": "eat something; the game then asks for its letter",
-    "apply": "use a tool; the game then asks for its letter",
-    "pickup": "pick up what lies here",
-    "wield": "take a weapon into your hands; the game then asks for its letter",
-    "wear": "put on armour; the game then asks for its letter",
-    "quaff": "drink a potion; the game then asks for its letter",
-    "read": "read a scroll; the game then asks for its letter",
-    "zap": "zap a wand; the game then asks for its letter",
-    "throw": "throw something; the game then asks for its letter and a direction",
-    "pray": "pray to your god",
-    "esc": "leave a menu or a question",
-}
-_HUNGER = ("satiated", "not hungry", "hungry", "weak from hunger", "fainting", "fainted", "starved")
-_BORING = frozenset(
-    {"", "stone", "dark part of a room", "floor of a room", "wall", "corridor", "lit corridor", "doorway", "solid rock"}
-)
+_WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 _MAX_THINGS = 25
 _DEEPEST = 50
-_GOALS = {
-    "Boxoban": "push each boulder (`) onto a fountain ({)",
-    "Boxohack": "push each boulder (`) onto a fountain ({)",
-    "MiniHack": "complete the level; where nothing else is asked for, reach the staircase down (>)",
-    "Staircase": "reach the staircase down (>)",
-    "Oracle": "find the Oracle and stand next to it",
-    "Gold": "collect as much gold ($) as you can",
-    "Eat": "eat as much as you can",
-    "Scout": "see as much of the dungeon as you can",
-}
 
 
 def make(
@@ -75,7 +43,7 @@ def make(
         kwargs: keyword arguments of NLE or MiniHack, such as `character`.
 
     Raises:
-        ConfigError: unknown task or action, or pictures were asked for.
+        ConfigError: unknown task or action, or images were asked for.
         MissingDependencyError: NLE or MiniHack is not installed.
     """
     if render_mode is not None:
@@ -110,7 +78,7 @@ class NetHackText(gymnasium.Wrapper):
         self._random = OwnRandomness(0)
         inner: Any = env.unwrapped
         names = [_name(action) for action in inner.actions]
-        self.action_names = {name: _EFFECTS.get(name, "") for name in names}
+        self.action_names = {name: _WORDS["effects"].get(name, "") for name in names}
         keys = {chr(int(action)): name for action, name in zip(inner.actions, names, strict=True) if 32 < action < 127}
         self.action_aliases = keys
         self.default_action = next((name for name in ("esc", "wait", "search") if name in names), names[0])
@@ -131,7 +99,7 @@ class NetHackText(gymnasium.Wrapper):
         with self._random.in_place():
             observation, info = self.env.reset(seed=seed)
         self._depth = 1
-        goal = next((goal for word, goal in _GOALS.items() if word in self._task), "get as far and as deep as you can")
+        goal = next(goal for word, goal in _WORDS["goals"].items() if word in self._task)
         return observation, {**info, "mission": goal}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -146,7 +114,7 @@ class NetHackText(gymnasium.Wrapper):
 
 
 def _name(action: Any) -> str:
-    """The name of an action, such as `north`, `far north`, `kick`; of text characters it is the character."""
+    """Return the name of an action, such as `north`, `far north`, `kick`; of text characters it is the character."""
     kind = type(action).__name__
     if kind.startswith("Compass"):
         return "far " * kind.endswith("Longer") + _DIRECTIONS[action.name]
@@ -171,10 +139,14 @@ def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
     message = _text(observation["message"])
     screen = [_text(row).rstrip() for row in observation["tty_chars"][1:-2]]
     stats = [int(value) for value in observation["blstats"]]
+    hunger = _WORDS["hunger"][stats[21]] if 0 <= stats[21] < len(_WORDS["hunger"]) else ""
     things = zip(observation["inv_letters"], observation["inv_strs"], strict=True)
     parts = {
         "screen": "\n".join(_crop(screen)),
-        "status": _status(stats),
+        "status": (
+            f"hit points {stats[10]} of {stats[11]}, power {stats[14]} of {stats[15]}, armour class {stats[16]}, "
+            f"experience level {stats[18]}, dungeon level {stats[12]}, gold {stats[13]}, move {stats[20]}, {hunger}"
+        ),
         "in sight": "\n".join(_things(observation["screen_descriptions"], stats[0], stats[1])),
         "inventory": "\n".join(f"{chr(letter)}: {_text(name)}" for letter, name in things if letter),
     }
@@ -187,7 +159,7 @@ def _text(row: np.ndarray) -> str:
 
 
 def _crop(rows: Sequence[str]) -> list[str]:
-    """The rows without empty ones above and below, and without the columns that are blank in all of them."""
+    """Return the rows without empty ones above and below, and without the columns that are blank in all of them."""
     filled = [place for place, row in enumerate(rows) if row]
     if not filled:
         return []
@@ -196,20 +168,12 @@ def _crop(rows: Sequence[str]) -> list[str]:
     return [row[margin:] for row in rows]
 
 
-def _status(stats: Sequence[int]) -> str:
-    hunger = _HUNGER[stats[21]] if 0 <= stats[21] < len(_HUNGER) else ""
-    return (
-        f"hit points {stats[10]} of {stats[11]}, power {stats[14]} of {stats[15]}, armour class {stats[16]}, "
-        f"experience level {stats[18]}, dungeon level {stats[12]}, gold {stats[13]}, move {stats[20]}, {hunger}"
-    )
-
-
 def _things(descriptions: np.ndarray, x0: int, y0: int) -> Iterator[str]:
-    """The nearest things that are not walls or floor, with their offsets from the player at column x0, row y0."""
+    """Yield the nearest things that are not walls or floor, with their offsets from the player at column x0, row y0."""
     found = []
     for y, x in np.argwhere(descriptions[:, :, 0] != 0):
         name = _text(descriptions[y, x])
-        if name not in _BORING and (x, y) != (x0, y0):
+        if name not in _WORDS["background"] and (x, y) != (x0, y0):
             found.append((max(abs(int(x) - x0), abs(int(y) - y0)), name, int(x) - x0, int(y) - y0))
     for _, name, dx, dy in sorted(found)[:_MAX_THINGS]:
         along = f"{abs(dy)} {'south' if dy > 0 else 'north'}" if dy else ""

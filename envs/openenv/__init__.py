@@ -6,7 +6,7 @@ from typing import Any
 
 from envs.base import BaseInteractionEnv, describe_task, read_env_settings
 from envs.openenv.game import OpenEnvGame
-from envs.openenv.schema import action_schema, is_mcp
+from envs.openenv.session import action_schema, is_mcp
 from envs.openenv.settings import OpenEnvSettings
 from envs.openenv.tools import OpenEnvTools
 

@@ -1,20 +1,26 @@
-"""Turns the text of an answer into an action, by the server's schema, a field's name or a function."""
+"""Turns the text of a response into an action, and an observation into text and an image.
+
+The server's state, which may hold the solution, is never asked for.
+"""
 
 from __future__ import annotations
 
+import base64
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from envs.errors import ConfigError, EnvironmentFault
+from envs.errors import ConfigError, EnvironmentFault, describe
 from envs.loading import load_attribute
-from envs.openenv.observations import call_user_function
-from envs.openenv.schema import fields_of
-from envs.openenv.session import RejectedError
+from envs.openenv.session import RejectedError, fields_of
 from envs.openenv.settings import OpenEnvSettings
+from envs.questions.images import open_image
+from envs.text_game import parse_template, text_parts
 from envs.tools.calls import decode_whole, short
+from envs.tools.results import encodable
 
 _FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 _KINDS: Mapping[str, Callable[[Any], bool]] = {
@@ -29,18 +35,18 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
 
 @dataclass(frozen=True)
 class Actions:
-    """How answers become actions."""
+    """How responses become actions."""
 
     read: Callable[[str], Mapping[str, Any]]
-    """From the answer's text to the action; raises `RejectedError`."""
+    """From the response's text to the action; raises `RejectedError`."""
     names: Mapping[str, str] | Sequence[str] = ()
-    """All valid answers, if they can be listed."""
+    """All valid responses, if they can be listed."""
     fields: tuple[str, ...] = ()
-    """One line per field for the prompt, if the answer is JSON."""
+    """One line per field for the prompt, if the response is JSON."""
 
 
 def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Actions:
-    """How answers become actions under these settings.
+    """Return how responses become actions under these settings.
 
     Raises:
         ConfigError: the action has no such field, or the import path leads nowhere.
@@ -105,7 +111,7 @@ def _convert(name: str, text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """The JSON types that a field may have; empty for any."""
+    """Return the JSON types that a field may have; empty for any."""
     options = schema.get("anyOf") or schema.get("oneOf") or [schema]
     kinds = [option.get("type", "string") for option in options if isinstance(option, Mapping)]
     return [kind for part in kinds for kind in (part if isinstance(part, list) else [part])]
@@ -122,6 +128,93 @@ def _describe(name: str, schema: Mapping[str, Any], required: bool) -> str:
 
 
 def _unfenced(text: str) -> str:
-    """The text without a code fence around it."""
     found = _FENCED.fullmatch(text.strip())
     return (found[1] if found else text).strip()
+
+
+HIDDEN = frozenset({"metadata", "state", "done", "reward"})
+"""Keys that the default text leaves out: they may hold the solution."""
+
+Parts = tuple[str, str]
+"""BALROG's long-term and short-term text."""
+T = TypeVar("T")
+
+
+def make_reader(settings: OpenEnvSettings) -> Callable[[Mapping[str, Any]], Parts]:
+    """Return the function from an observation to its text; halves of surrogate pairs become `?`.
+
+    Raises:
+        ConfigError: the template does not parse, or the import path leads nowhere.
+    """
+    given = settings.observation
+    if given is None:
+        read: Callable[[Mapping[str, Any]], Parts] = lambda observation: (as_lines(observation, settings.picture), "")
+    elif "{{" in given or "{%" in given:
+        read = _template(given)
+    else:
+        function, label = load_attribute(given, "env.observation"), f"env.observation: {given}"
+        read = lambda observation: _parts(call_user_function(function, label, observation), label)
+    return lambda observation: tuple(map(encodable, read(observation)))  # type: ignore[return-value]
+
+
+def call_user_function(function: Callable[..., T], label: str, *arguments: Any) -> T:
+    """Call a function that the user's YAML names.
+
+    Raises:
+        EnvironmentFault: it raised an exception; the text begins with `label` and names the place.
+    """
+    try:
+        return function(*arguments)
+    except Exception as error:
+        raise EnvironmentFault(f"{label}: {describe(error)}") from error
+
+
+def as_lines(observation: Mapping[str, Any], image: str | None = None) -> str:
+    """Return one line `key: value` per key that has a value."""
+    return "\n".join(
+        f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for key, value in observation.items()
+        if key not in HIDDEN and key != image and value not in (None, "", [], {})
+    )
+
+
+def read_image(observation: Mapping[str, Any], key: str) -> Any:
+    """Return the image under a key, as an RGB PIL image.
+
+    Raises:
+        EnvironmentFault: there is none, or it cannot be read.
+    """
+    value = observation.get(key)
+    if not isinstance(value, str):
+        raise EnvironmentFault(f"the observation has no picture under {key!r} (env.picture): it has {short(value)}")
+    try:
+        data = base64.b64decode(value.partition(",")[2] if value.startswith("data:") else value, validate=True)
+    except ValueError as error:
+        raise EnvironmentFault(f"the observation's picture {key!r} is not base64: {error}") from error
+    return open_image(data)
+
+
+def _template(text: str) -> Callable[[Mapping[str, Any]], Parts]:
+    import jinja2
+
+    try:
+        template = parse_template(text)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"env.observation: {error}") from error
+
+    def render(observation: Mapping[str, Any]) -> Parts:
+        try:
+            return template.render(observation).strip(), ""
+        except Exception as error:  # a template can raise anything
+            raise EnvironmentFault(
+                f"env.observation cannot be rendered: {error}; the observation has the keys {', '.join(observation)}"
+            ) from error
+
+    return render
+
+
+def _parts(value: Any, label: str) -> Parts:
+    parts = text_parts(value)
+    if parts is None:
+        raise EnvironmentFault(f"{label} returned {short(value)}, not text or two texts")
+    return parts

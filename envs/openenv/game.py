@@ -1,6 +1,6 @@
 """An environment with one action per turn.
 
-An answer that the server refuses changes nothing there: the default action is sent instead or, without one, the last
+A response that the server refuses changes nothing there: the default action is sent instead or, without one, the last
 observation is shown again with the reason. Each refusal is a turn.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from envs.errors import EnvironmentFault
 from envs.loading import load_attribute
-from envs.openenv.actions import read_actions
-from envs.openenv.observations import call_user_function, make_reader, read_picture
+from envs.openenv.actions import call_user_function, make_reader, read_actions, read_image
 from envs.openenv.protocol import Outcome
 from envs.openenv.session import RejectedError, Session, open_session
 from envs.openenv.settings import OpenEnvSettings
@@ -50,7 +50,8 @@ class OpenEnvGame(TextGame):
     def start(self) -> Frame:
         self.close()
         self._steps, self._return = 0, 0.0
-        self._session, outcome = begin_episode(self.settings, self.seed)
+        begin = lambda session: session.reset(self.seed)
+        self._session, outcome = open_session(self.settings, self.seed, begin)
         with self._ended_by_errors():
             return self._frame(outcome)
 
@@ -101,7 +102,7 @@ class OpenEnvGame(TextGame):
         return self._frame(outcome)
 
     def _frame(self, outcome: Outcome) -> Frame:
-        """The frame of a reply; ends the session with the episode."""
+        """Return the frame of a reply; ends the session with the episode."""
         ending = self._ending(outcome) if outcome.done else None
         out_of_time = 0 < self.max_steps <= self._steps
         if ending or out_of_time:
@@ -115,45 +116,20 @@ class OpenEnvGame(TextGame):
             terminated=ending == "terminated",
             truncated=ending == "truncated" or (ending is None and out_of_time),
             progression=min(max(self._return, 0.0), 1.0),
-            image=read_picture(outcome.observation, key) if key and self.settings.vlm else None,
+            image=read_image(outcome.observation, key) if key and self.settings.vlm else None,
         )
         return self._last
 
     def _again(self, why: str) -> Frame:
-        """The last frame with the reason why nothing happened."""
         out_of_time = 0 < self.max_steps <= self._steps
         if out_of_time:
             self.close()
-        last = self._last
-        note = f"Nothing was done: {why}."
-        return Frame(
-            f"{note}\n{last.long_term}",
-            last.short_term,
-            truncated=out_of_time,
-            progression=last.progression,
-            image=last.image,
-        )
-
-
-def begin_episode(
-    settings: OpenEnvSettings, seed: int, prepare: Callable[[Session], object] | None = None
-) -> tuple[Session, Outcome]:
-    """A session whose episode has begun; `prepare` sends requests before the reset.
-
-    Raises:
-        EnvironmentFault: as `open_session`.
-    """
-
-    def begin(session: Session) -> Outcome:
-        if prepare is not None:
-            prepare(session)
-        return session.reset({"seed": seed, **settings.reset})
-
-    return open_session(settings, seed, begin)
+        shown = f"Nothing was done: {why}.\n{self._last.long_term}"
+        return replace(self._last, long_term=shown, reward=0.0, truncated=out_of_time)
 
 
 def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:
-    """What `done` means.
+    """Return what `done` means.
 
     Raises:
         ConfigError: the import path leads nowhere.

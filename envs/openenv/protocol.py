@@ -110,7 +110,7 @@ class Outcome:
 
 
 def write_frame(kind: Request | Reply, data: Mapping[str, Any] | None = None) -> str:
-    """A request or a reply as the text of its frame; the requests `state` and `close` have no data."""
+    """Return a request or a reply as the text of its frame; the requests `state` and `close` have no data."""
     return json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
 
 
@@ -137,7 +137,7 @@ def read_outcome(frame: str | bytes) -> Outcome:
 
 
 def _words_of(error: Mapping[str, Any]) -> str:
-    """The message of an error and, after a validation error, what is wrong with which field."""
+    """Return the message of an error and, after a validation error, what is wrong with which field."""
     details = error.get("errors")
     found = [
         f"{'.'.join(map(str, part.get('loc') or ()))}: {part.get('msg')}"
@@ -148,7 +148,7 @@ def _words_of(error: Mapping[str, Any]) -> str:
 
 
 def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
-    """Type and data of a frame; no data is an empty mapping.
+    """Return the type and data of a frame; no data is an empty mapping.
 
     Raises:
         NotJsonError: it is not JSON.
@@ -165,7 +165,7 @@ def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
 
 
 def server_address(url: str) -> tuple[str, str]:
-    """The addresses `(http://host[/path], ws://host[/path]/ws)` of a server, from its http, https, ws or wss URL.
+    """Return a server's addresses `(http://host[/path], ws://host[/path]/ws)` from its http, https, ws or wss URL.
 
     Raises:
         ValueError: it is not such a URL.

@@ -1,4 +1,4 @@
-"""One episode's session on an OpenEnv server, over one socket.
+"""Plays one episode on an OpenEnv server, over one socket, and asks servers for the schema of their actions.
 
 Invariant: a session never reconnects. A server that was restarted accepts steps on a new socket without an error, but
 plays another game. A closed socket, a late reply or a frame that breaks the protocol therefore ends the session for
@@ -9,14 +9,20 @@ surplus reply for that to the next request, and passes on any `reward` and `done
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import random
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from envs.errors import EnvironmentFault, MissingDependencyError
 from envs.openenv.protocol import (
+    CALL_TOOL,
+    SCHEMA_PATH,
     ErrorCode,
     ErrorReply,
     MalformedFrameError,
@@ -63,20 +69,20 @@ class Session:
         self._settings = settings
         self._socket: Any = _connect(url, settings)
 
-    def reset(self, arguments: Mapping[str, Any]) -> Outcome:
-        """Start the episode.
+    def reset(self, seed: int) -> Outcome:
+        """Start the episode of this seed.
 
         Raises:
             ServerFullError: no session is free.
             EnvironmentFault: as for the class, the server refuses, or the episode is over before it begins.
         """
-        outcome = self.first(Request.RESET, arguments)
+        outcome = self.first(Request.RESET, {"seed": seed, **self._settings.reset})
         if outcome.done:
             self._lose("says done in reply to a reset, so there is no episode")
         return outcome
 
     def first(self, kind: Request, data: Mapping[str, Any]) -> Outcome:
-        """A request that is not an answer of the model. Raises as `reset`."""
+        """Send a request that is not an action of the model. Raises as `reset`."""
         try:
             return self._ask(kind, write_frame(kind, data))
         except ErrorReply as error:
@@ -138,7 +144,7 @@ class Session:
 
 
 def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session], T]) -> tuple[Session, T]:
-    """A session on one of the servers, chosen by the seed, and what `begin` returned for it.
+    """Open a session on one of the servers, chosen by the seed, and what `begin` returned for it.
 
     If the server is full or cannot be reached, the next one is tried; if all are full, again after a pause.
 
@@ -178,13 +184,13 @@ def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session]
 
 
 def spread(urls: tuple[str, ...], seed: int) -> Iterator[str]:
-    """All servers, beginning with the one whose turn it is."""
+    """Yield all servers, beginning with the one whose turn it is."""
     first = seed % len(urls)
     yield from (*urls[first:], *urls[:first])
 
 
 def is_local(url: str) -> bool:
-    """Whether the server runs on this machine, where proxies must not be used."""
+    """Return whether the server runs on this machine, where proxies must not be used."""
     return urlsplit(url).hostname in _LOCAL
 
 
@@ -219,3 +225,96 @@ def _closed_error() -> type[Exception]:
     from websockets.exceptions import ConnectionClosed
 
     return ConnectionClosed
+
+
+_first: dict[tuple[str, tuple[str, ...]], Any] = {}
+"""What the servers of this process said first, by subject and addresses."""
+_gone_since: dict[tuple[str, ...], float] = {}
+"""When servers that cannot be reached were first found so, in `time.monotonic` seconds."""
+_WHAT = "actions or observations"
+POLL_S = 0.5
+"""Seconds between two attempts to reach servers."""
+
+
+def action_schema(settings: OpenEnvSettings, seed: int) -> Mapping[str, Any]:
+    """Return the JSON schema of the environment's actions.
+
+    Servers that this process has reached before may be restarting, so they are waited for, up to `capacity_timeout_s`
+    per outage.
+
+    Raises:
+        EnvironmentFault: no server answers, it is not an OpenEnv server, or its schemas have changed.
+    """
+    while True:
+        lost: EnvironmentFault | None = None
+        for url in spread(settings.urls, seed):
+            try:
+                schemas = _fetch(url, settings)
+            except EnvironmentFault as error:
+                lost = error
+                continue
+            _gone_since.pop(settings.urls, None)
+            check_unchanged(_WHAT, schemas, settings, url)
+            return schemas["action"]
+        since = _gone_since.setdefault(settings.urls, time.monotonic())
+        known = first_seen(_WHAT, settings) is not None
+        if not known or time.monotonic() >= since + settings.capacity_timeout_s:
+            raise lost or EnvironmentFault("env.url is empty")
+        time.sleep(POLL_S)
+
+
+def first_seen(what: str, settings: OpenEnvSettings) -> Any:
+    """Return what the servers said first; None if they were not asked yet."""
+    return _first.get((what, settings.urls))
+
+
+def check_unchanged(what: str, value: Any, settings: OpenEnvSettings, url: str) -> None:
+    """Compare with what the servers said first.
+
+    Raises:
+        EnvironmentFault: it differs.
+    """
+    if _first.setdefault((what, settings.urls), value) != value:
+        raise EnvironmentFault(
+            f"the {what} of {url} are not those that this run began with; if this is meant, restart the run"
+        )
+
+
+def is_mcp(schema: Mapping[str, Any]) -> bool:
+    """Return whether the actions are calls of tools."""
+    fields = fields_of(schema)
+    return not fields or (fields.get("type", {}).get("const") == CALL_TOOL and "tool_name" in fields)
+
+
+def fields_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the action's fields with their schemas, references resolved, without `metadata`."""
+    definitions = schema.get("$defs", {})
+    fields = {}
+    for name, part in schema.get("properties", {}).items():
+        reference = part.get("$ref") or next((p["$ref"] for p in part.get("allOf", ()) if "$ref" in p), "")
+        fields[name] = {**definitions.get(reference.rpartition("/")[2], {}), **part}
+    fields.pop("metadata", None)
+    return fields
+
+
+def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
+    handlers = [urllib.request.ProxyHandler({})] if is_local(url) else []
+    request = urllib.request.Request(server_address(url)[0] + SCHEMA_PATH, headers=settings.headers)
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=settings.connect_timeout_s) as reply:
+            found = json.loads(reply.read(MAX_FRAME_BYTES))
+        action, observation = found["action"], found["observation"]
+        if not isinstance(action, Mapping) or not isinstance(action.get("properties", {}), Mapping):
+            raise TypeError("its action schema is not a mapping")
+        return {"action": action, "observation": observation}
+    except urllib.error.HTTPError as error:
+        raise EnvironmentFault(
+            f"{url} is not an OpenEnv server: its {SCHEMA_PATH} answers HTTP {error.code}; correct env.url"
+        ) from error
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise EnvironmentFault(f"no server answers at {url} ({reason}); start it, or correct env.url") from error
+    except http.client.HTTPException as error:
+        raise EnvironmentFault(f"{url} is not an OpenEnv server: it does not speak HTTP; correct env.url") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise EnvironmentFault(f"{url} is not an OpenEnv server: its {SCHEMA_PATH} has no schemas ({error})") from error

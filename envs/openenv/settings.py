@@ -37,7 +37,7 @@ class OpenEnvSettings(GameSettings):
     a function from the observation to text or to BALROG's two text parts. By default one line `key: value` per key,
     without `metadata` and `state`."""
     picture: str | None = None
-    """Key of the observation with a picture, base64 or a data URI; shown if `vlm` is set."""
+    """Key of the observation with an image, base64 or a data URI; shown if `vlm` is set."""
     done_is: str = "terminated"
     """What the server's `done` means: `terminated`, `truncated`, or the import path of a function from observation and
     reward to one of these."""
@@ -86,7 +86,7 @@ class OpenEnvSettings(GameSettings):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses of all servers."""
+        """Return the addresses of all servers."""
         return (self.url,) if isinstance(self.url, str) else self.url
 
     @property

@@ -9,19 +9,17 @@ from typing import Any
 
 from envs.base import Observation, StepInfo
 from envs.errors import ConfigError, EnvironmentFault
-from envs.openenv.game import begin_episode, read_ending
-from envs.openenv.observations import make_reader
+from envs.openenv.actions import make_reader
+from envs.openenv.game import read_ending
 from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome, Request
-from envs.openenv.schema import check_unchanged, first_seen
-from envs.openenv.session import RejectedError, Session, open_session
+from envs.openenv.session import RejectedError, Session, check_unchanged, first_seen, open_session
 from envs.openenv.settings import OpenEnvSettings
 from envs.questions import Question
-from envs.tools.base import ToolSpec
 from envs.tools.calls import short
 from envs.tools.env import ToolEnv
 from envs.tools.mcp.tools import parts_of
-from envs.tools.results import ToolResult, read_result
-from envs.tools.schema import ArgumentCheck, check_schema
+from envs.tools.results import ToolResult, ToolSpec, read_result
+from envs.tools.schema import check_schema
 from envs.tools.settings import ToolSettings
 
 EMPTY = "The episode begins."
@@ -45,12 +43,16 @@ class OpenEnvTools(ToolEnv):
         self._ended: str | None = None
         self._earned = 0.0
         self._read, self._ending = make_reader(settings), read_ending(settings)
-        specs = [self._spec(tool) for tool in _known_tools(settings, seed)]
+        known = first_seen(_WHAT, settings)
+        if known is None:
+            session, known = open_session(settings, seed, lambda session: _list_tools(session, settings))
+            session.close()
+        specs = [self._spec(tool) for tool in known]
         super().__init__(Question(""), specs, _tool_settings(settings), task, seed)
 
     def reset(self) -> Observation:
         self.close()
-        session, outcome = begin_episode(self._server, self.seed, lambda session: _list_tools(session, self._server))
+        session, outcome = open_session(self._server, self.seed, self._begin)
         self._ended, self._earned = None, 0.0
         try:
             text = "\n".join(filter(None, self._read(outcome.observation))) or EMPTY
@@ -61,6 +63,10 @@ class OpenEnvTools(ToolEnv):
             raise
         self._game = session
         return observation
+
+    def _begin(self, session: Session) -> Outcome:
+        _list_tools(session, self._server)
+        return session.reset(self.seed)
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         observation, done, info = super().step(response_text)
@@ -85,8 +91,7 @@ class OpenEnvTools(ToolEnv):
             "description": (tool.get("description") or "").strip() or name,
             "parameters": tool["input_schema"],
         }
-        schema = check_schema(described, label)
-        return ToolSpec(name, schema, ArgumentCheck(schema), functools.partial(self._call, name), source=label)
+        return ToolSpec(check_schema(described, label), functools.partial(self._call, name), source=label)
 
     def _call(self, tool: str, /, **arguments: Any) -> ToolResult:
         if self._ended is not None:
@@ -123,17 +128,8 @@ def _failed(why: str, reward: float = 0.0) -> ToolResult:
     return ToolResult(f"error: {why}", reward=reward, failed=True)
 
 
-def _known_tools(settings: OpenEnvSettings, seed: int) -> Sequence[Mapping[str, Any]]:
-    """The tools that this process saw first; asks a server if it has not seen any."""
-    known = first_seen(_WHAT, settings)
-    if known is None:
-        session, known = open_session(settings, seed, lambda session: _list_tools(session, settings))
-        session.close()
-    return known
-
-
 def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping[str, Any]]:
-    """The server's tools. They are listed before the reset, so that this does not count as a step of the episode.
+    """Return the server's tools, listed before the reset, so that this does not count as a step of the episode.
 
     Raises:
         ServerFullError: no session is free.

@@ -1,4 +1,4 @@
-"""Questions with answers and pictures: where they come from, and how a response to one is graded."""
+"""Questions with answers and images: where they come from, and how a response to one is graded."""
 
 from envs.questions.reading import ParquetRows, Question, QuestionSettings, read_question
 

@@ -32,7 +32,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def load_grader(name: str) -> Grade:
-    """The grader `exact` or `math`, or the function at an import path.
+    """Return the grader `exact` or `math`, or the function at an import path.
 
     Raises:
         ConfigError: there is no such grader or function.
@@ -53,7 +53,7 @@ def load_grader(name: str) -> Grade:
 
 
 def find_answer(text: str, start: int = 0) -> tuple[str, tuple[int, int]]:
-    """The final answer after position `start`, and its span [start, end).
+    """Return the final answer after position `start`, and its span [start, end).
 
     The answer is the content of the last `\\boxed{}`, or the rest of the line after the last `Answer:`, or everything.
     """
@@ -69,7 +69,7 @@ def find_answer(text: str, start: int = 0) -> tuple[str, tuple[int, int]]:
 
 
 def _last_boxed(text: str, start: int) -> tuple[int, int] | None:
-    """The [start, end) inside the braces of the last complete `\\boxed{...}`."""
+    """Return the [start, end) inside the braces of the last complete `\\boxed{...}`."""
     mark = text.rfind("\\boxed{")
     for _ in range(8):  # bounds the time for texts with many unclosed boxes
         if mark < start:
@@ -85,7 +85,7 @@ def _last_boxed(text: str, start: int) -> tuple[int, int] | None:
 
 
 def exact(answer: str, question: Question) -> float:
-    """1 if the answer equals a reference, ignoring case, articles, punctuation and white space, else 0."""
+    """Return 1 if the answer equals a reference, ignoring case, articles, punctuation and white space, else 0."""
     references = question.answer if isinstance(question.answer, list | tuple) else [question.answer]
     return float(_normal(answer) in {_normal(str(reference)) for reference in references})
 
@@ -96,7 +96,7 @@ def _normal(text: str) -> str:
 
 
 def math(answer: str, question: Question) -> float:
-    """1 if the answer has the same value as the reference in any notation, else 0; see `math_server.equal`."""
+    """Return 1 if the answer has the same value as the reference in any notation, else 0; see `math_server.equal`."""
     if not answer or len(answer) > MAX_CHARS:
         return 0.0
     return float(_CHECKER.equal(str(question.answer), answer))
@@ -111,7 +111,7 @@ class MathChecker:
         self._cached = functools.lru_cache(10_000)(self._ask)
 
     def equal(self, reference: str, answer: str) -> bool:
-        """Whether both have the same value; False if the comparison takes too long.
+        """Return whether both have the same value; False if the comparison takes too long.
 
         Raises:
             EnvironmentFault: the process does not start.

@@ -1,6 +1,7 @@
-"""Questions with answers and pictures, read from slime's data set, from a file or from the YAML.
+"""Questions with answers and images, read from slime's data set, from a file or from the YAML.
 
-Invariant: task and seed decide the question; one pass over the data shows every row once.
+Invariants: task and seed decide the question; one pass over the data shows every row once; an image keeps its place
+between the texts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 import itertools
 import json
 import random
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,9 +19,116 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
-from envs.questions.content import lay_out, open_pictures, read_messages
-from envs.questions.pictures import MAX_PIXELS
+from envs.questions.images import MAX_PIXELS, open_image
 from slime_verlog import Field, Settings
+
+PLACEHOLDER = "<image>"
+"""Marks an image's place in the texts of data sets."""
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}://")
+_SUPPORTED = "a question takes parts of type 'text' and 'image'"
+
+
+def read_messages(messages: Any) -> tuple[str, list[str | None], list[Any]]:
+    """Return the system text, the texts of all user messages with None in place of each image, and their images.
+
+    Raises:
+        ConfigError: `messages` is not a list of messages, or has an unsupported role or part.
+    """
+    if not isinstance(messages, list | tuple):
+        raise ConfigError(f"a question must be a text or a list of messages, got {type(messages).__name__}")
+    system, texts, images = "", [], []
+    for message in messages:
+        role = message.get("role") if isinstance(message, Mapping) else message
+        if role not in ("system", "user"):
+            raise ConfigError(f"a question's messages may have the roles system and user, got {role!r:.60}")
+        found, inside = _read_content(message.get("content") or "")
+        if role == "system" and inside:
+            raise ConfigError("the system message of a question has a picture; move it into a user message")
+        if role == "system":
+            system = "".join(text or "" for text in found)
+            continue
+        texts += ["\n\n"] * bool(texts) + found
+        images += inside
+    return system, texts, images
+
+
+def _read_content(content: Any) -> tuple[list[str | None], list[Any]]:
+    if isinstance(content, str):
+        return [content], []
+    if not isinstance(content, list | tuple):
+        raise ConfigError(f"a message's content must be a text or a list of parts, got {type(content).__name__}")
+    texts: list[str | None] = []
+    images = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind == "image":
+            texts.append(None)
+            images.append(part.get("image", part))
+        else:
+            raise ConfigError(f"a question has a content part of {_kind_of(part)}; {_SUPPORTED}")
+    return texts, images
+
+
+def _kind_of(part: Any) -> str:
+    if not isinstance(part, Mapping):
+        return f"the form {type(part).__name__}"
+    keys = ", ".join(map(str, part))
+    return f"type {part['type']!r:.60} (keys: {keys})" if "type" in part else f"no type (keys: {keys})"
+
+
+def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ...]]:
+    """Lay out the texts of a question with `count` images: (whole text, its pieces).
+
+    The whole text has `<image>` in place of each image that has text before it. The pieces are the texts before,
+    between and after the images, one more than images; there are none if all images come first.
+
+    A None in `texts` is the place of an image. Without any, the `<image>` marks inside the texts are; without those,
+    the images come first.
+
+    Raises:
+        ConfigError: there are more or fewer places than images.
+    """
+    if None not in texts:
+        divided = re.split(f"({PLACEHOLDER})", "".join(text or "" for text in texts))
+        texts = [None if part == PLACEHOLDER else part for part in divided]
+    places = texts.count(None)
+    if places and places != count:
+        raise ConfigError(
+            f"the question's text has places for {places} pictures, but {count} were given; check the data, "
+            "env.image_key, or slime's --multimodal-keys"
+        )
+    pieces = [""]
+    for text in texts:
+        pieces += [""] if text is None else []
+        pieces[-1] += text or ""
+    if places and any(piece.strip() for piece in pieces[:-1]):
+        pieces = [pieces[0].lstrip(), *pieces[1:-1], pieces[-1].rstrip()]
+        return PLACEHOLDER.join(pieces), tuple(pieces)
+    return "".join(pieces).strip(), ()
+
+
+def open_images(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
+    """Return the images of a question as RGB PIL images.
+
+    Raises:
+        ConfigError: one is a URL or not an image.
+        ImageError: one cannot be read or has more than `max_pixels` pixels.
+    """
+    for value in values:
+        row = value if isinstance(value, Mapping) else {"path": value}
+        if row.get("type", "image") != "image":
+            raise ConfigError(f"a question's pictures hold one of {_kind_of(row)}; {_SUPPORTED}")
+        for address in (row.get(key) for key in ("path", "image", "url") if not row.get("bytes")):
+            if isinstance(address, str) and _URL.match(address):
+                raise ConfigError(
+                    f"a question's picture is the URL {address[:100]}; URLs are not fetched, so download the file and "
+                    "give its path, its bytes or a data URI"
+                )
+    return tuple(open_image(value, max_pixels) for value in values)
+
 
 _TEMPLATE_MARKS = ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>")
 """Strings that show that a prompt has already been through a chat template."""
@@ -37,7 +146,7 @@ class Question:
     tools: Any = None
     """The question's own list of tools, as `registry.select_tools` takes it; None offers all tools."""
     pieces: tuple[str, ...] = ()
-    """The texts before, between and after the images; empty if all images come first. See `Layout`."""
+    """The texts before, between and after the images; empty if all images come first. See `lay_out`."""
 
 
 class QuestionSettings(Settings):
@@ -51,21 +160,21 @@ class QuestionSettings(Settings):
     answer_key: str = "answer"
     """Column with the reference answer."""
     image_key: str = "images"
-    """Column with the question's pictures."""
+    """Column with the question's images."""
     tool_key: str = "tools"
     """Column with the row's own list of tools, by name or schema. A sample's metadata takes precedence; slime's
     `--tool-key` puts a list there."""
     max_image_pixels: int = Field(default=MAX_PIXELS, ge=1)
-    """Largest picture of a question, in pixels. Larger ones are refused."""
+    """Largest image of a question, in pixels. Larger ones are refused."""
 
 
 def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, str, int]:
-    """The question of a sample, its task and its seed.
+    """Return the question of a sample, its task and its seed.
 
     Raises:
         ConfigError: no data, an unknown task, a missing file or key, a prompt of an unknown form, a content part that
-            cannot be shown, or a text that refers to more or fewer pictures than there are.
-        EnvironmentFault: a picture cannot be read.
+            cannot be shown, or a text that refers to more or fewer images than there are.
+        EnvironmentFault: an image cannot be read.
     """
     metadata = getattr(sample, "metadata", None) or {}
     task, seed = str(metadata.get("task", "sample")), metadata.get("seed", 0)
@@ -85,7 +194,6 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
 
 @functools.lru_cache(maxsize=8)
 def _order(count: int, epoch: int) -> Sequence[int]:
-    """The order of the rows in one pass over the data."""
     order = list(range(count))
     random.Random(f"{count}/{epoch}").shuffle(order)
     return order
@@ -99,7 +207,7 @@ def _from_row(row: Mapping[str, Any], settings: QuestionSettings) -> Question:
         )
     found = row.get(settings.image_key)
     found = [] if found is None else found if isinstance(found, list | tuple) else [found]
-    images = open_pictures(found, settings.max_image_pixels)
+    images = open_images(found, settings.max_image_pixels)
     metadata = row.get("metadata")
     metadata = metadata if isinstance(metadata, Mapping) else {}
     return _question(row[settings.question_key], row.get(settings.answer_key), images, settings, metadata)
@@ -116,7 +224,7 @@ def _from_sample(sample: Any, settings: QuestionSettings) -> Question:
     unknown = [str(kind) for kind, values in inputs.items() if kind != "images" and values is not None]
     if unknown:
         raise ConfigError(f"the sample comes with {', '.join(unknown)}; a question takes images only")
-    images = open_pictures(inputs.get("images") or (), settings.max_image_pixels)
+    images = open_images(inputs.get("images") or (), settings.max_image_pixels)
     metadata = dict(getattr(sample, "metadata", None) or {})
     if isinstance(prompt, str) and any(mark in prompt for mark in _TEMPLATE_MARKS):
         raise ConfigError(
@@ -129,11 +237,11 @@ def _from_sample(sample: Any, settings: QuestionSettings) -> Question:
 def _question(
     content: Any, answer: Any, images: tuple[Any, ...], settings: QuestionSettings, metadata: Mapping[str, Any]
 ) -> Question:
-    """A question from a text or from chat messages; `images`, if any, replace the pictures inside the messages."""
+    """Return a question from a text or from chat messages; `images`, if any, replace the images inside the messages."""
     system, texts, inside = ("", [content], []) if isinstance(content, str) else read_messages(content)
-    images = images or open_pictures(inside, settings.max_image_pixels)
-    layout = lay_out(texts, len(images))
-    return Question(layout.text, answer, images, system, metadata, pieces=layout.pieces)
+    images = images or open_images(inside, settings.max_image_pixels)
+    text, pieces = lay_out(texts, len(images))
+    return Question(text, answer, images, system, metadata, pieces=pieces)
 
 
 def _rows(data: Any, task: str) -> Sequence[Mapping[str, Any]]:

@@ -47,7 +47,11 @@ class ScienceWorld(CommandGame):
         super().__init__(settings)
         self.task, self.seed = task, seed
         self.deterministic = jvms.is_deterministic()
-        self._name = _find_task(task)
+        known = jvms.load_library().constants.ID2TASK
+        self._name = known.get(task, task)  # a task is given by name or by number, such as 4-3
+        if self._name not in known.values():
+            hint = did_you_mean(task, known.values(), f"there is {', '.join(list(known.values())[:3])}, ...")
+            raise ConfigError(f"ScienceWorld has no task {task!r}; {hint}")
         self.max_steps = settings.max_steps or _MAX_STEPS
         self._world: jvms.World | None = None
         self._variation = 0
@@ -114,13 +118,3 @@ SETTINGS = ScienceWorldSettings
 DEFAULT_TASK = "find-plant"
 build_env = ScienceWorld.from_sample
 expert_action = ScienceWorld.advice
-
-
-def _find_task(task: str) -> str:
-    """Return the game's name of a task, given by name or by number, such as `4-3`."""
-    known = jvms.tasks()
-    name = known.get(task, task)
-    if name not in known.values():
-        hint = did_you_mean(task, known.values(), f"there is {', '.join(list(known.values())[:3])}, ...")
-        raise ConfigError(f"ScienceWorld has no task {task!r}; {hint}")
-    return name

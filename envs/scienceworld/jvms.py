@@ -42,7 +42,7 @@ class World:
     """
 
     def __init__(self) -> None:
-        library = _library()
+        library = load_library()
         try:
             # The limit is ours, and the simulator's own wrapper would list all valid commands after every step.
             self._env: Any = library.ScienceWorldEnv("", envStepLimit=10**9)
@@ -73,15 +73,15 @@ class World:
         return self._call(self._env.server.freeActionInventory).strip()
 
     def commands(self) -> list[str]:
-        """All commands that the game would accept now."""
+        """Return all commands that the game would accept now."""
         return sorted(self._call(self._env.get_valid_action_object_combinations))
 
     def gold(self) -> tuple[str, ...]:
-        """The game's own solution of what was loaded with `gold`."""
+        """Return the game's own solution of what was loaded with `gold`."""
         return tuple(self._call(self._env.get_gold_action_sequence))
 
     def variations(self, task: str, split: str) -> list[int]:
-        """The variations of a task in a split, the same in every world; unless they are known, a task is loaded."""
+        """Return the variations of a task in a split, the same in every world; loads a task unless they are known."""
         if (task, split) not in _variations:
             self._call(self._env.load, task, 0, "")
             _variations[task, split] = list(self._call(getattr(self._env, f"get_variations_{split}")))
@@ -113,7 +113,7 @@ class World:
 
 
 def lease(most: int) -> World:
-    """An idle world, or a new one.
+    """Return an idle world, or a new one.
 
     Raises:
         ConfigError: this process has `most` of them in use already.
@@ -153,7 +153,7 @@ def _ended() -> None:
 
 @functools.lru_cache(maxsize=256)
 def solution(task: str, variation: int, simplifications: str, most: int) -> tuple[str, ...]:
-    """The game's own solution, which a second world computes."""
+    """Return the game's own solution, which a second world computes."""
     world = lease(most)
     try:
         world.load(task, variation, simplifications, gold=True)
@@ -162,17 +162,13 @@ def solution(task: str, variation: int, simplifications: str, most: int) -> tupl
         give_back(world)
 
 
-def tasks() -> dict[str, str]:
-    """The names of the tasks by their numbers, such as `4-3`.
+@functools.cache
+def load_library() -> ModuleType:
+    """Import the package scienceworld.
 
     Raises:
         MissingDependencyError: the package or Java is not installed.
     """
-    return dict(_library().constants.ID2TASK)
-
-
-@functools.cache
-def _library() -> ModuleType:
     library = import_extra("scienceworld", "ScienceWorld", "scienceworld")
     if shutil.which("java") is None:
         raise MissingDependencyError(
@@ -183,7 +179,7 @@ def _library() -> ModuleType:
 
 
 def is_deterministic() -> bool:
-    """Whether a seed and commands decide an episode: ScienceWorld says so from its version 1.3 on."""
-    _library()
+    """Return whether a seed and commands decide an episode: ScienceWorld says so from its version 1.3 on."""
+    load_library()
     major, minor = importlib.metadata.version("scienceworld").split(".")[:2]
     return (int(major), int(minor)) >= (1, 3)

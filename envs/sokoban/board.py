@@ -37,7 +37,7 @@ class Room:
 
     @cached_property
     def strides(self) -> dict[str, int]:
-        """How far each move shifts a cell's index."""
+        """Return how far each move shifts a cell's index."""
         return {name: dy * self.width + dx for name, (dx, dy) in DIRECTIONS.items()}
 
     @cached_property
@@ -46,7 +46,7 @@ class Room:
 
     @cached_property
     def edge(self) -> int:
-        """The outermost cells."""
+        """Return the outermost cells."""
         row, column = (1 << self.width) - 1, sum(1 << y * self.width for y in range(self.height))
         return row | row << (self.height - 1) * self.width | column | column << self.width - 1
 
@@ -64,11 +64,11 @@ class Room:
         return State(ahead, state.boxes ^ (1 << ahead) ^ (1 << beyond))
 
     def reach(self, state: State) -> int:
-        """The cells that the player can walk to without a push."""
+        """Return the cells that the player can walk to without a push."""
         return self.flood(1 << state.player, self.floor & ~state.boxes)
 
     def flood(self, cells: int, free: int) -> int:
-        """All cells of `free` connected to `cells`."""
+        """Return all cells of `free` connected to `cells`."""
         width = self.width
         while True:
             wider = (cells | cells << 1 | cells >> 1 | cells << width | cells >> width) & free
@@ -77,11 +77,11 @@ class Room:
             cells = wider
 
     def placed(self, boxes: int) -> int:
-        """The number of boxes on targets."""
+        """Return the number of boxes on targets."""
         return (boxes & self.targets).bit_count()
 
     def draw(self, state: State, symbols: str, gap: str = "") -> str:
-        """The room as text, one line per row; `symbols` are in the order of `SYMBOLS`."""
+        """Return the room as text, one line per row; `symbols` are in the order of `SYMBOLS`."""
         wall, floor, target, box, placed, player, player_on_target = symbols
         cells = []
         for cell in range(self.width * self.height):
@@ -98,12 +98,12 @@ class Room:
 
 
 def shift(cells: int, stride: int) -> int:
-    """The set moved by `stride` cells."""
+    """Return the set moved by `stride` cells."""
     return cells << stride if stride > 0 else cells >> -stride
 
 
 def each(cells: int) -> Iterator[int]:
-    """The indexes of a set's cells, in ascending order."""
+    """Yield the indexes of a set's cells, in ascending order."""
     while cells:
         lowest = cells & -cells
         yield lowest.bit_length() - 1

@@ -6,7 +6,6 @@ RAGEN trains on. Levels come from our own generator, so a seed gives other level
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +16,8 @@ from pydantic import model_validator
 from envs.base import make_image
 from envs.errors import ConfigError
 from envs.sokoban.board import SYMBOLS, Room, State
-from envs.sokoban.levels import Shape, find_shape, make_level, read_level
-from envs.sokoban.picture import draw_room
+from envs.sokoban.image import draw_room
+from envs.sokoban.levels import find_shape, make_level, read_level
 from envs.sokoban.solver import Push, find_pushes, is_stuck, moves_of
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
 from slime_verlog import Field
@@ -30,6 +29,7 @@ ACTIONS = {
     "right": "go one step to the right, and push the box if one stands there",
     "stay": "stay where you are for this turn",
 }
+_SHAPE_KEYS = ("width", "height", "boxes", "least_pushes")
 _MEANINGS = ("a wall", "floor", "a target", "a box", "a box on a target", "you", "you on a target")
 
 
@@ -60,7 +60,7 @@ class SokobanSettings(GameSettings):
 
     @model_validator(mode="after")
     def _check(self) -> SokobanSettings:
-        for key in ("width", "height", "boxes", "least_pushes"):
+        for key in _SHAPE_KEYS:
             if self.levels_path is not None and getattr(self, key) is not None:
                 raise ConfigError(f"env.{key} shapes generated levels; remove it to play those of env.levels_path")
         return self
@@ -82,7 +82,8 @@ class Sokoban(PlannedGame):
         self.task, self.seed = task, seed
         self._written = read_level(settings.levels_path, seed) if settings.levels_path else None
         # Levels of files get the limit of Boxoban's size.
-        self._shape = _shape_of("four_boxes" if self._written else task, settings)
+        chosen = {key: getattr(settings, key) for key in _SHAPE_KEYS if getattr(settings, key) is not None}
+        self._shape = replace(find_shape("four_boxes" if self._written else task), **chosen)
         self.max_steps = settings.max_steps or self._shape.max_steps
         self._plans: dict[tuple[int, int], tuple[Push, ...] | None] = {}
         self.state = State(0, 0)
@@ -114,7 +115,15 @@ class Sokoban(PlannedGame):
 
     def explain(self) -> str:
         """Return the reasoning behind `advice`: how many pushes are left, and which box is next."""
-        return _explain(self.room, self.state, self._pushes())
+        room, state, pushes = self.room, self.state, self._pushes()
+        if not pushes:
+            return "I find no way to bring all boxes onto targets, so I wait."
+        first = pushes[0]
+        moves = moves_of(room, state, (first,))
+        how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
+        left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
+        box = f"the box {_where(room, state.player, first.box)}"
+        return f"{left}. Next I push {box} {_towards(first.direction)}. {how}."
 
     def render(self) -> np.ndarray:
         """Draw the room as a uint8 array (32 * height, 32 * width, 3)."""
@@ -125,7 +134,7 @@ class Sokoban(PlannedGame):
         return {**super().prompt_variables(), "legend": legend, "picture_only": self.settings.vlm == "only"}
 
     def _pushes(self) -> tuple[Push, ...] | None:
-        """Pushes that solve the level from here. The rest of the plan is kept for the state after its first push."""
+        """Return pushes that solve the level; keep the rest of the plan for the state after its first push."""
         here = self.state.boxes, self.room.reach(self.state)
         if here not in self._plans:
             self._plans[here] = find_pushes(self.room, self.state)
@@ -162,31 +171,13 @@ expert_action = Sokoban.advice
 explain_action = Sokoban.explain
 
 
-def _shape_of(task: str, settings: SokobanSettings) -> Shape:
-    base = find_shape(task)
-    keys = ("width", "height", "boxes", "least_pushes")
-    return replace(base, **{key: value for key in keys if (value := getattr(settings, key)) is not None})
-
-
 def _event(action: str, before: State, after: State) -> str:
-    """What the turn did, in a sentence."""
     if action == "stay":
         return "You stayed."
     way = _towards(action)
     if after == before:
         return f"You could not go {way}: something is in the way."
     return f"You {'went' if after.boxes == before.boxes else 'pushed a box'} {way}."
-
-
-def _explain(room: Room, state: State, pushes: Sequence[Push] | None) -> str:
-    """Return the reasoning behind the first move of the pushes that solve the room; None means that none are known."""
-    if not pushes:
-        return "I find no way to bring all boxes onto targets, so I wait."
-    first = pushes[0]
-    moves = moves_of(room, state, pushes[:1])
-    how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
-    left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
-    return f"{left}. Next I push the box {_where(room, state.player, first.box)} {_towards(first.direction)}. {how}."
 
 
 def _where(room: Room, player: int, cell: int) -> str:

@@ -50,7 +50,7 @@ TASKS = {
 
 
 def find_shape(task: str) -> Shape:
-    """The shape of a task's levels.
+    """Return the shape of a task's levels.
 
     Raises:
         ConfigError: unknown task.
@@ -63,7 +63,7 @@ def find_shape(task: str) -> Shape:
 
 @lru_cache(maxsize=64)
 def make_level(shape: Shape, seed: int) -> tuple[Room, State]:
-    """The level of this seed. It can be solved within `shape.max_steps` moves.
+    """Return the level of this seed. It can be solved within `shape.max_steps` moves.
 
     Raises:
         ConfigError: no such level was found, because the shape asks for too much.
@@ -84,7 +84,7 @@ def make_level(shape: Shape, seed: int) -> tuple[Room, State]:
 
 
 def _draw(shape: Shape, rng: np.random.RandomState) -> tuple[Room, State] | None:
-    """A level whose boxes were pulled off their targets; None if there was no place for that."""
+    """Return a level whose boxes were pulled off their targets; None if there was no place for that."""
     floor = _carve(shape, rng)
     cells = list(each(floor))
     if len(cells) < 2 * shape.boxes + 1:
@@ -95,7 +95,7 @@ def _draw(shape: Shape, rng: np.random.RandomState) -> tuple[Room, State] | None
 
 
 def _carve(shape: Shape, rng: np.random.RandomState) -> int:
-    """Connected floor cells, opened along a random walk of 1.7 * (width + height) steps."""
+    """Return connected floor cells, opened along a random walk of 1.7 * (width + height) steps."""
     width, height = shape.width, shape.height
     x, y = rng.randint(1, width - 1), rng.randint(1, height - 1)
     turns = ((1, 0), (0, 1), (-1, 0), (0, -1))
@@ -136,7 +136,7 @@ def _pull_apart(room: Room, player: int, rng: np.random.RandomState) -> tuple[Ro
 
 
 def _pulls(room: Room, boxes: int, region: int) -> list[tuple[str, int]]:
-    """The possible pulls: the direction in which the player drags, and the box's cell before."""
+    """Return the possible pulls: the direction in which the player drags, and the box's cell before."""
     free = room.floor & ~boxes
     return [
         (name, cell)
@@ -146,7 +146,7 @@ def _pulls(room: Room, boxes: int, region: int) -> list[tuple[str, int]]:
 
 
 def read_level(path: str, seed: int) -> tuple[Room, State]:
-    """The seed's level of a text file, or of the `.txt` files of a folder, in Boxoban's format.
+    """Return the seed's level of a text file, or of the `.txt` files of a folder, in Boxoban's format.
 
     Levels are separated by lines that begin with a semicolon, or by empty lines.
 
@@ -173,6 +173,6 @@ def read_level(path: str, seed: int) -> tuple[Room, State]:
 
 @lru_cache(maxsize=32)
 def _drawings(file: Path, edited: int) -> list[str]:
-    """The levels of a file as text; `edited`, its modification time, makes an edited file be read again."""
+    """Return the levels of a file as text; `edited`, its modification time, makes an edited file be read again."""
     lines = ["" if line.startswith(";") else line.rstrip() for line in file.read_text(encoding="utf-8").splitlines()]
     return [drawing for drawing in "\n".join(lines).split("\n\n") if drawing.strip()]

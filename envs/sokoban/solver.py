@@ -26,7 +26,7 @@ class Push(NamedTuple):
 
 @lru_cache(maxsize=256)
 def push_distances(room: Room) -> dict[int, int]:
-    """The pushes that take a lone box from each cell to the nearest target; cells without a way are left out."""
+    """Return the pushes that take a lone box from each cell to the nearest target; cells without a way are left out."""
     distances = dict.fromkeys(each(room.targets), 0)
     queue = list(distances)
     for cell in queue:
@@ -40,20 +40,20 @@ def push_distances(room: Room) -> dict[int, int]:
 
 
 def is_stuck(room: Room, boxes: int) -> bool:
-    """Whether a box can no longer reach a target, whatever is done; some such cases are not found."""
+    """Return whether a box can no longer reach a target, whatever is done; some such cases are not found."""
     dead = room.floor & ~sum(1 << cell for cell in push_distances(room))
     return bool(boxes & dead) or _is_blocked(room, boxes)
 
 
 def _is_blocked(room: Room, boxes: int) -> bool:
-    """Whether four walls and boxes form a square with a box that is not on a target: it can never be moved."""
+    """Return whether four walls and boxes form a square with a box that is not on a target: it can never be moved."""
     solid, width = room.walls | boxes, room.width
     corners = solid & solid >> 1 & solid >> width & solid >> width + 1
     return bool((corners | corners << 1 | corners << width | corners << width + 1) & boxes & ~room.targets)
 
 
 def find_pushes(room: Room, state: State, max_nodes: int = MAX_NODES) -> tuple[Push, ...] | None:
-    """Pushes that solve the room from here; None if there is no way or the search gives up."""
+    """Return pushes that solve the room from here; None if there is no way or the search gives up."""
     if is_stuck(room, state.boxes):
         return None
     distances = push_distances(room)
@@ -82,7 +82,7 @@ def find_pushes(room: Room, state: State, max_nodes: int = MAX_NODES) -> tuple[P
 
 
 def _pushes(room: Room, node: tuple[int, int], distances: dict[int, int]) -> Iterator[tuple[Push, tuple[int, int]]]:
-    """The pushes that are possible and not known to be fatal, with the boxes and the player's cells after each."""
+    """Yield the possible pushes not known to be fatal, with the boxes and the player's cells after each."""
     boxes, region = node
     free = room.floor & ~boxes
     for direction, stride in room.strides.items():
@@ -94,7 +94,7 @@ def _pushes(room: Room, node: tuple[int, int], distances: dict[int, int]) -> Ite
 
 
 def moves_of(room: Room, state: State, pushes: Sequence[Push]) -> list[str]:
-    """The player's moves that make the pushes, with the shortest walks between them."""
+    """Return the player's moves that make the pushes, with the shortest walks between them."""
     moves: list[str] = []
     for push in pushes:
         moves += [*walk(room, state, push.box - room.strides[push.direction]), push.direction]
@@ -103,7 +103,7 @@ def moves_of(room: Room, state: State, pushes: Sequence[Push]) -> list[str]:
 
 
 def walk(room: Room, state: State, goal: int) -> list[str]:
-    """The shortest way to a cell without a push.
+    """Return the shortest way to a cell without a push.
 
     Raises:
         ValueError: there is no such way.

@@ -1,6 +1,6 @@
 """Adapter to TextArena: its single-player games, by their ids.
 
-An answer's move goes to the game as it is. Whether it is valid is for the game to say: an invalid one earns the format
+A response's move goes to the game as it is. Whether it is valid is for the game to say: an invalid one earns the format
 penalty, and the game ends after `invalid_moves_allowed` of them in a row.
 """
 
@@ -19,7 +19,7 @@ from envs.text_game import Frame, GameSettings, TextGame
 from slime_verlog import Field
 
 MAX_CHARACTERS = 300
-"""Characters of a longer answer are not passed to the game: its parsers are not made for them."""
+"""Characters of a longer response are not passed to the game: its parsers are not made for them."""
 
 _MOVE_FORMAT = (
     "Choose your next move. Answer in exactly this form:\n"
@@ -114,7 +114,7 @@ class TextArena(TextGame):
         return valid, self._frame("\n".join(filter(None, (text, reason))))
 
     def _read(self, messages: Sequence[tuple[int, str, Any]]) -> str:
-        """The game's messages without the prompt, the player's own moves and the board, which is kept in `_board`."""
+        """Return the game's messages without prompt, the player's moves and the board, which is kept in `_board`."""
         kinds = self._library.ObservationType
         for _, text, kind in messages:
             if kind == kinds.GAME_BOARD:
@@ -144,7 +144,7 @@ build_env = TextArena.from_sample
 
 
 def _find_id(library: ModuleType, task: str) -> str:
-    """The id of the game without its wrappers' name."""
+    """Return the id of the game without its wrappers' name."""
     known = library.envs.registration.ENV_REGISTRY
     name = task
     for variant in _VARIANTS:

@@ -6,6 +6,8 @@ instead. Games are built once and cached on disk.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +19,6 @@ from envs.loading import import_extra
 from envs.text_game import Frame, GameSettings
 from envs.textworld.games import GameCache, build_game, default_root, find_game
 from envs.textworld.recipes import THEMES, GameRecipe, find_theme, make_recipe
-from envs.textworld.thoughts import explain_plan
 from slime_verlog import Field
 
 _SEED_BLOCK = 1_000_000_000
@@ -94,7 +95,13 @@ class TextWorld(CommandGame):
 
     def __init__(self, task: str, seed: int, settings: TextWorldSettings) -> None:
         super().__init__(settings)
-        self.task, self.seed, self.theme = task, seed, _find_theme(task, settings)
+        self.task, self.seed = task, seed
+        try:
+            self.theme = find_theme(task)
+        except ConfigError:
+            if settings.games_path is None:
+                raise
+            self.theme = "custom"  # with games_path the task may have any name
         self.max_steps = settings.max_steps or THEMES[self.theme].max_steps
         self._recipe = _read_recipe(self.theme, seed, settings)
         self._engine = import_extra("envs.textworld.player", "TextWorld", "text-games")
@@ -158,7 +165,7 @@ class TextWorld(CommandGame):
         return explain_plan(self._now.text, self._plan())
 
     def _plan(self) -> tuple[str, ...]:
-        """Commands that win from here; empty if the game knows none."""
+        """Return commands that win from here; empty if the game knows none."""
         if self._now.plan:
             return self._now.plan
         if self._guide is None:
@@ -207,16 +214,6 @@ expert_action = TextWorld.advice
 explain_action = TextWorld.explain
 
 
-def _find_theme(task: str, settings: TextWorldSettings) -> str:
-    """Return the theme of a task. With `games_path` the task may have any name; its prompt is that of `custom`."""
-    try:
-        return find_theme(task)
-    except ConfigError:
-        if settings.games_path is None:
-            raise
-        return "custom"
-
-
 def _read_recipe(theme: str, seed: int, settings: TextWorldSettings) -> GameRecipe:
     given = {name: getattr(settings, name) for other in THEMES.values() for name in other.parameters}
     if settings.games_path is not None:
@@ -227,3 +224,34 @@ def _read_recipe(theme: str, seed: int, settings: TextWorldSettings) -> GameReci
         seed = seed // _SEED_BLOCK * _SEED_BLOCK + seed % _SEED_BLOCK % settings.games
     goal = "detailed" if settings.goal == "detailed" else "brief"
     return make_recipe(theme, seed, goal, given)
+
+
+_BETWEEN = re.compile(r" (?:with|from|on|into|in) ")
+
+
+def explain_plan(observation: str, plan: Sequence[str]) -> str:
+    """Return the reasoning behind the first command of a plan that wins from here."""
+    if not plan:
+        return "I know no way to win from here, so I look around."
+    command, goal = plan[0], plan[-1]
+    # Walking serves the first command that is not a move.
+    deed = next((step for step in plan if not step.startswith("go ")), goal)
+    walking = command != deed
+    parts = ["" if command == goal else f"My last step will be: {goal}.", _seen(observation, deed, walking)]
+    if command == goal:
+        parts.append(f"This is the last step: {command}.")
+    elif walking:
+        before = "That" if deed == goal else f"Before that comes: {deed}. It"
+        parts.append(f"{before} cannot be done in this room: {command}.")
+    else:
+        parts.append(f"Before that comes: {command}.")
+    return " ".join(part for part in parts if part)
+
+
+def _seen(observation: str, deed: str, walking: bool) -> str:
+    thing = _BETWEEN.split(deed.partition(" ")[2])[0]
+    if not thing or deed.startswith("go "):
+        return ""
+    if re.search(rf"\b{re.escape(thing)}\b", observation, re.IGNORECASE):
+        return f"I see the {thing}."
+    return f"I do not see the {thing}." if walking else ""

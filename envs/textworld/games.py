@@ -100,7 +100,7 @@ class GameCache:
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether the folder holds a complete game whose files match their checksums."""
+    """Return whether the folder holds a complete game whose files match their checksums."""
     try:
         sums = json.loads((folder / _CHECKSUMS).read_text(encoding="utf-8"))
         return all(sums[name] == _checksum(folder / name) for name in _FILES)

@@ -97,7 +97,6 @@ def _moment(state: Any, feedback: str) -> Moment:
 
 
 def _clean(feedback: str) -> str:
-    """Remove the interpreter's prompt, status line and final question, and repeated blank lines."""
     text = feedback.partition(_AFTER_THE_END)[0].rstrip()
     # Search only the end: the pattern takes quadratic time on long runs of white space.
     head, tail = text[:-_MAX_STATUS_CHARS], text[-_MAX_STATUS_CHARS:]

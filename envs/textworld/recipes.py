@@ -9,45 +9,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from envs.errors import ConfigError, did_you_mean
 
 REVISION = 1
 """Increase it whenever the builder makes a different game from the same recipe."""
-
-_LOOK = {
-    "look": "hear again what is in this room",
-    "inventory": "hear what you carry",
-    "goal": "hear what you have to achieve",
-    "go DIRECTION": "walk north, south, east or west through an exit or an open door",
-}
-_HANDS = {
-    "examine THING": "have a closer look at something",
-    "open THING": "open a door or a container",
-    "close THING": "close a door or a container",
-    "take THING": "pick up something that lies here",
-    "take THING from THING": "get something out of a container or off a piece of furniture",
-    "drop THING": "lay something on the floor",
-    "put THING on THING": "lay something on a piece of furniture",
-    "insert THING into THING": "put something into a container",
-}
-_KEYS = {
-    "lock THING with KEY": "lock a closed door or container",
-    "unlock THING with KEY": "unlock a door or container with the key that belongs to it",
-}
-_KITCHEN = {
-    "cook FOOD with APPLIANCE": "heat food: a stove fries it, an oven roasts it, a BBQ grills it",
-    "slice FOOD with KNIFE": "cut food into slices",
-    "chop FOOD with KNIFE": "cut food into pieces",
-    "dice FOOD with KNIFE": "cut food into cubes",
-    "prepare meal": "make the meal of its finished ingredients, in the kitchen only",
-    "eat FOOD": "eat something",
-}
-_LOCKS = (
-    "Keys and locks belong together by their names; the key may lie in another room or inside something.",
-    "What you unlock stays closed until you open it, and a door must be open before you can go through.",
-)
 
 
 @dataclass(frozen=True)
@@ -60,61 +30,18 @@ class Theme:
     tips: tuple[str, ...] = ()
 
 
-THEMES = {
-    "custom": Theme(
-        parameters={"rooms": 3, "objects": 6, "quest_length": 3},
-        max_steps=50,
-        commands={**_LOOK, **_HANDS, **_KEYS, "eat THING": "eat something"},
-        tips=_LOCKS,
-    ),
-    "treasure_hunter": Theme(
-        parameters={"rooms": 10, "quest_length": 5, "mode": "medium", "level": None},
-        max_steps=40,
-        commands={**_LOOK, **_HANDS, **_KEYS},
-        tips=(
-            "Somewhere in a maze of rooms lies the one thing you are after; taking the wrong one loses the game.",
-            "It may be inside something closed or locked.",
-            *_LOCKS,
-        ),
-    ),
-    "the_cooking_game": Theme(
-        parameters={
-            **{"rooms": 6, "recipe": 2, "take": 1, "recipe_seed": 0, "split": None},
-            **{"open": True, "cook": True, "cut": True, "drop": False},
-        },
-        max_steps=80,
-        commands={**_LOOK, **_HANDS, **_KITCHEN},
-        tips=(
-            "The cookbook in the kitchen holds the recipe: read it, then follow it to the letter.",
-            "To cut food, carry it together with a knife; to cook it, carry it to the right appliance.",
-            "Food that was cut or cooked in a way the recipe does not ask for, or eaten, loses the game.",
-            "When every ingredient is as it should be and in your hands, prepare the meal and eat it.",
-            "Where the recipe names a colour or a kind, no other will do.",
-        ),
-    ),
-    "coin_collector": Theme(
-        parameters={"rooms": 10, "quest_length": 5, "mode": "simple", "level": None},
-        max_steps=25,
-        commands={**_LOOK, "take coin": "pick up the coin when it is in this room"},
-        tips=("Somewhere in a maze of rooms lies a coin; find it and take it.",),
-    ),
-    "simple": Theme(
-        parameters={"held_out": False},
-        max_steps=40,
-        commands={**_LOOK, **_HANDS, **_KEYS, "eat THING": "eat something"},
-        tips=("Eating the food that dinner still needs loses the game.", *_LOCKS),
-    ),
-}
-_ALIASES = {
-    "tw-custom": "custom",
-    "tw-treasure_hunter": "treasure_hunter",
-    "tw-cooking": "the_cooking_game",
-    "cooking": "the_cooking_game",
-    "tw-coin_collector": "coin_collector",
-    "tw-simple": "simple",
-}
-_MODES = {"treasure_hunter": ("easy", "medium", "hard"), "coin_collector": ("simple", "random")}
-_LEVELS = {"treasure_hunter": 30, "coin_collector": 300}
+_DATA = yaml.safe_load(Path(__file__).with_name("themes.yaml").read_text(encoding="utf-8"))
+
+
+def _read_theme(theme: dict[str, Any]) -> Theme:
+    sections = [_DATA["command_sections"][section] for section in theme["commands"]]
+    commands = {command: text for section in sections for command, text in section.items()}
+    tips = tuple(tip for entry in theme["tips"] for tip in ([entry] if isinstance(entry, str) else entry))
+    return Theme(theme["parameters"], theme["max_steps"], commands, tips)
+
+
+THEMES = {name: _read_theme(theme) for name, theme in _DATA["themes"].items()}
+_ALIASES, _MODES, _LEVELS = _DATA["aliases"], _DATA["modes"], _DATA["levels"]
 
 
 @dataclass(frozen=True)

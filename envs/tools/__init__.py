@@ -1,9 +1,8 @@
 """Tools for the model: `@tool` functions and `Tool` classes, and the environment that offers them."""
 
-from envs.tools.base import Tool, ToolEpisode, ToolSpec
 from envs.tools.env import SETTINGS, ToolEnv, build_env
 from envs.tools.registry import load_tools, make_tool, tool
-from envs.tools.results import ToolResult
+from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec
 from envs.tools.settings import ToolSettings
 
 __all__ = [

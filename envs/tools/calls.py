@@ -1,7 +1,7 @@
-"""Finds tool calls in a model's answer; a call that cannot be read becomes an error message for the model.
+"""Finds tool calls in a model's response; a call that cannot be read becomes an error message for the model.
 
 Three forms are accepted: JSON between `<tool_call>` tags (Hermes, Qwen), `<function=...>` markup between the same tags
-(Qwen3-Coder, Qwen3.5), and an answer that is only JSON (Llama, Mistral). Broken JSON is not repaired, because a policy
+(Qwen3-Coder, Qwen3.5), and a response that is only JSON (Llama, Mistral). Broken JSON is not repaired, because a policy
 that is rewarded for it learns to write it.
 """
 
@@ -31,7 +31,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object's members; equal keys are refused."""
+    """Return an object's members; equal keys are refused."""
     members = dict(pairs)
     if len(members) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -55,12 +55,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of one answer, and the errors in calls that cannot be read, each in order of appearance."""
+    """The calls of one response, and the errors in calls that cannot be read, each in order of appearance."""
 
     calls: tuple[Call, ...] = ()
     errors: tuple[str, ...] = ()
     span: tuple[int, int] | None = None
-    """Characters [start, end) from the first to the last call; None if the answer has none."""
+    """Characters [start, end) from the first to the last call; None if the response has none."""
     cut: bool = False
     """There were more calls than `limit`."""
 
@@ -71,7 +71,7 @@ class Calls:
 
 
 def find_calls(text: str, limit: int = 8) -> Calls:
-    """Find the calls after the reasoning of an answer. Never raises.
+    """Find the calls after the reasoning of a response. Never raises.
 
     Tags inside a JSON string of a call belong to the string.
     """
@@ -88,7 +88,7 @@ def find_calls(text: str, limit: int = 8) -> Calls:
 
 
 def reasoning_end(text: str) -> int | None:
-    """Position after the reasoning; None if the reasoning never ends."""
+    """Return the position after the reasoning; None if the reasoning never ends."""
     end, reasons = text.find(_REASONING_END), text.lstrip().startswith(_REASONING_START)
     if end < 0:
         return None if reasons else 0
@@ -96,7 +96,7 @@ def reasoning_end(text: str) -> int | None:
 
 
 def _inside_json(text: str, position: int) -> bool:
-    """Whether `position` is inside the JSON of a call or of a bare answer, so inside one of its strings."""
+    """Return whether `position` is inside the JSON of a call or of a bare response, so inside one of its strings."""
     start = len(text) - len(text.lstrip())
     if not text.startswith(("{", "["), start):
         opened = text.find(OPEN, 0, position)
@@ -134,7 +134,7 @@ def _in_tags(text: str, start: int, limit: int) -> Calls:
 
 
 def _block(text: str, start: int) -> tuple[Call | str, int]:
-    """The call after a tag, and where its text ends; `start` if that is unknown."""
+    """Return the call after a tag, and where its text ends; `start` if that is unknown."""
     if _FUNCTION.match(text, start):
         return _markup(text, start)
     value, end, error = decode(text, start)
@@ -144,7 +144,7 @@ def _block(text: str, start: int) -> tuple[Call | str, int]:
 
 
 def _markup(text: str, start: int) -> tuple[Call | str, int]:
-    """The call in `<function=name><parameter=key>value</parameter></function>`, and where its text ends."""
+    """Return the call in `<function=name><parameter=key>value</parameter></function>`, and where its text ends."""
     head = _FUNCTION.match(text, start)
     assert head is not None
     end = text.find(_FUNCTION_END, head.end())
@@ -177,7 +177,7 @@ def _closed(text: str, position: int) -> bool:
 
 
 def _bare(text: str, start: int, limit: int) -> Calls:
-    """Calls in an answer that is only JSON: an object, a list of objects, or several objects in sequence."""
+    """Calls in a response that is only JSON: an object, a list of objects, or several objects in sequence."""
     body = text[start:]
     content = _unwrapped(body.strip())
     if not content.lstrip().startswith(("{", "[")):
@@ -193,7 +193,7 @@ def _bare(text: str, start: int, limit: int) -> Calls:
 
 
 def _unwrapped(body: str) -> str:
-    """The answer without a leading marker or a code fence around all of it."""
+    """Return the response without a leading marker or a code fence around all of it."""
     for marker in _MARKERS:
         body = body.removeprefix(marker)
     fence = next((f for f in _FENCES if body.startswith(f)), None)
@@ -247,7 +247,7 @@ def decode_whole(text: str) -> tuple[Any, str]:
 
 
 def read_call(value: Any) -> Call | str:
-    """A decoded value as a call, or what is wrong with it."""
+    """Return a decoded value as a call, or what is wrong with it."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -264,7 +264,6 @@ def read_call(value: Any) -> Call | str:
 
 
 def _checked(call: Call) -> Call | str:
-    """The call, or an error if its text cannot be encoded."""
     try:
         f"{call.name}{json.dumps(call.arguments, ensure_ascii=False)}".encode()
     except UnicodeEncodeError:
@@ -273,7 +272,7 @@ def _checked(call: Call) -> Call | str:
 
 
 def short(value: Any) -> str:
-    """A value for an error message: at most 60 characters, safe to encode."""
+    """Return a value for an error message: at most 60 characters, safe to encode."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):

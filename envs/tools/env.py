@@ -20,11 +20,10 @@ from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolErr
 from envs.questions import Question, read_question
 from envs.questions.grading import GRADERS, find_answer, load_grader
 from envs.text_game import render_template
-from envs.tools.base import ToolEpisode, ToolSpec
-from envs.tools.calls import CLOSE, OPEN, Call, find_calls, reasoning_end, short
+from envs.tools.calls import CLOSE, OPEN, find_calls, reasoning_end, short
 from envs.tools.execution import ToolTimeout, run_bounded
 from envs.tools.registry import load_tools, select_tools
-from envs.tools.results import ToolResult, encodable
+from envs.tools.results import ToolEpisode, ToolResult, ToolSpec, encodable
 from envs.tools.session import ToolSession
 from envs.tools.settings import ToolSettings
 from slime_verlog import read_settings
@@ -39,8 +38,6 @@ _NO_ANSWER = "There is neither a call nor an answer after the reasoning."
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one answer of the model led to."""
-
     results: tuple[tuple[str, ToolResult], ...] = ()
     """Names of tools and their results, in order."""
     feedback: str = ""
@@ -100,7 +97,7 @@ class ToolEnv(BaseInteractionEnv):
         return self._observe("", [], obs_str=text)
 
     def _placed(self, greeting: str) -> tuple[list[dict[str, Any]], str]:
-        """Content parts and short-term text of a question with pictures between its texts; pictures of tools follow."""
+        """Return content parts and short-term text of a question with images between texts; images of tools follow."""
         more = len(self._images) - len(self.question.images)
         *pieces, last = [*self.question.pieces, *[""] * more]
         pieces = [piece.replace(PICTURE_PLACE, "") for piece in [*pieces, last + greeting]]
@@ -144,10 +141,12 @@ class ToolEnv(BaseInteractionEnv):
         results = tuple((call.name, self._session.run(call, deadline)) for call in calls)
         reward = sum(result.reward for _, result in results)
         reward -= self.settings.tool_error_penalty * sum(result.failed for _, result in results)
-        return _Outcome(results, "", reward, ended=self.over(), executed=_written(calls), span=found.span)
+        bodies = (json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
+        executed = "\n".join(f"{OPEN}\n{body}\n{CLOSE}" for body in bodies)
+        return _Outcome(results, "", reward, ended=self.over(), executed=executed, span=found.span)
 
     def over(self) -> bool:
-        """Whether the episode has ended with the calls of this turn; a subclass may have other endings than answers."""
+        """Return whether the episode ended with the calls of this turn; subclasses may have other endings."""
         return False
 
     def _invalid(self, feedback: str) -> _Outcome:
@@ -169,7 +168,7 @@ class ToolEnv(BaseInteractionEnv):
         return _Outcome((), encodable(words), score if ended else 0.0, ended=ended, executed=answer, span=span)
 
     def _graded(self, answer: str) -> tuple[float, str]:
-        """Score and feedback for an answer; 0 and no feedback if the grader does not end in time."""
+        """Return the score and feedback for an answer; 0 and no feedback if the grader does not end in time."""
         if self._grade is None:
             return 0.0, ""
         arguments = {"answer": answer, "question": self.question}
@@ -204,7 +203,7 @@ class ToolEnv(BaseInteractionEnv):
         }
 
     def _observe(self, shown: str, images: list[Any], obs_str: str | None = None) -> Observation:
-        """The question is short-term text, so a window shows it exactly once."""
+        """Show the question as short-term text, so that a window shows it exactly once."""
         observation: Observation = {
             "obs_str": shown if obs_str is None else obs_str,
             "text": {"long_term_context": shown, "short_term_context": self._text},
@@ -214,7 +213,7 @@ class ToolEnv(BaseInteractionEnv):
         return observation
 
     def _as_messages(self, outcome: _Outcome) -> list[dict[str, Any]]:
-        """One message per result, as chat templates expect, then the environment's feedback."""
+        """Return one message per result, as chat templates expect, then the environment's feedback."""
         messages = []
         in_template = self.settings.tools_in == "template"
         for number, (name, result) in enumerate(outcome.results):
@@ -229,7 +228,7 @@ class ToolEnv(BaseInteractionEnv):
         return messages
 
     def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
-        """The messages of the latest observation, for a history that already shows the question."""
+        """Return the messages of the latest observation, for a history that already shows the question."""
         return self._messages
 
     def _render_prompt(self) -> str:
@@ -253,14 +252,8 @@ def _message(role: str, text: str, images: Sequence[Any]) -> dict[str, Any]:
     return {"role": role, "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": text}]}
 
 
-def _written(calls: Sequence[Call]) -> str:
-    """The calls in one canonical form."""
-    bodies = (json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
-    return "\n".join(f"{OPEN}\n{body}\n{CLOSE}" for body in bodies)
-
-
 def build_env(sample: Any, args: Any) -> ToolEnv:
-    """The tool environment of one question; a sample of slime's own data set needs neither task nor seed.
+    """Return the tool environment of one question; a sample of slime's own data set needs neither task nor seed.
 
     Raises:
         ConfigError: a wrong setting, no such question, or a built-in grader and a question without answer.

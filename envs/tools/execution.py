@@ -30,6 +30,10 @@ _owners: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDict
 """The tool that each task runs for; tasks inherit it from the task that starts them."""
 
 
+_GiveUp = Callable[[], None]
+"""Leaves a call that did not end in time, and counts it while it runs."""
+
+
 class ToolTimeout(ToolError):
     """A call did not end within its time."""
 
@@ -44,36 +48,28 @@ def run_bounded(name: str, function: Callable[..., Any], arguments: Mapping[str,
     """
     if _still_hung(name) >= MAX_HUNG:
         raise ToolTimeout(f"{name} is out of order: {MAX_HUNG} of its calls never ended")
-    call: _Threaded | _Awaited = _Threaded(name, function, arguments)
-    value = _wait(call, timeout_s)
+    value = _wait(name, *_in_thread(name, function, arguments), timeout_s)
     if inspect.iscoroutine(value):
-        return _wait(_Awaited(name, value), timeout_s)
+        call = _Awaited(name, value)
+        return _wait(name, call.future, call.give_up, timeout_s)
     return value
 
 
-class _Threaded:
-    """A call in its own thread."""
+def _in_thread(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Future[Any], _GiveUp]:
+    future: Future[Any] = Future()
 
-    def __init__(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        self.name = name
-        self.future: Future[Any] = Future()
-        self._thread = threading.Thread(target=self._work, args=(function, arguments), name=f"tool-{name}", daemon=True)
-        self._thread.start()
-
-    def _work(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    def work() -> None:
         try:
-            self.future.set_result(function(**arguments))
+            future.set_result(function(**arguments))
         except BaseException as error:  # SystemExit must be reported, too
-            self.future.set_exception(error)
+            future.set_exception(error)
 
-    def give_up(self) -> None:
-        """Leave the thread running, and count it."""
-        _leave(self.name, self._thread.is_alive)
+    thread = threading.Thread(target=work, name=f"tool-{name}", daemon=True)
+    thread.start()
+    return future, lambda: _leave(name, thread.is_alive)
 
 
 class _Awaited:
-    """A coroutine on the shared loop."""
-
     def __init__(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> None:
         self.name = name
         self.future: Future[Any] = Future()
@@ -111,18 +107,18 @@ class _Awaited:
         alive.set()
 
 
-def _wait(call: _Threaded | _Awaited, timeout_s: float) -> Any:
+def _wait(name: str, future: Future[Any], give_up: _GiveUp, timeout_s: float) -> Any:
     try:
-        return call.future.result(timeout_s)
+        return future.result(timeout_s)
     except EnvironmentFault:
         raise
     except TimeoutError as error:
-        if call.future.done() and call.future.exception() is error:
+        if future.done() and future.exception() is error:
             raise ToolError(_said(error)) from error
-        call.give_up()
-        raise ToolTimeout(f"{call.name} did not end within {timeout_s:g} s") from None
+        give_up()
+        raise ToolTimeout(f"{name} did not end within {timeout_s:g} s") from None
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and not call.future.done():
+        if isinstance(error, KeyboardInterrupt) and not future.done():
             raise
         raise ToolError(_said(error)) from error
 
@@ -144,7 +140,7 @@ def _still_hung(name: str) -> int:
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """The event loop shared by the async tools and judges of this process, whose connections outlive a call."""
+    """Return the event loop shared by the async tools and judges of this process, whose connections outlive a call."""
     global _loop
     with _lock:
         if _loop is None:

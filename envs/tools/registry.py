@@ -15,9 +15,9 @@ from pydantic import model_validator
 
 from envs.errors import ConfigError, ToolError
 from envs.loading import load_attribute, load_module
-from envs.tools.base import Tool, ToolSpec
 from envs.tools.calls import decode_whole, short
-from envs.tools.schema import ArgumentCheck, check_schema, infer_schema
+from envs.tools.results import Tool, ToolSpec
+from envs.tools.schema import check_schema, infer_schema
 from envs.tools.settings import McpSettings
 from slime_verlog import Field, Settings, read_settings, read_yaml
 
@@ -91,9 +91,8 @@ def make_tool(
     name = name or str(getattr(function, "__name__", ""))
     where = f"the tool {name} ({getattr(target, '__module__', '?')})"
     checked = check_schema(schema or infer_schema(function, name), where)
-    checked["function"]["name"] = name
-    checked = check_schema(checked, where)
-    return ToolSpec(name, checked, ArgumentCheck(checked), target, dict(config or {}), timeout_s)
+    checked = check_schema({**checked["function"], "name": name}, where)
+    return ToolSpec(checked, target, dict(config or {}), timeout_s)
 
 
 def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpec, ...]:
@@ -104,7 +103,10 @@ def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpe
         ToolError: a tool violates its contract, or two have the same name.
     """
     if isinstance(source, str) and source.endswith((".yaml", ".yml")):
-        source = _read_list(source)
+        data = read_yaml(source, "env.tools")
+        if not isinstance(data, Mapping) or not isinstance(data.get("tools"), list) or set(data) != {"tools"}:
+            raise ConfigError(f"env.tools: {source} must hold one key, tools, with a list of tools")
+        source = data["tools"]
     entries = [source] if isinstance(source, str | Mapping) else source
     specs: dict[str, ToolSpec] = {}
     for number, raw in enumerate(entries):
@@ -123,7 +125,7 @@ def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpe
 def select_tools(
     specs: Sequence[ToolSpec], chosen: Sequence[Any] | str | None, ignore: Collection[str] = ()
 ) -> tuple[ToolSpec, ...]:
-    """The tools that one sample asks for, in its order; all of `specs` for None.
+    """Return the tools that one sample asks for, in its order; all of `specs` for None.
 
     `chosen` is what slime's `--tool-key` reads: a list of schemas in OpenAI's form or of names, or its JSON. A schema
     replaces the tool's own one. Entries that name one of `ignore` are skipped.
@@ -140,7 +142,10 @@ def select_tools(
     known = {spec.name: spec for spec in specs}
     selected: dict[str, ToolSpec] = {}
     for entry in listed:
-        name = _name_of(entry)
+        function = entry.get("function", entry) if isinstance(entry, Mapping) else entry
+        name = function.get("name") if isinstance(function, Mapping) else function
+        if not isinstance(name, str):
+            raise ConfigError(f"a sample's tools must be schemas or names, got {short(entry)}")
         if name in ignore:
             continue
         if name not in known:
@@ -150,20 +155,9 @@ def select_tools(
             )
         if name in selected:
             raise ConfigError(f"the sample asks for the tool {name!r} twice")
-        spec = known[name]
-        if not isinstance(entry, str):
-            schema = check_schema(entry, f"the tool {name} of the sample")
-            spec = replace(spec, schema=schema, check=ArgumentCheck(schema))
-        selected[name] = spec
+        own = {} if isinstance(entry, str) else {"schema": check_schema(entry, f"the tool {name} of the sample")}
+        selected[name] = replace(known[name], **own)
     return tuple(selected.values())
-
-
-def _name_of(entry: Any) -> str:
-    function = entry.get("function", entry) if isinstance(entry, Mapping) else entry
-    name = function.get("name") if isinstance(function, Mapping) else function
-    if not isinstance(name, str):
-        raise ConfigError(f"a sample's tools must be schemas or names, got {short(entry)}")
-    return name
 
 
 def _load_entry(entry: ToolEntry, key: str) -> Sequence[ToolSpec]:
@@ -185,7 +179,15 @@ def _load_entry(entry: ToolEntry, key: str) -> Sequence[ToolSpec]:
             )
     if entry.name is not None and len(found) > 1:
         raise ConfigError(f"{key}: {path} offers {len(found)} tools, so a single name does not fit; name one")
-    return [_make_entry(target, entry) for target in found]
+    own, specs = {"config": dict(entry.config), "timeout_s": entry.timeout_s}, []
+    for target in found:
+        marked = _mark_of(target)
+        if marked is not None and entry.name is None and entry.schema_ is None:
+            specs.append(replace(marked, **own))
+        else:
+            name = entry.name or (marked.name if marked is not None else None)
+            specs.append(make_tool(target, name=name, schema=entry.schema_, **own))
+    return specs
 
 
 def _is_offered(value: Any, module: Any) -> bool:
@@ -196,20 +198,5 @@ def _is_offered(value: Any, module: Any) -> bool:
 
 
 def _mark_of(target: Any) -> ToolSpec | None:
-    """The tool that `@tool` made of this object; subclasses do not inherit it."""
+    """Return the tool that `@tool` made of this object; subclasses do not inherit it."""
     return getattr(target, "__dict__", {}).get(_MARK)
-
-
-def _make_entry(target: Any, entry: ToolEntry) -> ToolSpec:
-    marked = _mark_of(target)
-    if marked is not None and entry.name is None and entry.schema_ is None:
-        return replace(marked, config=dict(entry.config), timeout_s=entry.timeout_s)
-    name = entry.name or (marked.name if marked is not None else None)
-    return make_tool(target, name=name, schema=entry.schema_, config=entry.config, timeout_s=entry.timeout_s)
-
-
-def _read_list(path: str) -> Sequence[Any]:
-    data = read_yaml(path, "env.tools")
-    if not isinstance(data, Mapping) or not isinstance(data.get("tools"), list) or set(data) != {"tools"}:
-        raise ConfigError(f"env.tools: {path} must hold one key, tools, with a list of tools")
-    return data["tools"]

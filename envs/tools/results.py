@@ -1,17 +1,100 @@
-"""Turns whatever a tool returns into a `ToolResult`: text, pictures, reward and metrics, all of bounded size."""
+"""Defines tools with state, the record of a tool on offer, and results: text, images, reward and metrics."""
 
 from __future__ import annotations
 
+import abc
+import functools
+import inspect
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from envs.errors import ToolError
-from envs.questions.pictures import is_picture, open_picture
+from envs.questions.images import is_image, open_image
 from envs.tools.calls import short
+from envs.tools.schema import ArgumentCheck, Schema
 from envs.tools.settings import ToolSettings
+
+
+@dataclass(frozen=True)
+class ToolEpisode:
+    """What a stateful tool learns at the start of an episode."""
+
+    task: str
+    seed: int
+    question: str = ""
+    answer: Any = None
+    """The reference answer; the model never sees it."""
+    images: tuple[Any, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
+    """One dict for all tools of the episode."""
+
+
+class Tool(abc.ABC):
+    """A tool with state: one instance per episode, made with the `config` mapping of its YAML entry.
+
+    The schema is inferred from the type hints and docstring of `execute`, unless `schema` is set. `create`, `execute`,
+    `calc_reward` and `release` may be `async`.
+    """
+
+    name: ClassVar[str] = ""
+    """The name that the model uses; by default the class's name in snake_case."""
+    schema: ClassVar[Mapping[str, Any] | None] = None
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+
+    def create(self, episode: ToolEpisode) -> Any:
+        """Begin the episode. A result other than None is shown with the question."""
+        return None
+
+    @abc.abstractmethod
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Serve one call; subclasses name their arguments. May return whatever `read_result` accepts."""
+
+    def calc_reward(self) -> Any:
+        """This tool's reward for the episode, a number; added to the reward of the last turn."""
+        return 0.0
+
+    def release(self) -> Any:  # noqa: B027 - optional hook
+        """Free what `create` took; called once per episode, also after a failure."""
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """One tool that is offered to the model."""
+
+    schema: Schema
+    target: Any
+    """A function, or a subclass of `Tool`."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float | None = None
+    create_timeout_s: float | None = None
+    """Seconds that `create` may take; `timeout_s` by default."""
+    deterministic: bool = True
+    """Whether the same calls always give the same results."""
+    source: str = ""
+
+    @functools.cached_property
+    def check(self) -> ArgumentCheck:
+        """Checks the arguments of calls against the schema."""
+        return ArgumentCheck(self.schema)
+
+    @property
+    def name(self) -> str:
+        return self.schema["function"]["name"]
+
+    @property
+    def stateful(self) -> bool:
+        return inspect.isclass(self.target)
+
+    @property
+    def origin(self) -> str:
+        """Return where the tool comes from, for error messages: `source`, or the name of `target`."""
+        return self.source or f"{self.target.__module__}.{self.target.__qualname__}"
 
 
 @dataclass(frozen=True)
@@ -26,19 +109,19 @@ class ToolResult:
 
 
 def failure(text: str, settings: ToolSettings) -> ToolResult:
-    """An error message as a result."""
+    """Return an error message as a result."""
     return _bounded(ToolResult(f"error: {text}", failed=True), settings)
 
 
 def read_result(value: Any, settings: ToolSettings) -> ToolResult:
     """Read what a tool returned.
 
-    Text is shown unchanged, None as empty text, a picture or a list of pictures as pictures, and a mapping with `image`
-    or `images` as its pictures and its `text`. Everything else is shown as JSON, or as `str` where JSON fails.
+    Text is shown unchanged, None as empty text, an image or a list of images as images, and a mapping with `image`
+    or `images` as its images and its `text`. Everything else is shown as JSON, or as `str` where JSON fails.
     `(response, reward)` and `(response, reward, metrics)` add a reward and numbers for the logs.
 
     Raises:
-        ToolError: a tuple of another length, a reward or metric that is not a finite number, or pictures that cannot be
+        ToolError: a tuple of another length, a reward or metric that is not a finite number, or images that cannot be
             read, are too large or too many.
     """
     if not isinstance(value, tuple) or isinstance(value, ToolResult):
@@ -60,22 +143,18 @@ def _response(value: Any) -> ToolResult:
         return value
     if value is None or isinstance(value, str):
         return ToolResult(value or "")
-    if is_picture(value):
+    if is_image(value):
         return ToolResult(images=(value,))
-    if isinstance(value, list) and value and all(is_picture(item) for item in value):
+    if isinstance(value, list) and value and all(is_image(item) for item in value):
         return ToolResult(images=tuple(value))
     if isinstance(value, Mapping) and set(value) <= {"text", "image", "images"} and set(value) != {"text"} and value:
-        pictures = [value[key] for key in ("image", "images") if value.get(key) is not None]
-        images = tuple(p for item in pictures for p in (item if isinstance(item, list | tuple) else [item]))
+        given = [value[key] for key in ("image", "images") if value.get(key) is not None]
+        images = tuple(p for item in given for p in (item if isinstance(item, list | tuple) else [item]))
         return ToolResult(str(value.get("text") or ""), images)
-    return ToolResult(_as_json(value))
-
-
-def _as_json(value: Any) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False)
+        return ToolResult(json.dumps(value, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError):
-        return str(value)
+        return ToolResult(str(value))
 
 
 def _number(value: Any, what: str) -> float:
@@ -91,12 +170,12 @@ def _number(value: Any, what: str) -> float:
 def _bounded(result: ToolResult, settings: ToolSettings) -> ToolResult:
     if len(result.images) > settings.max_images:
         raise ToolError(f"the tool returned {len(result.images)} pictures; at most {settings.max_images} are shown")
-    images = tuple(open_picture(image, settings.max_tool_image_pixels) for image in result.images)
+    images = tuple(open_image(image, settings.max_tool_image_pixels) for image in result.images)
     return replace(result, text=clip(encodable(result.text), settings.output_chars), images=images)
 
 
 def encodable(text: str) -> str:
-    """The text with halves of surrogate pairs, which tokenizers refuse, replaced by `?`."""
+    """Return the text with halves of surrogate pairs, which tokenizers refuse, replaced by `?`."""
     return text.encode("utf-8", "replace").decode()
 
 

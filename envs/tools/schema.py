@@ -132,7 +132,7 @@ def _converted(text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _strict(schema: Any) -> Any:
-    """The schema with `nullable` in JSON Schema's form, and without additional properties in objects."""
+    """Return the schema with `nullable` in JSON Schema's form, and without additional properties in objects."""
     if isinstance(schema, list):
         return [_strict(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -198,7 +198,7 @@ def _check_parts(root: Mapping[str, Any], where: str) -> None:
 
 
 def _parts(part: Any) -> Iterator[Mapping[str, Any]]:
-    """All schemas inside a schema, and itself."""
+    """Yield all schemas inside a schema, and itself."""
     if isinstance(part, list):
         for item in part:
             yield from _parts(item)
@@ -225,7 +225,6 @@ def _check_loops(part: Any, root: Mapping[str, Any], where: str, checked: set[in
 
 
 def _target(reference: str, root: Mapping[str, Any], where: str) -> Any:
-    """What a reference inside the schema leads to."""
     if reference != "#" and not reference.startswith("#/"):
         raise ToolError(f"{where} refer to {short(reference)}; only references such as #/$defs/NAME are supported")
     found: Any = root
@@ -243,7 +242,7 @@ Keyword = Callable[[Any, Any, Any, Any], Iterator[Any]]
 
 
 def _limited(check: Callable[..., Any]) -> Keyword:
-    """A keyword's check that ends at the deadline."""
+    """Return a keyword's check that ends at the deadline."""
 
     def limited(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         _seconds_left()
@@ -288,7 +287,7 @@ def _unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> It
 
 
 def _without_patterns(check: Keyword) -> Keyword:
-    """The check of additional properties, which are those that match no pattern."""
+    """Return the check of additional properties, which are those that match no pattern."""
 
     def additional(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         patterns = schema.get("patternProperties") or {}

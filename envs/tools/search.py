@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from envs.errors import ConfigError
-from envs.tools.base import Tool, ToolEpisode
+from envs.tools.results import Tool, ToolEpisode
 from slime_verlog import Field, Settings, read_settings
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class CorpusIndex:
         raise ConfigError(f"config.index: {self.path} never fits {self.corpus}; does another corpus use it, too?")
 
     def _source(self) -> tuple[str, int, int]:
-        """The corpus's name, size in bytes and modification time in ns."""
+        """Return the corpus's name, size in bytes and modification time in ns."""
         try:
             found = self.corpus.stat()
         except OSError as error:
@@ -169,7 +169,7 @@ class CorpusIndex:
             part.unlink(missing_ok=True)
 
     def _passages(self) -> Iterator[tuple[str, str, str]]:
-        """Title, text and id of each line; the line's number stands in for a missing id."""
+        """Yield title, text and id of each line; the line's number stands in for a missing id."""
         try:
             with open(self.corpus, "rb") as file:
                 for number, line in enumerate(file, 1):

@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from envs.errors import EnvironmentFault, ToolError
-from envs.questions.pictures import PictureError
+from envs.questions.images import ImageError
 from envs.timing import timed
-from envs.tools.base import Tool, ToolEpisode, ToolSpec
 from envs.tools.calls import Call, Calls, short
 from envs.tools.execution import ToolTimeout, run_bounded
-from envs.tools.results import ToolResult, failure, read_result
+from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, failure, read_result
 from envs.tools.settings import ToolSettings
 
 
@@ -50,7 +49,7 @@ class ToolSession:
         return shown
 
     def check(self, found: Calls) -> tuple[list[Call], list[str]]:
-        """The calls, with arguments converted to the schema's types, and all errors."""
+        """Return the calls, with arguments converted to the schema's types, and all errors."""
         errors = list(found.errors)
         if found.cut:
             errors.append(f"an answer may hold at most {self.settings.max_calls} calls")
@@ -84,13 +83,13 @@ class ToolSession:
             if result.failed:
                 self.counts["tool_errors"] += 1
             return result
-        except (ToolError, PictureError) as error:
+        except (ToolError, ImageError) as error:
             self.counts["tool_errors"] += 1
             self.counts["tool_timeouts"] += isinstance(error, ToolTimeout)
             return failure(str(error), self.settings)
 
     def reward(self) -> float:
-        """Sum of the stateful tools' rewards for the episode; a tool whose `calc_reward` fails counts as 0."""
+        """Return the stateful tools' rewards for the episode in total; a tool whose `calc_reward` fails counts as 0."""
         total = 0.0
         for name, tool in self._live.items():
             try:

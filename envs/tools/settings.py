@@ -44,9 +44,9 @@ class ToolSettings(QuestionSettings):
     output_chars: int = Field(default=8000, ge=200)
     """Characters of one result; the middle of a longer one is cut."""
     max_images: int = Field(default=4, ge=1)
-    """Pictures in one result."""
+    """Images in one result."""
     max_tool_image_pixels: int = Field(default=2048 * 2048, ge=1)
-    """Largest picture in a result, in pixels."""
+    """Largest image in a result, in pixels."""
     format_penalty: float = Field(default=0.1, ge=0)
     """Subtracted from the reward of an invalid answer."""
     tool_error_penalty: float = Field(default=0.0, ge=0)
@@ -100,7 +100,7 @@ class McpSettings(Settings):
 
     @property
     def words(self) -> list[str]:
-        """The command as a list.
+        """Return the command as a list.
 
         Raises:
             ConfigError: a quotation mark in the text is not closed.
@@ -109,5 +109,5 @@ class McpSettings(Settings):
 
     @property
     def label(self) -> str:
-        """The server in error messages."""
+        """Return the server in error messages."""
         return f"the MCP server {self.url or ' '.join(self.words)!r}"

@@ -17,8 +17,7 @@ import pytest
 from PIL import Image
 
 from envs.agent import AgentEnv, AgentRun, AgentSettings, anthropic_format, openai_format, session
-from envs.agent.reading import with_pictures
-from envs.agent.request import Request, read_answer
+from envs.agent.request import Request, read_response, with_images
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
 from rollout.workers.guard import descendants
@@ -131,7 +130,7 @@ def test_calls_reach_the_agent_parsed_and_results_come_back_as_tool_messages(sta
 def test_an_answer_is_split_as_a_server_would_split_it(text: str, expected: tuple[str, list[str], bool]) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
     tools = ({"type": "function", "function": {"name": "add", "parameters": parameters}},)
-    answer = read_answer(text, Request((), tools, stops=("\nObservation:",)), 4)
+    answer = read_response(text, Request((), tools, stops=("\nObservation:",)), 4)
     assert (answer.text, [c.name for c in answer.calls], not answer.errors) == expected
     assert all(type(value) is int for c in answer.calls for value in c.arguments.values())
 
@@ -145,7 +144,7 @@ def test_both_apis_send_pictures_into_the_prompt() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": data}
     for read, picture in ((openai_format.read, url), (anthropic_format.read, {"type": "image", "source": source})):
         request = read({"model": "policy", "messages": [{"role": "user", "content": [text, picture]}]})
-        shown, image = with_pictures(request.messages)[0]["content"]
+        shown, image = with_images(request.messages)[0]["content"]
         assert shown == text and image["type"] == "image" and image["image"].getpixel((5, 5)) == (255, 0, 0)
 
 

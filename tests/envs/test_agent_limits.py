@@ -16,8 +16,7 @@ import pytest
 from PIL import Image
 
 from envs.agent import connections, session
-from envs.agent.reading import with_pictures
-from envs.agent.request import Answer
+from envs.agent.request import Response, with_images
 from envs.agent.server import ModelServer
 from envs.agent.session import Session
 
@@ -152,7 +151,7 @@ def test_requests_that_wait_count_and_the_one_that_is_answered_does_not(agent: A
     agent.post(request("y" * (MIB // 2)))
     until(lambda: agent.session._queue)
     assert reply(agent.post(request("z" * (MIB // 2))))[0] == 429
-    following: Any = agent.server.call(agent.session.exchange(Answer("well"), 60.0))
+    following: Any = agent.server.call(agent.session.exchange(Response("well"), 60.0))
     assert following.request.size > MIB // 2
     assert first.request.messages == (), "what was answered takes no memory"
 
@@ -190,7 +189,7 @@ def test_earlier_calls_with_arguments_that_would_take_long_stay_text(agent: Agen
 
 def test_as_many_pixels_as_are_allowed_reach_the_prompt(agent: Agent) -> None:
     agent.post(request([picture(1024, 1024), picture(1024, 1024, "webp"), {"type": "text", "text": "?"}]))
-    (message,) = with_pictures(agent.next().request.messages)
+    (message,) = with_images(agent.next().request.messages)
     assert [part["image"].size for part in message["content"][:2]] == [(1024, 1024)] * 2
 
 

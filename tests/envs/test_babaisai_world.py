@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from envs.babaisai.env import describe
 from envs.babaisai.levels import TASKS, make_level
 from envs.babaisai.planner import find_plan
-from envs.babaisai.rules import PROPERTIES, THING_COLORS, Piece, Rules, read_rules, text_block, thing
-from envs.babaisai.world import DIRECTIONS, World
+from envs.babaisai.world import DIRECTIONS, PROPERTIES, THING_COLORS, Piece, Rules, World, read_rules, text_block, thing
 
 
 def build(text: str) -> World:
@@ -275,7 +274,7 @@ def test_a_copy_lives_its_own_life(world: World, directions: list[str], others: 
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_every_level_has_a_you_in_sight_and_what_its_task_promises(task: str) -> None:
     for seed in range(40):
-        world = make_level(TASKS[task], np.random.RandomState(seed)).world
+        world = make_level(TASKS[task], np.random.RandomState(seed))
         assert world.find_speaker() is not None
         assert world.rules.listed == read_by_lines(world).listed
         has_win = bool(world.rules.win)
@@ -287,7 +286,7 @@ def test_every_level_has_a_you_in_sight_and_what_its_task_promises(task: str) ->
 @pytest.mark.parametrize("task", ["make_win", "two_room-break_stop-make_win", "two_room-make_you"])
 def test_a_plan_wins_when_it_is_followed_and_not_before(task: str) -> None:
     for seed in range(5):
-        world = make_level(TASKS[task], np.random.RandomState(seed)).world
+        world = make_level(TASKS[task], np.random.RandomState(seed))
         plan = find_plan(world.copy())
         assert [world.step(direction).won for direction in plan] == [False] * (len(plan) - 1) + [True]
 

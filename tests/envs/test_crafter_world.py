@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 
 from envs.crafter.expert import advise
-from envs.crafter.observation import describe
-from envs.crafter.picture import _fade, draw
+from envs.crafter.image import _fade, draw
+from envs.crafter.vocabulary import describe
 from envs.crafter.world.creatures import Arrow, Cow, Skeleton, Zombie
 from envs.crafter.world.noise import Noise
 from envs.crafter.world.player import Plant

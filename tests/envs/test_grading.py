@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from envs.errors import ConfigError, EnvironmentFault
 from envs.questions import Question
 from envs.questions.grading import MathChecker, exact, find_answer, load_grader, math
-from envs.questions.math_text import read_result
+from envs.questions.math_server import read_result
 from tests.envs.math_answers import ANSWERS
 
 pytest.importorskip("math_verify", reason="math-verify is not installed; pip install 'math-verify[antlr4_13_2]'")

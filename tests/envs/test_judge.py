@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 
 from envs.errors import ConfigError, EnvironmentFault, JudgeError
 from envs.judge import Rubric, read_rubric, read_verdict
+from envs.judge.client import JudgeTokenizer
 from envs.judge.rubric import quoted
-from envs.judge.tokens import JudgeTokenizer
 from envs.loading import build_env_from
 from slime_verlog import read_settings
 from tests.envs.test_tool_env import call

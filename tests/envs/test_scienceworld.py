@@ -146,10 +146,10 @@ def test_what_cannot_be_played_is_refused_in_one_sentence(task: str, env: dict[s
 
 def test_without_java_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    jvms._library.cache_clear()
+    jvms.load_library.cache_clear()
     with pytest.raises(MissingDependencyError, match="needs Java 8 or newer.*apt-get install"):
         make()
-    jvms._library.cache_clear()
+    jvms.load_library.cache_clear()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the library's own __del__

@@ -11,7 +11,7 @@ import pytest
 
 from envs import babaisai, crafter
 from envs.babaisai.levels import TASKS
-from envs.textworld.thoughts import explain_plan
+from envs.textworld.env import explain_plan
 
 
 def play(
@@ -36,7 +36,7 @@ def test_babaisais_thoughts_name_what_wins_where_it_is_and_what_the_push_is_for(
     promised: set[str] = set()
     kept: set[str] = set()
     for env, shown, thought, action in play(babaisai, task, seed=1):
-        rules = {f"{noun} is {prop}" for noun, prop in env.level.world.rules.listed}
+        rules = {f"{noun} is {prop}" for noun, prop in env.world.rules.listed}
         kept |= rules
         seen = re.match(r"(\w+) is win, and I see (.+?)\. ", thought)
         if seen is not None:

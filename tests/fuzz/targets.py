@@ -26,7 +26,7 @@ from safetensors.torch import save
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, decode_row, encode_row
 from envs import babaisai, babyai, crafter
 from envs.agent import anthropic_format, openai_format
-from envs.agent.request import RequestError, read_answer
+from envs.agent.request import RequestError, read_response
 from envs.questions import Question
 from envs.questions.grading import exact, find_answer
 from envs.swe.calls import parse_response
@@ -195,7 +195,7 @@ def agent_request(data: bytes) -> None:
             json.dumps(request.messages, ensure_ascii=False, default=str).encode()
             assert request.messages and request.tokens >= 0
             for text in (CALL, MARKUP, "Answer: 3"):
-                answer = read_answer(text, request, 4)
+                answer = read_response(text, request, 4)
                 json.dumps(api.reply(answer, request, 0))
                 assert b"".join(api.events(answer, request, 0))
 

@@ -1,15 +1,17 @@
 """OpenSimplex noise in three dimensions for whole arrays, bit for bit equal to the `opensimplex` package.
 
 A point's value is a sum over up to eight lattice points around it. The choice of points and the order of additions and
-subtractions affect the last bits, so both follow the original. One table holds all of its cases.
+subtractions affect the last bits, so both follow the original. `lattice.yaml` holds all of its cases.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import yaml
 from opensimplex.constants import GRADIENTS3, NORM_CONSTANT3, SQUISH_CONSTANT3, STRETCH_CONSTANT3
 
 Vertex = tuple[int, ...]
@@ -21,7 +23,6 @@ _BETWEEN: list[Vertex] = [*_NEAR_ORIGIN[1:], *_NEAR_FAR_END[:3]]
 # A point's case combines the part of the cell that it is in with the closest lattice points, as bit sets.
 _FAR_END, _MIDDLE, _CASES = 16, 32, 96
 _PART_ENDS = {0: _FAR_END, _FAR_END: _MIDDLE, _MIDDLE: _CASES}
-_FAR_POINTS = (3, 5, 6)
 
 
 class Noise:
@@ -111,8 +112,6 @@ def _find_near(points: np.ndarray, lattice: np.ndarray, delta: np.ndarray) -> _T
 
 
 def _permutation(seed: int) -> np.ndarray:
-    """Shuffle 0..255 with a 64-bit linear congruential generator."""
-
     def advance(state: int) -> int:
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
         return state - 2**64 if state >= 2**63 else state
@@ -149,60 +148,13 @@ def _classify_end(x: np.ndarray, y: np.ndarray, z: np.ndarray, corner: np.ndarra
     return np.where(with_corner, 8 + np.where(b_score > a_score, b, a), a | b)
 
 
-def _bits(points: int) -> Vertex:
-    return (points & 1, points >> 1 & 1, points >> 2 & 1)
-
-
-def _replace(vertex: Vertex, axis: int, value: int) -> Vertex:
-    return tuple(value if index == axis else old for index, old in enumerate(vertex))
-
-
-def _end_extras(far_end: bool, with_corner: bool, axes: int) -> list[Vertex]:
-    """Return the two extra lattice points of a case in one of a cell's two tetrahedra."""
-    points = _bits(7 ^ axes if far_end else axes)
-    if not with_corner:
-        unset = [axis for axis in range(3) if not points[axis]]
-        return [points, tuple(2 * bit for bit in points) if far_end else _replace(points, unset[0], -1)]
-    moved = [axis for axis in range(3) if points[axis] == far_end]
-    return [_replace(points, axis, 2 if far_end else -1) for axis in moved]
-
-
-def _middle_extras(a: int, b: int) -> list[Vertex]:
-    """Return the two extra lattice points of a case in a cell's octahedron, closest to the points a and b."""
-    far = [point for point in (a, b) if point in _FAR_POINTS]
-    if len(far) == 2:
-        return [(1, 1, 1), tuple(2 * bit for bit in _bits(a & b))]
-    if not far:
-        return [(0, 0, 0), tuple(2 * bit - 1 for bit in _bits(a | b))]
-    (near,) = {a, b} - set(far)
-    return [tuple(2 * bit - 1 for bit in _bits(far[0])), tuple(2 * bit for bit in _bits(near))]
-
-
-def _late_part(case: int, vertex: Vertex) -> Vertex:
-    """Return the part of an extra lattice point that the original subtracts after the squish, not before."""
-    if _FAR_END + 8 <= case < _MIDDLE and vertex[1] == 2:
-        return (0, 1, 0)
-    points = divmod(case - _MIDDLE, 8)
-    if case >= _MIDDLE and sum(point in _FAR_POINTS for point in points) == 1 and 2 in vertex:
-        return vertex
-    return (0, 0, 0)
-
-
 def _tabulate() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the extra lattice points' early and late offsets, (2, 3, cases), and their squish, (2, cases)."""
-    extras = {}
-    for far_end in (False, True):
-        for axis in (1, 2, 4):
-            extras[_FAR_END * far_end + 8 + axis] = _end_extras(far_end, True, axis)
-            extras[_FAR_END * far_end + 7 - axis] = _end_extras(far_end, False, 7 - axis)
-    for a in range(1, 7):
-        for b in {1, 2, 3, 4, 5, 6} - {a, 7 - a}:
-            extras[_MIDDLE + 8 * a + b] = _middle_extras(a, b)
+    table = yaml.safe_load(Path(__file__).with_name("lattice.yaml").read_text(encoding="utf-8"))
     early, late = np.zeros((2, 2, 3, _CASES))
-    for case, vertices in extras.items():
-        for place, vertex in enumerate(vertices):
-            late[place, :, case] = _late_part(case, vertex)
-            early[place, :, case] = np.array(vertex) - late[place, :, case]
+    for case, lists in table.items():
+        late[:, :, case] = lists[2:] or 0
+        early[:, :, case] = np.array(lists[:2]) - late[:, :, case]
     return early, late, (early + late).sum(axis=1) * SQUISH_CONSTANT3
 
 

@@ -123,7 +123,6 @@ class Player(Being):
             self._make(MAKE[action])
 
     def _meet(self, being: Being) -> None:
-        """Hit a creature, or eat a ripe plant."""
         if isinstance(being, Plant) and being.ripe:
             being.grown = 0
             self.inventory["food"] += _PLANT_FOOD

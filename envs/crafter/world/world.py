@@ -1,6 +1,6 @@
 """One Crafter world: its steps, day and night, and the numbers of creatures.
 
-All random draws of the original are made in the same order from the same generator, including those of the pictures
+All random draws of the original are made in the same order from the same generator, including those of the images
 that BALROG renders. So the same seed and actions give the same episode as in BALROG.
 """
 
@@ -18,17 +18,17 @@ from envs.crafter.world.rules import COW, MATERIAL_ID, SIZE, SKELETON, STRIDE, Z
 from envs.crafter.world.terrain import generate
 
 NOISE_SHAPE = (252, 196)
-"""Random numbers per picture at night: BALROG's 256 x 256 pixels without border and inventory."""
-_PICTURES_PER_STEP = 2
+"""Random numbers per image at night: BALROG's 256 x 256 pixels without border and inventory."""
+_IMAGES_PER_STEP = 2
 _ACTIVE_DISTANCE = 18
 _BALANCE_EVERY = 10
 _GRASS, _PATH = MATERIAL_ID["grass"], MATERIAL_ID["path"]
 
 
 class World(Grid):
-    """The state of one world. With `pictures`, `noise` holds the random numbers of the last picture, None by day."""
+    """The state of one world. With `images`, `noise` holds the random numbers of the last image, None by day."""
 
-    def __init__(self, seed: int, pictures: bool = False) -> None:
+    def __init__(self, seed: int, images: bool = False) -> None:
         # The original counts its episodes from 1 and seeds each with this hash.
         seeded = np.random.RandomState(hash((seed, 1)) % (2**31 - 1))
         bits = np.random.MT19937()
@@ -39,7 +39,7 @@ class World(Grid):
         self.steps = 0
         self.daylight = daylight(0)
         self.noise: np.ndarray | None = None
-        self._pictures = pictures
+        self._images = images
         self.player = Player(self, SIZE // 2, SIZE // 2)
         self.add(self.player)
         for kind, x, y in creatures:
@@ -66,15 +66,12 @@ class World(Grid):
                 self._balance(chunk)
         self.noise = None
         if self.daylight < 0.5:
-            # Crafter renders one picture per step, and BALROG another, which it shows.
-            noise = self.random.random_sample((_PICTURES_PER_STEP, *NOISE_SHAPE))
-            self.noise = noise[-1] if self._pictures else None
-        return self._reward()
-
-    def _reward(self) -> float:
-        reward = (self.player.health - self._last_health) / 10
-        self._last_health = self.player.health
-        unlocked = [name for name, count in self.player.achievements.items() if count > 0]
+            # Crafter renders one image per step, and BALROG another, which it shows.
+            noise = self.random.random_sample((_IMAGES_PER_STEP, *NOISE_SHAPE))
+            self.noise = noise[-1] if self._images else None
+        reward = (player.health - self._last_health) / 10
+        self._last_health = player.health
+        unlocked = [name for name, count in player.achievements.items() if count > 0]
         if len(unlocked) > len(self.unlocked):
             self.unlocked = frozenset(unlocked)
             reward += 1.0

@@ -75,7 +75,7 @@ class Connection:
             request.cancel()
 
     async def answers(self) -> bool:
-        """Whether the server still lists its tools."""
+        """Return whether the server still lists its tools."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self.ask(list_tools)
@@ -129,7 +129,7 @@ async def close_all(seconds: float) -> None:
 
 
 async def list_tools(session: Any) -> Listing:
-    """All tools that the server lists now."""
+    """Return all tools that the server lists now."""
     listing: Listing = {}
     cursor = None
     while True:
@@ -179,12 +179,12 @@ async def _transport(settings: McpSettings, stderr: _Tail) -> AsyncIterator[Any]
 
 
 def find_program(name: str) -> str | None:
-    """The program's path, looked up beside the running Python first, then in PATH."""
+    """Return the program's path, looked up beside the running Python first, then in PATH."""
     return shutil.which(name, path=os.path.dirname(sys.executable)) or shutil.which(name)
 
 
 def reason(error: BaseException) -> str:
-    """The first error inside groups of errors, in one line."""
+    """Return the first error inside groups of errors, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(str(error).split()) or type(error).__name__
@@ -199,7 +199,7 @@ class _Tail:
         self._fd: int | None = None
 
     def writer(self) -> Any:
-        """The file that the command writes to."""
+        """Return the file that the command writes to."""
         self._fd, write = os.pipe()
         os.set_blocking(self._fd, False)
         self._loop.add_reader(self._fd, self._read)

@@ -1,18 +1,20 @@
-"""The tools of MCP servers as `ToolSpec`s: schemas come from the server, results become text and pictures."""
+"""Offers the tools of MCP servers as `ToolSpec`s, calls them, and restarts a server that died once."""
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import functools
 import json
+import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from envs.errors import ConfigError
-from envs.tools.base import Tool, ToolEpisode, ToolSpec
-from envs.tools.mcp.server import McpServer
-from envs.tools.results import ToolResult
-from envs.tools.schema import ArgumentCheck, check_schema
+from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, ToolError
+from envs.tools.mcp.connection import ANSWER_S, Connection, Listing, close_all, find_program, list_tools, reason
+from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec
+from envs.tools.schema import check_schema
 from envs.tools.settings import McpSettings
 
 START_GRACE_S = 10.0
@@ -59,12 +61,9 @@ def _spec(server: McpServer, tool: Mapping[str, Any], listing: Mapping[str, Any]
         "description": (tool.get("description") or "").strip() or tool.get("title") or name,
         "parameters": tool["inputSchema"],
     }
-    schema = check_schema(described, settings.label)
     own = settings.scope == "episode"
     return ToolSpec(
-        described["name"],
-        schema,
-        ArgumentCheck(schema),
+        check_schema(described, settings.label),
         EpisodeTool if own else functools.partial(_call, server, name),
         {"settings": settings, "known": listing, "tool": name} if own else {},
         timeout_s,
@@ -110,7 +109,7 @@ async def _call(server: McpServer, name: str, /, **arguments: Any) -> ToolResult
 
 
 def parts_of(result: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
-    """A result's texts, and its pictures as data URIs; keys may be in the protocol's form or in Python's."""
+    """Return a result's texts, and its images as data URIs; keys may be in the protocol's form or in Python's."""
     texts, images = [], []
     for part in result["content"]:
         match part["type"]:
@@ -129,3 +128,144 @@ def parts_of(result: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
     if not result["content"] and structured is not None:
         texts.append(json.dumps(structured, ensure_ascii=False))
     return texts, tuple(images)
+
+
+EXIT_S = 5.0
+"""Seconds that all servers together have to end when the process ends."""
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def mcp_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all connections of this process, in a thread that runs no tool's code.
+
+    Raises:
+        MissingDependencyError: the package mcp is not installed.
+    """
+    global _loop
+    try:
+        import mcp.client.stdio
+        import mcp.client.streamable_http  # noqa: F401 - imported here, because it takes seconds
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "MCP tools need the package mcp; install it with: pip install 'slime-verlog[mcp]'"
+        ) from error
+    with _lock:
+        if _loop is None:
+            logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a traceback per line that is not JSON
+            loop = _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="mcp", daemon=True).start()
+            atexit.register(lambda: asyncio.run_coroutine_threadsafe(close_all(EXIT_S), loop).result())
+        return _loop
+
+
+class McpServer:
+    """A server for one episode (`fresh`) or for all episodes of this process.
+
+    Args:
+        known: the tools that are offered already; the server must list them with the same schemas.
+        fresh: the server's state belongs to an episode, so it must not be restarted once a tool was called.
+    """
+
+    def __init__(self, settings: McpSettings, known: Listing | None = None, fresh: bool = False) -> None:
+        self.settings = settings
+        self.restarts = 0
+        self._known = known
+        self._fresh = fresh
+        self._called = False
+        self._connection: Connection | None = None
+
+    def offered(self) -> Listing:
+        """Return the tools on offer, as the server lists them now. Starts the server if necessary.
+
+        Raises:
+            ConfigError: the command does not exist, or `include` or `exclude` names a tool that the server lacks.
+            EnvironmentFault: the server cannot be started or reached, or a tool on offer is gone or has a new schema.
+        """
+        loop, words = mcp_loop(), self.settings.words
+        if words and find_program(words[0]) is None:
+            raise ConfigError(f"mcp.command: program {words[0]!r} was not found next to this Python or in PATH")
+        return asyncio.run_coroutine_threadsafe(self._offered(), loop).result()
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Call a tool, on any event loop; returns the protocol's result: `content`, `isError`, `structuredContent`.
+
+        Raises:
+            EnvironmentFault: the server is dead and could not be restarted, or its state is lost.
+        """
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), mcp_loop()))
+
+    def close(self) -> None:
+        """Begin to end the server."""
+        if self._connection is not None:
+            mcp_loop().call_soon_threadsafe(self._connection.close)
+
+    async def _offered(self) -> Listing:
+        seconds = 2 * self.settings.start_timeout_s + ANSWER_S  # a start, and a restart
+        try:
+            async with asyncio.timeout(seconds):
+                return self._checked(await self._request(list_tools))
+        except TimeoutError:
+            raise EnvironmentFault(f"{self.settings.label} did not list its tools within {seconds:g} s") from None
+
+    async def _call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        async def send(session: Any) -> dict[str, Any]:
+            self._called = True
+            return (await session.call_tool(name, dict(arguments))).model_dump(by_alias=True)
+
+        try:
+            return await self._request(send)
+        except ToolError as error:
+            return {"content": [{"type": "text", "text": str(error)}], "isError": True}
+
+    async def _request(self, send: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Send a request; if the server is found dead, restart it and send the request again, but only once."""
+        restarted = False
+        while True:
+            connection, replaced = await self._living()
+            restarted |= replaced
+            try:
+                return await connection.ask(send)
+            except Exception as error:  # whatever it is, the server either lives or is dead
+                if await connection.answers():
+                    raise ToolError(reason(error)) from error
+                connection.close()
+                if restarted:
+                    why = f"died again after a restart: {reason(error)}"
+                    raise EnvironmentFault(f"{self.settings.label} {why}") from error
+
+    async def _living(self) -> tuple[Connection, bool]:
+        """Return an open connection, and whether it replaces a dead one."""
+        old = self._connection
+        if old is not None and not old.ended and not (old.doubtful and not await old.answers()):
+            await old.opened()
+            return old, False
+        if old is not None and self._fresh and self._called:
+            raise EnvironmentFault(f"{self.settings.label} died in the middle of an episode, and its state is lost")
+        if self._connection is old:
+            if old is not None:
+                old.close()
+            self._connection = Connection(self.settings)
+        connection = self._connection
+        assert connection is not None
+        self._checked(await connection.opened())
+        self.restarts += old is not None
+        return connection, old is not None
+
+    def _checked(self, listing: Listing) -> Listing:
+        """Return the tools on offer, which stay the same from the first listing on."""
+        if self._known is None:
+            settings = self.settings
+            for key, names in (("include", settings.include or ()), ("exclude", settings.exclude)):
+                for name in names:
+                    if name not in listing:
+                        has = ", ".join(listing) or "none"
+                        raise ConfigError(f"mcp.{key}: {settings.label} has no tool {name!r}; it has {has}")
+            chosen = listing if settings.include is None else settings.include
+            self._known = {name: listing[name] for name in chosen if name not in settings.exclude}
+        for name, tool in self._known.items():
+            if name not in listing or listing[name]["inputSchema"] != tool["inputSchema"]:
+                change = "has changed the arguments of" if name in listing else "no longer has"
+                raise EnvironmentFault(
+                    f"{self.settings.label} {change} the tool {name!r}; restart the run to offer it anew"
+                )
+        return self._known

@@ -1,4 +1,4 @@
-"""Opens pictures of every kind: PIL images, arrays, files, data URIs, rows of a parquet file."""
+"""Opens images of every kind: PIL images, arrays, files, data URIs, rows of a parquet file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow knows many more, among them PostScript, which it would run."""
 
 
-class PictureError(EnvironmentFault):
-    """A picture cannot be read or is too large."""
+class ImageError(EnvironmentFault):
+    """An image cannot be read or is too large."""
 
 
-def is_picture(value: Any) -> bool:
-    """Whether a value is a PIL image, a uint8 array [height, width, 3] or a row `{"bytes": ...}` of a data set."""
+def is_image(value: Any) -> bool:
+    """Return whether it is a PIL image, a uint8 array [height, width, 3] or a row `{"bytes": ...}` of a data set."""
     if isinstance(value, Mapping):
         return isinstance(value.get("bytes"), bytes)
     if getattr(value, "ndim", None) == 3:
@@ -32,28 +32,28 @@ def is_picture(value: Any) -> bool:
     return type(value).__module__.startswith("PIL.")
 
 
-def open_picture(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
-    """Decode a picture to an RGB PIL image. An RGB PIL image is returned itself, so caches keyed by identity stay warm.
+def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
+    """Decode an image to an RGB PIL image. An RGB PIL image is returned itself, so caches keyed by identity stay warm.
 
-    Accepts what `is_picture` accepts, the bytes of an image file, a path, a data URI, and `{"path": ...}`.
+    Accepts what `is_image` accepts, the bytes of an image file, a path, a data URI, and `{"path": ...}`.
 
     Raises:
-        PictureError: it cannot be read or has more than `max_pixels` pixels.
+        ImageError: it cannot be read or has more than `max_pixels` pixels.
         MissingDependencyError: Pillow is not installed.
     """
     pillow = import_pillow()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
-            picture = _open(value, pillow)
-            if picture.width * picture.height > max_pixels:
-                raise PictureError(
-                    f"a picture of {picture.width} x {picture.height} has more than the {max_pixels} pixels allowed"
+            image = _open(value, pillow)
+            if image.width * image.height > max_pixels:
+                raise ImageError(
+                    f"a picture of {image.width} x {image.height} has more than the {max_pixels} pixels allowed"
                 )
-            picture.load()
-            return picture if picture.mode == "RGB" else picture.convert("RGB")
+            image.load()
+            return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, ValueError, TypeError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
-        raise PictureError(f"a picture given as {_kind(value)} cannot be read: {error}") from error
+        raise ImageError(f"a picture given as {_kind(value)} cannot be read: {error}") from error
 
 
 def _open(value: Any, pillow: Any) -> Any:

@@ -30,15 +30,15 @@ def draw_world(world: World) -> Any:
     Raises:
         MissingDependencyError: Pillow is not installed.
     """
-    picture = import_pillow().new("RGB", (world.width * TILE_PIXELS, world.height * TILE_PIXELS))
+    image = import_pillow().new("RGB", (world.width * TILE_PIXELS, world.height * TILE_PIXELS))
     for index, cell in enumerate(world.cells):
         if cell:
             y, x = divmod(index, world.width)
             piece = cell[-1]
             facing = world.facing.get(piece, "right") if piece.name == "baba" and piece.kind == "thing" else "right"
             tile = _draw_tile("text" if piece.is_text else piece.name, piece.name, piece.color, facing)
-            picture.paste(tile, (x * TILE_PIXELS, y * TILE_PIXELS))
-    return picture
+            image.paste(tile, (x * TILE_PIXELS, y * TILE_PIXELS))
+    return image
 
 
 @cache

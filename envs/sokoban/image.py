@@ -23,7 +23,6 @@ def draw_room(room: Room, state: State) -> np.ndarray:
 
 
 def _look(room: Room, state: State, cell: int) -> tuple[str, bool]:
-    """What stands in a cell, and whether the cell is a target."""
     on_target = bool(room.targets >> cell & 1)
     if not room.floor >> cell & 1:
         return "wall", False

@@ -1,6 +1,6 @@
-"""Draws the picture that BALROG shows with its text, bit for bit equal to the views of the `crafter` package.
+"""Draws the image that BALROG shows with its text, bit for bit equal to the views of the `crafter` package.
 
-Crafter itself draws every figure on every ground, once per process. A picture puts these tiles side by side as indexes
+Crafter itself draws every figure on every ground, once per process. An image puts these tiles side by side as indexes
 into one palette, so that light is computed per color instead of per pixel. Only night noise is computed per pixel.
 Arrays are x-major as in crafter, and transposed at the end.
 """
@@ -49,8 +49,6 @@ class _Tiles(NamedTuple):
 
 
 class _EvenLight(engine.LocalView):
-    """Crafter's light without noise."""
-
     def _noise(self, canvas: np.ndarray, amount: float, stddev: float) -> np.ndarray:
         return canvas
 
@@ -79,7 +77,6 @@ def _draw_tiles() -> _Tiles:
 
 @cache
 def _draw_item(name: str, amount: int) -> np.ndarray:
-    """Return one cell of the inventory, packed (x, y)."""
     return _pack(engine.ItemView(_load_textures(), [1, 1])({name: amount}, _UNIT))
 
 
@@ -91,10 +88,10 @@ def _pack(colors: np.ndarray) -> np.ndarray:
 
 
 def draw(world: World) -> Image.Image:
-    """Return BALROG's picture, RGB with 256 x 256 pixels, including its noise at night.
+    """Return BALROG's image, RGB with 256 x 256 pixels, including its noise at night.
 
     Raises:
-        RuntimeError: it is night, and the world was made without `pictures`.
+        RuntimeError: it is night, and the world was made without `images`.
     """
     if world.daylight >= 0.5:
         return _lay_out(world, _draw_even(world, world.daylight), PIXELS)
@@ -113,7 +110,7 @@ def draw_clear(world: World) -> np.ndarray:
 
 
 def _lay_out(world: World, scene: np.ndarray, pixels: int) -> Image.Image:
-    """Put the packed surroundings (252, 196) and the inventory below them into the middle of a square picture."""
+    """Put the packed surroundings (252, 196) and the inventory below them into the middle of a square image."""
     canvas = np.zeros((pixels, pixels), np.uint32)
     border = (pixels - _CELLS * _SIDE) // 2
     width, height = scene.shape
@@ -143,7 +140,7 @@ def _look(world: World) -> np.ndarray:
 
 
 def _join(tiles: np.ndarray) -> np.ndarray:
-    """Put tiles (columns, rows, x, y) side by side as one picture (x, y)."""
+    """Put tiles (columns, rows, x, y) side by side as one image (x, y)."""
     columns, rows, width, height = tiles.shape
     return tiles.transpose(0, 2, 1, 3).reshape(columns * width, rows * height)
 
@@ -193,7 +190,7 @@ def _draw_night(world: World) -> np.ndarray:
     Makes the floating-point operations of crafter's `LocalView` in their order, on one color channel at a time.
     """
     if world.noise is None:
-        raise RuntimeError("the noise of this night was not kept; make the world with pictures=True")
+        raise RuntimeError("the noise of this night was not kept; make the world with images=True")
     tiles, light = _look(world), world.daylight
     tinted = (1 - light) * (0.5 * (np.arange(5 * 256) // 5) + 0.5 * np.array(_NIGHT_TINT)[:, None])
     result = np.zeros((*NOISE_SHAPE, 4), np.uint8)
