@@ -9,18 +9,16 @@ The tokens of all turns are laid end to end and cut into rows of 32, wherever tu
     row 3   . . . . . . . . . . . . . . . |     per turn, are solved together, column by column from the right
     row 4   . . . . . . | . . . . . . . . |
 
-Why rows: a loop over tokens has as many steps as the longest turn has tokens, each too small to keep a core busy; rows
-of 32 need 32 such steps at most, and 32 x 32 is the smallest matrix product that keeps a CPU core busy.
-
-What enters a row reaches its first token with the factor c^32, so the rows of one turn form a chain, which is solved by
-doubling. Turns whose lambda depends on their length (`scan_turns_by_decay`) use such a chain for every token. To find
-what follows each turn, only the first tokens of rows are needed. The other tokens are computed at the end, in blocks
-that fit a CPU's cache: float64 copies of all tokens would take longer than the arithmetic.
+A loop over tokens would take as many steps as the longest turn has tokens; rows of 32 need at most 32. What enters a
+row reaches its first token with the factor c^32, so the rows of one turn form a chain, which is solved by doubling.
+Turns whose lambda depends on their length (`scan_turns_by_decay`) use such a chain for every token. To find what
+follows each turn, only the first tokens of rows are needed; the others are computed at the end, in blocks that fit a
+CPU's cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -79,15 +77,14 @@ def scan_turns(
     rows = _Rows(values, rewards, first, last, gamma, decay)
     rows.solve(turn_rewards.index_select(0, nonempty))
 
-    def per_turn(x: Tensor) -> Tensor:
-        return turn_rewards.new_zeros(len(lengths)).index_copy_(0, nonempty, x)
+    entry = (values.index_select(0, first).double(), rows.first_advantages(), decay ** (last - first).double())
+    return TurnScan(*_per_turn(entry, nonempty, lengths), lambda carry: rows.finish(carry.index_select(0, nonempty)))
 
-    return TurnScan(
-        per_turn(values.index_select(0, first).double()),
-        per_turn(rows.first_advantages()),
-        per_turn(decay ** (last - first).double()),
-        lambda carry: rows.finish(carry.index_select(0, nonempty)),
-    )
+
+def _per_turn(entries: Sequence[Tensor], nonempty: Tensor, lengths: Tensor) -> list[Tensor]:
+    """Spread the entries of nonempty turns over all turns, [T] float64 each; 0 for empty turns."""
+    zeros = torch.zeros(len(lengths), dtype=torch.float64, device=lengths.device)
+    return [zeros.index_copy(0, nonempty, entry) for entry in entries]
 
 
 def scan_turns_by_decay(
@@ -113,11 +110,8 @@ def scan_turns_by_decay(
 
     nonempty = (lengths > 0).nonzero()[:, 0]
     first = (last - lengths + 1)[nonempty]
-
-    def per_turn(x: Tensor) -> Tensor:
-        return turn_rewards.new_zeros(len(lengths)).index_copy_(0, nonempty, x)
-
-    return TurnScan(per_turn(values[first].double()), per_turn(alone[first]), per_turn(reach[first]), finish)
+    entry = (values[first].double(), alone[first], reach[first])
+    return TurnScan(*_per_turn(entry, nonempty, lengths), finish)
 
 
 class _Rows:
@@ -261,8 +255,9 @@ def _rows(x: Tensor, rows: slice) -> Tensor:
 def solve_chain(a: Tensor, b: Tensor, following: Tensor) -> Tensor:
     """Solve x[i] = a[i] + b[i] x[following[i]]; a `following` of -1 ends a chain. All [n], no cycles."""
     n = a.numel()
+    # One extra entry, which points at itself, ends every chain.
     a, b = torch.cat([a, a.new_zeros(1)]), torch.cat([b, b.new_zeros(1)])
-    jump = _with_sentinel(following)
+    jump = torch.cat([torch.where(following < 0, n, following), following.new_full((1,), n)])
     while bool((jump != n).any()):
         # index_select is several times faster on a CPU than indexing.
         a = torch.addcmul(a, b, a.index_select(0, jump))
@@ -278,12 +273,6 @@ def solve_runs(a: Tensor, b: Tensor, longest: int) -> Tensor:
         b = F.pad(b[:-step] * b[step:], (0, step))
         step *= 2
     return a
-
-
-def _with_sentinel(following: Tensor) -> Tensor:
-    """`following` with one extra entry that points at itself and ends every chain."""
-    n = following.numel()
-    return torch.cat([torch.where(following < 0, n, following), following.new_full((1,), n)])
 
 
 def gather_next(x: Tensor, following: Tensor, otherwise: Tensor) -> Tensor:
