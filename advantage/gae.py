@@ -173,7 +173,6 @@ def scan_bi_level(
 
 
 def _totals(rewards: TokenRewards | None, turn: Tensor, like: Tensor) -> Tensor:
-    """Sum of the token rewards of each turn, [T]."""
     total = torch.zeros_like(like)
     return total if rewards is None else total.index_add_(0, turn, rewards.total())
 

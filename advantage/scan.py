@@ -115,9 +115,7 @@ def scan_turns_by_decay(
 
 
 class _Rows:
-    """The tokens of T nonempty turns in n rows, of which B contain a turn's last token.
-
-    What is called columns has shape [ROW, B]: the rows with a last token, one contiguous vector per column.
+    """The tokens of T nonempty turns in n rows; columns are the B rows with a turn's last token, one vector per column.
 
     | attribute | shape | meaning |
     |---|---|---|
@@ -130,15 +128,10 @@ class _Rows:
     | `_powers` | [ROW] | decay^0, decay^1, ... |
     | `_of_rewards` | [ROW, ROW] | a row's rewards times this are their part of its advantages |
     | `_of_values` | [ROW, ROW] | a row's values times this are theirs |
-
-    `solve` adds what is known if nothing follows any turn:
-
-    | attribute | shape | meaning |
-    |---|---|---|
     | `_ending_values` | [ROW, B] | the values of the rows in `_ending` |
     | `_columns` | [ROW, B] | their advantages, without what follows the row |
     | `_heads` | [n] | advantage of each row's first token, without what follows the row |
-    | `_follows` | [n] | gamma V + c A of the token after each row; 0 after a turn's last token |
+    | `_follows` | [n] | gamma V + c A of the token after each row if nothing follows its turn; 0 after a last token |
     """
 
     def __init__(
@@ -200,10 +193,7 @@ class _Rows:
         return advantages.view(-1)[:tokens], returns.view(-1)[:tokens]
 
     def _solved_blocks(self, columns: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Block after block: its rows, their values, and the first columns of their advantages as if no turn ended.
-
-        Nothing that follows a row is included.
-        """
+        """Yield each block's rows, values and first columns of advantages, as if no turn ended or followed."""
         of_values, of_rewards = self._of_values[:, :columns], self._of_rewards[:, :columns]
         count = -(-len(self._values) // ROW)
         for start in range(0, count, BLOCK):
@@ -235,7 +225,6 @@ class _Rows:
         return solve_runs(a, b, int(longest))
 
     def _select(self, x: Tensor) -> Tensor:
-        """The rows of `x` [N] that contain a turn's last token, as columns in float64."""
         # Only the last row can be incomplete, and a turn ends there.
         partial = len(x) % ROW
         whole = x[: len(x) - partial].view(-1, ROW)

@@ -131,11 +131,7 @@ def encode_row(row: TurnRow) -> Tensor:
 
 
 def decode_row(vector: object) -> TurnRow:
-    """Read the row that `encode_row` wrote.
-
-    Raises:
-        TurnTableError: the vector was not written by `encode_row`, or is damaged.
-    """
+    """Read the row that `encode_row` wrote; raises TurnTableError for any other or damaged vector."""
     if not isinstance(vector, Tensor | np.ndarray):
         raise TurnTableError(f"expected a float64 vector, got {type(vector).__name__}")
     if vector.dtype not in (torch.float64, np.float64) or vector.ndim != 1:
@@ -174,10 +170,7 @@ def anchor_of(token_ids: np.ndarray[Any, np.dtype[np.int32]]) -> int:
 
 @dataclass(frozen=True)
 class TurnColumns:
-    """The turn tables of a rank's samples as columns on the CPU, all [T].
-
-    There is one entry per turn and one per bootstrap sample, in the order of the samples.
-    """
+    """A rank's turns and bootstrap states as columns on the CPU, all [T], in the order of the samples."""
 
     sample: Tensor
     """int64, position of the sample on this rank."""
@@ -208,7 +201,7 @@ _COLUMN_TYPES = (
 
 
 def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
-    """Decode and check all rows of a rank's samples together.
+    """Decode and check all rows of a rank's samples.
 
     Args:
         vectors: S float64 vectors that `encode_row` wrote.

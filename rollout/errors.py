@@ -1,9 +1,6 @@
-"""The whole error model: every error is named after the boundary that was crossed.
+"""The error model: an error is named after the boundary that was crossed, and only code there raises it.
 
-1. Vocabulary: the classes below.
-2. Classification: only code at a boundary raises the boundary's error, with `raise ... from`.
-3. Surfacing: an error that stops a batch names what reproduces it (environment, seed, actions).
-4. A bad answer of the model is data, never an error.
+An error that stops a batch names what reproduces it. A bad response of the model is data, never an error.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ PASSING = frozenset({"http_408", "http_409", "http_425", "http_429"})
 
 
 class EngineError(SlimeVerlogError, RuntimeError):
-    """The inference engine refused, disappeared or sent a malformed answer; the turn may be sent again.
+    """The inference engine refused, disappeared or sent a malformed response; the turn may be sent again.
 
     `kind` is the name in the metrics: `refused`, `connection_lost`, `timeout`, `http_<status>` or `bad_answer`.
     """

@@ -18,7 +18,7 @@ from advantage.patch.critic import install_critic, pretrain_critic
 from advantage.patch.ppo import make_compute_advantages
 from advantage.patch.roles import install_roles
 from advantage.patch.training_steps import install_training_steps
-from advantage.patch.versions import Framework, find_framework, original
+from advantage.patch.versions import find_framework, original
 from advantage.training.policy_loss import install_dis
 from advantage.training.value_weight import weigh_first_tokens
 
@@ -52,7 +52,12 @@ def install(args: Any) -> None:
             _replace(module, "compute_advantages_and_returns", lambda _: ours)
     if framework.has_flag:
         args.custom_advantage_function_path = HOOK
-    _check_actor(framework)
+    actor, loss = framework.actor, framework.loss
+    if actor and actor.compute_advantages_and_returns is not loss.compute_advantages_and_returns:
+        raise UnsupportedFrameworkError(
+            f"{actor.__name__} uses another compute_advantages_and_returns than {loss.__name__}; something else "
+            "replaced one of them"
+        )
     logger.info(
         "dual-discount GAE is installed in %s through %s: %s, first-token value weight %g",
         framework.name,
@@ -60,15 +65,6 @@ def install(args: Any) -> None:
         settings.discounts,
         settings.value_first_token_weight,
     )
-
-
-def _check_actor(framework: Framework) -> None:
-    actor, loss = framework.actor, framework.loss
-    if actor and actor.compute_advantages_and_returns is not loss.compute_advantages_and_returns:
-        raise UnsupportedFrameworkError(
-            f"{actor.__name__} uses another compute_advantages_and_returns than {loss.__name__}; something else "
-            "replaced one of them"
-        )
 
 
 def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:

@@ -14,8 +14,7 @@ from advantage.ranks import Group
 def whiten(rows: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> list[Tensor]:
     """Scale the rows to mean 0 and variance 1 over the group's trained tokens; float64 sums, one all-reduce.
 
-    Call it after the returns are computed, because returns need unwhitened advantages. Ranks without tokens must call
-    it too. As in slime, untrained tokens are shifted and scaled like the others.
+    Call it on every rank, after the returns are computed. As in slime, untrained tokens are shifted and scaled too.
 
     Args:
         rows: this rank's advantages, one row per sample.

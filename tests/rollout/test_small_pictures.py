@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from advantage import patch
-from advantage.training.pictures import CODE, expand
+from advantage.training.images import CODE, expand
 from envs.loading import build_env_from
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.tokens.images import make_small
@@ -88,7 +88,7 @@ def test_a_games_turn_with_two_pictures_ships_less_than_a_fortieth(game: str) ->
     messages = [{"role": "user", "content": [{"type": "image", "image": shown}, {"type": "image", "image": shown}]}]
 
     def prompt(small: bool) -> Any:
-        return DeltaEncoder(chatml_tokenizer(), processor(PROCESSORS[1]), small_pictures=small).prompt(messages)
+        return DeltaEncoder(chatml_tokenizer(), processor(PROCESSORS[1]), small_images=small).prompt(messages)
 
     whole, small = prompt(False), prompt(True)
     assert small.token_ids == whole.token_ids and small.image_data == whole.image_data
