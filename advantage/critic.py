@@ -61,14 +61,11 @@ def find_trend(losses: Sequence[float]) -> Trend | None:
 def watch_warmup(
     args: Any, rollout_data: Mapping[str, Any], values: Tensor, returns: Tensor, mask: Tensor, group: Group
 ) -> Trend | None:
-    """Record the loss of one batch of the critic's warm-up; after the last one, test for a trend and log the result.
+    """Record the loss of one batch of the critic's warm-up; after the last one, log and return whether it has a trend.
 
     Args:
         values, returns, mask: flat, one entry per response token of this rank's samples.
         group: data parallelism; every rank of the group must call this.
-
-    Returns:
-        The trend after the last batch of the warm-up, if there were enough batches; otherwise None.
     """
     flags = advantage_flags(args)
     updates, start = flags.num_critic_only_steps or 0, flags.start_rollout_id

@@ -43,10 +43,6 @@ class Exchange:
     def follow(self, columns: TurnColumns, links: Links) -> tuple[Tensor, Tensor]:
         """Find V' and A' of each of this rank's turns (0 if nothing follows), both [T] float64 on the CPU.
 
-        Args:
-            columns: this rank's turns, which say where each belongs and how it ends.
-            links: of the same turns.
-
         Raises:
             TurnTableError: the turns of all ranks do not form episodes; names segment and turn. Every rank raises it.
             OtherRankError: another rank failed.

@@ -84,11 +84,8 @@ def dual_discount_gae(
 
         following = torch.tensor([1, -1])
         advantages, returns = dual_discount_gae(
-            values=torch.tensor([0.5, 0.75, 0.25]),
-            token_rewards=None,
-            lengths=torch.tensor([2, 1]),
-            turn_rewards=torch.tensor([0.0, 1.0]).double(),
-            bootstrap=torch.zeros(2, dtype=torch.bool),
+            values=torch.tensor([0.5, 0.75, 0.25]), token_rewards=None, lengths=torch.tensor([2, 1]),
+            turn_rewards=torch.tensor([0.0, 1.0]).double(), bootstrap=torch.zeros(2, dtype=torch.bool),
             discounts=Discounts(gamma_step=0.99, lambda_step=0.95, gamma_token=1.0, lambda_token=1.0),
             follow=lambda links: solve_links(links, following),
         )

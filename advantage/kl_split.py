@@ -123,8 +123,6 @@ def log_kl_split(
     """Add `kl_reasoning`, `kl_action` and `kl_action_evidence` to slime's metrics, and remove the turn table.
 
     Args:
-        args: slime's arguments; `action_hacking_patience` updates are averaged into one point of the watch.
-        rollout_id: unused; slime passes it.
         rollout_data: the actor's, after `compute_advantages`; None on miles.
 
     Returns:

@@ -70,11 +70,8 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
     """Pack the tokens of all turns, with one entry per turn and one per bootstrap sample.
 
     Masked tokens inside a turn are skipped, so a turn's reward falls on its last trained token. A fully masked turn
-    keeps all its tokens: values and rewards pass through it, but it gets no gradient.
-
-    Args:
-        masks: S rows, one entry per response token, nonzero where it is trained.
-        lengths: [S] response tokens of each sample; they sum to R.
+    keeps all its tokens: values and rewards pass through it, but it gets no gradient. `masks` has one entry per
+    response token.
 
     Raises:
         TurnTableError: the loss mask includes a token outside all turns, or a bootstrap sample has no token.

@@ -63,13 +63,8 @@ def scan_turns(
 ) -> TurnScan:
     """Solve GAE inside turns, from token to token.
 
-    Args:
-        values: [N] floating.
-        rewards: of single tokens; None if they are all 0.
-        lengths: [T] tokens of each turn.
-        turn_rewards: [T] float64, given at each turn's last token.
-        gamma: discount.
-        decay: gamma times lambda.
+    Takes values [N], the rewards of tokens, turn lengths [T], turn rewards [T] float64 (given at each turn's last
+    token), a discount, and gamma times lambda.
     """
     nonempty = (lengths > 0).nonzero()[:, 0]
     after = lengths.cumsum(0).index_select(0, nonempty)

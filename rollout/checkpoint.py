@@ -133,9 +133,7 @@ def load_state(load: str | None, save: str | None, rollout_id: int | None) -> So
     """Return the state that `save_state` wrote for `rollout_id`; None in a fresh run (no id, -1, or no `load`).
 
     While the actor is frozen, slime resumes with `load` still naming the initial weights, so `save` is searched too.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, of another version, or something else.
+    Raises CheckpointError for a missing, damaged or foreign file.
     """
     if rollout_id is None or rollout_id < 0 or not load:
         return None

@@ -110,13 +110,8 @@ class EpisodeSource:
     def end_batch(self, rollout_id: int, slots: Sequence[Mapping[str, Any]] = ()) -> None:
         """Keep the state at the end of a rollout for `save`, and write it now if slime is going to save this rollout.
 
-        A run that is killed in between leaves a state without models, which is harmless.
-
-        Args:
-            slots: the slots' state at the end of the batch, if they have played on since.
-
-        Raises:
-            CheckpointError: as `save`.
+        A run that is killed in between leaves a state without models, which is harmless. `slots` is the slots' state at
+        the end of the batch, if they have played on since. Raises CheckpointError as `save`.
         """
         state = replace(self.state(), slots=list(slots)) if slots else self.state()
         self.snapshots = {r: kept for r, kept in self.snapshots.items() if r == rollout_id - 1} | {rollout_id: state}

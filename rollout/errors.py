@@ -5,30 +5,13 @@ An error that stops a batch names what reproduces it. A bad response of the mode
 
 from __future__ import annotations
 
-from envs.errors import (
-    ConfigError,
-    EnvironmentFault,
-    EpisodeOverError,
-    JudgeError,
-    MissingDependencyError,
-    SlimeVerlogError,
-    ToolError,
-)
-
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "EncodingError",
-    "EngineError",
-    "EnvironmentFault",
-    "EpisodeOverError",
-    "FailureBudgetError",
-    "JudgeError",
-    "MissingDependencyError",
-    "SlimeVerlogError",
-    "ToolError",
-]
-
+from envs.errors import ConfigError as ConfigError
+from envs.errors import EnvironmentFault as EnvironmentFault
+from envs.errors import EpisodeOverError as EpisodeOverError
+from envs.errors import JudgeError as JudgeError
+from envs.errors import MissingDependencyError as MissingDependencyError
+from envs.errors import SlimeVerlogError as SlimeVerlogError
+from envs.errors import ToolError as ToolError
 
 PASSING = frozenset({"http_408", "http_409", "http_425", "http_429"})
 """Client errors that the same request may not meet again."""

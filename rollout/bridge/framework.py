@@ -114,32 +114,20 @@ if TYPE_CHECKING or FRAMEWORK == "none":  # a type checker sees these types, wha
             ended.wait(CANCELLED_S)
             raise
 elif FRAMEWORK == "slime":
-    from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
-    from slime.utils.async_utils import run
+    from slime.rollout.base_types import RolloutFnEvalOutput as RolloutFnEvalOutput
+    from slime.rollout.base_types import RolloutFnTrainOutput as RolloutFnTrainOutput
+    from slime.utils.async_utils import run as run
     from slime.utils.types import Sample
 else:
-    from miles.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
-    from miles.utils.async_utils import run
+    from miles.rollout.base_types import RolloutFnEvalOutput as RolloutFnEvalOutput
+    from miles.rollout.base_types import RolloutFnTrainOutput as RolloutFnTrainOutput
+    from miles.utils.async_utils import run as run
     from miles.utils.types import Sample
 
 _FIELDS: Mapping[str, Any] = getattr(Sample, "__dataclass_fields__", {})
 
 GROUP_FIELD: str | None = next((name for name in ("rollout_id", "group_id") if name in _FIELDS), None)
 """The Sample field that ties the samples of one training group together; None on miles."""
-
-
-__all__ = [
-    "FRAMEWORK",
-    "GROUP_FIELD",
-    "RolloutFnEvalOutput",
-    "RolloutFnTrainOutput",
-    "Sample",
-    "group_of",
-    "outer_loop_is_full",
-    "run",
-    "set_group",
-    "train_data_keys",
-]
 
 
 def set_group(sample: Sample, group: int) -> None:

@@ -12,14 +12,10 @@ from slime_verlog import ConfigError, parse_yaml
 def with_assignments(
     config: Mapping[str, Any], assignments: Sequence[str], option: str, example: str = "memory.n=4"
 ) -> dict[str, Any]:
-    """Return a copy of `config` with keys such as `memory.n` set.
-
-    Args:
-        assignments: `KEY=VALUE`; a value is JSON, or else YAML, so that `1e-4` is a number.
-        option, example: for the error's text.
+    """Return a copy of `config` with keys such as `memory.n` set; `option` and `example` are for the error's text.
 
     Raises:
-        ConfigError: an assignment has no key or no value, or leads through a key that is not a mapping.
+        ConfigError: an assignment is not `KEY=VALUE` (JSON or YAML), or leads through a key that is not a mapping.
     """
     changed = dict(config)
     for assignment in assignments:

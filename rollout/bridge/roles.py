@@ -132,11 +132,8 @@ def _shapes(folder: str) -> dict[str, tuple[int, ...]] | None:
 def rotate_checkpoints(args: Any, rollout_id: int, keep: int, states: Path) -> None:
     """Delete checkpoints older than the `keep` newest steps that every role and the rollout have; a failure is logged.
 
-    A run resumes from a step that actor, critic and rollout state all have; Megatron rotates each role separately.
-
-    Args:
-        rollout_id: the step that was just saved.
-        states: the folder of the rollout's own checkpoints.
+    A run resumes from a step that actor, critic and rollout state all have. `rollout_id` is the step that was just
+    saved, `states` the folder of the rollout's own checkpoints.
     """
     ppo = getattr(args, "advantage_estimator", None) == "ppo"
     critic_only = ppo and rollout_id < (getattr(args, "num_critic_only_steps", 0) or 0)

@@ -83,9 +83,7 @@ class Episode:
         return self.encoder.append(self.prompt, generation.token_ids, new)[0]
 
     async def generate(self, params: Mapping[str, Any], gives_up: Callable[[], bool] = lambda: False) -> Generation:
-        """Ask the engine for the response; an aborted request is sent again, at once and then after a pause.
-
-        After each abort, `gives_up` says whether to return the aborted generation instead.
+        """Ask the engine for the response; an aborted request is sent again, unless `gives_up` says to return it.
 
         Raises:
             EngineError: as the client's, or the turn was aborted more often than `max_turn_retries` allows.

@@ -43,10 +43,7 @@ async def play_or_draw(
 def draw(kept: Sequence[Segment], fraction: float, step_turns: int, seed: int) -> list[Segment]:
     """Draw random kept segments that hold `fraction` of the kept turns, in whole steps of `step_turns` turns.
 
-    The last one is shortened to fill the last step exactly: the prompt after its first turns becomes the bootstrap.
-
-    Raises:
-        ConfigError: less than one step was kept, for example after a restart without the rollout checkpoint.
+    The last one is shortened to fill the last step exactly. Raises ConfigError if less than one step was kept.
     """
     total = count_turns(kept)
     if total < step_turns:

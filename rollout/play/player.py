@@ -86,13 +86,9 @@ async def play(
 ) -> None:
     """Play turns at one place until `may_issue` answers False or `ask` returns an aborted generation.
 
-    Args:
-        may_issue: waits until the next turn may be issued and counts it, or answers False.
-        record: takes each finished turn, before an episode that is over leaves the place.
-        lose: counts an environment that was lost, and with it the turn in flight.
-
-    Raises:
-        EngineError: the episode stays at the place; its environment was not stepped.
+    `may_issue` waits until the next turn may be issued and counts it. `record` takes each finished turn before its
+    episode may leave the place, `lose` a lost environment and with it the turn in flight. After an EngineError, the
+    episode stays.
     """
     while await may_issue():
         try:

@@ -165,12 +165,9 @@ def build_runtime(args: Any) -> Runtime:
 def encoders_of(
     checkpoint: str, settings: RolloutSettings, *, small_images: bool = False
 ) -> Callable[..., DeltaEncoder]:
-    """Return a function from `tools` to the checkpoint's encoder under these settings.
+    """Return a function from `tools` to the checkpoint's encoder; raises ConfigError without a tokenizer.
 
     With `small_images`, training inputs hold PNG bytes, which `advantage.patch` expands on the training ranks.
-
-    Raises:
-        ConfigError: the checkpoint has no tokenizer that can be loaded.
     """
     tokenizer, processor = _load_tokenizer_and_processor(checkpoint)
     return partial(

@@ -116,13 +116,8 @@ class ChatTemplate:
         """Return the messages in a form that the template accepts, without keys that it would not show.
 
         If the template rejects system messages, their text opens the first user message. If roles must alternate,
-        consecutive user messages are joined with a blank line between them.
-
-        Args:
-            as_text: make a response's calls and reasoning part of its text, as the model would write them.
-
-        Raises:
-            EncodingError: there are no messages.
+        consecutive user messages are joined. With `as_text`, a response's calls and reasoning become part of its text,
+        as the model would write them. Raises EncodingError without messages.
         """
         if not messages:
             raise EncodingError("a prompt needs at least one message")

@@ -13,13 +13,9 @@ NAMES_ONLY = frozenset({"image_processor_type", "processor_class", "feature_extr
 
 
 def load_processor(path: str) -> Any | None:
-    """Load the processor of a checkpoint; None for a text-only checkpoint.
+    """Load a checkpoint's processor; None for a text-only checkpoint, EncodingError if it cannot be loaded.
 
-    If torchvision, which AutoProcessor needs for Qwen's videos, is missing, the processor is built here, for images
-    only.
-
-    Raises:
-        EncodingError: the checkpoint has an image processor that cannot be loaded.
+    Without torchvision, which AutoProcessor needs for Qwen's videos, it is built here, for images only.
     """
     settings = _image_settings(path)
     if settings is None:

@@ -47,7 +47,7 @@ class Worker:
         """Run one command on `host`, or on the current host if None; return the host that ran it.
 
         Raises:
-            HostLostError: the host died, took longer than `timeout_s`, sent a malformed reply, or was replaced.
+            HostLostError: the host died, took too long, sent a malformed reply, or was replaced.
             EnvironmentFault: the environment raised or broke its contract.
         """
         with self._utilization.request():

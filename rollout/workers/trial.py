@@ -70,14 +70,11 @@ def _show(file: int) -> None:
 def try_environments(
     episodes: Sequence[EpisodeSpec], settings: RolloutSettings, budget_s: float = BUDGET_S
 ) -> list[str]:
-    """Build every episode's environment, reset it and take a first step, as far as the budget allows.
+    """Build every episode's environment, reset it and take a first step; raises SlimeVerlogError about the first fault.
 
     The first episode of each module is always reset and stepped, and started a second time; further ones until
     `budget_s` seconds have passed. Returns notes about what could not be tried and about starts that differ or leave
     threads.
-
-    Raises:
-        SlimeVerlogError: about the first fault; one sentence.
     """
     return asyncio.run(_try_all(episodes, settings, budget_s))
 
