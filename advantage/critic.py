@@ -1,15 +1,8 @@
 """Measures the critic: a trend at the end of its warm-up, and its progress in value pretraining.
 
-**Warm-up.** If the critic's loss still changes when its warm-up ends, the actor starts on advantages from a critic that
-is still learning. So the loss before each update (mean squared error of values against returns, over the trained tokens
-of all ranks) is tested with the Mann-Kendall rank test over the second half of the warm-up. It assumes only that the
-noise of single batches is independent. `tests/advantage/test_convergence.py` simulates its errors.
-
-**Value pretraining.** The policy is frozen. Before each pass the critic computes values of all collected turns, and the
-advantage hook measures them on the held-out turns: explained variance is 1 - Var(return - value) / Var(return) over
-their trained tokens. Returns have lambda 1, so they depend on the critic only where the collection ended before an
-episode did. Once explained variance has not risen for `value_pretraining.patience` passes, training stops, and the
-critic gets back the weights of the best pass.
+The warm-up's losses are tested for a trend with the Mann-Kendall rank test, which assumes only that the noise of single
+batches is independent. In value pretraining, explained variance is 1 - Var(return - value) / Var(return) over the
+trained tokens of held-out turns; returns have lambda 1, so they hardly depend on the critic.
 """
 
 from __future__ import annotations
@@ -38,7 +31,7 @@ warmup_losses: PerRun[list[float]] = PerRun(list)
 """The critic's loss before each update of its warm-up, per run."""
 SIGNIFICANCE = 0.05
 """Share of settled critics that cause a warning by chance."""
-FEWEST_UPDATES = 16
+MIN_UPDATES = 16
 """Updates that are needed to tell a trend from noise."""
 
 
@@ -54,7 +47,7 @@ class Trend:
 
 def find_trend(losses: Sequence[float]) -> Trend | None:
     """Test the second half of `losses` for a trend; None if there are fewer than 16."""
-    if len(losses) < FEWEST_UPDATES:
+    if len(losses) < MIN_UPDATES:
         return None
     logs = [math.log(max(loss, 1e-12)) for loss in losses[-(len(losses) // 2) :]]
     n = len(logs)
@@ -68,16 +61,11 @@ def find_trend(losses: Sequence[float]) -> Trend | None:
 def watch_warmup(
     args: Any, rollout_data: Mapping[str, Any], values: Tensor, returns: Tensor, mask: Tensor, group: Group
 ) -> Trend | None:
-    """Record the loss of one batch of the critic's warm-up; after the last one, test for a trend and log the result.
-
-    Batches after `num_critic_only_steps` and the actor's batches (which have log-probs) are ignored.
+    """Record the loss of one batch of the critic's warm-up; after the last one, log and return whether it has a trend.
 
     Args:
         values, returns, mask: flat, one entry per response token of this rank's samples.
         group: data parallelism; every rank of the group must call this.
-
-    Returns:
-        The trend after the last batch of the warm-up, if there were enough batches; otherwise None.
     """
     flags = advantage_flags(args)
     updates, start = flags.num_critic_only_steps or 0, flags.start_rollout_id
@@ -88,7 +76,10 @@ def watch_warmup(
     losses = warmup_losses.of(args)
     if start + len(losses) >= updates:
         return None
-    losses.append(_mean_squared_error(values, returns, mask, group))
+    error = ((returns - values) ** 2 * mask).sum()
+    sums = torch.stack([error, mask.sum().to(error)]).double()
+    total, count = (float(x) for x in group.total(sums, like=values))
+    losses.append(total / max(count, 1.0))
     if start + len(losses) < updates:
         return None
     return _report(losses, advantage_settings(args).critic_warmup.tolerance)
@@ -100,7 +91,7 @@ def _report(losses: Sequence[float], tolerance: float) -> Trend | None:
         logger.info(
             "the critic's warm-up had %d updates since the start; at least %d are needed to tell a trend in its loss "
             "from noise",
-            *(len(losses), FEWEST_UPDATES),
+            *(len(losses), MIN_UPDATES),
         )
     elif trend.chance <= SIGNIFICANCE and abs(trend.change) > tolerance:
         logger.warning(
@@ -118,14 +109,7 @@ def _report(losses: Sequence[float], tolerance: float) -> Trend | None:
     return trend
 
 
-def _mean_squared_error(values: Tensor, returns: Tensor, mask: Tensor, group: Group) -> float:
-    error = ((returns - values) ** 2 * mask).sum()
-    sums = torch.stack([error, mask.sum().to(error)]).double()
-    total, count = (float(x) for x in group.total(sums, like=values))
-    return total / max(count, 1.0)
-
-
-LEAST_GAIN = 1e-3
+MIN_GAIN = 1e-3
 """A pass is a new best only if it explains at least this much more."""
 
 
@@ -171,7 +155,7 @@ class Progress:
         self.explained.append(_explained_variance(moments))
         passes = len(self.explained) - 1
         logger.info("value pretraining: after %d passes, held-out explained variance %.4f", passes, self.explained[-1])
-        if passes == 0 or self.explained[-1] >= self.explained[self.best] + LEAST_GAIN:
+        if passes == 0 or self.explained[-1] >= self.explained[self.best] + MIN_GAIN:
             self.best = passes
             self._weights = [tensor.detach().cpu().clone() for tensor in _tensors(models)]
         return not self.has_converged(settings) and passes < settings.passes
@@ -223,7 +207,6 @@ progress_of: PerRun[Progress] = PerRun(Progress)
 
 
 def _explained_variance(moments: Tensor) -> float:
-    """From the number of tokens and the sums of errors, squared errors, returns and squared returns."""
     count, error, errors, total, totals = to_list(moments)
     assert count, "no rank has held-out tokens"
     variance = totals / count - (total / count) ** 2

@@ -1,17 +1,13 @@
 """Exchanges turns between data-parallel ranks, because the turns of one episode may be on any rank in any order.
 
-Each turn sends eight numbers, however many tokens it has: segment, index, flags, and its `Links` (`advantage/gae.py`).
-There are two collectives, first the number of turns and then the turns. Every rank then solves all chains.
-
-If one rank failed, the others would wait in a collective forever. `relayed` and `Exchange` turn a failure on one rank
-into a failure on every rank of the group.
+Each turn sends eight numbers: segment, index, flags, and its `Links` (`advantage/gae.py`). Every rank then solves all
+chains. A failure on one rank becomes a failure on every rank of the group, so none waits in a collective forever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -25,10 +21,7 @@ TERMINATED, TRUNCATED, BOOTSTRAP = 1, 2, 4
 
 
 class Exchange:
-    """One exchange among a group of ranks, all of which enter this context and make one exchange inside it.
-
-    If a rank fails before its exchange, the others raise OtherRankError instead of waiting for it.
-    """
+    """One exchange, which all ranks of a group make in this context; if a rank fails first, the others raise."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -37,28 +30,18 @@ class Exchange:
     def __enter__(self) -> Exchange:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not self._made:
             _report_failure(self._group)
 
     def rows(self, own: Tensor) -> tuple[Tensor, slice]:
-        """Gather the rows [T, k] of all ranks on the CPU, in rank order; also returns which of them are this rank's.
-
-        Raises:
-            OtherRankError: another rank failed.
-        """
+        """Gather the rows [T, k] of all ranks on the CPU, and this rank's slice; raises OtherRankError."""
         self._made = True
         table, start = (own, 0) if self._group.size == 1 else gather_turns(own, self._group)
         return table.cpu(), slice(start, start + len(own))
 
     def follow(self, columns: TurnColumns, links: Links) -> tuple[Tensor, Tensor]:
         """Find V' and A' of each of this rank's turns (0 if nothing follows), both [T] float64 on the CPU.
-
-        Args:
-            columns: this rank's turns, which say where each belongs and how it ends.
-            links: of the same turns.
 
         Raises:
             TurnTableError: the turns of all ranks do not form episodes; names segment and turn. Every rank raises it.
@@ -85,9 +68,7 @@ def _report_failure(group: Group) -> None:
 
 @contextmanager
 def relayed(group: Group) -> Generator[None]:
-    """Run work that every rank of the group does; if it fails on one rank, it fails on all of them.
-
-    There is one collective, at the end. Any collective inside the work needs its own relay of failures before it.
+    """Run work that every rank of the group does, then one collective: what fails on one rank fails on all.
 
     Raises:
         OtherRankError: another rank failed. This rank's own failure is raised unchanged.
@@ -142,11 +123,7 @@ def in_turn_order(segment: Tensor, index: Tensor) -> Tensor:
 
 
 def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int]:
-    """Gather the rows [T, k] of all ranks, in rank order, and the index of this rank's first row; two collectives.
-
-    Raises:
-        OtherRankError: another rank failed.
-    """
+    """Gather the rows [T, k] of all ranks, and the index of this rank's first row; raises as `Exchange.rows`."""
     device = group.device_like(own)
     counts = _gather_counts(len(own), group, device)
     _check_counts(counts)

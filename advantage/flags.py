@@ -143,11 +143,7 @@ def _check_frozen(flags: AdvantageFlags, settings: AdvantageSettings) -> None:
 
 
 def check_dis(flags: AdvantageFlags) -> None:
-    """Refuse flags under which DIS would be another loss than its definition.
-
-    Raises:
-        FlagError: names the flag to change.
-    """
+    """Raise FlagError for flags under which DIS would be another loss than its definition."""
     if flags.use_opsm:
         raise FlagError("policy_loss: dis and --use-opsm would both mask by the same ratio; leave one of them out")
     if flags.use_tis:

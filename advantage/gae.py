@@ -8,17 +8,11 @@ turn's reward.
     A_j     = d_j + gamma_token lambda_token A_{j+1}                        j < n-1
     A_{n-1} = d_{n-1} + gamma_step lambda_step A(next turn's first token)
 
-`dual_discount_gae` has three steps:
+`dual_discount_gae` solves this inside each turn as if nothing followed (`advantage/scan.py`), finds V and A of the next
+turn's first token (`Links`, `advantage/exchange.py`), and adds them, discounted, to every token. All sums are float64,
+and nothing is divided by a power of a discount, so any discount and any length of turn are safe.
 
-1. Inside: solve the recursion inside each turn, as if nothing followed it (`advantage/scan.py`).
-2. Follow: find V and A of the next turn's first token. Both are affine in those of the turn after it (`Links`), so an
-   episode's chain is solved from five numbers per turn, wherever its turns are (`advantage/exchange.py`).
-3. Finish: add what follows, discounted, to every token.
-
-All sums are float64, and nothing is divided by a power of a discount, so any discount and any length of turn are safe.
-
-Sources: Verlog's paper, appendix B.3; GAE: Schulman et al. 2016. `FORMS` has other definitions of step 1, which
-docs/algorithms.md compares.
+Sources: Verlog's paper, appendix B.3; GAE: Schulman et al. 2016. docs/algorithms.md compares the other forms.
 """
 
 from __future__ import annotations
@@ -67,18 +61,17 @@ def dual_discount_gae(
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and returns of all tokens of all turns.
 
-    N tokens, T turns. The tokens of a turn are adjacent, and turns are in index order. A turn of length 0 is a step
-    without any token of the model: its value is r + gamma_step V', so its error is 0, and it counts as one step.
+    N tokens, T turns; the tokens of a turn are adjacent, and turns are in index order. A turn of length 0 counts as one
+    step whose value is r + gamma_step V', so its error is 0.
 
     Args:
         values: [N] floating, the value of the prefix before each token.
-        token_rewards: [N] rewards of single tokens; None if they are all 0.
+        token_rewards: [N], of single tokens; None if they are all 0.
         lengths: [T] int64, tokens of each turn; they sum to N.
         turn_rewards: [T] float64, given at each turn's last token.
         bootstrap: [T] bool, whether the entry is not a turn but the state after a cut episode: only its value counts.
-        discounts: the four discounts.
         follow: links turns of the same episode.
-        form: a key of `FORMS`.
+        form: a value of `AdvantageSettings.gae_form`.
         lambdas: [T] float64, the lambda inside each turn instead of `discounts.lambda_token`; for the form `dual`.
 
     Returns:
@@ -91,11 +84,8 @@ def dual_discount_gae(
 
         following = torch.tensor([1, -1])
         advantages, returns = dual_discount_gae(
-            values=torch.tensor([0.5, 0.75, 0.25]),
-            token_rewards=None,
-            lengths=torch.tensor([2, 1]),
-            turn_rewards=torch.tensor([0.0, 1.0]).double(),
-            bootstrap=torch.zeros(2, dtype=torch.bool),
+            values=torch.tensor([0.5, 0.75, 0.25]), token_rewards=None, lengths=torch.tensor([2, 1]),
+            turn_rewards=torch.tensor([0.0, 1.0]).double(), bootstrap=torch.zeros(2, dtype=torch.bool),
             discounts=Discounts(gamma_step=0.99, lambda_step=0.95, gamma_token=1.0, lambda_token=1.0),
             follow=lambda links: solve_links(links, following),
         )
@@ -103,10 +93,7 @@ def dual_discount_gae(
     _check_finite("values", values)
     if token_rewards is not None:
         _check_finite("token_rewards", token_rewards.raw)
-    if lambdas is None:
-        inside = FORMS[form](values, token_rewards, lengths, turn_rewards, discounts)
-    else:
-        inside = scan_turns_by_decay(values, token_rewards, lengths, turn_rewards, discounts.gamma_token, lambdas)
+    inside = _solve_inside(form, values, token_rewards, lengths, turn_rewards, discounts, lambdas)
     next_value, next_advantage = follow(_links(inside, lengths, turn_rewards, bootstrap, discounts))
     carry = discounts.gamma_step * next_value + discounts.step_decay * next_advantage
     return inside.finish(carry.to(values.device))
@@ -133,27 +120,31 @@ def solve_links(links: Links, following: Tensor) -> tuple[Tensor, Tensor]:
     return next_value, gather_next(advantage, following, nothing)
 
 
-Form = Callable[[Tensor, TokenRewards | None, Tensor, Tensor, Discounts], TurnScan]
-"""values [N], rewards of tokens, turn lengths [T], turn rewards [T] and discounts to the result inside turns."""
-
-
-def scan_dual(
-    values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
+def _solve_inside(
+    form: str,
+    values: Tensor,
+    rewards: TokenRewards | None,
+    lengths: Tensor,
+    turn_rewards: Tensor,
+    d: Discounts,
+    lambdas: Tensor | None,
 ) -> TurnScan:
-    """Solve dual-discount GAE inside turns."""
-    return scan_turns(values, rewards, lengths, turn_rewards, d.gamma_token, d.token_decay)
+    given = values, rewards, lengths, turn_rewards
+    match form:
+        case "turn":
+            return scan_turn(*given)
+        case "bi_level":
+            return scan_bi_level(*given, d)
+        case "token":  # one discount for all tokens, that between turns
+            return scan_turns(*given, d.gamma_step, d.step_decay)
+        case "dual" if lambdas is not None:
+            return scan_turns_by_decay(*given, d.gamma_token, lambdas)
+        case "dual":
+            return scan_turns(*given, d.gamma_token, d.token_decay)
+    raise ValueError(f"form must be dual, token, turn or bi_level, got {form!r}")
 
 
-def scan_token(
-    values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
-) -> TurnScan:
-    """Use one discount for all tokens, that between turns."""
-    return scan_turns(values, rewards, lengths, turn_rewards, d.gamma_step, d.step_decay)
-
-
-def scan_turn(
-    values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
-) -> TurnScan:
+def scan_turn(values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor) -> TurnScan:
     """Take the turn as one action: its reward is the sum over its tokens, its value that of its first token."""
     turn = torch.repeat_interleave(lengths)
     state = _pick(values, lengths.cumsum(0) - lengths)
@@ -170,7 +161,7 @@ def scan_bi_level(
     values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
 ) -> TurnScan:
     """Work inside turns as `dual`, but show the previous turn the last token's value and the rewards before it."""
-    inside = scan_dual(values, rewards, lengths, turn_rewards, d)
+    inside = scan_turns(values, rewards, lengths, turn_rewards, d.gamma_token, d.token_decay)
     last = lengths.cumsum(0) - 1
     state = _pick(values, last)
     own = _pick(rewards.total(), last) if rewards is not None else torch.zeros_like(state)
@@ -178,16 +169,7 @@ def scan_bi_level(
     return TurnScan(before + state, own + turn_rewards - state, torch.ones_like(state), inside.finish)
 
 
-FORMS: dict[str, Form] = {
-    "dual": scan_dual,
-    "token": scan_token,
-    "turn": scan_turn,
-    "bi_level": scan_bi_level,
-}
-
-
 def _totals(rewards: TokenRewards | None, turn: Tensor, like: Tensor) -> Tensor:
-    """Sum of the token rewards of each turn, [T]."""
     total = torch.zeros_like(like)
     return total if rewards is None else total.index_add_(0, turn, rewards.total())
 

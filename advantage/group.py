@@ -1,18 +1,15 @@
 """Estimators without a critic that compare episodes in groups: GRPO, RLOO and GiGPO, with one sample per turn.
 
-Episodes with the same start form a group (slime's `--n-samples-per-prompt`); all others of the batch form one more.
-Episodes are compared by the returns of the whole episode, never turn by turn: the policy decides how long an episode
-is, so those that reach turn t are a biased selection. An episode whose first turn or end is outside the batch has no
-return, and one without any trained token (failed or masked) counts for nothing: their turns get advantage 0. GiGPO also
-compares turns with the same anchor, which is the prompt. docs/algorithms.md has the definitions.
+Episodes are compared by the returns of whole episodes, never turn by turn: those that reach turn t are a biased
+selection. GiGPO also compares turns with the same anchor, which is the prompt. docs/algorithms.md has the definitions.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import MutableMapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,43 +20,12 @@ from advantage.flags import advantage_flags
 from advantage.packing import PackedTurns, pack_turns
 from advantage.ranks import Layout, current_layout, local_tokens
 from advantage.scan import solve_chain
-from advantage.settings import advantage_settings
+from advantage.settings import AdvantageSettings, advantage_settings
 from advantage.turn_table import TurnColumns, read_turn_table
 
 logger = logging.getLogger(__name__)
 
 _TINY = 1e-6
-
-
-@dataclass(frozen=True)
-class GroupOptions:
-    """How returns become advantages; `AdvantageSettings` documents the YAML's keys."""
-
-    estimator: Literal["grpo", "rloo", "gigpo"]
-    gamma: float
-    """Discount from turn to turn."""
-    normalize: bool
-    """Divide by the group's standard deviation (GRPO, GiGPO)."""
-    step_weight: float
-    gigpo_discount: Literal["step", "both"]
-
-    @classmethod
-    def read(cls, args: Any) -> GroupOptions:
-        """Read the options from slime's `args`.
-
-        Raises:
-            ConfigError: an unknown estimator, a number out of range, or KL in the reward, which is not supported here.
-        """
-        settings, flags = advantage_settings(args), advantage_flags(args)
-        if flags.kl_coef:
-            raise FlagError(f"--kl-coef is {flags.kl_coef}; without a critic, charge KL with --use-kl-loss instead")
-        return cls(
-            estimator=settings.group_estimator,
-            gamma=settings.gamma_step,
-            normalize=flags.grpo_std_normalization,
-            step_weight=settings.gigpo_step_weight,
-            gigpo_discount=settings.gigpo_discount,
-        )
 
 
 @dataclass(frozen=True)
@@ -75,10 +41,6 @@ class GroupTurns:
     trained: Tensor
     """Whether the turn has any trained token."""
 
-    def stacked(self) -> Tensor:
-        columns = (self.segment, self.index, self.flags, self.reward, self.group, self.anchor, self.trained)
-        return torch.stack([x.double() for x in columns], 1)
-
 
 def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
     """Write `advantages` and `returns` into `rollout_data`: each turn's advantage, on all its trained tokens.
@@ -87,40 +49,42 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
 
     Args:
         args: slime's arguments, with the YAML's keys `group_estimator`, `gamma_step` and those of GiGPO.
-        rollout_data: as for `advantage.hook.compute_advantages`, without `values`. The turn table is removed, unless a
-            later hook still needs it; rows are shaped and typed like `kl`.
+        rollout_data: as for `advantage.hook.compute_advantages`, without `values`; rows are shaped and typed like `kl`.
 
     Raises:
         ConfigError: an unknown estimator, or KL in the reward, which these estimators do not support.
-        TurnTableError: the table is missing or was written by another converter, or turns are missing in an episode.
+        TurnTableError: the table is missing or foreign, or turns are missing in an episode.
         OtherRankError: another rank of this pipeline stage failed, so this rank stops too.
     """
     layout = current_layout()
     if not layout.last_stage:
         return
     with relayed(layout.stage), Exchange(layout.data) as exchange:
-        options, flags = GroupOptions.read(args), advantage_flags(args)
+        settings, flags = advantage_settings(args), advantage_flags(args)
+        if flags.kl_coef:
+            raise FlagError(f"--kl-coef is {flags.kl_coef}; without a critic, charge KL with --use-kl-loss instead")
         columns = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
         packed = pack_turns(columns, rollout_data["loss_masks"], rollout_data["response_lengths"])
         own = _group_turns(columns, packed, flags.n_samples_per_prompt == 1)
-        table, mine = exchange.rows(own.stacked())
-        rows = table.unbind(1)
-        turns = replace(GroupTurns(*rows), flags=rows[2].long())
-        rollout_data["advantages"] = _spread(packed, group_advantages(turns, options)[mine], rollout_data, layout)
+        table, mine = exchange.rows(torch.stack([x.double() for x in vars(own).values()], 1))
+        turns = GroupTurns(*table.unbind(1))
+        advantages = group_advantages(turns, settings, normalize=flags.grpo_std_normalization)[mine]
+        rollout_data["advantages"] = _spread(packed, advantages, rollout_data, layout)
         rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
 
 
-def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:
+def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normalize: bool) -> Tensor:
     """Compute one advantage per turn, [T] float64; 0 for bootstrap states and for episodes without a return.
 
     Args:
-        turns: all turns and bootstrap states of the batch, [T], in any order.
-        options: the estimator.
+        turns: all turns and bootstrap states of the batch, in any order.
+        normalize: divide by the group's standard deviation (GRPO, GiGPO).
 
     Raises:
         TurnTableError: a turn is missing in an episode, or occurs twice; names segment and turn.
     """
-    played = (turns.flags & BOOTSTRAP) == 0
+    flags = turns.flags.long()
+    played = (flags & BOOTSTRAP) == 0
     where = played.nonzero()[:, 0]
     segments, episode = _unique(turns.segment[where])
     result = torch.zeros(len(played), dtype=torch.float64)
@@ -128,12 +92,12 @@ def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:
         return result
     order = where[in_turn_order(episode, turns.index[where])]
     episode = torch.searchsorted(segments, turns.segment[order])
-    index, flags, reward = turns.index[order], turns.flags[order], turns.reward[order]
+    index, flags, reward = turns.index[order], flags[order], turns.reward[order]
     new = torch.cat([torch.ones(1, dtype=torch.bool), episode[1:] != episode[:-1]])
     _check_contiguous(segments, episode, index, new)
     following = torch.arange(1, len(order) + 1)
     following[torch.cat([new[1:], new[:1]])] = -1
-    to_go = solve_chain(reward, torch.full_like(reward, options.gamma), following)
+    to_go = solve_chain(reward, torch.full_like(reward, settings.gamma_step), following)
 
     heads, tails = new.nonzero()[:, 0], (following < 0).nonzero()[:, 0]
     ended = (flags[tails] & (TERMINATED | TRUNCATED)) > 0
@@ -143,24 +107,24 @@ def group_advantages(turns: GroupTurns, options: GroupOptions) -> Tensor:
         missing = int((~whole).sum())
         logger.info("%d of %d episodes have no return in this batch and are not trained on", missing, len(whole))
     group = turns.group[order][heads]
-    undiscounted = options.estimator == "gigpo" and options.gigpo_discount == "step"
+    estimator = settings.group_estimator
+    undiscounted = estimator == "gigpo" and settings.gigpo_discount == "step"
     returns = torch.zeros(len(segments)).double().index_add_(0, episode, reward) if undiscounted else to_go[heads]
-    scores = _compare(returns, group, whole, options)
+    scores = _compare(returns, group, whole, estimator, normalize)
     advantages = scores[episode]
-    if options.estimator == "gigpo":
+    if estimator == "gigpo":
         anchor = turns.anchor[order]
         _, state = _unique(torch.stack([group[episode], anchor], 1))
         compared = whole[episode] & (anchor >= 0)
-        advantages = advantages + options.step_weight * _relative(to_go, state, compared, options.normalize)
+        advantages = advantages + settings.gigpo_step_weight * _relative(to_go, state, compared, normalize)
     result[order] = advantages
     return result
 
 
-def _compare(returns: Tensor, group: Tensor, whole: Tensor, options: GroupOptions) -> Tensor:
-    """One score per episode, relative to the other whole episodes of its group."""
+def _compare(returns: Tensor, group: Tensor, whole: Tensor, estimator: str, normalize: bool) -> Tensor:
     _, groups = _unique(group)
-    if options.estimator != "rloo":
-        return _relative(returns, groups, whole, options.normalize)
+    if estimator != "rloo":
+        return _relative(returns, groups, whole, normalize)
     count, mean, _ = _statistics(returns, groups, whole)
     # Leave one out: R - (n mean - R) / (n - 1) = (R - mean) n / (n - 1).
     return torch.where(whole & (count > 1), (returns - mean) * count / (count - 1).clamp(min=1), 0.0)
@@ -186,7 +150,6 @@ def _statistics(x: Tensor, groups: Tensor, counted: Tensor) -> tuple[Tensor, Ten
 
 
 def _unique(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The sorted distinct rows of `x`, and the index of each row among them."""
     return cast(Any, torch).unique(x, dim=0, return_inverse=True)  # torch does not declare the types of `unique`
 
 
@@ -216,7 +179,6 @@ def _group_turns(columns: TurnColumns, packed: PackedTurns, alone: bool) -> Grou
 def _spread(
     packed: PackedTurns, advantages: Tensor, rollout_data: MutableMapping[str, Any], layout: Layout
 ) -> list[Tensor]:
-    """Each turn's advantage on its trained tokens, 0 elsewhere, in the shape and dtype of `kl`."""
     local = local_tokens(rollout_data, layout)
     per_turn = advantages.to(packed.trained.device) * packed.trained
     flat = packed.put(torch.repeat_interleave(per_turn, packed.lengths))

@@ -1,13 +1,7 @@
 """slime's `--custom-advantage-function-path`: computes advantages and returns from rollout data and the turn table.
 
-slime calls it in the processes of the actor and of the critic, before whitening, in three steps:
-
-1. Read this rank's turns, and pack their tokens end to end (`advantage/turn_table.py`, `advantage/packing.py`).
-2. Compute GAE (`advantage/gae.py`). What follows a turn may be on another rank (`advantage/exchange.py`).
-3. Unpack: one row per sample, as slime has them, with 0 on untrained tokens.
-
-The reward of each trained token is -kl_coef x KL. slime's critic has no log-probs, so its KL is 0, and KL never enters
-the value targets.
+slime calls it in the processes of the actor and of the critic, before whitening. The reward of each trained token is
+-kl_coef x KL. slime's critic has no log-probs, so its KL is 0, and KL never enters the value targets.
 """
 
 from __future__ import annotations
@@ -37,9 +31,8 @@ logger = logging.getLogger(__name__)
 def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
     """Write `advantages` and `returns` into `rollout_data`: one row per sample, shaped and typed like `values`.
 
-    Rows are 0 on untrained tokens. On trained tokens, returns = advantages + values. The turn table is removed, unless
-    a later hook still needs it. On a pipeline stage without values, nothing is changed. With `policy_loss: dis`, the
-    actor's data also gets the staleness of each token.
+    Rows are 0 on untrained tokens; on trained tokens, returns = advantages + values. The last reader removes the turn
+    table. With `policy_loss: dis`, the actor's data also gets the staleness of each token.
 
     Args:
         args: slime's arguments; `advantage/settings.py` and `advantage/flags.py` list those that are read.
@@ -50,25 +43,17 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
             `prompt`: S rows of the turn table (`advantage.turn_table.encode_row`).
 
     Raises:
-        TurnTableError: the table is missing or was written by another converter, the turns of all ranks do not form
-            episodes, or the loss masks do not show where turns begin.
+        TurnTableError: the table is missing or foreign, or the turns of all ranks do not form episodes.
         ConfigError: a setting is out of range.
         ValueError: a value, reward or KL is not finite, or a row has the wrong length.
         OtherRankError: another rank of this pipeline stage failed, so this rank stops too.
 
-    Example: one turn of two tokens that ended its episode with reward 1, in one process.
+    Example: one turn of two tokens that ended its episode with reward 1.
 
         row = TurnRow(segment=0, first_turn=0, terminated=True, turns=(TurnSpan(0, 2, reward=1.0),))
-        rollout_data = {
-            "values": [torch.tensor([0.5, 0.75])],
-            "kl": [torch.zeros(2)],
-            "loss_masks": [torch.ones(2)],
-            "response_lengths": [2],
-            "total_lengths": [5],
-            "prompt": [encode_row(row)],
-        }
-        compute_advantages(Namespace(), rollout_data)
-        rollout_data["advantages"]  # [tensor([0.5000, 0.2500])], with the discounts inside turns at their default of 1
+        rollout_data = {"values": [torch.tensor([0.5, 0.75])], "kl": [torch.zeros(2)], "loss_masks": [torch.ones(2)]}
+        rollout_data |= {"response_lengths": [2], "total_lengths": [5], "prompt": [encode_row(row)]}
+        compute_advantages(Namespace(), rollout_data)  # rollout_data["advantages"] is [tensor([0.5000, 0.2500])]
     """
     layout = current_layout()
     if not layout.last_stage:  # the KL split, which slime calls here too, removes the table; slime logs nothing here
@@ -128,7 +113,6 @@ def _read_turns(args: Any, rollout_data: MutableMapping[str, Any], layout: Layou
 
 
 def _advantages(turns: LocalTurns, exchange: Exchange) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [R], 0 on untrained tokens."""
     packed, role = turns.packed, turns.flags.slime_verlog_role
     untrained = packed.untrained
     kl = None if turns.kl is None else packed.take(turns.kl).index_fill_(0, untrained, 0)

@@ -1,9 +1,7 @@
 """slime's `--rollout-data-postprocess-path`: logs the KL to the reference policy for reasoning and action separately.
 
-A policy that games its reward often changes its actions first, while its reasoning stays the same. The KL of the action
-tokens then grows several times as fast as that of the reasoning, and `ActionHackingWatch` warns. slime calls this hook
-in the actor, after the advantages and before its logger, so both means appear beside `rollout/kl`. miles gives the hook
-no data, so a single warning is logged there.
+A policy that games its reward often changes its actions first: their KL then grows several times as fast as that of
+the reasoning, and `ActionHackingWatch` warns.
 """
 
 from __future__ import annotations
@@ -45,11 +43,9 @@ class KlSplit:
 class GrowthEvidence:
     """Evidence that a series grows: the wealth of a bettor who bets that each next step is positive; 0 at first.
 
-    Each bet stakes a fixed share of the wealth. Its payoff is the step relative to the mean size of earlier steps,
-    clipped to [-1, 1]. If steps are as likely down as up, whatever their size, no bet gains on average, so the
-    probability that the wealth ever reaches w is at most 1/w, however long the run (Ville's inequality). Part of the
-    capital is added at every step, so growth that begins late is found too. Source: Waudby-Smith and Ramdas (2023),
-    "Estimating means of bounded random variables by betting".
+    Each bet stakes a fixed share of the wealth; its payoff is the step relative to the mean size of earlier ones,
+    clipped to [-1, 1]. Without growth, the probability that the wealth ever reaches w is at most 1/w (Ville's
+    inequality). Source: Waudby-Smith and Ramdas (2023), "Estimating means of bounded random variables by betting".
     """
 
     def __init__(self) -> None:
@@ -72,9 +68,7 @@ class GrowthEvidence:
 class ActionHackingWatch:
     """Warns when the action's KL grows more than `OUTGROWTH` times as fast as the reasoning's.
 
-    Averages `patience` updates into one point; a larger value is less noisy and warns later. If the KLs have no trend,
-    or if their growth differs by less than a factor of `OUTGROWTH`, at most a share `FALSE_ALARMS` of runs ever causes
-    a warning.
+    Averages `patience` updates into one point. Without such growth, at most a share `FALSE_ALARMS` of runs ever warns.
     """
 
     def __init__(self) -> None:
@@ -91,10 +85,7 @@ class ActionHackingWatch:
         return min(self._growth.wealth, self._outgrowth.wealth)
 
     def update(self, split: KlSplit, patience: int) -> float:
-        """Add the split of one update, warn if necessary, and return the evidence before any reset.
-
-        Updates without action tokens or without reasoning tokens are skipped.
-        """
+        """Add the split of one update, if it has both kinds of tokens; returns the evidence before any reset."""
         if split.action is None or split.reasoning is None:
             return self.evidence
         self._block.append((split.reasoning, split.action))
@@ -131,12 +122,8 @@ def log_kl_split(
 ) -> KlSplit | None:
     """Add `kl_reasoning`, `kl_action` and `kl_action_evidence` to slime's metrics, and remove the turn table.
 
-    A mean over no tokens is left out, not logged as 0.
-
     Args:
-        args: slime's arguments; `action_hacking_patience` updates are averaged into one point of the watch.
-        rollout_id: unused; slime passes it.
-        rollout_data: the actor's, after `compute_advantages`.
+        rollout_data: the actor's, after `compute_advantages`; None on miles.
 
     Returns:
         The split; None if this process has no KL (other pipeline stages, no reference policy).

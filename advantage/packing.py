@@ -69,13 +69,9 @@ class PackedTurns:
 def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[int]) -> PackedTurns:
     """Pack the tokens of all turns, with one entry per turn and one per bootstrap sample.
 
-    Masked tokens inside a turn (observations, template text) are skipped, so a turn's reward falls on its last trained
-    token. A fully masked turn keeps all its tokens: values and rewards pass through it, but it gets no gradient.
-
-    Args:
-        columns: the T turns and bootstrap states of S samples.
-        masks: S rows, one entry per response token, nonzero where it is trained.
-        lengths: [S] response tokens of each sample; they sum to R.
+    Masked tokens inside a turn are skipped, so a turn's reward falls on its last trained token. A fully masked turn
+    keeps all its tokens: values and rewards pass through it, but it gets no gradient. `masks` has one entry per
+    response token.
 
     Raises:
         TurnTableError: the loss mask includes a token outside all turns, or a bootstrap sample has no token.
@@ -100,10 +96,6 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
 
 def check_first_tokens(packed: PackedTurns, lengths: Sequence[int]) -> None:
     """Check that the loss mask alone shows where turns begin, because the value loss has nothing else.
-
-    Args:
-        packed: the turns.
-        lengths: response tokens of each sample.
 
     Raises:
         TurnTableError: turns are adjacent, or a turn has untrained tokens inside; names the sample.
@@ -170,7 +162,6 @@ def _spans(columns: TurnColumns, lengths: Sequence[int]) -> tuple[Tensor, Tensor
 
 
 def _refuse_stray_tokens(mask: Tensor, positions: Tensor, lengths: Sequence[int]) -> None:
-    """Refuse the first token that the loss mask includes although it belongs to no turn."""
     stray = mask.clone()
     stray[positions] = False
     position = int(stray.nonzero()[0])

@@ -1,10 +1,7 @@
 """What this rank holds: Megatron's process groups, and its slices of the samples under context parallelism.
 
-Megatron is not imported here. If nothing else in the process has imported it, it has not built any process groups.
-
-slime cuts a sequence into 2 x cp chunks. Rank r holds the chunks r and 2 cp - 1 - r, one early and one late, so causal
-attention costs every rank the same. A response-aligned entry (value, log-prob) belongs to the rank that holds the
-position *before* its token. A test compares these slices with slime's own `cp_utils`.
+slime cuts a sequence into 2 x cp chunks; rank r holds the chunks r and 2 cp - 1 - r. A response-aligned entry (value,
+log-prob) belongs to the rank that holds the position *before* its token.
 """
 
 from __future__ import annotations

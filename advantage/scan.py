@@ -9,18 +9,16 @@ The tokens of all turns are laid end to end and cut into rows of 32, wherever tu
     row 3   . . . . . . . . . . . . . . . |     per turn, are solved together, column by column from the right
     row 4   . . . . . . | . . . . . . . . |
 
-Why rows: a loop over tokens has as many steps as the longest turn has tokens, each too small to keep a core busy; rows
-of 32 need 32 such steps at most, and 32 x 32 is the smallest matrix product that keeps a CPU core busy.
-
-What enters a row reaches its first token with the factor c^32, so the rows of one turn form a chain, which is solved by
-doubling. Turns whose lambda depends on their length (`scan_turns_by_decay`) use such a chain for every token. To find
-what follows each turn, only the first tokens of rows are needed. The other tokens are computed at the end, in blocks
-that fit a CPU's cache: float64 copies of all tokens would take longer than the arithmetic.
+A loop over tokens would take as many steps as the longest turn has tokens; rows of 32 need at most 32. What enters a
+row reaches its first token with the factor c^32, so the rows of one turn form a chain, which is solved by doubling.
+Turns whose lambda depends on their length (`scan_turns_by_decay`) use such a chain for every token. To find what
+follows each turn, only the first tokens of rows are needed; the others are computed at the end, in blocks that fit a
+CPU's cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -65,13 +63,8 @@ def scan_turns(
 ) -> TurnScan:
     """Solve GAE inside turns, from token to token.
 
-    Args:
-        values: [N] floating.
-        rewards: of single tokens; None if they are all 0.
-        lengths: [T] tokens of each turn.
-        turn_rewards: [T] float64, given at each turn's last token.
-        gamma: discount.
-        decay: gamma times lambda.
+    Takes values [N], the rewards of tokens, turn lengths [T], turn rewards [T] float64 (given at each turn's last
+    token), a discount, and gamma times lambda.
     """
     nonempty = (lengths > 0).nonzero()[:, 0]
     after = lengths.cumsum(0).index_select(0, nonempty)
@@ -79,15 +72,14 @@ def scan_turns(
     rows = _Rows(values, rewards, first, last, gamma, decay)
     rows.solve(turn_rewards.index_select(0, nonempty))
 
-    def per_turn(x: Tensor) -> Tensor:
-        return turn_rewards.new_zeros(len(lengths)).index_copy_(0, nonempty, x)
+    entry = (values.index_select(0, first).double(), rows.first_advantages(), decay ** (last - first).double())
+    return TurnScan(*_per_turn(entry, nonempty, lengths), lambda carry: rows.finish(carry.index_select(0, nonempty)))
 
-    return TurnScan(
-        per_turn(values.index_select(0, first).double()),
-        per_turn(rows.first_advantages()),
-        per_turn(decay ** (last - first).double()),
-        lambda carry: rows.finish(carry.index_select(0, nonempty)),
-    )
+
+def _per_turn(entries: Sequence[Tensor], nonempty: Tensor, lengths: Tensor) -> list[Tensor]:
+    """Spread the entries of nonempty turns over all turns, [T] float64 each; 0 for empty turns."""
+    zeros = torch.zeros(len(lengths), dtype=torch.float64, device=lengths.device)
+    return [zeros.index_copy(0, nonempty, entry) for entry in entries]
 
 
 def scan_turns_by_decay(
@@ -113,17 +105,12 @@ def scan_turns_by_decay(
 
     nonempty = (lengths > 0).nonzero()[:, 0]
     first = (last - lengths + 1)[nonempty]
-
-    def per_turn(x: Tensor) -> Tensor:
-        return turn_rewards.new_zeros(len(lengths)).index_copy_(0, nonempty, x)
-
-    return TurnScan(per_turn(values[first].double()), per_turn(alone[first]), per_turn(reach[first]), finish)
+    entry = (values[first].double(), alone[first], reach[first])
+    return TurnScan(*_per_turn(entry, nonempty, lengths), finish)
 
 
 class _Rows:
-    """The tokens of T nonempty turns in n rows, of which B contain a turn's last token.
-
-    What is called columns has shape [ROW, B]: the rows with a last token, one contiguous vector per column.
+    """The tokens of T nonempty turns in n rows; columns are the B rows with a turn's last token, one vector per column.
 
     | attribute | shape | meaning |
     |---|---|---|
@@ -136,15 +123,10 @@ class _Rows:
     | `_powers` | [ROW] | decay^0, decay^1, ... |
     | `_of_rewards` | [ROW, ROW] | a row's rewards times this are their part of its advantages |
     | `_of_values` | [ROW, ROW] | a row's values times this are theirs |
-
-    `solve` adds what is known if nothing follows any turn:
-
-    | attribute | shape | meaning |
-    |---|---|---|
     | `_ending_values` | [ROW, B] | the values of the rows in `_ending` |
     | `_columns` | [ROW, B] | their advantages, without what follows the row |
     | `_heads` | [n] | advantage of each row's first token, without what follows the row |
-    | `_follows` | [n] | gamma V + c A of the token after each row; 0 after a turn's last token |
+    | `_follows` | [n] | gamma V + c A of the token after each row if nothing follows its turn; 0 after a last token |
     """
 
     def __init__(
@@ -206,10 +188,7 @@ class _Rows:
         return advantages.view(-1)[:tokens], returns.view(-1)[:tokens]
 
     def _solved_blocks(self, columns: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Block after block: its rows, their values, and the first columns of their advantages as if no turn ended.
-
-        Nothing that follows a row is included.
-        """
+        """Yield each block's rows, values and first columns of advantages, as if no turn ended or followed."""
         of_values, of_rewards = self._of_values[:, :columns], self._of_rewards[:, :columns]
         count = -(-len(self._values) // ROW)
         for start in range(0, count, BLOCK):
@@ -241,7 +220,6 @@ class _Rows:
         return solve_runs(a, b, int(longest))
 
     def _select(self, x: Tensor) -> Tensor:
-        """The rows of `x` [N] that contain a turn's last token, as columns in float64."""
         # Only the last row can be incomplete, and a turn ends there.
         partial = len(x) % ROW
         whole = x[: len(x) - partial].view(-1, ROW)
@@ -261,8 +239,9 @@ def _rows(x: Tensor, rows: slice) -> Tensor:
 def solve_chain(a: Tensor, b: Tensor, following: Tensor) -> Tensor:
     """Solve x[i] = a[i] + b[i] x[following[i]]; a `following` of -1 ends a chain. All [n], no cycles."""
     n = a.numel()
+    # One extra entry, which points at itself, ends every chain.
     a, b = torch.cat([a, a.new_zeros(1)]), torch.cat([b, b.new_zeros(1)])
-    jump = _with_sentinel(following)
+    jump = torch.cat([torch.where(following < 0, n, following), following.new_full((1,), n)])
     while bool((jump != n).any()):
         # index_select is several times faster on a CPU than indexing.
         a = torch.addcmul(a, b, a.index_select(0, jump))
@@ -278,12 +257,6 @@ def solve_runs(a: Tensor, b: Tensor, longest: int) -> Tensor:
         b = F.pad(b[:-step] * b[step:], (0, step))
         step *= 2
     return a
-
-
-def _with_sentinel(following: Tensor) -> Tensor:
-    """`following` with one extra entry that points at itself and ends every chain."""
-    n = following.numel()
-    return torch.cat([torch.where(following < 0, n, following), following.new_full((1,), n)])
 
 
 def gather_next(x: Tensor, following: Tensor, otherwise: Tensor) -> Tensor:

@@ -63,12 +63,6 @@ class Discounts:
     gamma_token: float
     lambda_token: float
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name} must be a number between 0 and 1, got {value!r}")
-
     @property
     def token_decay(self) -> float:
         return self.gamma_token * self.lambda_token
@@ -190,10 +184,7 @@ class AdvantageSettings(Settings):
 
     @property
     def discounts(self) -> Discounts:
-        """The discounts of the actor, and of the critic without `lambda_critic`.
-
-        Value pretraining has lambda 1: its targets are discounted returns, which do not depend on the critic.
-        """
+        """Return the actor's discounts, and the critic's without `lambda_critic`; lambda 1 in value pretraining."""
         lambdas = (1.0, 1.0) if self.value_pretraining.batches else (self.lambda_step, self.lambda_token)
         return Discounts(self.gamma_step, lambdas[0], self.gamma_token, lambdas[1])
 
@@ -207,11 +198,7 @@ class AdvantageSettings(Settings):
         return self
 
     def discounts_of(self, role: str | None) -> Discounts:
-        """Return the discounts of the actor or the critic; `role` may be None if they do not differ.
-
-        Raises:
-            FlagError: they differ and the role is unknown.
-        """
+        """Return the discounts of the actor or the critic; raises FlagError if they differ and `role` is None."""
         if role is None and (self.lambda_critic is not None or self.lambda_policy != "fixed"):
             raise FlagError(
                 "lambda_critic and lambda_policy differ between actor and critic, and only advantage.patch.install "
@@ -229,11 +216,7 @@ class AdvantageSettings(Settings):
 
 
 def advantage_settings(args: Any) -> AdvantageSettings:
-    """Read the YAML's keys from slime's `args`.
-
-    Raises:
-        ConfigError: a value is invalid; names the key and the value.
-    """
+    """Read the YAML's keys from slime's `args`; raises ConfigError, which names the key and the value."""
     return read_settings(AdvantageSettings, present(args, AdvantageSettings.model_fields))
 
 

@@ -14,7 +14,7 @@ from rollout.errors import EngineError, EnvironmentFault
 from rollout.evaluate import after_refusal
 from rollout.play.memory import Conversation, Memory, Message, build_memory
 from rollout.spec import EpisodeSpec
-from rollout.tokens.pictures import data_uri, read_image
+from rollout.tokens.image_files import data_uri, read_image
 from rollout.transcript import Transcript
 from rollout.turn import StopReason
 from rollout.workers.pool import EnvPool, EnvSession

@@ -1,7 +1,7 @@
 """Saves and loads the rollout's state beside the model's checkpoint: cursors, live episodes, kept warm-up segments.
 
-The state is one safetensors file. It is written in a separate folder, synced and renamed; after a crash at any point,
-either the previous file or no file exists. Nothing is unpickled.
+The state is one safetensors file, synced in a separate folder and then renamed, so a crash leaves the previous file or
+none. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from safetensors.torch import save_file
 
 from rollout.errors import CheckpointError
 from rollout.play.slots import check_slot, read_ids, read_whole
-from rollout.tokens.pictures import png_of, png_uri
+from rollout.tokens.image_files import png_of, png_uri
 from rollout.tokens.token_prefix import TokenPrefix
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
 
 FORMAT, VERSION = "slime-verlog-rollout", "4"
 READABLE = ("3", VERSION)
-"""Versions that can be read; version 3 holds the engine's pictures as texts."""
+"""Versions that can be read; version 3 holds the engine's images as texts."""
 
 
 def checkpoint_path(folder: str, rollout_id: int) -> Path:
@@ -48,21 +48,18 @@ class SourceState:
 
 
 @dataclass
-class Pictures:
-    """The pictures that prompts refer to; each is stored once, however many prompts show it.
-
-    Engine and training mostly get the same PNG file, which is then stored once for both.
-    """
+class StoredImages:
+    """The images that prompts refer to, each stored once; engine and training mostly get the same PNG file."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     images: list[str | list[str]] = field(default_factory=list)
-    """The pictures as the engine gets them: each a text, or the name of the tensor with its PNG file, in a list."""
+    """The images as the engine gets them: each a text, or the name of the tensor with its PNG file, in a list."""
     _numbers: dict[str, int] = field(default_factory=dict)
     _names: dict[int | bytes, str] = field(default_factory=dict)
     """By the identity of a tensor, or by the hash of a file."""
 
     def number(self, image: str) -> int:
-        """The picture's position in `images`."""
+        """The image's position in `images`."""
         if image not in self._numbers:
             self._numbers[image] = len(self.images)
             png = png_of(image)
@@ -93,21 +90,17 @@ def _as_tensor(data: bytes) -> torch.Tensor:
 
 
 def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
-    """Write the state under slime's `--save` folder; slime calls this after saving the models.
-
-    Raises:
-        CheckpointError: the file cannot be written (full disk, no permission); the previous one is untouched.
-    """
-    pictures = Pictures()
+    """Write the state under slime's `--save` folder; raises CheckpointError, with the previous file untouched."""
+    images = StoredImages()
     state = {
         "next_episode": source.next_episode,
         "next_group": source.next_group,
         "buffer": source.buffer,
         "slots": source.slots,
-        "kept": [_segment_state(segment, pictures) for segment in source.kept],
-        "images": pictures.images,
+        "kept": [_segment_state(segment, images) for segment in source.kept],
+        "images": images.images,
     }
-    tensors = pictures.tensors
+    tensors = images.tensors
     path = checkpoint_path(folder, rollout_id)
     writing = path.parent / ".writing"
     temporary = writing / path.name
@@ -137,13 +130,10 @@ def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def load_state(load: str | None, save: str | None, rollout_id: int | None) -> SourceState | None:
-    """The state that `save_state` wrote for `rollout_id`; None in a fresh run (no or a negative id, or no `load`).
+    """Return the state that `save_state` wrote for `rollout_id`; None in a fresh run (no id, -1, or no `load`).
 
-    `load` and `save` are slime's folders. While the actor is frozen, slime does not save it and resumes with `--load`
-    still naming the initial weights; the state is then found under `--save`.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, of another version, or something else.
+    While the actor is frozen, slime resumes with `load` still naming the initial weights, so `save` is searched too.
+    Raises CheckpointError for a missing, damaged or foreign file.
     """
     if rollout_id is None or rollout_id < 0 or not load:
         return None
@@ -195,11 +185,11 @@ def _fields(record: Generation | Segment | Turn) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
-def _segment_state(segment: Segment, pictures: Pictures) -> Mapping[str, Any]:
+def _segment_state(segment: Segment, images: StoredImages) -> Mapping[str, Any]:
     return {
         **_fields(segment),
-        "turns": [_turn_state(turn, pictures) for turn in segment.turns],
-        "bootstrap": None if segment.bootstrap is None else _prompt_state(segment.bootstrap, pictures),
+        "turns": [_turn_state(turn, images) for turn in segment.turns],
+        "bootstrap": None if segment.bootstrap is None else _prompt_state(segment.bootstrap, images),
     }
 
 
@@ -212,14 +202,14 @@ def _read_segment(item: Mapping[str, Any], images: list[str], tensors: Mapping[s
     return Segment(**{**item, **changed})
 
 
-def _turn_state(turn: Turn, pictures: Pictures) -> Mapping[str, Any]:
+def _turn_state(turn: Turn, images: StoredImages) -> Mapping[str, Any]:
     generation = {
         **_fields(turn.generation),
         "token_ids": list(turn.generation.token_ids),
         "log_probs": list(turn.generation.log_probs),
         "meta_info": dict(turn.generation.meta_info),
     }
-    changed = {"prompt": _prompt_state(turn.prompt, pictures), "generation": generation, "metrics": dict(turn.metrics)}
+    changed = {"prompt": _prompt_state(turn.prompt, images), "generation": generation, "metrics": dict(turn.metrics)}
     return {**_fields(turn), **changed, "spans": []}
 
 
@@ -240,12 +230,12 @@ def _read_turn(item: Mapping[str, Any], images: list[str], tensors: Mapping[str,
     return Turn(**{**item, **changed})
 
 
-def _prompt_state(prompt: Prompt, pictures: Pictures) -> Mapping[str, Any]:
+def _prompt_state(prompt: Prompt, images: StoredImages) -> Mapping[str, Any]:
     parts = () if prompt.train_inputs is None else prompt.train_inputs.parts
     return {
         "token_ids": list(prompt.token_ids),
-        "image_data": [pictures.number(image) for image in prompt.image_data],
-        "train_inputs": [{key: pictures.name(value) for key, value in part.items()} for part in parts],
+        "image_data": [images.number(image) for image in prompt.image_data],
+        "train_inputs": [{key: images.name(value) for key, value in part.items()} for part in parts],
         "engine_ids": None if prompt.engine_ids is None else list(prompt.engine_ids),
         "seen_tool": prompt.seen_tool,
     }
@@ -271,7 +261,6 @@ def _read_prompt(item: Mapping[str, Any], images: list[str], tensors: Mapping[st
 
 
 def _sync(path: Path) -> None:
-    """Write the file's (or folder's) content to the disk, where it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,4 @@
-"""Batches cut from slots that never stop playing, also while the trainer works.
-
-A batch holds the next `rollout_batch_size` x `n_samples_per_prompt` turns that finish, cut and bootstrapped as a
-fixed-turn batch. The engine does not wait for a batch's last turn, and its weights change in mid-stream: an episode may
-see many versions, each turn sees one. No turn older than `max_staleness` actor updates is trained on.
-"""
+"""Batches cut from slots that never stop playing, also while the trainer works (`rollout/play/stream.py`)."""
 
 from __future__ import annotations
 
@@ -24,7 +19,7 @@ from rollout.play.stream import Stream
 def generate_rollout(
     args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """slime's `--rollout-function-path`: the next batch of the stream, or the held-out episodes if `evaluation`.
+    """Return the stream's next batch, or the held-out episodes if `evaluation` (slime's `--rollout-function-path`).
 
     Raises:
         ConfigError: flags and YAML contradict each other, or the engine does not number its weights.

@@ -1,7 +1,6 @@
-"""slime's data source: tasks and seeds from the YAML instead of a prompt file. `save` and `load` carry live episodes.
+"""slime's data source: tasks and seeds from the YAML; `save` and `load` carry live episodes.
 
-Invariant: an episode's task and seed depend on its id alone. The order in which requests finish, a restart, or another
-environment backend does not change which episodes are played.
+Invariant: an episode's task and seed depend on its id alone, not on the order in which requests finish.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ class EpisodeSource:
     """slime's `--data-source-path`; it also holds what the fixed-turn rollout keeps between batches."""
 
     def __init__(self, args: Any) -> None:
-        """Read and check the YAML, and the flags with it.
-
-        Raises:
-            ConfigError: names the key or the flag to change.
-        """
+        """Read and check the YAML and the flags; raises ConfigError, which names the key or the flag to change."""
         self.settings = load_settings(args)
         check_flags(args, self.settings)
         self.flags = RolloutFlags.read(args)
@@ -66,10 +61,7 @@ class EpisodeSource:
             self.saved_slots = []
 
     def staleness(self, segments: Sequence[Segment], rollout_id: int) -> list[int]:
-        """For each turn of the rollout's batch: the actor updates between playing and training it.
-
-        -1 if the engine does not number its weights.
-        """
+        """Return the actor updates between playing and training each turn; -1 without weight versions."""
         versions = [version_of(turn.generation) for segment in segments for turn in segment.turns]
         if known := [version for version in versions if version is not None]:
             self.clock.learn(rollout_id, min(known), asked_since=True)
@@ -116,16 +108,10 @@ class EpisodeSource:
         return SourceState(self.next_episode, self.next_group, buffer, slots, list(self.kept))
 
     def end_batch(self, rollout_id: int, slots: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Keep the state at the end of a rollout for `save`.
+        """Keep the state at the end of a rollout for `save`, and write it now if slime is going to save this rollout.
 
-        If slime is going to save this rollout, the state is written now, before the models: a run that is killed
-        in between leaves a state without models, which is harmless, instead of models without their state.
-
-        Args:
-            slots: the slots' state at the end of the batch, if they have played on since.
-
-        Raises:
-            CheckpointError: as `save`.
+        A run that is killed in between leaves a state without models, which is harmless. `slots` is the slots' state at
+        the end of the batch, if they have played on since. Raises CheckpointError as `save`.
         """
         state = replace(self.state(), slots=list(slots)) if slots else self.state()
         self.snapshots = {r: kept for r, kept in self.snapshots.items() if r == rollout_id - 1} | {rollout_id: state}
@@ -133,10 +119,7 @@ class EpisodeSource:
             self._write(state, rollout_id)
 
     def save(self, rollout_id: int) -> None:
-        """Write the source's state and the live episodes beside the model's checkpoint.
-
-        With fixed-turn and continuous batches, it is the state at the end of this rollout. slime's own loop does not
-        tell where a rollout ends, so the current state is written.
+        """Write the state at the end of this rollout (in slime's own loop, the current state) for a resume.
 
         Raises:
             CheckpointError: the file cannot be written (the previous one is untouched), or the rollout was not played.
@@ -158,11 +141,7 @@ class EpisodeSource:
             self._written = state
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Restore what `save` wrote; does nothing in a fresh run.
-
-        Raises:
-            CheckpointError: the file is missing, damaged, of another version, or something else; nothing was loaded.
-        """
+        """Restore what `save` wrote; does nothing in a fresh run. Raises CheckpointError as `load_state`."""
         state = load_state(self.flags.load, self.flags.save, rollout_id)
         if state is None:
             return

@@ -1,44 +1,24 @@
-"""The whole error model: every error is named after the boundary that was crossed.
+"""The error model: an error is named after the boundary that was crossed, and only code there raises it.
 
-1. Vocabulary: the classes below.
-2. Classification: only code at a boundary raises the boundary's error, with `raise ... from`.
-3. Surfacing: an error that stops a batch names what reproduces it (environment, seed, actions).
-4. A bad answer of the model is data, never an error.
+An error that stops a batch names what reproduces it. A bad response of the model is data, never an error.
 """
 
 from __future__ import annotations
 
-from envs.errors import (
-    ConfigError,
-    EnvironmentFault,
-    EpisodeOverError,
-    JudgeError,
-    MissingDependencyError,
-    SlimeVerlogError,
-    ToolError,
-)
-
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "EncodingError",
-    "EngineError",
-    "EnvironmentFault",
-    "EpisodeOverError",
-    "FailureBudgetError",
-    "JudgeError",
-    "MissingDependencyError",
-    "SlimeVerlogError",
-    "ToolError",
-]
-
+from envs.errors import ConfigError as ConfigError
+from envs.errors import EnvironmentFault as EnvironmentFault
+from envs.errors import EpisodeOverError as EpisodeOverError
+from envs.errors import JudgeError as JudgeError
+from envs.errors import MissingDependencyError as MissingDependencyError
+from envs.errors import SlimeVerlogError as SlimeVerlogError
+from envs.errors import ToolError as ToolError
 
 PASSING = frozenset({"http_408", "http_409", "http_425", "http_429"})
 """Client errors that the same request may not meet again."""
 
 
 class EngineError(SlimeVerlogError, RuntimeError):
-    """The inference engine refused, disappeared or sent a malformed answer; the turn may be sent again.
+    """The inference engine refused, disappeared or sent a malformed response; the turn may be sent again.
 
     `kind` is the name in the metrics: `refused`, `connection_lost`, `timeout`, `http_<status>` or `bad_answer`.
     """

@@ -47,10 +47,10 @@ class EpisodeResult:
 
 
 async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
-    """Play all of `source.eval_episodes()`, `n_env` at a time; the live training episodes are not touched.
+    """Play all of `source.eval_episodes()`, `n_env` at a time.
 
-    `data[task]` has one entry per episode in seed order: `rewards` (return), `truncated`, `samples` (the last turn,
-    whose metadata describes the whole episode). An episode whose environment was lost has return 0.
+    `data[task]` has one entry per episode in seed order: `rewards` (the return; 0 if the environment was lost),
+    `truncated`, and `samples` (the last turn, whose metadata describes the whole episode).
     """
     runtime = await get_runtime(args)
     results = await play_episodes(runtime, source.eval_episodes(), source.settings.n_env)
@@ -83,13 +83,10 @@ async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once:
 
 
 async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = False) -> EpisodeResult:
-    """Play one episode to its end; if its environment is lost, it ends there and is counted.
-
-    If the engine refuses a prompt, the episode ends there too: as `CONTEXT` if the prompt is too long for the model.
-    A game without a limit ends after `DEFAULT_MAX_TURNS`.
+    """Play one episode to its end; a lost environment or a refused prompt ends it.
 
     Args:
-        detailed: the transcript keeps pictures, token ids, and the text and log-prob of every token of the answers.
+        detailed: the transcript keeps images, token ids, and the text and log-prob of every token.
     """
     turns, transcript = list[Turn](), Transcript()
 
@@ -118,14 +115,14 @@ async def _play(
     """Play to the end of the episode, and return why it ended and its fault."""
     ended: list[tuple[StopReason, str | None]] = []
     messages: list[Message] = []
-    pictures: list[str] = []
+    images: list[str] = []
 
     async def may_issue() -> bool:
         return not ended
 
     async def ask(episode: Episode) -> Generation:
         messages[:] = episode.conversation.messages
-        pictures[:] = episode.prompt.image_data if detailed else ()
+        images[:] = episode.prompt.image_data if detailed else ()
         return await episode.generate(params)
 
     def record(episode: Episode, turn: Turn) -> None:
@@ -134,9 +131,9 @@ async def _play(
         answer = episode.encoder.answer_text(ids)  # as the environment read it
         if detailed:
             tokens = {"text": [episode.encoder.decode([i]) for i in ids], "log_probs": list(turn.generation.log_probs)}
-            transcript.add(messages, pictures, answer, _outcome(turn), tokens, (turn.prompt.token_ids, ids))
+            transcript.add(messages, images, answer, _outcome(turn), tokens, (turn.prompt.token_ids, ids))
         else:
-            transcript.add(messages, pictures, answer, _outcome(turn))
+            transcript.add(messages, images, answer, _outcome(turn))
         if episode.stop is not None:
             ended.append((episode.stop, None))
 
@@ -145,11 +142,7 @@ async def _play(
 
 
 def after_refusal(error: EngineError, played: int) -> tuple[StopReason, str | None]:
-    """How an episode of `played` turns ends whose next prompt the engine refused, and its fault.
-
-    Raises:
-        EngineError: the error does not concern this prompt alone.
-    """
+    """Return how an episode ends whose next prompt the engine refused, and its fault; raises any other EngineError."""
     if not error.concerns_prompt:
         raise error
     if error.too_long and played:
@@ -158,7 +151,6 @@ def after_refusal(error: EngineError, played: int) -> tuple[StopReason, str | No
 
 
 def _outcome(turn: Turn) -> dict[str, Any]:
-    """The turn's outcome under the environment's names."""
     return {
         "executed_action": turn.executed_action,
         "valid_action": turn.valid,

@@ -1,8 +1,7 @@
 """Batches of exactly `rollout_batch_size` x `n_samples_per_prompt` turns, from episodes that outlive the batch.
 
-`n_env` slots each play one episode after another. Turns are issued until the batch's budget is used up; turns in flight
-then finish. No turn is thrown away or generated twice. Each episode that is still running is cut: its next prompt
-becomes a bootstrap sample, and it continues in the next batch.
+`n_env` slots share the batch's budget of turns. An episode that still runs at its end is cut: its next prompt becomes a
+bootstrap sample, and it continues in the next batch. No turn is thrown away or generated twice.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rollout.bridge.checks import check_fixed_turn
 from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.play.batch import Batch, count_turns
+from rollout.play.batch import Batch, count_failure, count_turns
 from rollout.play.episode import Episode
 from rollout.play.metrics import batch_metrics, measure
 from rollout.play.player import Slot, play
@@ -32,7 +31,7 @@ T = TypeVar("T")
 def generate_rollout(
     args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """slime's `--rollout-function-path`: one batch of turns, or the held-out episodes if `evaluation`.
+    """Return one batch of turns, or the held-out episodes if `evaluation` (slime's `--rollout-function-path`).
 
     Raises:
         ConfigError: flags and YAML contradict each other; the text names the flag.
@@ -134,7 +133,8 @@ async def _play(runtime: Runtime, slot: Slot, batch: Batch, count_turn: Callable
 
     def lose(fault: EnvironmentFault) -> None:
         batch.give_back(slot.number)
-        batch.lose_episode(fault, runtime)
+        batch.failed += 1
+        count_failure(fault, batch.failed, runtime)
         close(StopReason.FAILED)
 
     await play(slot, may_issue, lambda episode: episode.generate(params), record, lose)
@@ -165,7 +165,6 @@ async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> lis
 
 
 def _pretraining_samples(runtime: Runtime, source: EpisodeSource) -> list[list[Sample]]:
-    """The samples of all collected turns, with whole episodes held out."""
     from rollout.play.kept import choose_held_out, join_episodes
 
     segments, seed = join_episodes(source.kept), runtime.flags.rollout_seed

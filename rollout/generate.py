@@ -1,8 +1,6 @@
 """One whole episode inside slime's own outer loop (`--custom-generate-function-path`).
 
-`history: full` gives one sample with all turns, observations masked. `history: window` gives one sample per turn, all
-in the training group of the sample that slime handed out. An aborted episode keeps its environment and continues when
-slime hands the sample out again; `--mask-offpolicy-in-partial-rollout` masks the turns played before the abort.
+An aborted episode keeps its environment and continues when slime hands its sample out again.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from rollout.bridge.whole_episodes import EpisodeSamples
 from rollout.errors import EnvironmentFault
 from rollout.play.episode import Episode, open_episode
 from rollout.play.player import Place, play
-from rollout.play.runtime import Runtime, get_runtime
-from rollout.play.slots import Parked
+from rollout.play.runtime import Parked, Runtime, get_runtime
 from rollout.samples import episode_samples, failed_samples
 from rollout.turn import Segment, Turn
 
@@ -28,12 +25,10 @@ async def generate(
 ) -> Sample | list[Sample]:
     """Play the episode that `sample.metadata` names (`task`, `seed`) to its end.
 
-    Returns one sample (`history: full`) or a list: one sample per turn (`history: window`), or the whole episode and
-    the state after it (`history: full` with `bootstrap_on_time_limit`). All episodes of a run that reach a batch have
-    the same form, because slime looks at the first one only. Every sample's reward is the episode's return. Its status
-    is COMPLETED, TRUNCATED when a limit ended the episode, or FAILED with everything masked when the environment was
-    lost. A single sample with status ABORTED was stopped by slime's loop, which does not train on it; the
-    episode continues when slime hands that sample out again.
+    Returns one sample (`history: full`), or a list: one sample per turn (`history: window`), or the whole episode and
+    the state after it (`bootstrap_on_time_limit`). Every sample's reward is the episode's return. Its status is
+    COMPLETED, TRUNCATED after a limit, or FAILED with everything masked when the environment was lost. A single ABORTED
+    sample was stopped by slime's loop, and continues when slime hands it out again.
 
     Raises:
         EngineError: the engine did not answer within the allowed retries.
@@ -88,11 +83,7 @@ async def _play(
 
 
 def _aborted_by_outer_loop(runtime: Runtime) -> bool:
-    """Whether an abort comes from the outer loop, which does not train on aborted samples.
-
-    slime's own loop says when it aborts; every other abort comes from the engine, and the turn is sent again. slime's
-    fully asynchronous loop and loops of other projects take every aborted sample back.
-    """
+    """Tell whether the outer loop aborted; under slime's own loop, every other abort is the engine's."""
     return outer_loop_is_full() is not False or runtime.flags.is_fully_asynchronous
 
 

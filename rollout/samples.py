@@ -1,7 +1,6 @@
 """Turns become slime's samples, and samples become train data with the turn table.
 
-Invariants: each turn is one sample in its own training group. A bootstrap sample shares the group of its segment's last
-turn and has one dummy token without loss. The model's tokens are trained on unchanged.
+Each turn is one sample in its own training group. A bootstrap sample shares the group of its segment's last turn.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rollout.bridge.sample import (
     mask_response,
     restart,
     row_of,
-    set_pictures,
+    set_images,
     set_row,
     set_start,
 )
@@ -39,7 +38,7 @@ from rollout.turn import FinishReason, Prompt, SampleKind, Segment, Turn
 def build_samples(
     segments: Sequence[Segment], group_ids: Sequence[int], writer: SampleWriter, staleness: Sequence[int] | None = None
 ) -> list[list[Sample]]:
-    """One list of samples per segment: its turns in order, then its bootstrap sample, if any.
+    """Return the samples of each segment: its turns in order, then its bootstrap sample, if any.
 
     `group_ids` and `staleness` have one entry per turn, in the order of the segments.
     """
@@ -134,11 +133,9 @@ def pretraining_samples(
 def episode_samples(
     writer: SampleWriter, sample: Sample, segment: Segment, *, joined: bool, stale: int
 ) -> list[Sample]:
-    """The episode that `sample` asked for.
+    """Return the samples of the episode that `sample` asked for: one if `joined`, else one per turn.
 
-    Args:
-        joined: all turns in one sample (`history: full`), instead of one sample per turn.
-        stale: number of first turns that are masked, because they were played before an abort.
+    The first `stale` turns, which were played before an abort, are masked.
     """
     group = group_number(sample)
     if joined:
@@ -169,7 +166,7 @@ def _joined(writer: SampleWriter, sample: Sample, segment: Segment, group: int, 
             mask_response(sample, start)
         action = start + turn.action_span[0] if turn.action_span else -1
         spans.append(TurnSpan(start, sample.response_length, turn.reward, action))
-    set_pictures(sample, turns[-1].prompt)
+    set_images(sample, turns[-1].prompt)
     last = turns[-1]
     set_row(sample, TurnRow(group, turns[0].index, TurnKind.TURN, last.terminated, last.truncated, tuple(spans)))
     sample.metadata = {**(sample.metadata or {}), **turn_facts(last), "turns": len(turns)}
@@ -222,10 +219,7 @@ def inert_sample(writer: SampleWriter, index: int, segment: int) -> Sample:
 
 
 def fill_steps(groups: list[list[Sample]], step: int, writer: SampleWriter) -> list[list[Sample]]:
-    """Spread inert samples among the groups until the samples fill whole optimizer steps of `step` samples.
-
-    miles needs this: it counts samples and drops an incomplete last step.
-    """
+    """Spread inert samples among the groups until whole optimizer steps of `step` samples are full, as miles needs."""
     total = sum(len(group) for group in groups)
     missing = -total % step
     index = 1 + max(sample.index or 0 for group in groups for sample in group)
@@ -237,11 +231,10 @@ def fill_steps(groups: list[list[Sample]], step: int, writer: SampleWriter) -> l
 
 
 def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence[Sample]]) -> dict[str, Any]:
-    """slime's `--custom-convert-samples-to-train-data-path`: its keys, and the turn table under `prompt`.
+    """Return slime's train data (`--custom-convert-samples-to-train-data-path`), with the turn table under `prompt`.
 
-    Every value is a list with one entry per sample. Entries with one number per token are numpy arrays, because these
-    pickle in microseconds: int32 tokens, uint8 masks, float32 log-probs. Only the logs read `rewards`; training reads
-    the turn table.
+    Every value is a list with one entry per sample. Entries with one number per token are numpy arrays: int32 tokens,
+    uint8 masks, float32 log-probs. Only the logs read `rewards`.
 
     Raises:
         ConfigError: a sample has no turn row, so it did not come from this project's rollouts.
@@ -283,7 +276,6 @@ def _row(sample: Sample) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def _add_groups(data: dict[str, Any], samples: list[Sample], masks: list[list[int]]) -> None:
-    """Add group ids, and the number of trained tokens per group, by which slime's loss reducer divides."""
     keys = train_data_keys()
     if keys is None:
         return
@@ -296,14 +288,15 @@ def _add_groups(data: dict[str, Any], samples: list[Sample], masks: list[list[in
 
 
 def _add_optional(data: dict[str, Any], samples: list[Sample], args: Any) -> None:
-    """Add the keys that slime has only if the samples have them."""
-
     def column(key: str, read: Callable[[Sample], Any]) -> None:
         values = [read(sample) for sample in samples]
         if any(value is not None for value in values):
             data[key] = values
 
-    column("rollout_log_probs", lambda s: _floats(s.rollout_log_probs))
+    def converted(value: Any, convert: Callable[[Any], Any]) -> Any:
+        return None if value is None else convert(value)
+
+    column("rollout_log_probs", lambda s: converted(s.rollout_log_probs, lambda x: np.array(x, np.float32)))
     for key in ("multimodal_train_inputs", "teacher_log_probs"):
         column(key, lambda s, key=key: getattr(s, key, None))
     column("round_number", lambda s: facts_of(s).get("round_number"))
@@ -312,16 +305,11 @@ def _add_optional(data: dict[str, Any], samples: list[Sample], args: Any) -> Non
     if flags.rollout_top_p != 1.0:
         column("rollout_top_p_token_ids", lambda s: getattr(s, "rollout_top_p_token_ids", None))
         column("rollout_top_p_token_offsets", lambda s: getattr(s, "rollout_top_p_token_offsets", None))
-    column("rollout_routed_experts", lambda s: _tensor(getattr(s, "rollout_routed_experts", None)))
+    column("rollout_routed_experts", lambda s: converted(getattr(s, "rollout_routed_experts", None), torch.as_tensor))
     _check_replay(data, flags)
 
 
 def _check_replay(data: Mapping[str, Any], flags: RolloutFlags) -> None:
-    """Check that every sample has what training needs from the engine.
-
-    Raises:
-        ConfigError: the engine did not return it; names the flag.
-    """
     wanted = {
         "rollout_routed_experts": (flags.use_rollout_routing_replay, "leave --use-rollout-routing-replay out"),
         "rollout_top_p_token_ids": (flags.rollout_top_p != 1.0, "keep --rollout-top-p at 1"),
@@ -335,11 +323,3 @@ def _check_replay(data: Mapping[str, Any], flags: RolloutFlags) -> None:
                 f"training needs {key}, but {missing} of {len(values)} samples have none, because the engine did not "
                 f"return it; use an engine that does, or {advice}"
             )
-
-
-def _tensor(value: Any) -> torch.Tensor | None:
-    return None if value is None else torch.as_tensor(value)
-
-
-def _floats(values: Any) -> np.ndarray[Any, np.dtype[np.float32]] | None:
-    return None if values is None else np.array(values, np.float32)

@@ -23,7 +23,7 @@ class ObservationLimits:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Everything needed to build an environment, picklable; with the answers, also to replay an episode."""
+    """Everything needed to build an environment, picklable; with the responses, also to replay an episode."""
 
     env_path: str
     metadata: Mapping[str, Any]

@@ -22,9 +22,7 @@ def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) 
 
 
 def try_each_task(settings: RolloutSettings) -> list[str]:
-    """Try one episode of every task in a worker process, so that a mistake shows before anything expensive starts.
-
-    Returns notes about what could not be tried; see `rollout.workers.trial`.
+    """Try one episode of every task in a worker process; returns notes about what could not be tried.
 
     Raises:
         SlimeVerlogError: a task, an option or the environment is wrong; one sentence with the file, line and fix.
@@ -32,12 +30,11 @@ def try_each_task(settings: RolloutSettings) -> list[str]:
     from rollout.workers.trial import try_environments
 
     tasks = [*read_tasks(settings), *read_tasks(settings, settings.eval)]
-    distinct = [task for number, task in enumerate(tasks) if not any(_same(task, other) for other in tasks[:number])]
+    distinct: list[TaskSpec] = []
+    for task in tasks:
+        if all((task.env_path, task.task, task.options) != (t.env_path, t.task, t.options) for t in distinct):
+            distinct.append(task)
     return try_environments([make_episode(settings, task, 0, settings.seed_start) for task in distinct], settings)
-
-
-def _same(task: TaskSpec, other: TaskSpec) -> bool:
-    return (task.env_path, task.task, task.options) == (other.env_path, other.task, other.options)
 
 
 def held_out_episodes(settings: RolloutSettings, tasks: list[TaskSpec]) -> list[EpisodeSpec]:

@@ -1,6 +1,6 @@
 """A played episode as readable JSON: what tables, the report and the viewer show.
 
-Messages and pictures that several prompts show are stored once, so a transcript grows linearly with its episode.
+Messages and images that several prompts show are stored once, so a transcript grows linearly with its episode.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Transcript:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        """Distinct messages; a picture in their content is a key of `pictures`."""
-        self.pictures: dict[str, str] = {}
+        """Distinct messages; an image in their content is a key of `images`."""
+        self.images: dict[str, str] = {}
         """`data:` URIs by key."""
         self.turns: list[dict[str, Any]] = []
         self.tools: Sequence[Mapping[str, Any]] = ()
         """Schemas of the tools that every prompt offers."""
         self._ids = np.empty(0, np.int32)
-        """The last turn's prompt and answer."""
+        """The last turn's prompt and response."""
         self._known: dict[str, int] = {}
         self._metrics: Mapping[str, float] = {}
         self._progression = 0.0
@@ -43,7 +43,7 @@ class Transcript:
     def add(
         self,
         prompt: Sequence[Mapping[str, Any]],
-        pictures: Sequence[str],
+        images: Sequence[str],
         response: str,
         info: Mapping[str, Any],
         tokens: Mapping[str, Any] | None = None,
@@ -53,12 +53,12 @@ class Transcript:
 
         Args:
             prompt: the messages of its prompt.
-            pictures: a `data:` URI per picture in `prompt`, in order; shorter if pictures are not kept.
-            info: the environment's, as in `envs.base.StepInfo`; `finish_reason` says why the answer ended, if known.
+            images: a `data:` URI per image in `prompt`, in order; shorter if images are not kept.
+            info: the environment's, as in `envs.base.StepInfo`; `finish_reason` says why the response ended, if known.
             tokens: lists with one entry per token of the response, such as `text` and `log_probs`.
             ids: the token ids of the prompt and of the response.
         """
-        waiting, numbers = iter(pictures), info.get("metrics") or {}
+        waiting, numbers = iter(images), info.get("metrics") or {}
         self.turns.append(
             {
                 "prompt": [self._message(message, waiting) for message in prompt],
@@ -98,7 +98,7 @@ class Transcript:
             "metrics": dict(self._metrics),
             "tools": [dict(tool) for tool in self.tools],
             "messages": self.messages,
-            "pictures": self.pictures,
+            "pictures": self.images,
             "story": self.turns,
         }
 
@@ -111,11 +111,10 @@ class Transcript:
         self._ids = np.concatenate([ids, answer])
         return {"shared": shared, "prompt": ids[shared:].tolist(), "response": answer.tolist()}
 
-    def _message(self, message: Mapping[str, Any], pictures: Any) -> int:
-        """The index of an equal message, which is added if it is new."""
+    def _message(self, message: Mapping[str, Any], images: Any) -> int:
         content = message["content"]
         if not isinstance(content, str):
-            content = [self._part(part, pictures) for part in content]
+            content = [self._part(part, images) for part in content]
         plain = {**message, "content": content}
         key = json.dumps(plain, sort_keys=True, default=str)
         if key not in self._known:
@@ -123,12 +122,12 @@ class Transcript:
             self.messages.append(plain)
         return self._known[key]
 
-    def _part(self, part: Mapping[str, Any], pictures: Any) -> dict[str, Any]:
+    def _part(self, part: Mapping[str, Any], images: Any) -> dict[str, Any]:
         if part.get("type") != "image":
             return dict(part)
-        data = next(pictures, None)
+        data = next(images, None)
         if data is None:
             return {"type": "image", "image": None}
         key = hashlib.blake2b(data.encode(), digest_size=8).hexdigest()
-        self.pictures[key] = data
+        self.images[key] = data
         return {"type": "image", "image": key}

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class FinishReason(enum.StrEnum):
-    """Why the engine ended an answer, as SGLang names it."""
+    """Why the engine ended a response, as SGLang names it."""
 
     STOP = "stop"
-    """The model ended the answer."""
+    """The model ended the response."""
     LENGTH = "length"
-    """The answer reached `--rollout-max-response-len`."""
+    """The response reached `--rollout-max-response-len`."""
     ABORT = "abort"
     """The engine stopped, usually to load new weights; the turn is sent again."""
 
@@ -32,9 +32,9 @@ class StopReason(enum.StrEnum):
     MAX_TURNS = "max_turns"
     """The YAML's `max_turns`; in an evaluation, a default limit if the game has none."""
     CONTEXT = "context"
-    """The next prompt would leave no room for an answer."""
+    """The next prompt would leave no room for a response."""
     ENCODING = "encoding"
-    """The next prompt cannot be encoded, for example because of a broken picture."""
+    """The next prompt cannot be encoded, for example because of a broken image."""
     CUT = "cut"
     """The batch ended; the episode continues in the next one."""
     FAILED = "failed"
@@ -60,9 +60,9 @@ class SampleKind(enum.StrEnum):
 
 
 class ImageChain(Mapping[str, "torch.Tensor"]):
-    """Training inputs of several pictures, in order: one tensor per key, concatenated along dim 0 on each read.
+    """Training inputs of several images, in order: one tensor per key, concatenated along dim 0 on each read.
 
-    A turn's prompt holds only references to its pictures' tensors, so an episode's memory grows linearly.
+    A turn's prompt holds only references to its images' tensors, so an episode's memory grows linearly.
     """
 
     def __init__(self, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
@@ -85,7 +85,7 @@ class ImageChain(Mapping[str, "torch.Tensor"]):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The engine's answer to one prompt; `token_ids` and `log_probs` have one entry per token."""
+    """The engine's response to one prompt; `token_ids` and `log_probs` have one entry per token."""
 
     token_ids: Sequence[int]
     """A `TokenPrefix` from the engine: 4 bytes per token."""
@@ -94,11 +94,11 @@ class Generation:
     text: str
     finish_reason: FinishReason
     weight_versions: tuple[str, ...] = ()
-    """Weight versions that produced the tokens, in order; more than one if the weights changed during the answer."""
+    """Weight versions that produced the tokens, in order; more than one if the weights changed during the response."""
     meta_info: Mapping[str, Any] = field(default_factory=dict)
     """SGLang's meta_info without the per-token lists, for slime's own bookkeeping."""
     trained: bool = True
-    """False masks every token: the answer was altered on arrival, so its log-probs are not those of its tokens, or the
+    """False masks every token: the response was altered on arrival, so its log-probs are not its own, or the
     turn is older than `max_staleness`."""
 
 
@@ -137,7 +137,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of an episode: the prompt, the answer, and the environment's response."""
+    """One turn of an episode: the prompt, the response, and the environment's reply."""
 
     episode_id: int
     index: int

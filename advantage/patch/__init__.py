@@ -1,16 +1,9 @@
 """slime's `--custom-megatron-init-path`: installs dual-discount GAE and the first-token value weight in both roles.
 
-slime calls it once in every process of the actor and of the critic. It changes these functions of the framework:
-
-- `value_loss_function` is wrapped, because slime has no flag for it. So are `compute_policy_loss` with
-  `policy_loss: dis`, and the critic's `train` with `critic_updates` above 1 or `actor_values: after`.
-- `initialize_model_and_optimizer` is wrapped, to note the role and to check frozen parameters.
-- `get_batch` is wrapped, to expand the pictures that the rollout ships small, and `train_one_step`, to check metrics.
-- `compute_advantages_and_returns` is replaced only if the framework lacks `--custom-advantage-function-path`, or would
-  whiten without context parallelism. The training process's module imports it by name, so it is replaced there too.
-
-That flag is set where the framework has it. slime drops it for the critic when `--megatron-config-path` is used, which
-is how the critic gets its own learning rate.
+slime calls it once in every process of the actor and of the critic. Each module here wraps some functions of the
+framework. `compute_advantages_and_returns` is replaced only if the framework lacks `--custom-advantage-function-path`,
+or would whiten without context parallelism. Where the framework has that flag, `install` sets it, because slime drops
+it for the critic when `--megatron-config-path` is used.
 """
 
 from __future__ import annotations
@@ -25,13 +18,11 @@ from advantage.patch.critic import install_critic, pretrain_critic
 from advantage.patch.ppo import make_compute_advantages
 from advantage.patch.roles import install_roles
 from advantage.patch.training_steps import install_training_steps
-from advantage.patch.versions import Framework, find_framework, original
+from advantage.patch.versions import find_framework, original
 from advantage.training.policy_loss import install_dis
 from advantage.training.value_weight import weigh_first_tokens
 
 logger = logging.getLogger(__name__)
-
-_undo: list[Callable[[], None]] = []
 
 
 def install(args: Any) -> None:
@@ -59,10 +50,14 @@ def install(args: Any) -> None:
         ours = make_compute_advantages(framework.loss)
         for module in filter(None, (framework.loss, framework.actor)):
             _replace(module, "compute_advantages_and_returns", lambda _: ours)
-    if framework.has_flag and flags.custom_advantage_function_path != HOOK:
+    if framework.has_flag:
         args.custom_advantage_function_path = HOOK
-        _undo.append(lambda: setattr(args, "custom_advantage_function_path", None))
-    _check_actor(framework)
+    actor, loss = framework.actor, framework.loss
+    if actor and actor.compute_advantages_and_returns is not loss.compute_advantages_and_returns:
+        raise UnsupportedFrameworkError(
+            f"{actor.__name__} uses another compute_advantages_and_returns than {loss.__name__}; something else "
+            "replaced one of them"
+        )
     logger.info(
         "dual-discount GAE is installed in %s through %s: %s, first-token value weight %g",
         framework.name,
@@ -70,22 +65,6 @@ def install(args: Any) -> None:
         settings.discounts,
         settings.value_first_token_weight,
     )
-
-
-def uninstall() -> None:
-    """Undo every `install` in this process."""
-    while _undo:
-        _undo.pop()()
-
-
-def _check_actor(framework: Framework) -> None:
-    """Check that the training process's module uses the patched `compute_advantages_and_returns`."""
-    actor, loss = framework.actor, framework.loss
-    if actor and actor.compute_advantages_and_returns is not loss.compute_advantages_and_returns:
-        raise UnsupportedFrameworkError(
-            f"{actor.__name__} uses another compute_advantages_and_returns than {loss.__name__}; something else "
-            "replaced one of them"
-        )
 
 
 def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -96,4 +75,3 @@ def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
     new = make(old)
     new.__advantage_original__ = old
     setattr(module, name, new)
-    _undo.append(lambda: setattr(module, name, old))

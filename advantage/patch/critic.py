@@ -1,13 +1,7 @@
-"""The critic's training on each batch: how often (`critic_updates`), and which values the actor gets (`actor_values`).
+"""How often the critic trains on each batch, and which values the actor gets (`critic_updates`, `actor_values`).
 
-slime's critic computes its values and the returns once, calls `train` on the batch, and sends the values to the actor.
-Here `train` is called several times with the same returns and the same old values, so `--value-clip` bounds how far all
-passes together move a value. By default the actor gets the values from before the first pass, because the critic has
-then not yet seen the returns of these very turns. With `actor_values: after`, they are computed again.
-
-With `value_pretraining`, the critic does not train while turns are collected. On the last batch, which has them all,
-`train` is repeated, and values and returns are computed again after each pass (`advantage/critic.py`). Values are not
-clipped: that bounds how far the critic moves while its policy learns, and would slow down each pass.
+All passes use the returns and old values from before the first one. With `value_pretraining`, the critic trains on the
+last batch alone, which has all turns; values and returns are computed again after each pass and not clipped.
 """
 
 from __future__ import annotations
@@ -39,11 +33,7 @@ class _Still:
 
 
 def install_critic(framework: Framework, settings: AdvantageSettings, replace: Replace) -> None:
-    """Let the critic's process train as the settings say; nothing changes with their defaults.
-
-    Raises:
-        UnsupportedFrameworkError: the framework cannot do it.
-    """
+    """Let the critic's process train as the settings say; raises UnsupportedFrameworkError if the framework cannot."""
     passes, after = settings.critic_updates, settings.actor_values == "after"
     if after and framework.name != "slime":
         raise UnsupportedFrameworkError(
@@ -83,17 +73,12 @@ def install_critic(framework: Framework, settings: AdvantageSettings, replace: R
 
 
 def _compute_values(args: Any, actor: Any, model: Any, data_iterator: Any, num_microbatches: Any) -> None:
-    """Replace the batch's values by those of the critic as it is now."""
     new = actor.forward_only(actor.get_values, args, model, data_iterator, num_microbatches)
     data_iterator[0].rollout_data.update(new)
 
 
 def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingSettings, replace: Replace) -> None:
-    """Let the critic's process only collect until the last batch, then train on it until it has converged.
-
-    Raises:
-        UnsupportedFrameworkError: the training process's module has no `train`, `forward_only` or `get_values`.
-    """
+    """Let the critic's process only collect until the last batch, then train on it until it has converged."""
     actor = framework.actor
     if actor is None:
         return  # a preflight, without a training process

@@ -16,11 +16,7 @@ from advantage.training.whitening import whiten
 
 
 def make_compute_advantages(loss: ModuleType) -> Callable[[Any, MutableMapping[str, Any]], None]:
-    """Make a `compute_advantages_and_returns` that computes KL, calls the hook, and whitens.
-
-    Args:
-        loss: the framework's loss module. Its `compute_approx_kl` and its distillation penalty, if any, are reused.
-    """
+    """Make a `compute_advantages_and_returns` that computes the framework's KL, calls the hook, and whitens."""
 
     def compute_advantages_and_returns(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
         layout = current_layout()

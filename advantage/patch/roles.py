@@ -1,8 +1,6 @@
 """Notes which role a training process has, and checks the parameters that its model freezes.
 
-slime freezes parameters whose name matches `freeze_params_name_list`, which `critic_frozen` sets for the critic. It
-does not say what it froze. A pattern that matches nothing is a mistake, and the optimizer's state of a checkpoint fits
-only the list with which it was saved; both are refused here.
+A pattern that matches nothing is refused, and so is an optimizer's state that was saved with another list.
 """
 
 from __future__ import annotations
@@ -20,17 +18,14 @@ import torch
 from advantage.errors import FlagError, UnsupportedFrameworkError
 from advantage.flags import FROZEN, AdvantageFlags, advantage_flags
 from advantage.patch.versions import Framework, Replace
-from advantage.ranks import MEGATRON_STATE, Group, current_layout
+from advantage.ranks import current_layout
 from advantage.settings import ROLE, advantage_settings
 
 logger = logging.getLogger(__name__)
 
 
 def install_roles(framework: Framework, replace: Replace) -> None:
-    """Note the role in `args` before the framework builds the role's model, and check the model's frozen parameters.
-
-    Nothing happens in a preflight, which has no training process.
-    """
+    """Note the role in `args` before the framework builds the role's model, and check the model's frozen parameters."""
     if not hasattr(framework.actor, "initialize_model_and_optimizer"):
         return
 
@@ -64,41 +59,27 @@ def training_args() -> Any:
 
 
 def report_frozen(role: str, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """Log and return the parameters that match a pattern; `names` are all of this pipeline stage.
-
-    Raises:
-        FlagError: a pattern matches no parameter on any pipeline stage.
-    """
+    """Log and return the parameters that match a pattern; raises FlagError if one matches none on all stages."""
     if not patterns:
         return []
     names = list(names)
     frozen = [name for name in names if any(re.search(pattern, name) for pattern in patterns)]
     counts = torch.tensor([sum(bool(re.search(pattern, name)) for name in names) for pattern in patterns])
-    totals = _over_stages(counts)
+    layout = current_layout()
+    totals = layout.pipeline.total(counts, like=counts.new_empty(0))
     for k, pattern in enumerate(patterns):
         if not totals[k]:
             raise FlagError(
                 f"{pattern!r} matches none of the {role}'s parameters, such as {', '.join(names[:3])}; correct "
                 f"critic_frozen, or {FROZEN} if that is where it was given"
             )
-    if current_layout().stage.rank == 0:
+    if layout.stage.rank == 0:
         logger.info("the %s does not train %d of %d parameters: %s", role, len(frozen), len(names), ", ".join(frozen))
     return frozen
 
 
-def _over_stages(counts: torch.Tensor) -> torch.Tensor:
-    mpu = sys.modules.get(MEGATRON_STATE)
-    if mpu is None or not mpu.model_parallel_is_initialized():
-        return counts
-    return Group.of(mpu.get_pipeline_model_parallel_group()).total(counts, like=counts.new_empty(0))
-
-
 def check_saved_frozen(args: Any) -> None:
-    """Refuse to resume an optimizer with another list of frozen parameters; Megatron would fail without naming it.
-
-    Raises:
-        FlagError: names both lists, and the key to change.
-    """
+    """Raise FlagError for an optimizer that resumes with another list of frozen parameters."""
     flags = advantage_flags(args)
     saved_args = _saved_args(flags)
     if saved_args is None or flags.finetune or flags.no_load_optim:
@@ -113,7 +94,6 @@ def check_saved_frozen(args: Any) -> None:
 
 
 def _saved_args(flags: AdvantageFlags) -> Any:
-    """The `args` in the checkpoint that Megatron resumes from; None without such a checkpoint."""
     folder = Path(flags.load or "")
     tracker = folder / "latest_checkpointed_iteration.txt"
     if not tracker.is_file():

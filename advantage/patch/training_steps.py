@@ -1,4 +1,4 @@
-"""What the patch adds around slime's micro-batches and training steps: pictures, staleness, and checks of metrics."""
+"""What the patch adds around slime's micro-batches and training steps: images, staleness, and checks of metrics."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from advantage.errors import UnsupportedFrameworkError
 from advantage.patch.versions import Replace
 from advantage.settings import AdvantageSettings
 from advantage.training.alarms import OffPolicyAlarm
-from advantage.training.pictures import expand
+from advantage.training.images import expand
 from advantage.training.policy_loss import finish_dis
 from advantage.turn_table import STALENESS
 
 
 def install_training_steps(model: ModuleType, settings: AdvantageSettings, replace: Replace) -> None:
-    """Change the framework's module with the forward passes, which imports `get_batch` by name.
-
-    Raises:
-        UnsupportedFrameworkError: the module lacks one of the functions.
-    """
+    """Wrap `get_batch` and `train_one_step` in the framework's module with the forward passes."""
     for name in ("get_batch", "train_one_step"):
         if not callable(getattr(model, name, None)):
             raise UnsupportedFrameworkError(f"{model.__name__} has no {name}, which the patch has to wrap")

@@ -1,8 +1,6 @@
 """Detects the framework, by inspecting its loss module, and what the patch has to do in it.
 
-slime >= v0.3.0 has `--custom-advantage-function-path`; its fork miles does not. slime up to v0.3.1 and miles whiten
-advantages over the data-parallel group without context parallelism, so the two slices of one sequence are whitened
-differently. Later versions of slime include context parallelism.
+miles lacks `--custom-advantage-function-path`. slime up to v0.3.1 and miles whiten without context parallelism.
 """
 
 from __future__ import annotations
@@ -51,11 +49,7 @@ class Framework:
 
 
 def find_framework() -> Framework:
-    """Find the framework that this process runs, or otherwise the installed one.
-
-    Raises:
-        UnsupportedFrameworkError: there is none, or its code differs from the supported versions.
-    """
+    """Find the framework that runs or is installed; raises UnsupportedFrameworkError for another version."""
     names = [name for name in _LOSS if _ACTOR[name] in sys.modules or _LOSS[name] in sys.modules]
     names = names or [name for name in _LOSS if importlib.util.find_spec(name) is not None]
     if not names:
@@ -85,7 +79,6 @@ def original(function: Any) -> Any:
 
 
 def _checked(name: str, loss: ModuleType) -> Any:
-    """The framework's `compute_advantages_and_returns`, after checks that the patch can take effect."""
     for function, parameters in _PARAMETERS.items():
         known = original(getattr(loss, function, None))
         found = tuple(inspect.signature(known).parameters) if callable(known) else None

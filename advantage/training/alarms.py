@@ -67,9 +67,7 @@ class OffPolicyAlarm:
     def watch(self, metrics: Mapping[str, float], rollout_id: int) -> dict[str, float]:
         """Check one training step of the actor; warns when a metric leaves its range, not while it stays outside.
 
-        Returns:
-            `off_policy_alarms`, the number of this process's steps with a metric outside its range so far; nothing if
-            there was nothing to check.
+        Returns `off_policy_alarms`, this process's steps with a metric outside so far, or nothing without such metrics.
         """
         watched = [limit for limit in self._limits if limit.metric in metrics]
         if not watched:

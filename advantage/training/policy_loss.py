@@ -4,12 +4,8 @@ With r = exp(log pi(a) - log pi_rollout(a)), the ratio to the weights that sampl
 
     -f(r) A log pi(a),   f(r) = r if 1 - eps_clip < r < 1 + eps_clip_high, else 0,
 
-and f(r) carries no gradient. A token outside the interval is masked whatever the sign of its advantage; it stays in the
-mean's denominator. Source: Single-rollout Asynchronous Optimization (arXiv 2607.07508), equations 1 to 3.
-
-The ratio is always to the weights that played, so the loss is exact for any number of optimizer steps per rollout.
-PPO's clipping is another loss: it lets the gradient of r < 1 - eps_clip pass where A > 0, and that of
-r > 1 + eps_clip_high where A < 0.
+and f(r) carries no gradient. A masked token stays in the mean's denominator. Source: Single-rollout Asynchronous
+Optimization (arXiv 2607.07508), equations 1 to 3.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ from advantage.turn_table import STALENESS
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped here, far outside of every interval, so that none overflows."""
 
-OLDEST = 2
+MAX_STALENESS_BUCKET = 2
 """The last bucket of the metrics by staleness holds turns of this many actor updates or more."""
 
 Reducer = Callable[[Tensor], Tensor]
@@ -35,9 +31,7 @@ Reducer = Callable[[Tensor], Tensor]
 def dis_loss(
     ppo_kl: Tensor, advantages: Tensor, eps_clip: float, eps_clip_high: float, eps_clip_c: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the loss per token and a mask of the tokens without gradient (1.0 or 0.0); all tensors are [n].
-
-    The signature is that of slime's `compute_policy_loss`.
+    """Compute slime's `compute_policy_loss`: the loss per token and a mask of those without gradient (1.0); all [n].
 
     Args:
         ppo_kl: log pi_rollout - log pi per token, in nats.
@@ -65,9 +59,6 @@ def dis_metrics(
 ) -> dict[str, Tensor]:
     """Measure what was masked and how far the policy has moved; slime adds these up over micro-batches and ranks.
 
-    Each value is linear in the tokens, so the sums do not depend on how the tokens are split; `finish_dis` makes means
-    and effective sample sizes of them.
-
     Args:
         ppo_kl, advantages, eps_clip, eps_clip_high: as for `dis_loss`.
         reduce: the framework's reducer, from one number per token to a sum.
@@ -85,8 +76,8 @@ def dis_metrics(
     }
     if staleness is None:
         return found
-    for age in range(OLDEST + 1):
-        here = ((staleness == age) if age < OLDEST else (staleness >= age)).float()
+    for age in range(MAX_STALENESS_BUCKET + 1):
+        here = ((staleness == age) if age < MAX_STALENESS_BUCKET else (staleness >= age)).float()
         found |= _sums(f"dis_stale{age}", here, ratio, reduce)
         found[f"dis_stale{age}_masked"] = reduce(here * (low | high).float())
     return found
@@ -101,11 +92,10 @@ def _sums(prefix: str, here: Tensor, ratio: Tensor, reduce: Reducer) -> dict[str
 def finish_dis(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Turn the sums of `dis_metrics` in the metrics of a whole training step into means over their tokens.
 
-    `dis_ess` is the effective sample size (sum r)^2 / (n sum r^2): 1 if all ratios are equal. Names without tokens in
-    this step are left out, except for the share of each staleness, which is 0.
+    `dis_ess` is the effective sample size (sum r)^2 / (n sum r^2). Means without tokens are left out.
     """
     found = dict(metrics)
-    for prefix in ("dis", *(f"dis_stale{age}" for age in range(OLDEST + 1))):
+    for prefix in ("dis", *(f"dis_stale{age}" for age in range(MAX_STALENESS_BUCKET + 1))):
         names = [f"{prefix}_{name}" for name in ("share", "ratio", "ess", "masked")]
         if names[0] not in found:
             continue
@@ -118,11 +108,7 @@ def finish_dis(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def install_dis(loss: Any, replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
-    """Put DIS in the place of the framework's `compute_policy_loss`, and report its metrics.
-
-    Args:
-        replace: replaces a module's function by what it is given, once (`advantage.patch`).
-    """
+    """Put DIS in the place of the framework's `compute_policy_loss`, and report its metrics."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def compute(ppo_kl: Tensor, advantages: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

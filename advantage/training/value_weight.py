@@ -1,9 +1,7 @@
 """Gives each turn's first token more weight in the value loss, because the previous turn bootstraps from its value.
 
-slime passes `value_loss_function` a reducer that averages per-token losses. This module wraps the reducer, and slime's
-loss stays as it is. As in Verlog only the numerator is weighted: with weight w, the mean over n tokens becomes
-(w l_0 + l_1 + ... + l_{n-1}) / n. One difference comes from the framework: Verlog takes half the squared error and
-averages over the micro-batch's tokens; slime takes the whole and averages over each turn's tokens, then over turns.
+With weight w, the mean over a turn's n tokens becomes (w l_0 + l_1 + ... + l_{n-1}) / n. Verlog takes half the squared
+error and averages over the micro-batch's tokens; slime takes the whole and averages over each turn's tokens first.
 """
 
 from __future__ import annotations

@@ -14,13 +14,8 @@ from advantage.ranks import Group
 def whiten(rows: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> list[Tensor]:
     """Scale the rows to mean 0 and variance 1 over the group's trained tokens; float64 sums, one all-reduce.
 
-    Call it after the returns are computed, because returns need unwhitened advantages. Ranks without tokens must call
-    it too. As in slime, untrained tokens are shifted and scaled like the others.
-
-    Args:
-        rows: this rank's advantages, one row per sample.
-        masks: 1 on trained tokens; same shapes as `rows`.
-        group: data and context parallelism together (`Layout.data_context`).
+    Call it on every rank, after the returns are computed. As in slime, untrained tokens are shifted and scaled too.
+    `masks` are 1 on trained tokens and shaped like `rows`; `group` is `Layout.data_context`.
 
     Raises:
         ValueError: the whole group has no trained token.

@@ -20,7 +20,7 @@ from inspection.evaluate.sweep import SweepPoint
 from rollout.errors import ConfigError, EngineError
 from rollout.play.engine import EngineClient
 from rollout.play.memory import Message
-from rollout.tokens.pictures import data_uri, read_image
+from rollout.tokens.image_files import data_uri, read_image
 from rollout.workers.pool import EnvSession
 
 SCRIPTED = ("random", "expert")

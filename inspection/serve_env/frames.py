@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from envs.base import PICTURE_PLACE
 from envs.openenv.protocol import ErrorCode, Reply, write_frame
 from rollout.play.memory import Conversation
-from rollout.tokens.pictures import data_uri, read_image
+from rollout.tokens.image_files import data_uri, read_image
 from rollout.workers.reply import EnvReply
 from slime_verlog import Field, Settings
 

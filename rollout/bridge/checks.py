@@ -1,7 +1,6 @@
 """Refuses combinations of flags that would silently train wrongly; every error names the flag to change.
 
-`check_flags` runs in `python -m rollout.preflight`, before any GPU is requested, and again when slime makes its data
-source. Flags that the installed framework does not have are not checked.
+The checks run in `python -m rollout.preflight` and when slime makes its data source.
 """
 
 from __future__ import annotations
@@ -29,13 +28,8 @@ GENERATE = "rollout.generate.generate"
 SOURCE = "rollout.data_source.EpisodeSource"
 
 NEEDS_INSTALL = (
-    "policy_loss",
-    "critic_updates",
-    "lambda_critic",
-    "lambda_policy",
-    "actor_values",
-    "critic_frozen",
-    "value_pretraining",
+    *("policy_loss", "critic_updates", "lambda_critic", "lambda_policy"),
+    *("actor_values", "critic_frozen", "value_pretraining"),
 )
 """Keys of the YAML that only `advantage.patch.install` puts into effect."""
 
@@ -60,11 +54,7 @@ def hooks_in_use(args: Any) -> set[str]:
 
 
 def check_flags(args: Any, config: RolloutSettings) -> None:
-    """Check the hooks that `args` names: the fixed-turn rollout, or `generate` in slime's own loop.
-
-    Raises:
-        ConfigError: names the flag to change.
-    """
+    """Check the hooks that `args` names; raises ConfigError, which names the flag to change."""
     _check_entry(args)
     if getattr(args, "rollout_function_path", None) in BATCHES:
         check_fixed_turn(args, config)
@@ -73,11 +63,7 @@ def check_flags(args: Any, config: RolloutSettings) -> None:
 
 
 def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
-    """Check the flags of fixed-turn and continuous batches.
-
-    Raises:
-        ConfigError: names the flag to change.
-    """
+    """Check the flags of fixed-turn and continuous batches; raises ConfigError, which names the flag to change."""
     _check_batch(RolloutFlags.read(args), config)
     if getattr(args, "rollout_function_path", None) == CONTINUOUS:
         _check_continuous(RolloutFlags.read(args), config)
@@ -101,11 +87,7 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
 
 
 def check_generate(args: Any, config: RolloutSettings) -> None:
-    """Check the flags of whole episodes inside slime's own outer loop.
-
-    Raises:
-        ConfigError: names the flag to change.
-    """
+    """Check the flags of whole episodes in slime's own loop; raises ConfigError, which names the flag to change."""
     _check_context(args)
     _refuse(args, hooks_in_use(args))
     if config.critic_warmup.w_epoch:
@@ -143,7 +125,6 @@ def _check_entry(args: Any) -> None:
 
 
 def _check_training(args: Any, config: RolloutSettings) -> None:
-    """Checks of training itself, for fixed-turn batches and for whole episodes."""
     _check_loss(args, config)
     if getattr(args, "fp16", False):
         raise ConfigError(
@@ -154,7 +135,6 @@ def _check_training(args: Any, config: RolloutSettings) -> None:
 
 
 def _static_roles(args: Any) -> list[str]:
-    """Roles whose micro-batches all hold the same number of samples."""
     roles = ("actor", "critic") if getattr(args, "advantage_estimator", None) == "ppo" else ("actor",)
     return [role for role in roles if not getattr(role_args(args, role), "use_dynamic_batch_size", True)]
 

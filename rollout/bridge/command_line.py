@@ -1,7 +1,6 @@
 """Reads the command line with the framework's own parsers, and refuses flags that none of them knows.
 
-slime runs several parsers in a row (its own, SGLang's, Megatron's). Each ignores flags that it does not know, so slime
-itself never notices a misspelt flag.
+Each of slime's parsers ignores flags that it does not know, so slime itself never notices a misspelt flag.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
 
 
 def parse_command_line() -> Any:
-    """The framework's `args` for `sys.argv`.
-
-    Raises:
-        ConfigError: the framework refuses the flags, or none of its parsers knows one of them.
-    """
+    """Return the framework's `args` for `sys.argv`; raises ConfigError for wrong and unknown flags."""
     module = importlib.import_module(f"{FRAMEWORK}.utils.arguments")
     with _options_seen() as known:
         try:
@@ -45,11 +40,7 @@ def parse_command_line() -> Any:
 
 
 def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ...] = ()) -> None:
-    """Refuse flags that are not in `known` and do not begin with an `ignored` prefix.
-
-    Raises:
-        ConfigError: names the flags, and the nearest known one for each.
-    """
+    """Raise ConfigError for flags that are neither `known` nor have an `ignored` prefix; suggests known ones."""
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     unknown = [flag for flag in dict.fromkeys(flags) if flag not in known and not flag.startswith(ignored or ("\0",))]
     if not unknown:
@@ -65,10 +56,7 @@ def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ..
 
 @contextlib.contextmanager
 def captured_output() -> Generator[None]:
-    """Hold back all output of this process, C libraries included; show it if the block fails unexpectedly.
-
-    A `SlimeVerlogError` is expected: its text says all that a user needs.
-    """
+    """Hold back all output, C libraries included; show it after an error other than `SlimeVerlogError`."""
     _flush()
     with tempfile.TemporaryFile() as file:
         saved = os.dup(1), os.dup(2)

@@ -110,7 +110,7 @@ class RolloutFlags:
         return (rollout_id + 1) % self.save_interval == 0 or rollout_id + 1 == self.num_rollout
 
     def fits(self, prompt_tokens: int) -> bool:
-        """Whether a prompt of this length leaves room in the context for an answer of full length."""
+        """Whether a prompt of this length leaves room in the context for a response of full length."""
         if self.rollout_max_prompt_len is not None and prompt_tokens > self.rollout_max_prompt_len:
             return False
         context = self.rollout_max_context_len
@@ -147,15 +147,6 @@ class RolloutFlags:
 @cache
 def _table() -> Mapping[str, Any]:
     return yaml.safe_load(Path(__file__).with_name("slime_flags.yaml").read_text(encoding="utf-8"))
-
-
-def decisions() -> list[tuple[str, str]]:
-    """Every flag in the table, with the decision about it."""
-    found: list[tuple[str, str]] = []
-    for decision, content in _table().items():
-        words = content if isinstance(content, str) else " ".join(row["flags"] for row in content)
-        found += [(flag, decision) for flag in words.split()]
-    return found
 
 
 def sentences(decision: Literal["refused", "warned"], hooks: Collection[str]) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Which RL framework is installed, and its types; the only file that tells slime from miles.
 
-slime >= v0.3.1 calls a training group's id `rollout_id`, v0.3.0 calls it `group_id`, miles has none. Without either
-framework, the hooks use the types defined here, which have slime's field names.
+slime >= v0.3.1 calls a training group's id `rollout_id`, v0.3.0 calls it `group_id`, miles has none.
 """
 
 from __future__ import annotations
@@ -93,10 +92,7 @@ if TYPE_CHECKING or FRAMEWORK == "none":  # a type checker sees these types, wha
     _loop_lock = threading.Lock()
 
     def run(coro: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on a background event loop, which keeps running, and its connections with it.
-
-        Ctrl-C cancels the coroutine and waits for its end, so that nothing uses what the caller closes next.
-        """
+        """Run a coroutine on a background event loop, which keeps running; Ctrl-C cancels it and waits for its end."""
         global _loop
         with _loop_lock:
             if _loop is None:
@@ -118,32 +114,20 @@ if TYPE_CHECKING or FRAMEWORK == "none":  # a type checker sees these types, wha
             ended.wait(CANCELLED_S)
             raise
 elif FRAMEWORK == "slime":
-    from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
-    from slime.utils.async_utils import run
+    from slime.rollout.base_types import RolloutFnEvalOutput as RolloutFnEvalOutput
+    from slime.rollout.base_types import RolloutFnTrainOutput as RolloutFnTrainOutput
+    from slime.utils.async_utils import run as run
     from slime.utils.types import Sample
 else:
-    from miles.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
-    from miles.utils.async_utils import run
+    from miles.rollout.base_types import RolloutFnEvalOutput as RolloutFnEvalOutput
+    from miles.rollout.base_types import RolloutFnTrainOutput as RolloutFnTrainOutput
+    from miles.utils.async_utils import run as run
     from miles.utils.types import Sample
 
 _FIELDS: Mapping[str, Any] = getattr(Sample, "__dataclass_fields__", {})
 
 GROUP_FIELD: str | None = next((name for name in ("rollout_id", "group_id") if name in _FIELDS), None)
 """The Sample field that ties the samples of one training group together; None on miles."""
-
-
-__all__ = [
-    "FRAMEWORK",
-    "GROUP_FIELD",
-    "RolloutFnEvalOutput",
-    "RolloutFnTrainOutput",
-    "Sample",
-    "group_of",
-    "outer_loop_is_full",
-    "run",
-    "set_group",
-    "train_data_keys",
-]
 
 
 def set_group(sample: Sample, group: int) -> None:
@@ -167,11 +151,7 @@ def train_data_keys() -> tuple[str, str] | None:
 
 
 def outer_loop_is_full() -> bool | None:
-    """Whether slime's own loop has enough samples and aborts the rest; None if slime's own loop does not run.
-
-    slime aborts the requests in flight. An episode whose environment is stepping has none, so it would play on to its
-    end while the batch waits.
-    """
+    """Tell whether slime's own loop has enough samples and aborts the rest; None if slime's own loop does not run."""
     loop = sys.modules.get(f"{FRAMEWORK}.rollout.sglang_rollout")
     state = getattr(loop, "GenerateState", None)
     # From the singleton's registry, because a new instance would load a tokenizer.

@@ -12,14 +12,10 @@ from slime_verlog import ConfigError, parse_yaml
 def with_assignments(
     config: Mapping[str, Any], assignments: Sequence[str], option: str, example: str = "memory.n=4"
 ) -> dict[str, Any]:
-    """A copy of `config` with keys such as `memory.n` set.
-
-    Args:
-        assignments: `KEY=VALUE`; a value is JSON, or else YAML, so that `1e-4` is a number.
-        option, example: for the error's text, the option with the assignments and an example of it.
+    """Return a copy of `config` with keys such as `memory.n` set; `option` and `example` are for the error's text.
 
     Raises:
-        ConfigError: an assignment has no key or no value, or leads through a key that is not a mapping.
+        ConfigError: an assignment is not `KEY=VALUE` (JSON or YAML), or leads through a key that is not a mapping.
     """
     changed = dict(config)
     for assignment in assignments:
@@ -29,11 +25,7 @@ def with_assignments(
 
 
 def split_assignment(assignment: str, option: str, example: str) -> tuple[str, str]:
-    """The key and the text of `KEY=VALUE`.
-
-    Raises:
-        ConfigError: it has another form.
-    """
+    """Return the key and the text of `KEY=VALUE`; raises ConfigError for another form."""
     key, equals, text = assignment.partition("=")
     if not equals or not text or not all(key.split(".")):
         raise ConfigError(f"{option} must look like {example}, got {assignment!r}")
@@ -41,11 +33,7 @@ def split_assignment(assignment: str, option: str, example: str) -> tuple[str, s
 
 
 def read_value(text: str, assignment: str) -> Any:
-    """The value of an assignment.
-
-    Raises:
-        ConfigError: it is neither JSON nor YAML.
-    """
+    """Return the value of an assignment; raises ConfigError if it is neither JSON nor YAML."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -53,11 +41,7 @@ def read_value(text: str, assignment: str) -> Any:
 
 
 def set_key(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy of the mapping with the dotted key `path` set.
-
-    Raises:
-        ConfigError: the path leads through a key that is not a mapping.
-    """
+    """Return a copy with the dotted key `path` set; raises ConfigError if it leads through a scalar."""
     head, _, rest = path.partition(".")
     if not rest:
         return {**config, head: value}
@@ -69,9 +53,5 @@ def set_key(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """`below` updated with `above`; nested mappings are merged in the same way."""
-    both = {key: merge(below[key], value) for key, value in above.items() if _nested(below.get(key), value)}
-    return {**below, **above, **both}
-
-
-def _nested(a: Any, b: Any) -> bool:
-    return isinstance(a, Mapping) and isinstance(b, Mapping)
+    nested = [key for key in above if isinstance(above[key], Mapping) and isinstance(below.get(key), Mapping)]
+    return {**below, **above, **{key: merge(below[key], above[key]) for key in nested}}

@@ -22,11 +22,7 @@ OWN_FOLDER = "--megatron-config-path FILE with megatron: [{name: default, role: 
 
 
 def overrides_of(args: Any, role: str) -> Mapping[str, Any]:
-    """The flags that the role's entry overrides; empty without a file or without an entry.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not a mapping with a list of entries under `megatron`.
-    """
+    """Return the flags that the role's entry overrides; raises ConfigError if the file is not readable."""
     path = getattr(args, "megatron_config_path", None)
     if not path:
         return {}
@@ -50,11 +46,7 @@ def role_args(args: Any, role: str) -> Namespace:
 
 
 def check_roles(args: Any) -> None:
-    """Check that training with a critic keeps two sets of weights apart.
-
-    Raises:
-        ConfigError: names the flag to change.
-    """
+    """Raise ConfigError if a critic's weights would not be kept apart; names the flag to change."""
     if getattr(args, "advantage_estimator", None) != "ppo" or not hasattr(args, "megatron_config_path"):
         return
     actor, critic = role_args(args, "actor"), role_args(args, "critic")
@@ -79,11 +71,7 @@ def check_roles(args: Any) -> None:
 
 
 def check_start_weights(args: Any) -> None:
-    """Check that the checkpoints that actor, critic and reference start from are there.
-
-    Raises:
-        ConfigError: names the folder, and what it lacks.
-    """
+    """Raise ConfigError if a checkpoint that actor, critic or reference starts from is not there; names the folder."""
     ppo = getattr(args, "advantage_estimator", None) == "ppo"
     critic = role_args(args, "critic").load if ppo else None
     if critic and not is_megatron_checkpoint(critic):
@@ -130,7 +118,6 @@ def _check_pretrained_critic(critic: str, reference: str | None) -> None:
 
 
 def _shapes(folder: str) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of all model tensors in the folder's newest Megatron checkpoint; None if it does not list them."""
     newest = (Path(folder) / "latest_checkpointed_iteration.txt").read_text().strip()
     step = Path(folder) / (f"iter_{int(newest):07d}" if newest.isdigit() else newest)
     if not (step / ".metadata").is_file():
@@ -143,26 +130,21 @@ def _shapes(folder: str) -> dict[str, tuple[int, ...]] | None:
 
 
 def rotate_checkpoints(args: Any, rollout_id: int, keep: int, states: Path) -> None:
-    """Delete checkpoints older than the `keep` newest steps that every role has; a failure to delete is logged.
+    """Delete checkpoints older than the `keep` newest steps that every role and the rollout have; a failure is logged.
 
-    A run resumes from a step that actor, critic and rollout state all have. Megatron rotates each role separately and
-    keeps only the newest step, so after a crash between the actor's and the critic's save no step would be left. Here,
-    only steps that are complete everywhere count, and everything newer than the oldest kept step stays.
-
-    `rollout_id` is the step that was just saved, `states` the folder of the rollout's own checkpoints. While only the
-    critic trains, slime does not save the actor.
+    A run resumes from a step that actor, critic and rollout state all have. `rollout_id` is the step that was just
+    saved, `states` the folder of the rollout's own checkpoints.
     """
     ppo = getattr(args, "advantage_estimator", None) == "ppo"
     critic_only = ppo and rollout_id < (getattr(args, "num_critic_only_steps", 0) or 0)
     roles = ["critic"] if critic_only else ["actor", "critic"] if ppo else ["actor"]
     folders = [Path(role_args(args, role).save) for role in roles]
     complete = [_complete_steps(folder) for folder in folders]
-    common = sorted(step for step in _states(states) if all(step in steps for steps in complete))
+    common = sorted(step for step in _numbered(states, _STATES) if all(step in steps for steps in complete))
     if len(common) < keep:
         return
-    for folder in folders:
-        _delete(folder, {step: path for step, path in _steps(folder).items() if step < common[-keep]})
-    _delete(states, {step: path for step, path in _states(states).items() if step < common[-keep]})
+    for folder, pattern in ((states, _STATES), *((folder, _STEPS) for folder in folders)):
+        _delete(folder, [path for step, path in _numbered(folder, pattern).items() if step < common[-keep]])
 
 
 def _complete_steps(folder: Path) -> set[int]:
@@ -171,15 +153,10 @@ def _complete_steps(folder: Path) -> set[int]:
         newest = int((folder / "latest_checkpointed_iteration.txt").read_text())
     except (OSError, ValueError):
         return set()
-    return {step for step in _steps(folder) if step <= newest}
+    return {step for step in _numbered(folder, _STEPS) if step <= newest}
 
 
-def _steps(folder: Path) -> Mapping[int, Path]:
-    return _numbered(folder, r"iter_(\d{7})")
-
-
-def _states(folder: Path) -> Mapping[int, Path]:
-    return _numbered(folder, r"slime_verlog_(\d+)\.safetensors")
+_STEPS, _STATES = r"iter_(\d{7})", r"slime_verlog_(\d+)\.safetensors"
 
 
 def _numbered(folder: Path, pattern: str) -> Mapping[int, Path]:
@@ -189,9 +166,9 @@ def _numbered(folder: Path, pattern: str) -> Mapping[int, Path]:
     return {int(match[1]): path for match, path in matches if match}
 
 
-def _delete(folder: Path, old: Mapping[int, Path]) -> None:
+def _delete(folder: Path, old: Sequence[Path]) -> None:
     try:
-        for path in old.values():
+        for path in old:
             path.rename(path.with_name(DELETING + path.name))
         for path in folder.glob(DELETING + "*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,7 +1,4 @@
-"""Reads and writes the fields of slime's `Sample`, through slime's own methods where it has them.
-
-Of the other files, only `rollout/samples.py` names fields; the rest pass samples on.
-"""
+"""Reads and writes the fields of slime's `Sample`; of the other files, only `rollout/samples.py` names fields."""
 
 from __future__ import annotations
 
@@ -29,10 +26,7 @@ ROW_KEY = "turn_row"
 
 
 class SampleWriter:
-    """Makes and fills samples for one run.
-
-    `dummy_token` is the response of samples without a generation (bootstrap and inert samples); it is never trained on.
-    """
+    """Makes and fills samples for one run; `dummy_token` is the untrained response of bootstrap and inert ones."""
 
     def __init__(self, args: Any, dummy_token: int) -> None:
         self._args = args
@@ -44,7 +38,7 @@ class SampleWriter:
         sample.index, sample.group_index, sample.prompt = training_group, segment, ""
         set_group(sample, training_group)
         restart(sample, prompt)
-        set_pictures(sample, prompt)
+        set_images(sample, prompt)
         return sample
 
     def append_generation(self, sample: Sample, generation: Generation) -> None:
@@ -103,10 +97,7 @@ class SampleWriter:
         return getattr(self._args, "rollout_top_p", 1.0) != 1.0
 
     def _append(self, sample: Sample, ids: Sequence[int], log_probs: Sequence[float] | None) -> None:
-        """Append tokens; without log-probs, they are masked.
-
-        slime declares lists. What it reads of a sample works on these types too: lengths, slices and copies.
-        """
+        """Append tokens, masked without log-probs; slime declares lists, but other sequences work."""
         compact = cast(Any, sample)
         compact.tokens = token_prefix(sample.tokens).extended(ids)
         sample.response_length += len(ids)
@@ -116,10 +107,7 @@ class SampleWriter:
         compact.rollout_log_probs = array("f", sample.rollout_log_probs or ()) + new
 
     def fill_replay(self, sample: Sample) -> None:
-        """Add placeholders for the data that training replays (top-p's kept tokens, routed experts).
-
-        slime wants them for all samples or for none. The sample is masked, so they do not affect the loss.
-        """
+        """Add placeholders for what training replays (top-p's kept tokens, routed experts) to a masked sample."""
         self._fill_top_p(sample)
         if getattr(self._args, "use_rollout_routing_replay", False):
             experts = torch.arange(self._args.moe_router_topk, dtype=torch.int32)
@@ -149,8 +137,8 @@ def restart(sample: Sample, prompt: Prompt) -> None:
     sample.remove_sample = False
 
 
-def set_pictures(sample: Sample, prompt: Prompt) -> None:
-    """Set the prompt's pictures as the model's forward pass takes them."""
+def set_images(sample: Sample, prompt: Prompt) -> None:
+    """Set the prompt's images as the model's forward pass takes them."""
     sample.multimodal_train_inputs = dict(prompt.train_inputs) if prompt.train_inputs is not None else None
 
 
@@ -243,10 +231,9 @@ def mark_failed(sample: Sample, spec: EpisodeSpec, fault: str) -> None:
 
 
 def is_traced(args: Any) -> bool:
-    """Whether turns record where their time goes, as slime's trace spans, which its timeline viewer shows.
+    """Tell whether turns record where their time goes, as slime's trace spans.
 
-    slime saves traces with the samples of `--save-debug-rollout-data`, so without this flag (or `--dump-details`, which
-    sets it) nothing is recorded and nothing of slime's tracing is imported.
+    slime saves traces with `--save-debug-rollout-data` only, so without that flag nothing is recorded.
     """
     wanted = FRAMEWORK == "slime" and getattr(args, "save_debug_rollout_data", None) is not None
     return wanted and _tracing() is not None
@@ -254,7 +241,6 @@ def is_traced(args: Any) -> bool:
 
 @cache
 def _tracing() -> Any:
-    """slime's tracing; None if this slime has none."""
     for name in _TRACING:
         try:
             return importlib.import_module(name)

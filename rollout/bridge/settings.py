@@ -16,7 +16,7 @@ class MemorySettings(Settings):
     """The past turns that a prompt shows in `history: window`; see `rollout/play/memory.py`."""
 
     kind: str = "window"
-    """`window`: the last `n` turns. `actions_only`: the same, with the executed action in place of each answer.
+    """`window`: the last `n` turns. `actions_only`: the same, with the executed action in place of each response.
     `periodic_clear`: all turns since the last clearing. `full`: all turns. Or the import path of a factory."""
     n: int = Field(default=1, ge=0)
     """Past turns that `window` and `actions_only` show."""
@@ -28,10 +28,10 @@ class EngineSettings(Settings):
     """When a failed `/generate` request is repeated, and after which pause."""
 
     timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds to wait for one answer."""
+    """Seconds to wait for one response."""
     max_retries: int = Field(default=6, ge=0)
     """How often a request is repeated after a refused or lost connection, a timeout, an HTTP error or a malformed
-    answer."""
+    response."""
     backoff_s: float = Field(default=0.5, gt=0)
     """Longest pause before the first repetition, in seconds; it doubles with each further one."""
     backoff_max_s: float = Field(default=20.0, gt=0)
@@ -73,16 +73,16 @@ class RolloutSettings(AdvantageSettings):
     """How strictly a prompt is compared with its one-shot encoding (the whole conversation encoded in one call). A
     difference is counted and does not stop the run."""
     use_inference_chat_template: bool = False
-    """Let the chat template shorten earlier answers, as it does when serving (Qwen3 drops their reasoning)."""
+    """Let the chat template shorten earlier responses, as it does when serving (Qwen3 drops their reasoning)."""
     chat_template_kwargs: Mapping[str, Any] = {}
     """Passed to the chat template, for example {enable_thinking: false}."""
     max_image_pixels: int = Field(default=2_097_152, ge=1)
-    """Larger pictures are scaled down to this size. The default is slightly over 1920 x 1080. With Qwen3-VL it gives at
+    """Larger images are scaled down to this size. The default is slightly over 1920 x 1080. With Qwen3-VL it gives at
     most 2,048 tokens, one per 32 x 32 pixels."""
     max_observation_chars: int = Field(default=65_536, ge=1)
     """Characters per observation; a longer one is cut in the middle, with a note."""
     max_observation_images: int = Field(default=16, ge=1)
-    """Pictures per observation; further ones are left out, with a note."""
+    """Images per observation; further ones are left out, with a note."""
 
     n_env: int = Field(default=32, ge=1)
     """Number of slots. Each slot plays one episode after another, so this many episodes are in progress at once."""
@@ -131,10 +131,7 @@ YAML_KEYS = frozenset(RolloutSettings.model_fields)
 
 
 def load_settings(args: Any) -> RolloutSettings:
-    """Read the plugin's settings from slime's `args` and check them.
-
-    slime sets the YAML's top-level keys on `args`. The file named by `args.custom_config_path` is read again to find
-    unknown keys.
+    """Read the plugin's settings from slime's `args` and check them; the YAML is read again to find unknown keys.
 
     Raises:
         ConfigError: a file that cannot be read, an unknown or mistyped key, one of slime's own flags in the YAML, or an
@@ -147,11 +144,7 @@ def load_settings(args: Any) -> RolloutSettings:
 
 
 def check_keys(keys: Mapping[str, Any]) -> RolloutSettings:
-    """The YAML's mapping as settings.
-
-    Raises:
-        ConfigError: as `load_settings`.
-    """
+    """Return the YAML's mapping as settings; raises ConfigError as `load_settings`."""
     for key in keys:
         if key in CORE_FLAGS:
             flag = "--" + key.replace("_", "-")

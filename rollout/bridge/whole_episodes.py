@@ -1,8 +1,6 @@
 """What slime reads of the samples of one whole episode in its own outer loop.
 
-slime accepts a list of samples in place of one, but still reads `response`, `status` or `reward` from it when it
-collects aborted samples, hands a group out again, or filters groups. `EpisodeSamples` has these attributes for the
-whole episode.
+slime accepts a list of samples in place of one, but still reads attributes of a single sample from it.
 """
 
 from __future__ import annotations
@@ -16,10 +14,7 @@ from rollout.turn import SampleKind
 
 
 def episode_facts(samples: Iterable[Sample | Sequence[Sample]]) -> list[Mapping[str, Any]]:
-    """The facts of each whole episode; empty if the samples are not of whole episodes.
-
-    The samples of an episode share slime's index, and each has the facts of the whole episode, so one of them counts.
-    """
+    """Return the facts of each whole episode, from one of its samples; empty for other samples."""
     flat = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
     episodes: dict[Any, Mapping[str, Any]] = {}
     for number, sample in enumerate(flat):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollout.errors import EnvironmentFault, FailureBudgetError
-from rollout.play.parts import Parts
 from rollout.turn import Segment
+
+if TYPE_CHECKING:
+    from rollout.play.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -49,20 +51,11 @@ class Batch:
         """Return a turn that was issued and not played."""
         self.left[slot % len(self.left)] += 1
 
-    def lose_episode(self, fault: EnvironmentFault, parts: Parts) -> None:
-        """Count an episode whose environment was lost; raises as `count_failure`."""
-        self.failed += 1
-        count_failure(fault, self.failed, parts)
 
-
-def count_failure(fault: EnvironmentFault, failed: int, parts: Parts) -> None:
-    """Count an episode whose environment was lost; `failed` is the number of such episodes in its batch.
-
-    Raises:
-        FailureBudgetError: more episodes of this batch failed than `max_episode_failures_per_batch` allows.
-    """
-    parts.counters["episodes_failed"] += 1
-    budget = parts.settings.max_episode_failures_per_batch
+def count_failure(fault: EnvironmentFault, failed: int, runtime: Runtime) -> None:
+    """Count a lost environment, the `failed`-th of its batch; raises FailureBudgetError beyond the YAML's limit."""
+    runtime.counters["episodes_failed"] += 1
+    budget = runtime.settings.max_episode_failures_per_batch
     if failed > budget:
         raise FailureBudgetError(
             f"{failed} episodes of one batch failed; max_episode_failures_per_batch is {budget}. Last failure:\n{fault}"

@@ -40,11 +40,7 @@ class WeightClock:
     """Whether weights are pushed after every rollout before the next batch is asked for; None until it is known."""
 
     def learn(self, rollout_id: int, version: int, *, asked_since: bool) -> None:
-        """Learn from the version of an answer while the batch of this rollout is collected, or the next to be.
-
-        Args:
-            asked_since: the answer was requested after slime had asked for the batch.
-        """
+        """Learn from a version; `asked_since`: it was requested after slime asked for this rollout's batch."""
         if self.first is None:
             self.first = rollout_id, version
         first_rollout, first_version = self.first
@@ -55,7 +51,7 @@ class WeightClock:
                 self.after_each = False
 
     def needs_answer(self, rollout_id: int) -> bool:
-        """Whether only an answer that is requested now can tell how often weights are pushed."""
+        """Whether only a response that is requested now can tell how often weights are pushed."""
         begun = self.first is not None and rollout_id > self.first[0]
         return begun and self.interval > 1 and self.after_each is None
 

@@ -1,8 +1,4 @@
-"""Client of SGLang's native `/generate`: one prompt in, one checked generation out, with bounded retries.
-
-Network errors and malformed answers become an `EngineError` that says what came back. The request is repeated
-before the error is raised, unless the engine refused the request itself (HTTP 4xx).
-"""
+"""Client of SGLang's `/generate`: one prompt in, one checked generation out, with bounded retries."""
 
 from __future__ import annotations
 
@@ -65,11 +61,7 @@ class EngineClient:
         headers: Mapping[str, str] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Generate one answer; `extra` is added to the request (for example `return_routed_experts`).
-
-        Raises:
-            EngineError: as `request`.
-        """
+        """Generate one response; `extra` is added to the request. Raises EngineError as `request`."""
         return await self._send("/generate", request_body(prompt, sampling_params, extra), parse_generation, headers)
 
     async def request(
@@ -79,11 +71,10 @@ class EngineClient:
         parse: Callable[[Any], T],
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """Post `payload` and return the parsed answer.
+        """Post `payload` and return the parsed reply.
 
         Raises:
-            EngineError: all of `engine.max_retries` + 1 attempts failed, or the engine refused the request (4xx); the
-                text holds the last reason.
+            EngineError: all of `engine.max_retries` + 1 attempts failed, or the engine refused the request (4xx).
         """
         return await self._send(path, write_json(payload), parse, headers)
 
@@ -143,7 +134,6 @@ class EngineClient:
 
 
 def _refusal(status: int, body: bytes, retry_after: str) -> EngineError:
-    """The error for an HTTP status other than 200, with the server's own text."""
     words = _message(body)
     too_long = status in (400, 413, 422) and TOO_LONG.search(words) is not None
     error = EngineError(f"HTTP {status}: {words}", f"http_{status}", too_long=too_long)
@@ -181,11 +171,7 @@ def write_json(value: Any) -> bytes:
 
 
 def read_json(body: bytes) -> Any:
-    """Parse the answer's JSON.
-
-    Raises:
-        EngineError: it is truncated, not JSON, or nested too deeply.
-    """
+    """Parse the response's JSON; raises EngineError if it is truncated, not JSON, or nested too deeply."""
     try:
         return orjson.loads(body)
     except ValueError:
@@ -197,11 +183,7 @@ def read_json(body: bytes) -> Any:
 
 
 def parse_generation(answer: Any) -> Generation:
-    """Check an engine's answer and turn it into a `Generation`.
-
-    Raises:
-        EngineError: a field is missing or has the wrong type, counts disagree, or a log-prob is not finite.
-    """
+    """Turn an engine's reply into a `Generation`; raises EngineError for missing, wrong or inconsistent fields."""
     if not isinstance(answer, dict) or not isinstance(answer.get("meta_info"), dict):
         raise EngineError(f"answer has no meta_info: {reprlib.repr(answer)}")
     meta = answer["meta_info"]
@@ -225,11 +207,7 @@ def parse_generation(answer: Any) -> Generation:
 
 
 def _versions(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """The weight versions that produced the answer's tokens, in order.
-
-    An engine that updates its weights during an answer lists them in `weight_versions`, as names or as mappings
-    with a `version`. Other engines name one `weight_version` for the whole answer.
-    """
+    """Return the weight versions that produced the tokens: a list of names or mappings, or a single one."""
     several, version = meta.get("weight_versions"), meta.get("weight_version")
     if isinstance(several, list) and several:
         found = [item.get("version") if isinstance(item, dict) else item for item in several]

@@ -1,7 +1,7 @@
 """One live episode: asks the engine, steps the environment, records the turn, and builds the next prompt.
 
-Every rollout plays its episodes through this class. Invariant: a turn reaches the environment exactly once. After an
-aborted or failed generation, the same prompt is sent again before the environment sees anything.
+Invariant: a turn reaches the environment exactly once. After an aborted or failed generation, the same prompt is sent
+again before the environment sees anything.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envs.base import Observation
 from envs.plain_text import LONG_CHARS, MAX_CACHED_CHARS
 from rollout.errors import ConfigError, EncodingError, EngineError, EnvironmentFault
 from rollout.play.memory import Conversation
-from rollout.play.parts import Parts
 from rollout.spec import EpisodeSpec
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import ENGINE, FinishReason, Generation, Prompt, Segment, Span, StopReason, Turn
 from rollout.workers.pool import EnvSession
 from rollout.workers.reply import EnvReply, check_history
+
+if TYPE_CHECKING:
+    from rollout.play.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +35,11 @@ ABORT_PAUSE_S = 0.2
 class Episode:
     """An episode between two turns: `prompt` is the next prompt, `stop` says why the episode ended (None: it runs)."""
 
-    def __init__(self, spec: EpisodeSpec, session: EnvSession, encoder: DeltaEncoder, parts: Parts) -> None:
+    def __init__(self, spec: EpisodeSpec, session: EnvSession, encoder: DeltaEncoder, runtime: Runtime) -> None:
         self.spec = spec
         self.session = session
         self.encoder = encoder
-        self.parts = parts
+        self.runtime = runtime
         self.index = 0
         self.max_turns = spec.env.max_turns
         """Turns after which the episode counts as truncated; None for no limit."""
@@ -48,12 +50,12 @@ class Episode:
         self._spans: list[Span] = []
         """Requests of the turn in progress, while spans are recorded."""
         self.answers: list[tuple[int, ...]] = []
-        """Token ids of every answer so far; with the seed, a checkpoint needs nothing else to replay the episode.
+        """Token ids of every response so far; with the seed, a checkpoint needs nothing else to replay the episode.
 
         Tuples, because the garbage collector stops tracking tuples of numbers but walks every list.
         """
-        check_history(self.reply, parts.settings.history)
-        self.conversation = Conversation(parts.memory if parts.settings.history == "window" else None)
+        check_history(self.reply, runtime.settings.history)
+        self.conversation = Conversation(runtime.memory if runtime.settings.history == "window" else None)
         self.prompt: Prompt = self._first_prompt()
 
     @property
@@ -63,40 +65,35 @@ class Episode:
 
     def _first_prompt(self) -> Prompt:
         prompt = self._build_prompt(None)
-        if not self.parts.fits(prompt):
+        if not self.runtime.fits(prompt):
             raise ConfigError(
                 f"the first prompt of task {self.spec.name!r} has {len(prompt.token_ids)} tokens; with "
-                f"--rollout-max-response-len {self.parts.flags.rollout_max_response_len} it does not fit: raise "
+                f"--rollout-max-response-len {self.runtime.flags.rollout_max_response_len} it does not fit: raise "
                 "--rollout-max-context-len (and --rollout-max-prompt-len)"
             )
         self.encoder.check(self.conversation.messages, prompt.token_ids)
         return prompt
 
     def _build_prompt(self, generation: Generation | None) -> Prompt:
-        """The prompt for the environment's last reply; `generation` is the answer before it, None at the start."""
         new = self.conversation.show(self.reply)
         if self.reply.whole_prompts:
-            self.encoder = self.parts.encoder_for(self.reply.tools)
-        if generation is None or self.parts.settings.history == "window":
+            self.encoder = self.runtime.encoder_for(self.reply.tools)
+        if generation is None or self.runtime.settings.history == "window":
             return self.encoder.prompt(new)
         return self.encoder.append(self.prompt, generation.token_ids, new)[0]
 
     async def generate(self, params: Mapping[str, Any], gives_up: Callable[[], bool] = lambda: False) -> Generation:
-        """Ask the engine for the answer; an aborted request is sent again.
-
-        The first abort is usually a weight update, during which engines hold new requests back, so the turn is asked
-        for again at once. Later aborts are followed by a pause. After each abort, `gives_up` says whether to return
-        the aborted generation instead.
+        """Ask the engine for the response; an aborted request is sent again, unless `gives_up` says to return it.
 
         Raises:
             EngineError: as the client's, or the turn was aborted more often than `max_turn_retries` allows.
         """
         assert self.stop is None, "the episode is over"
-        parts, aborts = self.parts, 0
+        runtime, aborts = self.runtime, 0
         while (generation := await self._request(params)).finish_reason is FinishReason.ABORT and not gives_up():
             aborts += 1
-            parts.counters["turns_aborted"] += 1
-            if aborts > parts.settings.max_turn_retries:
+            runtime.counters["turns_aborted"] += 1
+            if aborts > runtime.settings.max_turn_retries:
                 raise EngineError(
                     f"turn {self.index} of episode {self.spec.episode_id} was aborted {aborts} times "
                     "(max_turn_retries bounds this)"
@@ -107,25 +104,24 @@ class Episode:
 
     async def _request(self, params: Mapping[str, Any]) -> Generation:
         """Send the prompt to the engine once; the generation may be aborted."""
-        parts, began_s = self.parts, time.time()
+        runtime, began_s = self.runtime, time.time()
         params = self._seeded(params)
         if self.encoder.placeholder_ids:
-            # An image placeholder in an answer would refer to a picture that does not exist.
+            # An image placeholder in a response would refer to an image that does not exist.
             params = {**params, "logit_bias": {str(token): -100.0 for token in self.encoder.placeholder_ids}}
-        hashed = parts.flags.router_policy == "consistent_hashing"
+        hashed = runtime.flags.router_policy == "consistent_hashing"
         # Keeps the episode on the engine with its cached prefix.
         headers = {"X-SMG-Routing-Key": self.spec.routing_key} if hashed else None
-        generation = await parts.engine.generate(self.prompt, params, headers=headers, extra=parts.flags.request_extra)
-        if parts.traced:
+        generation = await runtime.engine.generate(
+            self.prompt, params, headers=headers, extra=runtime.flags.request_extra
+        )
+        if runtime.traced:
             self._spans.append(Span(ENGINE, began_s, time.time(), generation.meta_info))
         return generation
 
     def _seeded(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Under deterministic inference, add a seed that differs per turn, derived from the outer loop's seed if given.
-
-        With the same seed, every turn of an episode would draw the same random numbers.
-        """
-        flags = self.parts.flags
+        """Under deterministic inference, add a seed per turn, or every turn would draw the same numbers."""
+        flags = self.runtime.flags
         if not flags.sglang_enable_deterministic_inference:
             return params
         base = params.get("sampling_seed", flags.rollout_seed)
@@ -134,13 +130,12 @@ class Episode:
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
         """Step the environment with a finished generation, record the turn, and build the next prompt.
 
-        Raises:
-            EnvironmentFault: the environment is lost, and this turn with it.
+        Raises EnvironmentFault if the environment is lost, and this turn with it.
         """
         encoder = self.encoder
         generation = encoder.without_placeholders(generation)
         if not generation.trained:
-            self.parts.counters["answers_with_placeholder"] += 1
+            self.runtime.counters["answers_with_placeholder"] += 1
         text = encoder.answer_text(generation.token_ids)
         shown, sent_s = self.reply.observation, time.time()
         reply = await self.session.step(text)
@@ -171,8 +166,7 @@ class Episode:
         return await self._look_ahead(turn)
 
     def _take_spans(self, sent_s: float, reply: EnvReply) -> tuple[Span, ...]:
-        """The spans of the turn that ends with this reply; empty unless they are recorded."""
-        if not self.parts.traced:
+        if not self.runtime.traced:
             return ()
         now_s = time.time()
         began_s = now_s - reply.seconds
@@ -193,9 +187,9 @@ class Episode:
             return turn
         try:
             self.prompt = await self._next_prompt(turn.generation)
-            fits = self.parts.fits(self.prompt)
+            fits = self.runtime.fits(self.prompt)
         except EncodingError as error:
-            # For example a picture that cannot be read. The episode ends, the batch goes on.
+            # For example an image that cannot be read. The episode ends, the batch goes on.
             logger.warning("episode %d ends at turn %d: %s", self.spec.episode_id, turn.index, error)
             self.stop, fits, self.has_next_prompt = self.stop or StopReason.ENCODING, True, False
         if not fits:
@@ -209,28 +203,27 @@ class Episode:
         return replace(turn, truncated=True)
 
     def segment(self, turns: Sequence[Turn], stop: StopReason) -> Segment:
-        """These turns, the last ones played, as a segment that ended because of `stop`.
+        """Return these turns, the last ones played, as a segment that ended because of `stop`.
 
-        The value of its bootstrap prompt stands in for the rest of the episode: always if the batch or a lost
-        environment ended the segment, after a limit if `bootstrap_on_time_limit` and the next prompt fits, and never
-        after a final state.
+        It has a bootstrap prompt if the batch or a lost environment ended it, after a limit with
+        `bootstrap_on_time_limit` if the next prompt fits, and never after a final state.
         """
         wanted = not stop.is_end
-        if stop.is_end and turns[-1].truncated and self.parts.settings.bootstrap_on_time_limit:
-            wanted = self.has_next_prompt and self.parts.fits(self.prompt)
+        if stop.is_end and turns[-1].truncated and self.runtime.settings.bootstrap_on_time_limit:
+            wanted = self.has_next_prompt and self.runtime.fits(self.prompt)
         bootstrap = self.prompt if wanted else None
         return Segment(self.spec.name, tuple(turns), bootstrap, stop, self.total_reward, self.index)
 
     async def _check_conversation(self) -> None:
         """Compare the last prompt with its one-shot encoding; a difference is counted and does not stop the run."""
-        if self.parts.settings.tokenization_sanity_check == "disable":
+        if self.runtime.settings.tokenization_sanity_check == "disable":
             return
         try:
             await asyncio.to_thread(self.encoder.check, self.conversation.messages, self.prompt.token_ids)
         except EncodingError as error:
-            if not self.parts.counters["sanity_check_failed"]:
+            if not self.runtime.counters["sanity_check_failed"]:
                 logger.warning("tokenization_sanity_check, episode %d: %s", self.spec.episode_id, error)
-            self.parts.counters["sanity_check_failed"] += 1
+            self.runtime.counters["sanity_check_failed"] += 1
 
     async def _next_prompt(self, generation: Generation) -> Prompt:
         shown = [self.reply.observation, *(exchange.observation for exchange in self.conversation.past)]
@@ -243,19 +236,18 @@ class Episode:
         await self.session.close()
 
 
-async def open_episode(parts: Parts, spec: EpisodeSpec) -> Episode:
+async def open_episode(runtime: Runtime, spec: EpisodeSpec) -> Episode:
     """Start the episode's environment and encode its first prompt.
 
     Raises:
-        EnvironmentFault: the environment could not be started, or its first prompt cannot be encoded or does not fit
-            into the context. This is a fault and not a ConfigError, because it may concern only one episode.
+        EnvironmentFault: the environment could not be started, or its first prompt cannot be encoded or does not fit.
         EncodingError: the chat template does not show the environment's tools.
     """
-    session = await parts.pool.open(spec.env)
+    session = await runtime.pool.open(spec.env)
     try:
-        encoder = parts.encoder_for(session.reply.tools if session.reply else ())
+        encoder = runtime.encoder_for(session.reply.tools if session.reply else ())
         try:
-            return await asyncio.to_thread(Episode, spec, session, encoder, parts)
+            return await asyncio.to_thread(Episode, spec, session, encoder, runtime)
         except (EncodingError, ConfigError) as error:
             raise EnvironmentFault(f"{error}\n{session.describe()}") from error
     except BaseException:

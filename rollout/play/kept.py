@@ -1,62 +1,38 @@
 """Batches that are kept: for the critic's warm-up, which draws from them again, and for value pretraining.
 
-While the actor is frozen, the critic's warm-up plays and keeps `w_epoch` batches, then draws `w_iter` batches from the
-kept segments without generation. The advantage hook computes returns with the current critic, so the targets of kept
-turns are never stale, and the frozen actor keeps them on-policy. Value pretraining keeps all its batches; its last one
-holds the turns of all.
+The advantage hook computes returns with the current critic, so the targets of kept turns are never stale.
 """
 
 from __future__ import annotations
 
-import enum
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from advantage.settings import WarmupSettings
 from rollout.errors import ConfigError
 from rollout.play.batch import Batch, count_turns
-from rollout.play.parts import Parts
 from rollout.turn import Segment, StopReason
+
+if TYPE_CHECKING:
+    from rollout.play.runtime import Runtime
 
 MIN_EPISODES = 10
 """Episodes that value pretraining needs to hold some out."""
 
 
-class Phase(enum.StrEnum):
-    """The phase of the critic's warm-up that a rollout belongs to."""
-
-    COLLECT = "collect"
-    """Play a batch and keep it; only the critic trains."""
-    DRAW = "draw"
-    """Draw a batch from the kept turns; only the critic trains."""
-    TRAIN = "train"
-    """The warm-up is over: play a batch, train both."""
-
-
-def phase_of(rollout_id: int, warmup: WarmupSettings) -> Phase:
-    """The phase of a rollout."""
-    if rollout_id < warmup.w_epoch:
-        return Phase.COLLECT
-    return Phase.DRAW if rollout_id < warmup.w_epoch + warmup.w_iter else Phase.TRAIN
-
-
 async def play_or_draw(
-    play: Callable[[], Awaitable[Batch]], kept: list[Segment], rollout_id: int, parts: Parts
+    play: Callable[[], Awaitable[Batch]], kept: list[Segment], rollout_id: int, runtime: Runtime
 ) -> Batch:
-    """Draw the rollout's batch from `kept`, or play it and keep it; once the warm-up is over, `kept` is emptied.
-
-    Raises:
-        ConfigError: as `draw`.
-    """
-    settings, flags = parts.settings, parts.flags
+    """Draw the rollout's batch from `kept`, or play and keep it; empties `kept` after the warm-up. Raises as `draw`."""
+    settings, flags = runtime.settings, runtime.flags
     warmup = settings.critic_warmup
-    phase = Phase.COLLECT if settings.value_pretraining.batches else phase_of(rollout_id, warmup)
-    if phase is Phase.DRAW:
+    collects = settings.value_pretraining.batches > 0 or rollout_id < warmup.w_epoch
+    if not collects and rollout_id < warmup.w_epoch + warmup.w_iter:
         segments = draw(kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
         return Batch(segments, {"warmup/drawn_turns": float(count_turns(segments))})
     batch = await play()
-    if phase is Phase.COLLECT:
+    if collects:
         kept.extend(batch.segments)
         batch.metrics["warmup/kept_turns"] = float(count_turns(kept))
     else:
@@ -65,13 +41,9 @@ async def play_or_draw(
 
 
 def draw(kept: Sequence[Segment], fraction: float, step_turns: int, seed: int) -> list[Segment]:
-    """Random kept segments holding `fraction` of the kept turns, in whole steps of `step_turns` turns.
+    """Draw random kept segments that hold `fraction` of the kept turns, in whole steps of `step_turns` turns.
 
-    Segments are drawn without replacement. The last one is shortened to fill the last step exactly: its first turns
-    stay, and the prompt after them becomes the bootstrap.
-
-    Raises:
-        ConfigError: less than one step was kept, for example after a restart without the rollout checkpoint.
+    The last one is shortened to fill the last step exactly. Raises ConfigError if less than one step was kept.
     """
     total = count_turns(kept)
     if total < step_turns:
@@ -113,11 +85,7 @@ def join_episodes(collected: Sequence[Segment]) -> list[Segment]:
 
 
 def choose_held_out(segments: Sequence[Segment], share: float, seed: int) -> set[int]:
-    """Ids of random episodes that together hold about `share` of all turns; at least one episode is not chosen.
-
-    Raises:
-        ConfigError: there are fewer than 10 episodes.
-    """
+    """Return ids of random episodes with about `share` of all turns, never all; raises ConfigError below 10."""
     lengths: dict[int, int] = {}
     for segment in segments:
         episode = segment.turns[0].episode_id

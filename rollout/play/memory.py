@@ -1,7 +1,7 @@
 """The messages of an episode's prompts: a memory chooses which past turns they show, or `history: full` shows all.
 
-Invariants with a memory: the system message is first, the current observation is last. Only the current observation
-shows its short-term part. In place of a rejected answer, the prompt shows the action that was executed.
+With a memory, only the current observation shows its short-term part, and the executed action replaces a rejected
+response.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One past turn: the observation, the answer, and the executed action."""
+    """One past turn: the observation, the response, and the executed action."""
 
     observation: Observation
     answer: str
@@ -30,7 +30,7 @@ class Exchange:
     executed_action: str
 
     def reasoning(self) -> str:
-        """The answer with its reasoning; for a rejected answer, only the executed action."""
+        """The response with its reasoning; for a rejected response, only the executed action."""
         return self.answer if self.valid else f"ACTION: {self.executed_action}"
 
 
@@ -49,22 +49,13 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class WindowMemory:
-    """The last n turns with their reasoning, as in Verlog with text and reasoning history of equal length."""
+    """The last n turns with their reasoning, as in Verlog, or with the executed action in place of the response."""
 
-    horizon: int | None = 1
-
-    def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
-        return _show(_last(past, self.horizon))
-
-
-@dataclass(frozen=True)
-class ActionsOnlyMemory:
-    """The last n turns, each with the executed action in place of the answer."""
-
-    horizon: int | None = 1
+    horizon: int | None
+    actions_only: bool = False
 
     def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
-        return [m for e in _last(past, self.horizon) for m in (_past_observation(e), _assistant(e.executed_action))]
+        return _show(_last(past, self.horizon), self.actions_only)
 
 
 @dataclass(frozen=True)
@@ -82,16 +73,12 @@ class PeriodicClearMemory:
 
 
 def build_memory(config: MemorySettings) -> Memory:
-    """Make the memory that `memory.kind` names: built in, or `module.factory` called with the config.
-
-    Raises:
-        ConfigError: the kind is unknown, or its import path cannot be imported.
-    """
+    """Make the memory that `memory.kind` names; raises ConfigError for an unknown kind or import path."""
     match config.kind:
         case "window":
             return WindowMemory(config.n)
         case "actions_only":
-            return ActionsOnlyMemory(config.n)
+            return WindowMemory(config.n, actions_only=True)
         case "periodic_clear":
             return PeriodicClearMemory(config.period)
         case "full":
@@ -116,7 +103,7 @@ def build_messages(
     index: int,
     answer_format: str,
 ) -> list[Message]:
-    """The messages of one prompt: system, past, and the current observation with the request for an answer."""
+    """The messages of one prompt: system, past, and the current observation with the request for a response."""
     system = [{"role": "system", "content": instruction_prompt}] if instruction_prompt else []
     return [*system, *memory.messages(past, index), current_message(current, answer_format)]
 
@@ -137,10 +124,7 @@ def current_message(current: Observation, answer_format: str) -> Message:
 
 
 class Conversation:
-    """Collects an episode's exchanges; `messages` is the current prompt.
-
-    Call `show` with every reply of the environment, and `answered` with every answer before the next reply is shown.
-    """
+    """Collects exchanges; call `show` with each reply of the environment, `answered` after each response."""
 
     def __init__(self, memory: Memory | None) -> None:
         """With `memory` None, prompts show the whole episode."""
@@ -166,7 +150,7 @@ class Conversation:
         return new
 
     def answered(self, shown: Observation, answer: str, valid: bool, executed_action: str) -> None:
-        """Add an answer to the observation `shown`."""
+        """Add a response to the observation `shown`."""
         self._index += 1
         if self._memory is None:
             self.messages.append({"role": "assistant", "content": answer})
@@ -175,7 +159,6 @@ class Conversation:
 
 
 def _ask(message: Mapping[str, Any], answer_format: str) -> Message:
-    """The environment's message followed by the request for an answer."""
     if not answer_format:
         return dict(message)
     content = message["content"]
@@ -188,17 +171,13 @@ def _last(past: Sequence[Exchange], n: int | None) -> Sequence[Exchange]:
     return past if n is None else past[max(0, len(past) - n) :]
 
 
-def _show(past: Sequence[Exchange]) -> list[Message]:
-    return [m for e in past for m in (_past_observation(e), _assistant("Previous plan:\n" + e.reasoning()))]
-
-
-def _past_observation(exchange: Exchange) -> Message:
-    content = "Observation:\n" + exchange.observation["text"]["long_term_context"]
-    return _user(content, exchange.observation)
-
-
-def _assistant(content: str) -> Message:
-    return {"role": "assistant", "content": content}
+def _show(past: Sequence[Exchange], actions_only: bool = False) -> list[Message]:
+    shown: list[Message] = []
+    for exchange in past:
+        content = "Observation:\n" + exchange.observation["text"]["long_term_context"]
+        response = exchange.executed_action if actions_only else "Previous plan:\n" + exchange.reasoning()
+        shown += [_user(content, exchange.observation), {"role": "assistant", "content": response}]
+    return shown
 
 
 def _user(content: str, observation: Observation, only_now: Sequence[Any] = ()) -> Message:

@@ -7,11 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rollout.play.parts import Parts
 from rollout.turn import FinishReason, Segment, StopReason, Turn
 from rollout.workers.utilization import Usage
+
+if TYPE_CHECKING:
+    from rollout.play.runtime import Runtime
 
 RETRIES = (
     *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "turns_aborted"),
@@ -36,9 +38,9 @@ class BatchLoad:
     """CPU seconds of the event loop's thread."""
 
 
-def measure(parts: Parts) -> Callable[[], BatchLoad]:
+def measure(runtime: Runtime) -> Callable[[], BatchLoad]:
     """Start to measure; the returned function gives the load since then."""
-    engine, env, host_s = parts.engine.utilization, parts.pool.utilization, time.thread_time()
+    engine, env, host_s = runtime.engine.utilization, runtime.pool.utilization, time.thread_time()
     before = engine.snapshot(), env.snapshot()
     return lambda: BatchLoad(engine.since(before[0]), env.since(before[1]), time.thread_time() - host_s)
 
@@ -46,7 +48,7 @@ def measure(parts: Parts) -> Callable[[], BatchLoad]:
 def batch_metrics(
     segments: Sequence[Segment], faults: Counter[str], load: BatchLoad, stale: Sequence[int]
 ) -> dict[str, float]:
-    """Turn-level metrics of a batch. Times are in seconds per turn.
+    """Return the turn-level metrics of a batch. Times are in seconds per turn.
 
     Args:
         faults: failures and retries of this batch by name.
@@ -55,9 +57,10 @@ def batch_metrics(
     turns = [turn for segment in segments for turn in segment.turns]
     stops = Counter(segment.stop for segment in segments)
     ended = [segment.episode_turns for segment in segments if segment.stop.is_end]
+    retried = sum(n for name, n in faults.items() if name in RETRIES or name.startswith("engine_http_"))
     metrics = {
         "rollout/turns": float(len(turns)),
-        "rollout/turns_retried": float(sum(n for name, n in faults.items() if is_retry(name))),
+        "rollout/turns_retried": float(retried),
         "rollout/episodes_touched": float(len(segments)),
         "rollout/episodes_finished": float(len(ended)),
         "rollout/episodes_cut": float(stops[StopReason.CUT]),
@@ -73,11 +76,6 @@ def batch_metrics(
         prefix = f"task/{name}" if len(names) > 1 else "episode"
         metrics |= {f"{prefix}/{key}": value for key, value in _episode_metrics(mine).items()}
     return metrics
-
-
-def is_retry(fault: str) -> bool:
-    """Whether a turn is tried again after this fault."""
-    return fault in RETRIES or fault.startswith("engine_http_")
 
 
 def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
@@ -155,7 +153,6 @@ def whole_episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, fl
 
 
 def _ends(lengths: Sequence[int], stops: Counter[StopReason]) -> dict[str, float]:
-    """How many turns the ended episodes had, and why segments ended."""
     return {
         "rollout/episode_turns_mean": mean(lengths),
         "rollout/episode_turns_p50": quantile(lengths, 0.5),

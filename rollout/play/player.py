@@ -21,11 +21,7 @@ class Place:
         self._start = start
 
     async def live(self) -> Episode:
-        """The episode to play.
-
-        Raises:
-            EnvironmentFault: it could not be started.
-        """
+        """Return the episode to play; raises EnvironmentFault if it could not be started."""
         if self.episode is None:
             self.episode = await self._start()
         return self.episode
@@ -55,10 +51,9 @@ class Slot(Place):
         self._ahead: asyncio.Task[Episode] | None = None
 
     async def live(self) -> Episode:
-        """The episode to play; the one after it starts in the background.
+        """Return the episode to play, and start the one after it in the background.
 
-        Raises:
-            EnvironmentFault: the next episode could not be started; the call after this one tries the one after it.
+        Raises EnvironmentFault if it could not be started; the next call tries the one after it.
         """
         if self.episode is None:
             ahead = self._ahead = self._ahead or self._start_next()
@@ -91,15 +86,9 @@ async def play(
 ) -> None:
     """Play turns at one place until `may_issue` answers False or `ask` returns an aborted generation.
 
-    Args:
-        place: where the episode is found; an episode that ends or is lost leaves it.
-        may_issue: the stop rule: waits until the next turn may be issued and counts it, or answers False.
-        ask: gets the answer from the engine, mostly by `Episode.generate`.
-        record: takes each finished turn, before an episode that is over leaves the place.
-        lose: counts an environment that was lost, and with it the turn in flight.
-
-    Raises:
-        EngineError: the episode stays at the place; its environment was not stepped.
+    `may_issue` waits until the next turn may be issued and counts it. `record` takes each finished turn before its
+    episode may leave the place, `lose` a lost environment and with it the turn in flight. After an EngineError, the
+    episode stays.
     """
     while await may_issue():
         try:

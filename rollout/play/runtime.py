@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import logging
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,32 +17,117 @@ from typing import TYPE_CHECKING, Any
 
 from rollout.bridge.checks import installs_advantages
 from rollout.bridge.flags import RolloutFlags
-from rollout.bridge.framework import FRAMEWORK
+from rollout.bridge.framework import FRAMEWORK, Sample
 from rollout.bridge.sample import SampleWriter, is_traced
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.errors import ConfigError
 from rollout.play.engine import EngineClient
-from rollout.play.memory import build_memory
-from rollout.play.parts import Parts
-from rollout.play.slots import ParkedEpisodes
+from rollout.play.memory import Memory, build_memory
 from rollout.tokens.encoding import DeltaEncoder
+from rollout.turn import Prompt, Turn
 from rollout.workers.pool import EnvPool
 
 if TYPE_CHECKING:
+    from rollout.play.episode import Episode
     from rollout.play.stream import Stream  # loaded by `rollout.continuous` alone
+
+logger = logging.getLogger(__name__)
+
+MAX_TOOL_SETS = 256
+"""Encoders with tools that are kept."""
+
+
+@dataclass(frozen=True)
+class Parked:
+    """A live episode, its turns so far, and the sample that it plays for."""
+
+    sample: Sample
+    episode: Episode
+    turns: list[Turn]
 
 
 @dataclass
-class Runtime(Parts):
-    """Everything that one run owns in this process; `get_runtime` makes one per `args` and event loop."""
+class ParkedEpisodes:
+    """Parked episodes, oldest first, by their samples' identity, since indices repeat in an evaluation."""
 
-    samples: SampleWriter = field(kw_only=True)
+    dropped: int = 0
+    """Episodes closed for lack of room; each starts from the beginning when its sample is handed out again."""
+    _parked: dict[int, Parked] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def take(self, sample: Sample) -> Parked | None:
+        """Remove and return the sample's episode; None if it is not parked."""
+        return self._parked.pop(id(sample), None)
+
+    async def park(self, parked: Parked, most: int) -> None:
+        """Park the episode; close the oldest ones if there are more than `most`."""
+        self._parked[id(parked.sample)] = parked
+        while len(self._parked) > most:
+            oldest = self._parked.pop(next(iter(self._parked)))
+            self.dropped += 1
+            if self.dropped == 1:
+                logger.warning("more than %d aborted episodes wait to continue; the oldest ones are closed", most)
+            await oldest.episode.close()
+
+    async def close(self) -> None:
+        """Close all of them."""
+        while self._parked:
+            await self._parked.popitem()[1].episode.close()
+
+
+@dataclass
+class Runtime:
+    """What one run owns in this process; `get_runtime` makes one per `args` and event loop."""
+
+    settings: RolloutSettings
+    flags: RolloutFlags
+    encoder: DeltaEncoder
+    engine: EngineClient
+    pool: EnvPool
+    memory: Memory
+    samples: SampleWriter
+    make_encoder: Callable[..., DeltaEncoder]
+    """`encoder` with other `tools`."""
+    traced: bool = False
+    """Whether turns record where their time goes."""
+    counters: Counter[str] = field(default_factory=Counter)
     parked: ParkedEpisodes = field(default_factory=ParkedEpisodes)
     """Aborted episodes of slime's outer loop; empty under the fixed-turn rollout."""
     logged: Counter[str] = field(default_factory=Counter)
     """`fault_counts()` when the log hook last read them."""
     stream: Stream | None = None
     """The stream of continuous batches; None under other rollouts."""
+    _with_tools: dict[str, DeltaEncoder] = field(default_factory=dict)
+    _tools_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fault_counts(self) -> Counter[str]:
+        """All faults and retries so far, by name."""
+        found = Counter(self.counters)
+        found.update({f"env_{kind}": count for kind, count in self.pool.faults.items()})
+        found.update({f"engine_{kind}": count for kind, count in self.engine.faults.items()})
+        return found
+
+    def encoder_for(self, tools: Sequence[Mapping[str, Any]]) -> DeltaEncoder:
+        """Return the encoder whose prompts show these tools; raises EncodingError if the template ignores them."""
+        if not tools:
+            return self.encoder
+        key = json.dumps(list(tools), sort_keys=True)
+        with self._tools_lock:  # prompts of agents are built in threads
+            if (encoder := self._with_tools.pop(key, None)) is not None:
+                self._with_tools[key] = encoder  # now the last to be dropped
+                return encoder
+        encoder = self.make_encoder(tools=tools)
+        with self._tools_lock:
+            self._with_tools[key] = encoder
+            if len(self._with_tools) > MAX_TOOL_SETS:
+                self._with_tools.pop(next(iter(self._with_tools)))
+        return encoder
+
+    def fits(self, prompt: Prompt) -> bool:
+        """Whether the prompt leaves room in the context for a response of full length."""
+        return self.flags.fits(len(prompt.token_ids))
 
     async def close(self) -> None:
         """Close the stream, the parked episodes, the workers and the connections."""
@@ -59,7 +147,7 @@ def build_runtime(args: Any) -> Runtime:
     """
     settings, flags = load_settings(args), RolloutFlags.read(args)
     small = FRAMEWORK == "slime" and installs_advantages(args)
-    make_encoder = encoders_of(flags.hf_checkpoint, settings, small_pictures=small)
+    make_encoder = encoders_of(flags.hf_checkpoint, settings, small_images=small)
     encoder = make_encoder()
     return Runtime(
         settings=settings,
@@ -75,14 +163,11 @@ def build_runtime(args: Any) -> Runtime:
 
 
 def encoders_of(
-    checkpoint: str, settings: RolloutSettings, *, small_pictures: bool = False
+    checkpoint: str, settings: RolloutSettings, *, small_images: bool = False
 ) -> Callable[..., DeltaEncoder]:
-    """A function from `tools` to the checkpoint's encoder under these settings.
+    """Return a function from `tools` to the checkpoint's encoder; raises ConfigError without a tokenizer.
 
-    With `small_pictures`, training inputs hold PNG bytes, which `advantage.patch` expands on the training ranks.
-
-    Raises:
-        ConfigError: the checkpoint has no tokenizer that can be loaded.
+    With `small_images`, training inputs hold PNG bytes, which `advantage.patch` expands on the training ranks.
     """
     tokenizer, processor = _load_tokenizer_and_processor(checkpoint)
     return partial(
@@ -94,16 +179,11 @@ def encoders_of(
         use_inference_chat_template=settings.use_inference_chat_template,
         history=settings.history,
         max_image_pixels=settings.max_image_pixels,
-        small_pictures=small_pictures,
+        small_images=small_images,
     )
 
 
 def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
-    """The checkpoint's tokenizer, and its image processor if it has one.
-
-    Raises:
-        ConfigError: `path` has no tokenizer that can be loaded.
-    """
     from transformers import AutoTokenizer
 
     from rollout.tokens.processor import load_processor
@@ -134,11 +214,7 @@ _opened: list[_Opened] = []
 
 
 async def get_runtime(args: Any) -> Runtime:
-    """The runtime of this `args` on the running event loop; the first call builds it in a thread.
-
-    Raises:
-        ConfigError, EncodingError: as `build_runtime`; a later call tries again.
-    """
+    """Return this `args`' runtime on the running event loop; builds it in a thread; raises as `build_runtime`."""
     loop = asyncio.get_running_loop()
     found = next((opened for opened in _opened if opened.args is args and opened.loop is loop), None)
     if found is not None and found.failed:
@@ -156,10 +232,7 @@ def open_runtimes() -> list[Runtime]:
 
 
 def _build_and_freeze(args: Any) -> Runtime:
-    """Build the runtime, then exempt the objects made so far from garbage collection.
-
-    Otherwise every full collection would walk all objects of torch and transformers.
-    """
+    """Build the runtime, and exempt torch's and transformers' objects from garbage collection."""
     runtime = build_runtime(args)
     gc.collect()
     gc.freeze()
@@ -168,11 +241,7 @@ def _build_and_freeze(args: Any) -> Runtime:
 
 @asynccontextmanager
 async def full_gc_deferred() -> AsyncIterator[None]:
-    """Defer Python's full garbage collections and run one on exit; young objects are collected as usual.
-
-    A full collection walks every live object, including the live episodes and the batch so far. It takes some hundred
-    milliseconds, in which no request is sent and no answer is read.
-    """
+    """Defer Python's full garbage collections, each of some hundred milliseconds, and run one on exit."""
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, 1 << 30)
     try:

@@ -1,8 +1,4 @@
-"""Episodes that outlive a call: slots restored from a checkpoint and saved to one, and parked episodes.
-
-A checkpoint stores a slot's live episode as its seed and answers. `make_slots` plays it again, in the environment that
-the configuration names, and checks that every observation equals the one that was seen.
-"""
+"""Saves slots to a checkpoint and restores them: a live episode is its seed and responses, which are played again."""
 
 from __future__ import annotations
 
@@ -11,81 +7,34 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from rollout.bridge.framework import Sample
 from rollout.errors import EnvironmentFault
 from rollout.play.engine import MAX_TOKEN_ID
 from rollout.play.episode import Episode, open_episode
-from rollout.play.parts import Parts
 from rollout.play.player import Slot
+from rollout.play.runtime import Runtime
 from rollout.spec import EpisodeSpec
-from rollout.turn import FinishReason, Generation, Turn
+from rollout.turn import FinishReason, Generation
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Parked:
-    """A live episode, its turns so far, and the sample that it plays for."""
-
-    sample: Sample
-    episode: Episode
-    turns: list[Turn]
-
-
-@dataclass
-class ParkedEpisodes:
-    """Parked episodes of one runtime, oldest first.
-
-    The key is the identity of the sample object, because indices repeat between training and evaluation. Each entry
-    holds its sample, so no other sample can get the same identity.
-    """
-
-    dropped: int = 0
-    """Episodes closed for lack of room; each starts from the beginning when its sample is handed out again."""
-    _parked: dict[int, Parked] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self._parked)
-
-    def take(self, sample: Sample) -> Parked | None:
-        """Remove and return the sample's episode; None if it is not parked."""
-        return self._parked.pop(id(sample), None)
-
-    async def park(self, parked: Parked, most: int) -> None:
-        """Park the episode; close the oldest ones if there are more than `most`."""
-        self._parked[id(parked.sample)] = parked
-        while len(self._parked) > most:
-            oldest = self._parked.pop(next(iter(self._parked)))
-            self.dropped += 1
-            if self.dropped == 1:
-                logger.warning("more than %d aborted episodes wait to continue; the oldest ones are closed", most)
-            await oldest.episode.close()
-
-    async def close(self) -> None:
-        """Close all of them."""
-        while self._parked:
-            await self._parked.popitem()[1].episode.close()
-
-
 async def make_slots(
-    parts: Parts,
+    runtime: Runtime,
     n_env: int,
     spec_of: Callable[[int], EpisodeSpec],
     saved: Sequence[Mapping[str, Any]] = (),
 ) -> list[Slot]:
-    """`n_env` slots: new ones, or with the episodes of a checkpoint replayed up to where they were saved.
+    """Make `n_env` slots: new ones, or with the episodes of a checkpoint replayed up to where they were saved.
 
-    Slot k plays the episodes k, k + `n_env`, and so on; `spec_of` an id is the episode that the configuration plays
-    under it. If the checkpoint has another number of slots, as many live episodes as fit continue, and later ones get
-    ids that were never used. A live episode is given up and counted if no slot is left for it, if the configuration
-    now plays something else under its id, or if its replay differs. Its slot then begins the next episode.
+    Slot k plays the episodes `spec_of(k)`, `spec_of(k + n_env)`, and so on. If the checkpoint has another number of
+    slots, as many live episodes as fit continue, and later ones get new ids. A live episode is given up and counted if
+    no slot is left for it, if the configuration now plays something else under its id, or if its replay differs.
     """
 
     async def open_id(episode_id: int) -> Episode:
-        return await open_episode(parts, spec_of(episode_id))
+        return await open_episode(runtime, spec_of(episode_id))
 
     if len(saved) == n_env:
         slots = [Slot(number, item["next_episode"], n_env, open_id) for number, item in enumerate(saved)]
@@ -97,7 +46,7 @@ async def make_slots(
         if saved:
             surplus = max(len(episodes) - n_env, 0)
             what = f"the checkpoint has {len(saved)} slots, n_env is {n_env}"
-            _give_up(parts, surplus, what)
+            _give_up(runtime, surplus, what)
     changes: Counter[str] = Counter()
     restoring: list[Coroutine[Any, Any, None]] = []
     for slot, item in zip(slots, episodes, strict=False):
@@ -107,20 +56,19 @@ async def make_slots(
         if change := _change(item["spec"], spec):
             changes[change] += 1
         else:
-            restoring.append(_restore(slot, item, spec, parts))
+            restoring.append(_restore(slot, item, spec, runtime))
     for change, count in changes.items():
-        _give_up(parts, count, change)
+        _give_up(runtime, count, change)
     await asyncio.gather(*restoring)
     return slots
 
 
-def _give_up(parts: Parts, episodes: int, why: str) -> None:
-    parts.counters["episodes_lost_at_resume"] += episodes
+def _give_up(runtime: Runtime, episodes: int, why: str) -> None:
+    runtime.counters["episodes_lost_at_resume"] += episodes
     logger.warning("%d live episodes of the checkpoint are given up: %s", episodes, why)
 
 
 def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
-    """How the configuration differs from what was saved under the episode's id; empty if it does not."""
     configured = json.loads(json.dumps(_spec_state(spec)))  # in the checkpoint, tuples are lists
     for key, name in (("env_path", "environment"), ("options", "environment's options")):
         if configured[key] != saved[key]:
@@ -130,9 +78,9 @@ def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
     return ""
 
 
-async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, parts: Parts) -> None:
+async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runtime: Runtime) -> None:
     try:
-        slot.episode = episode = await open_episode(parts, spec)
+        slot.episode = episode = await open_episode(runtime, spec)
         if item["answers"] and not episode.reply.deterministic:
             raise EnvironmentFault("the environment is not deterministic, so the episode cannot be replayed")
         for token_ids in item["answers"]:
@@ -140,7 +88,7 @@ async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, parts
         if episode.session.digests != item["digests"] or episode.stop is not None:
             raise EnvironmentFault("the replayed episode differs from the saved one")
     except EnvironmentFault:
-        parts.counters["episodes_lost_at_resume"] += 1
+        runtime.counters["episodes_lost_at_resume"] += 1
         await slot.leave()
 
 
@@ -150,7 +98,7 @@ def slots_state(slots: Sequence[Slot]) -> list[Mapping[str, Any]]:
 
 
 def saved_slot(next_episode: int, episode: Episode | None, turns: int | None = None) -> Mapping[str, Any]:
-    """The next episode's id, and the live episode as its seed and its first `turns` answers (None: all)."""
+    """The next episode's id, and the live episode as its seed and its first `turns` responses (None: all)."""
     if episode is None:
         return {"next_episode": next_episode, "episode": None}
     count = len(episode.answers) if turns is None else turns
@@ -198,7 +146,7 @@ def read_whole(value: Any) -> int:
 
 
 def read_ids(value: Any) -> list[int]:
-    """Token ids of one answer."""
+    """Return token ids of one response; raises ValueError for anything else."""
     if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MAX_TOKEN_ID for item in value):
         raise ValueError("token ids must be a list of whole numbers")
     return value

@@ -1,13 +1,9 @@
 """Slots that never stop playing; their finished turns become batches, those of the oldest weights first.
 
-Invariants: every issued turn is playing, or finished and pending, or handed out exactly once, and the turns of a slot
-are handed out in the order in which they were played. No turn older than `max_staleness` is trained on:
-
-- A turn is due in the last batch whose updates still allow the weights that play it. It is issued only if the batches
-  up to that one have a place for it and for all issued turns that are due no later.
-- A batch holds the finished turns that are due first. If the turns still playing could then not all be trained on in
-  time, it waits for them (`stale_turns: wait`).
-- A turn that is overdue all the same, as it may be with `stale_turns: mask`, keeps its place and loses its loss.
+Invariants: every issued turn is playing, pending, or handed out exactly once, and a slot's turns are handed
+out in order. A turn is due in the last batch whose updates still allow the weights that play it. It is issued only if
+the batches up to that one have a place for it. If the turns still playing could not all be trained on in time, a batch
+waits for them (`stale_turns: wait`), or they lose their loss (`mask`).
 """
 
 from __future__ import annotations
@@ -25,8 +21,8 @@ from rollout.play.batch import Batch, count_failure
 from rollout.play.clock import WeightClock, version_of
 from rollout.play.episode import Episode
 from rollout.play.metrics import BatchLoad, measure
-from rollout.play.parts import Parts
 from rollout.play.player import Slot, play
+from rollout.play.runtime import Runtime
 from rollout.play.slots import saved_slot
 from rollout.turn import Generation, Prompt, Segment, StopReason, Turn, without_loss
 
@@ -57,18 +53,14 @@ class Stream:
     """Plays all slots in the background and cuts batches of `size` turns."""
 
     def __init__(
-        self, parts: Parts, slots: Sequence[Slot], size: int, clock: WeightClock, faults: Counter[str]
+        self, runtime: Runtime, slots: Sequence[Slot], size: int, clock: WeightClock, faults: Counter[str]
     ) -> None:
-        """Open the stream; it begins to play with the first `next_batch`.
-
-        Args:
-            faults: `Parts.fault_counts()` from which the first batch counts its faults.
-        """
+        """Open the stream, which plays from the first `next_batch`; its first batch counts faults since `faults`."""
         self.ledger: Counter[str] = Counter()
         """Turns so far: `issued`, `finished`, `handed_out`."""
         self.on_turn: Callable[[], Any] = lambda: None
         """Called after every finished turn."""
-        self._parts, self._slots, self._size, self._clock = parts, slots, size, clock
+        self._runtime, self._slots, self._size, self._clock = runtime, slots, size, clock
         self._finished: list[_Finished] = []
         """Sorted by `due`; equal ones in the order in which they finished."""
         self._latest: dict[int, _Finished] = {}
@@ -76,14 +68,14 @@ class Stream:
         self._playing: dict[int, int] = {}
         """By slot number: the last rollout that may train on the turn in flight."""
         self._recorded = {slot.number: len(slot.episode.answers) for slot in slots if slot.episode is not None}
-        """By slot number: finished turns of its episode; the episode may already have taken the next answer."""
+        """By slot number: finished turns of its episode; the episode may already have taken the next response."""
         self._failed = 0
         """Episodes lost since the last batch was full."""
         self._rollout_id, self._pushes, self._limit = 0, 0, 0
         self._paused, self._stopped = True, False
         self._error: BaseException | None = None
-        self._faults, self._load = faults, measure(parts)
-        self._probe = Prompt([min(parts.encoder.end_of_turn_ids)])
+        self._faults, self._load = faults, measure(runtime)
+        self._probe = Prompt([min(runtime.encoder.end_of_turn_ids)])
         self._gate, self._news = _Signal(), _Signal()
         self._tasks = [asyncio.create_task(self._play(slot)) for slot in slots]
 
@@ -93,7 +85,7 @@ class Stream:
         return len(self._finished)
 
     async def next_batch(self, rollout_id: int) -> Batch:
-        """The batch of this rollout; waits until it is full and leaves no turn behind that would become too old.
+        """Return the batch of this rollout, once it is full and leaves no turn behind that would become too old.
 
         Raises:
             ConfigError: the engine does not number its weights.
@@ -107,7 +99,7 @@ class Stream:
         await self._news.until(lambda: len(self._finished) >= self._size or self._error is not None)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        if self._parts.settings.stale_turns == "wait":
+        if self._runtime.settings.stale_turns == "wait":
             await self._news.until(lambda: not self._must_wait() or self._error is not None)
         if self._error is not None:
             await self.close()
@@ -120,16 +112,13 @@ class Stream:
 
     def since_last_batch(self) -> tuple[Counter[str], BatchLoad]:
         """Faults and load since the last call."""
-        faults = self._parts.fault_counts()
+        faults = self._runtime.fault_counts()
         found = faults - self._faults, self._load()
-        self._faults, self._load = faults, measure(self._parts)
+        self._faults, self._load = faults, measure(self._runtime)
         return found
 
     async def pause(self) -> None:
-        """Issue no further turns until `next_batch` is called, and wait for those that are playing.
-
-        For engines that give their GPUs to the trainer. What finishes meanwhile belongs to the next batch.
-        """
+        """Issue no further turns until `next_batch`, and wait for those that are playing, for engines that leave."""
         self._paused = True
         await self._news.until(lambda: not self._playing or self._error is not None)
 
@@ -141,14 +130,13 @@ class Stream:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _last_rollout(self, pushes: int) -> int:
-        """The last rollout that may train on turns of the weights after so many pushes."""
-        clock, allowed = self._clock, self._parts.settings.max_staleness
+        clock, allowed = self._clock, self._runtime.settings.max_staleness
         updates = clock.updates_before(self._rollout_id) if clock.first is None else clock.updates_after(pushes)
         return clock.last_rollout(updates, allowed)
 
     def _set_limit(self) -> None:
         """Let turns be issued for the batches that today's weights may still play."""
-        allowed = self._parts.settings.max_staleness
+        allowed = self._runtime.settings.max_staleness
         batches = min(self._last_rollout(self._pushes) - self._rollout_id, allowed) + 1
         self._limit = self.ledger["handed_out"] + max(batches, 0) * self._size
         self._gate.send()
@@ -202,25 +190,24 @@ class Stream:
         if latest is not None and latest.episode is slot.episode:
             latest.segment = replace(latest.segment, stop=StopReason.FAILED)
         self._failed += 1
-        count_failure(fault, self._failed, self._parts)
+        count_failure(fault, self._failed, self._runtime)
 
     async def _ask(self, slot: Slot, episode: Episode) -> Generation:
-        """An answer by weights of a single version; an answer that spans an update is requested again."""
-        parts = self._parts
-        tries = parts.settings.max_turn_retries + 1
+        """A response by weights of a single version; a response that spans an update is requested again."""
+        runtime = self._runtime
+        tries = runtime.settings.max_turn_retries + 1
         for _ in range(tries):
-            generation = await episode.generate(parts.flags.sampling_params())
+            generation = await episode.generate(runtime.flags.sampling_params())
             if len(set(generation.weight_versions)) <= 1:
                 self._playing[slot.number] = self._follow_weights(version_of(generation), asked_since=False)
                 return generation
-            parts.counters["turns_spanning_update"] += 1
+            runtime.counters["turns_spanning_update"] += 1
         raise EngineError(
             f"turn {episode.index} of episode {episode.spec.episode_id} spanned a weight update {tries} times "
             "(max_turn_retries bounds this)"
         )
 
     def _record(self, slot: Slot, episode: Episode, turn: Turn) -> None:
-        """Add a finished turn; nothing is awaited in between."""
         version, latest = version_of(turn.generation), self._latest.get(slot.number)
         assert version is not None
         due = self._playing[slot.number]
@@ -240,12 +227,12 @@ class Stream:
 
     async def _ask_version(self) -> None:
         """Learn the engine's weight version from a request of one token; no turn is playing that would tell it."""
-        params = {**self._parts.flags.sampling_params(), "max_new_tokens": 1}
-        generation = await self._parts.engine.generate(self._probe, params)
+        params = {**self._runtime.flags.sampling_params(), "max_new_tokens": 1}
+        generation = await self._runtime.engine.generate(self._probe, params)
         self._follow_weights(version_of(generation), asked_since=True)
 
     def _follow_weights(self, version: int | None, *, asked_since: bool) -> int:
-        """Learn from an answer's version, and return the last rollout that may train on the answer."""
+        """Learn from a response's version, and return the last rollout that may train on the response."""
         if version is None:
             raise ConfigError(
                 "the engine does not say which weights answered (its meta_info has no numeric weight_version), so "
@@ -266,7 +253,7 @@ class Stream:
         parts: dict[tuple[int, int], list[_Finished]] = {}
         masked = 0
         for finished in chosen:
-            if self._clock.staleness(finished.version, self._rollout_id) > self._parts.settings.max_staleness:
+            if self._clock.staleness(finished.version, self._rollout_id) > self._runtime.settings.max_staleness:
                 finished.segment = replace(finished.segment, turns=(without_loss(finished.turn),))
                 masked += 1
             parts.setdefault((finished.slot, finished.turn.episode_id), []).append(finished)

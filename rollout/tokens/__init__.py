@@ -1,1 +1,1 @@
-"""Messages and pictures to token ids, each message encoded once."""
+"""Messages and images to token ids, each message encoded once."""

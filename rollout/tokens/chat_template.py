@@ -1,8 +1,4 @@
-"""What a chat template writes around and between messages, learnt by rendering it.
-
-A template is a program. What it writes between two neighbouring messages is learnt once, from a short conversation
-with stand-ins for the contents, so a turn does not have to be rendered.
-"""
+"""What a chat template writes around and between messages, learnt once by rendering short conversations."""
 
 from __future__ import annotations
 
@@ -42,10 +38,7 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
 class ChatTemplate:
-    """One template with its tools and keyword arguments; what it does is learnt by rendering and cached.
-
-    `control` matches the tokenizer's control tokens in a text.
-    """
+    """One template with its tools and keyword arguments; `control` matches the tokenizer's control tokens in a text."""
 
     def __init__(
         self,
@@ -70,11 +63,7 @@ class ChatTemplate:
         self.reasoning_lead = self._reasoning_lead()
 
     def render(self, messages: Sequence[Message], *, generation: bool = False, tools: bool = True) -> str:
-        """The template's text of a whole conversation.
-
-        Raises:
-            EncodingError: the template rejects it; names the roles.
-        """
+        """Return the template's text of a conversation; raises EncodingError, which names the roles."""
         try:
             return self._tokenizer.apply_chat_template(
                 list(messages),
@@ -92,7 +81,6 @@ class ChatTemplate:
             ) from error
 
     def _try(self, messages: Sequence[Message], *, generation: bool = False, tools: bool = True) -> str | None:
-        """As `render`, or None if the template rejects the conversation."""
         try:
             return self.render(messages, generation=generation, tools=tools)
         except EncodingError:
@@ -104,14 +92,7 @@ class ChatTemplate:
         return text is not None and all(f"<{i}>" in text for i in range(len(messages)))
 
     def check_tools(self, appended: bool) -> None:
-        """Check that the template shows the tools and accepts their results.
-
-        Args:
-            appended: results follow the model's own text instead of structured tool calls; check that too.
-
-        Raises:
-            EncodingError: it does not; says what to do instead.
-        """
+        """Raise EncodingError unless the template shows tools and results, also after model text if `appended`."""
         if self.render([USER]) == self.render([USER], tools=False):
             raise EncodingError(
                 "the chat template ignores tools, so the model would never see them; describe them in the system "
@@ -132,16 +113,11 @@ class ChatTemplate:
     # Messages in the form that the template accepts.
 
     def accepted(self, messages: Sequence[Message], *, as_text: bool = True) -> list[Message]:
-        """The messages in a form that the template accepts, without keys that it would not show.
+        """Return the messages in a form that the template accepts, without keys that it would not show.
 
-        If the template rejects system messages, the system text opens the first user message. If roles must
-        alternate, consecutive user messages are joined with a blank line between them.
-
-        Args:
-            as_text: make an answer's calls and reasoning part of its text, as the model would write them.
-
-        Raises:
-            EncodingError: there are no messages.
+        If the template rejects system messages, their text opens the first user message. If roles must alternate,
+        consecutive user messages are joined. With `as_text`, a response's calls and reasoning become part of its text,
+        as the model would write them. Raises EncodingError without messages.
         """
         if not messages:
             raise EncodingError("a prompt needs at least one message")
@@ -169,15 +145,15 @@ class ChatTemplate:
         return any(k in self.source for k in (REASONING_KEYS if key in REASONING_KEYS else (key,)))
 
     def _rendered_answer(self, message: str) -> str | None:
-        """The text of an answer with calls or reasoning, as the template writes it; None if it cannot be isolated."""
+        """The text of a response with calls or reasoning, as the template writes it; None if it cannot be isolated."""
         given = json.loads(message)
         reasons = any(given.get(k) for k in REASONING_KEYS) or THOUGHT_END in str(given.get("content"))
-        # Templates drop the reasoning of an earlier answer; some strip the text of the last answer.
+        # Templates drop the reasoning of an earlier response; some strip the text of the last response.
         text = self._between_users(given, END if reasons else "user")
         return None if text is None or self._control.search(text) else text
 
     def _between_users(self, answer: Message, right: str) -> str | None:
-        """Text of the answer between a user message and `right`; None if the text around it is not the usual one."""
+        """Text of the response between a user message and `right`; None if the text around it is not the usual one."""
         before, after = self.between("user", "", "assistant", False), self.between("assistant", "", right, False)
         text = self._try([{**USER, "content": LEFT}, answer, *_marked(right, RIGHT)], tools=False)
         if text is None or before is None or after is None:
@@ -190,10 +166,7 @@ class ChatTemplate:
     # Learnt from short conversations.
 
     def _between(self, left: str, inner: str, right: str, seen_tool: bool) -> str | None:
-        """Text from the end of the left content to the start of the right one; None if that cannot be learnt.
-
-        `inner` is the JSON of messages in between that hold more than a role and a text, such as tool calls.
-        """
+        """Return the text between the contents of `left` and `right`; None if it cannot be learnt."""
         middle = json.loads(inner) if inner else []
         messages = [*before(left, seen_tool), *_marked(left, LEFT), *middle, *_marked(right, RIGHT), *after(right)]
         text = self._try(messages, generation=right == GENERATION, tools=left in (START, "system"))
@@ -204,7 +177,6 @@ class ChatTemplate:
         return text[begin:end] if (left == START or begin) and begin <= end else None
 
     def _shown(self, role: str, content: Any) -> str | None:
-        """A short conversation with one message of this role and content; None if the template rejects it."""
         return self._try([*before(role, False), {"role": role, "content": content}, *after(role)])
 
     def _content_rule(self, role: str) -> str | None:
@@ -226,13 +198,13 @@ class ChatTemplate:
         return around is not None and around.replace(LEFT, PADDED[0] + PADDED[2]) == shown
 
     def image_text(self) -> str | None:
-        """What the template writes for one picture in a user message; None if it does not show pictures."""
+        """What the template writes for one image in a user message; None if it does not show images."""
         text = self._shown("user", [{"type": "text", "text": LEFT}, {"type": "image"}, {"type": "text", "text": RIGHT}])
         begin, end = _once(text or "", LEFT) + 1, _once(text or "", RIGHT)
         return text[begin:end] if text and 0 < begin < end else None
 
     def generation_lead(self) -> str:
-        """What the generation header adds to the header of an earlier answer, such as an empty think block."""
+        """What the generation header adds to the header of an earlier response, such as an empty think block."""
         header, earlier = self.between("user", "", GENERATION, False), self.between("user", "", "assistant", False)
         return (header or "").removeprefix(earlier) if earlier and header and header.startswith(earlier) else ""
 
@@ -241,7 +213,7 @@ class ChatTemplate:
         return text is not None and REASON not in text
 
     def _reasoning_lead(self) -> str:
-        """What the template writes before the last answer, but not before earlier ones (Qwen3's empty think block)."""
+        """Text that the template writes before the last response, but not earlier ones (Qwen3's empty think block)."""
         header = self.between("user", "", "assistant", False)
         text = self._try([USER, {**ASSISTANT, "content": RIGHT}])
         return text[: text.find(RIGHT)].rpartition(header)[2] if text and header and header in text else ""
@@ -264,7 +236,6 @@ def after(role: str) -> list[Message]:
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
-    """The messages with consecutive user messages joined."""
     out: list[Message] = []
     for message in messages:
         if out and message["role"] == out[-1]["role"] == "user":

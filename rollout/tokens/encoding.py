@@ -1,7 +1,6 @@
 """Messages to token ids: each message is encoded once, and the model's own tokens are never re-encoded.
 
-A window prompt equals the one-shot encoding of its conversation with earlier reasoning kept. An appended prompt keeps
-all earlier tokens unchanged. Only the template writes control tokens.
+Only the template writes control tokens.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any, Literal
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import GENERATION, START, USER, ChatTemplate, Message
+from rollout.tokens.image_files import MAX_PIXELS
 from rollout.tokens.images import EncodedImage, ImageEncoder, Part, expanded, unexpanded
 from rollout.tokens.one_shot import OneShot, SanityCheck, compare
-from rollout.tokens.pictures import MAX_PIXELS
 from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import Generation, ImageChain, Prompt
 
@@ -29,8 +28,7 @@ Neighbours = frozenset[tuple[str, int, str, bool]]
 class DeltaEncoder:
     """Encodes conversations for one tokenizer, template and set of tools; thread-safe.
 
-    Raises:
-        EncodingError: at construction, if conversations of this template cannot be encoded message by message.
+    Raises EncodingError at construction if this template's conversations cannot be encoded message by message.
     """
 
     def __init__(
@@ -44,7 +42,7 @@ class DeltaEncoder:
         use_inference_chat_template: bool = False,
         history: Literal["window", "full"] | None = None,
         max_image_pixels: int = MAX_PIXELS,
-        small_pictures: bool = False,
+        small_images: bool = False,
     ) -> None:
         source = getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
         if not source:
@@ -52,7 +50,7 @@ class DeltaEncoder:
         self.tokenizer = tokenizer
         self.text = PlainText(tokenizer, source)
         self.template = ChatTemplate(tokenizer, source, tools, chat_template_kwargs or {}, self.text.pattern)
-        self.images = _image_encoder(processor, self.text, self.template, max_image_pixels, small_pictures)
+        self.images = _image_encoder(processor, self.text, self.template, max_image_pixels, small_images)
         self.one_shot = OneShot(self.template, self.text, self.images, keep_reasoning=not use_inference_chat_template)
         self._composer = Composer(self.template, self.text, self.one_shot)
         self.sanity_check: SanityCheck = sanity_check
@@ -65,7 +63,7 @@ class DeltaEncoder:
             self.template.check_tools(appended=history == "full")
 
     def _end_of_turn_ids(self) -> tuple[int, ...]:
-        """The token that ends an answer in the template, then the tokenizer's end-of-sequence token if it differs."""
+        """The token that ends a response in the template, then the tokenizer's end-of-sequence token if it differs."""
         after_answer = self._composer.between("assistant", "user")
         if after_answer is None or after_answer.ids is None:
             raise EncodingError(
@@ -76,11 +74,7 @@ class DeltaEncoder:
         return tuple(dict.fromkeys(i for i in (after_answer.ids[0], eos) if i is not None))
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
-        """Encode a new conversation that asks for an answer.
-
-        Raises:
-            EncodingError: the template rejects the conversation, or a picture cannot be used.
-        """
+        """Encode a new conversation; raises EncodingError if the template rejects it or an image is unusable."""
         messages = self._accepted(messages)
         rendered = lambda: self.one_shot.parts(messages)
         parts = rendered() if self.use_inference_chat_template else self._composer.compose(START, messages, rendered)
@@ -96,14 +90,13 @@ class DeltaEncoder:
     def append(
         self, prompt: Prompt, response_ids: Sequence[int], messages: Sequence[Message]
     ) -> tuple[Prompt, list[int]]:
-        """Continue a conversation after the model's own tokens; returns the prompt and the tokens after the answer.
+        """Continue a conversation after the model's own tokens; returns the prompt and the tokens after the response.
 
-        The second value is masked in training. It starts with the end-of-turn token if the answer lacks one because
-        it ran into its length limit.
+        The second value is masked in training. It starts with the end-of-turn token if the response lacks one.
 
         Raises:
-            EncodingError: the template rejects the messages, the mode does not support appending, or the answer
-                holds a picture's placeholder.
+            EncodingError: the template rejects the messages, the mode does not support appending, or the response holds
+                an image's placeholder.
         """
         for token in self.placeholder_ids:
             if token in response_ids:
@@ -133,16 +126,14 @@ class DeltaEncoder:
         return extended, between
 
     def _joined(self, parts: Sequence[TemplateText | str], ended: bool) -> list[int]:
-        """Ids of what follows an answer, without the end-of-turn token if the answer ended with its own."""
         ids = self.text.join(parts)
         at = next((i for i, token in enumerate(ids) if token in self.text.control_ids), None)
         return ids[at + 1 :] if ended and at is not None and ids[at] == self.end_of_turn_ids[0] else ids
 
     def _accepted(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages in the form that the template accepts.
+        """Return the messages in the form that the template accepts.
 
-        For prompts with pictures SGLang decodes the tokens and encodes them again, which would turn a control string
-        in a message into a control token. So control strings in a VLM's messages get a space.
+        SGLang encodes the text of prompts with images again, so control strings in a VLM's messages get a space.
         """
         accepted = self._shaped(messages)
         if self.images is None:
@@ -153,7 +144,7 @@ class DeltaEncoder:
         return self.template.accepted(messages, as_text=not self.use_inference_chat_template)
 
     def _continuation(self, messages: Sequence[Message], seen_tool: bool) -> Sequence[Part]:
-        """Parts from the end of an answer's text to the start of the next answer."""
+        """Parts from the end of a response's text to the start of the next response."""
         if self.use_inference_chat_template and self.template.drops_reasoning:
             raise EncodingError(
                 "the chat template drops earlier reasoning, so use_inference_chat_template cannot append to what the "
@@ -165,11 +156,7 @@ class DeltaEncoder:
     def check(self, messages: Sequence[Message], token_ids: Sequence[int]) -> None:
         """Compare a conversation's tokens with its one-shot encoding, as strictly as `sanity_check` says.
 
-        `messages` may end with an answer or with the message before the next one. The model may split its own text
-        into other tokens than the tokenizer; anything else is a difference.
-
-        Raises:
-            EncodingError: the tokens differ; names the first differing token in its context.
+        The model may split its own text into other tokens. Raises EncodingError with the first differing token.
         """
         if self.sanity_check == "disable":
             return
@@ -181,7 +168,7 @@ class DeltaEncoder:
     def _references(self, messages: Sequence[Message]) -> Iterator[list[int]]:
         accepted = self._accepted(messages)
         yield from self.one_shot.references(accepted)
-        if self.images is not None:  # an appended answer keeps the control tokens that the model wrote
+        if self.images is not None:  # an appended response keeps the control tokens that the model wrote
             shaped = self._shaped(messages)
             kept = [s if s["role"] == "assistant" else a for s, a in zip(shaped, accepted, strict=True)]
             if kept != accepted:
@@ -192,10 +179,9 @@ class DeltaEncoder:
         return [header for header in headers if header is not None and header.ids]
 
     def without_placeholders(self, generation: Generation) -> Generation:
-        """The answer with each picture placeholder that the model wrote replaced by a question mark.
+        """Replace each image placeholder that the model wrote, which the forward pass cannot take, by a question mark.
 
-        A placeholder without a picture makes the model's forward pass fail. An altered answer is not trained on, and
-        its record of which tokens top-p kept is dropped.
+        An altered response is not trained on, and its record of which tokens top-p kept is dropped.
         """
         if not set(self.placeholder_ids).intersection(generation.token_ids):
             return generation
@@ -211,14 +197,14 @@ class DeltaEncoder:
         return self.text.decode(ids)
 
     def answer_text(self, response_ids: Sequence[int]) -> str:
-        """The answer's text without end-of-turn tokens."""
+        """The response's text without end-of-turn tokens."""
         ids = list(response_ids)
         while ids and ids[-1] in self.end_of_turn_ids:
             ids.pop()
         return self.decode(ids)
 
     def token_span(self, response_ids: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
-        """The tokens [start, end) that hold the characters [start, end) of the answer's text."""
+        """The tokens [start, end) that hold the characters [start, end) of the response's text."""
         if span is None:
             return None
         chars, counts = self.text.chars_within(response_ids), range(len(response_ids) + 1)
@@ -230,7 +216,6 @@ class DeltaEncoder:
 def _image_encoder(
     processor: Any, text: PlainText, template: ChatTemplate, max_pixels: int, small: bool
 ) -> ImageEncoder | None:
-    """None without an image processor, or if the chat template does not show pictures."""
     if getattr(processor, "image_processor", None) is None:
         return None
     placeholder = template.image_text()
@@ -254,7 +239,7 @@ class Composer:
         rendered: Callable[[], Sequence[Part]],
         seen_tool: bool = False,
     ) -> Sequence[Part]:
-        """Parts from the end of `left` to the next answer; calls `rendered` if they cannot be composed."""
+        """Parts from the end of `left` to the next response; calls `rendered` if they cannot be composed."""
         composed = self._parts(left, messages, seen_tool)
         if composed is None:
             return rendered()
@@ -265,10 +250,6 @@ class Composer:
         return parts if self._trusted[neighbours] else rendered()
 
     def _between(self, left: str, right: str, seen_tool: bool = False, inner: str = "") -> TemplateText | None:
-        """What the template writes between two neighbours, or None if that cannot be learnt.
-
-        `inner` is the JSON of messages between them that hold more than a role and a text, such as tool calls.
-        """
         learnable = not self._text.pattern.search(inner)
         text = self._template.between(left, inner, right, seen_tool) if learnable else None
         return None if text is None else self._text.template_text(text)
@@ -298,7 +279,7 @@ class Composer:
         return parts, frozenset(neighbours)
 
     def _content(self, message: Message, index: int) -> list[Part] | None:
-        """The message's text and pictures as the template shows them; None if it has more than those."""
+        """The message's text and images as the template shows them; None if it has more than those."""
         content, role = message.get("content"), message["role"]
         if len(message) != 2 or (role == "system" and index):
             return None
@@ -307,11 +288,11 @@ class Composer:
             return None if rule is None else [content.strip() if rule == "strip" else content]
         if not isinstance(content, list) or not self._template.lists_are_verbatim(role):
             return None
-        return [self._one_shot.picture(p["image"]) if p.get("type") == "image" else p["text"] for p in content]
+        return [self._one_shot.image(p["image"]) if p.get("type") == "image" else p["text"] for p in content]
 
 
 def _json(messages: Sequence[Message]) -> str | None:
     try:
         return json.dumps(messages, ensure_ascii=False)
-    except TypeError:  # pictures, for example
+    except TypeError:  # images, for example
         return None

@@ -1,7 +1,4 @@
-"""Pictures: base64 for the engine, pixel tensors and grids for training, and their tokens for both.
-
-A picture is read and processed once; conversations hold references to the result.
-"""
+"""Images: base64 for the engine, pixel tensors and grids for training, and their tokens for both."""
 
 from __future__ import annotations
 
@@ -14,43 +11,43 @@ import torch
 
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
-from rollout.tokens.pictures import pillow, png_uri, read_image, shrunk, size_of, write_png
+from rollout.tokens.image_files import pillow, png_uri, read_image, shrunk, size_of, write_png
 
 if TYPE_CHECKING:
     from PIL import Image
 
 PIXELS, GRID = "pixel_values", "image_grid_thw"
 TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
-"""Keys of a processor's output that describe tokens rather than pictures."""
+"""Keys of a processor's output that describe tokens rather than images."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedImage:
-    """One picture: its placeholder in the text, its expanded tokens, and its payloads for engine and training."""
+    """One image: its placeholder in the text, its expanded tokens, and its payloads for engine and training."""
 
     placeholder: TemplateText
     expanded: TemplateText
     data: str
-    """A PNG as data URI: the picture, or the processor's scaled picture if that is shorter."""
+    """A PNG as data URI: the image, or the processor's scaled image if that is shorter."""
     inputs: Mapping[str, torch.Tensor]
 
 
 Part = TemplateText | str | EncodedImage
-"""A piece of a conversation: what the template wrote, a message's text, or a picture."""
+"""A piece of a conversation: what the template wrote, a message's text, or an image."""
 
 
 def expanded(parts: Sequence[Part]) -> list[TemplateText | str]:
-    """The parts for training, with all placeholder tokens of each picture."""
+    """The parts for training, with all placeholder tokens of each image."""
     return [part.expanded if isinstance(part, EncodedImage) else part for part in parts]
 
 
 def unexpanded(parts: Sequence[Part]) -> list[TemplateText | str]:
-    """The parts for the engine, with one placeholder per picture."""
+    """The parts for the engine, with one placeholder per image."""
     return [part.placeholder if isinstance(part, EncodedImage) else part for part in parts]
 
 
 class ImageEncoder:
-    """Encodes pictures with a checkpoint's processor; caches each result until its picture is garbage-collected."""
+    """Encodes images with a checkpoint's processor; caches each result until its image is garbage-collected."""
 
     def __init__(self, processor: Any, text: PlainText, placeholder: str, max_pixels: int, small: bool) -> None:
         """With `small`, training inputs hold PNG bytes, which the training ranks expand."""
@@ -69,11 +66,7 @@ class ImageEncoder:
         self.placeholder_ids = tuple(i for i in (self.token_id, video) if i is not None and i >= 0)
 
     def encode(self, image: Any) -> EncodedImage:
-        """The picture's tokens and payloads.
-
-        Raises:
-            EncodingError: it cannot be read, or the number of placeholder tokens does not match the grid.
-        """
+        """Return the image's tokens and payloads; raises EncodingError if it cannot be used."""
         kept = self._kept.get(id(image))
         if kept is not None and kept[0]() is image:
             return kept[1]
@@ -83,45 +76,45 @@ class ImageEncoder:
             self._kept[key] = (weakref.ref(image, lambda _: self._kept.pop(key, None)), encoded)
         return encoded
 
-    def _encode(self, picture: Image.Image) -> EncodedImage:
+    def _encode(self, image: Image.Image) -> EncodedImage:
         try:
-            out = self._processor(text=[self.placeholder_text], images=[picture], return_tensors="pt")
+            out = self._processor(text=[self.placeholder_text], images=[image], return_tensors="pt")
         except (ValueError, TypeError, RuntimeError, OSError) as error:
-            raise EncodingError(f"the processor rejects a picture of {size_of(picture)}: {error}") from error
+            raise EncodingError(f"the processor rejects a picture of {size_of(image)}: {error}") from error
         ids = out["input_ids"][0].tolist()
         inputs = {k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)}
-        self._check(ids, inputs, picture)
-        smaller = self._scales_down(inputs, picture)
+        self._check(ids, inputs, image)
+        smaller = self._scales_down(inputs, image)
         small = make_small(inputs, self._processor.image_processor) if self._small or smaller else inputs
-        png = write_png(picture)
+        png = write_png(image)
         if smaller and small is not inputs:
             scaled = small[PIXELS].numpy().tobytes()
             png = scaled if len(scaled) < len(png) and self._leaves_unchanged(scaled, inputs) else png
         return EncodedImage(self.placeholder, self._expanded(ids), png_uri(png), small if self._small else inputs)
 
-    def _scales_down(self, inputs: Mapping[str, torch.Tensor], picture: Image.Image) -> bool:
-        """Whether the processor made a picture with fewer pixels, as far as its grid of patches tells."""
+    def _scales_down(self, inputs: Mapping[str, torch.Tensor], image: Image.Image) -> bool:
+        """Whether the processor made an image with fewer pixels, as far as its grid of patches tells."""
         patch = getattr(self._processor.image_processor, "patch_size", None)
         if GRID not in inputs or not isinstance(patch, int):
             return False
-        return int(inputs[GRID].prod()) * patch**2 < picture.width * picture.height
+        return int(inputs[GRID].prod()) * patch**2 < image.width * image.height
 
     def _leaves_unchanged(self, scaled: bytes, inputs: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the processor makes the same inputs of a picture that it has scaled; tested once per size."""
-        picture = read_image(scaled)
-        if picture.size not in self._stable_sizes:
-            again = self._processor.image_processor(images=[picture], return_tensors="pt")
-            self._stable_sizes[picture.size] = all(torch.equal(again[key], value) for key, value in inputs.items())
-        return self._stable_sizes[picture.size]
+        """Whether the processor makes the same inputs of an image that it has scaled; tested once per size."""
+        image = read_image(scaled)
+        if image.size not in self._stable_sizes:
+            again = self._processor.image_processor(images=[image], return_tensors="pt")
+            self._stable_sizes[image.size] = all(torch.equal(again[key], value) for key, value in inputs.items())
+        return self._stable_sizes[image.size]
 
-    def _check(self, ids: list[int], inputs: Mapping[str, torch.Tensor], picture: Image.Image) -> None:
+    def _check(self, ids: list[int], inputs: Mapping[str, torch.Tensor], image: Image.Image) -> None:
         found = ids.count(self.token_id)
         if GRID in inputs:
             merge = getattr(self._processor.image_processor, "merge_size", 1)
             expected = int(inputs[GRID].prod(-1).sum()) // merge**2
             if found != expected:
                 raise EncodingError(
-                    f"a picture of {size_of(picture)} has {found} placeholder tokens in the text but its grid "
+                    f"a picture of {size_of(image)} has {found} placeholder tokens in the text but its grid "
                     f"{inputs[GRID].tolist()} requires {expected}; processor and chat template do not match"
                 )
         if not found:
@@ -147,13 +140,12 @@ def _image_token_id(processor: Any, text: PlainText) -> int:
 
 
 def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapping[str, torch.Tensor]:
-    """One picture's inputs with PNG bytes in place of `pixel_values`, which the training rank expands again.
+    """Put PNG bytes in place of one image's `pixel_values` (`advantage/training/images.py` has the form).
 
-    `advantage/training/pictures.py` describes the form.
     The inputs are returned unchanged if the processor is not of Qwen's kind, or if expanding the bytes would not give
     back the same tensor bit for bit.
     """
-    from advantage.training.pictures import CODE, TABLE, expand
+    from advantage.training.images import CODE, TABLE, expand
 
     layout = _layout(inputs, image_processor)
     if layout is None:
@@ -182,7 +174,6 @@ def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapp
 def _layout(
     inputs: Mapping[str, torch.Tensor], processor: Any
 ) -> tuple[int, int, int, torch.Tensor, torch.Tensor] | None:
-    """Patch size, temporal patch size, merge size, means, standard deviations; None for another kind of processor."""
     names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
     found: list[Any] = [getattr(processor, name, None) for name in names]
     if any(value is None for value in found) or PIXELS not in inputs or GRID not in inputs:

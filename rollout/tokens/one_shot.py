@@ -1,8 +1,4 @@
-"""The reference encoding: the chat template renders a whole conversation at once; and the comparison with it.
-
-It is also used for conversations that cannot be composed from learnt template text. The sanity check explains the first
-token that differs from it.
-"""
+"""The reference encoding, which renders a whole conversation at once, and the comparison with it."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from rollout.tokens.chat_template import ASSISTANT, LEFT, USER, ChatTemplate, Me
 from rollout.tokens.images import EncodedImage, ImageEncoder, Part, expanded
 
 ANSWERS = 0xF0000
-"""The first of the private-use characters that replace answers while a template is rendered."""
+"""The first of the private-use characters that replace responses while a template is rendered."""
 
 SanityCheck = Literal["strict", "ignore_strippable", "disable"]
 
@@ -25,7 +21,7 @@ CONTEXT = 8
 
 
 class OneShot:
-    """Renders conversations. With `keep_reasoning`, earlier answers keep the reasoning that the template would drop."""
+    """Renders conversations. With `keep_reasoning`, earlier responses keep reasoning that the template drops."""
 
     def __init__(
         self, template: ChatTemplate, text: PlainText, images: ImageEncoder | None, *, keep_reasoning: bool
@@ -36,11 +32,9 @@ class OneShot:
         self._keep_reasoning = keep_reasoning and template.drops_reasoning
 
     def parts(self, messages: Sequence[Message], *, tools: bool = True, as_generated: bool = False) -> list[Part]:
-        """The conversation and the generation header, rendered.
+        """Return the conversation and the generation header, rendered.
 
-        Args:
-            as_generated: show answers exactly as the model wrote them, control tokens and the text that preceded
-                them in their prompt included; otherwise as the template shows earlier answers.
+        With `as_generated`, responses are as the model wrote them, with control tokens and their generation header.
         """
         shown, plain = self._escaped(messages)
         bodies = {}
@@ -53,18 +47,14 @@ class OneShot:
         return self._split(text, plain, messages)
 
     def continuation(self, messages: Sequence[Message], seen_tool: bool) -> list[Part]:
-        """What follows an answer's text: these messages and the next generation header."""
+        """What follows a response's text: these messages and the next generation header."""
         shown, plain = self._escaped(messages)
         base = [*before("assistant", seen_tool), {**ASSISTANT, "content": LEFT}]
         text = self._template.render([*base, *shown], generation=True, tools=False)
         return self._split(text[text.index(LEFT) + 1 :], plain, messages)
 
     def references(self, messages: Sequence[Message]) -> Iterator[list[int]]:
-        """All id sequences that are correct for this conversation in the chosen mode, the likeliest first.
-
-        Answers may appear as the template shows them, or as they were generated. Where a template moves the system
-        message to the last user message, it may also stay where it was first shown.
-        """
+        """Yield all id sequences that are correct for this conversation in the chosen mode, the likeliest first."""
         answered = messages[-1]["role"] == "assistant"
         whole = [*messages, USER] if answered else list(messages)
         yield self._ids(whole, answered)
@@ -74,7 +64,7 @@ class OneShot:
             yield stationary
 
     def _ids(self, messages: Sequence[Message], answered: bool, **options: Any) -> list[int]:
-        """Ids of the conversation; if `answered`, without what follows the last answer's end-of-turn token."""
+        """Ids of the conversation; if `answered`, without what follows the last response's end-of-turn token."""
         ids = self._text.join(expanded(self.parts(messages, **options)))
         if not answered:
             return ids
@@ -95,9 +85,8 @@ class OneShot:
         return shown + whole[len(bare) :] if whole[: len(bare)] == bare else None
 
     def _split(self, text: str, plain: Mapping[int, str], messages: Sequence[Message]) -> list[Part]:
-        """Rendered text split at its placeholders, with the messages' pictures in their places."""
         images = [
-            self.picture(part["image"])
+            self.image(part["image"])
             for message in messages
             if isinstance(message.get("content"), list)
             for part in message["content"]
@@ -112,12 +101,8 @@ class OneShot:
         pieces = [self._text.template_text(piece, plain) for piece in texts]
         return [part for pair in zip_longest(pieces, images) for part in pair if part is not None]
 
-    def picture(self, image: Any) -> EncodedImage:
-        """The picture's tokens and payloads.
-
-        Raises:
-            EncodingError: it cannot be used, or the checkpoint does not support pictures.
-        """
+    def image(self, image: Any) -> EncodedImage:
+        """Return the image's tokens and payloads; raises EncodingError if it or the checkpoint cannot be used."""
         if self._images is None:
             raise EncodingError(
                 "a message has a picture, but the checkpoint has no image processor; use a vision-language model"
@@ -125,7 +110,6 @@ class OneShot:
         return self._images.encode(image)
 
     def _escaped(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, str]]:
-        """The messages without pictures and with stand-ins for control strings, and the string of each stand-in."""
         marks: dict[str, str] = {}
 
         def escape(value: Any) -> Any:
@@ -140,7 +124,7 @@ class OneShot:
 
 
 def _masked(messages: Sequence[Message], answers: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
-    """The messages with stand-ins for answers, which the template cannot shorten, and the answers' texts."""
+    """The messages with stand-ins for responses, which the template cannot shorten, and the responses' texts."""
     bodies: dict[str, str] = {}
     shown = []
     for index, (message, answer) in enumerate(zip(messages, answers, strict=True)):
@@ -167,11 +151,7 @@ def compare(
     headers: Sequence[TemplateText],
     mode: SanityCheck,
 ) -> None:
-    """Accept ids that equal one of the references, except for how the model split its own text into tokens.
-
-    Raises:
-        EncodingError: no reference matches; names the first token that differs from the closest one, in context.
-    """
+    """Accept ids that equal a reference, but for how the model split its own text; raises EncodingError otherwise."""
     differences = []
     for reference in references:
         at = _first_difference(ids, reference, text, headers, mode)

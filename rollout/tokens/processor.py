@@ -13,13 +13,9 @@ NAMES_ONLY = frozenset({"image_processor_type", "processor_class", "feature_extr
 
 
 def load_processor(path: str) -> Any | None:
-    """The processor of a checkpoint; None for a text-only checkpoint.
+    """Load a checkpoint's processor; None for a text-only checkpoint, EncodingError if it cannot be loaded.
 
-    AutoProcessor also loads the video processor of Qwen's models, which needs torchvision. If that fails, the
-    processor is built here from the checkpoint's settings, for pictures only.
-
-    Raises:
-        EncodingError: the checkpoint has an image processor that cannot be loaded.
+    Without torchvision, which AutoProcessor needs for Qwen's videos, it is built here, for images only.
     """
     settings = _image_settings(path)
     if settings is None:
@@ -41,14 +37,14 @@ def load_processor(path: str) -> Any | None:
 
 
 def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], template: str | None) -> Any:
-    """A Qwen processor for pictures only; `settings` are the contents of `preprocessor_config.json`."""
+    """Build a Qwen processor for images only; `settings` are the contents of `preprocessor_config.json`."""
     import transformers
 
     slow = getattr(transformers, "Qwen2VLImageProcessorPil", None) or transformers.Qwen2VLImageProcessor
     base = getattr(transformers, name)
-    pictures_only = type(name, (base,), {"get_attributes": classmethod(lambda cls: ["image_processor", "tokenizer"])})
+    images_only = type(name, (base,), {"get_attributes": classmethod(lambda cls: ["image_processor", "tokenizer"])})
     image_processor = slow(**{k: v for k, v in settings.items() if k not in NAMES_ONLY})
-    return pictures_only(
+    return images_only(
         image_processor=image_processor, tokenizer=tokenizer, chat_template=template or tokenizer.chat_template
     )
 
@@ -75,7 +71,6 @@ def _read(path: str, name: str) -> dict[str, Any] | None:
 
 
 def _file(path: str, name: str) -> Path | None:
-    """A file of a local folder, or of a model on the hub; None if it does not exist."""
     if Path(path).is_dir():
         return Path(path, name) if Path(path, name).exists() else None
     from transformers.utils.hub import cached_file

@@ -1,7 +1,6 @@
 """Token ids in 4 bytes each, which may grow: all prompts of an episode are prefixes of one shared buffer.
 
-A turn costs its new tokens instead of a copy of all earlier ones, and the prompts of an episode take linear memory. A
-buffer that has grown keeps its JSON, too, so a request encodes only what is new in it.
+So the prompts of an episode take linear memory, and a request encodes only the JSON of what is new in it.
 """
 
 from __future__ import annotations
@@ -96,9 +95,6 @@ class TokenPrefix(Sequence[int]):
             return NotImplemented
         return len(self) == len(other) and self.tolist() == list(other)
 
-    def __hash__(self) -> int:
-        raise TypeError("unhashable type: 'TokenPrefix'")
-
     def __add__(self, other: Sequence[int]) -> list[int]:
         return [*self, *other]
 
@@ -113,7 +109,6 @@ _NOTHING = np.empty(0, np.int32)
 
 
 def _array(ids: Iterable[int]) -> array[int]:
-    """A new array of the ids."""
     if isinstance(ids, TokenPrefix):
         return ids._buffer.ids[: ids._length]
     return array("i", ids)

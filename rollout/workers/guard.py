@@ -1,8 +1,7 @@
 """The guard of one environment worker: a process that ends everything that the worker started.
 
-It forks the worker and adopts every process that is orphaned below it. When the worker ends, when the trainer ends
-(even by SIGKILL) or on SIGTERM, it kills all of them, then itself. It runs no environment code, which could hang it,
-and imports little, since there is one guard per worker.
+It forks the worker, adopts its orphans, and kills all of them when the worker ends, when the trainer ends (even by
+SIGKILL) or on SIGTERM. It runs no environment code, which could hang it.
 """
 
 from __future__ import annotations
@@ -83,7 +82,6 @@ def _send(pids: set[int], number: signal.Signals) -> None:
 
 
 def _reap() -> set[int]:
-    """Collect the children that have ended."""
     ended: set[int] = set()
     with contextlib.suppress(ChildProcessError):
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:

@@ -1,7 +1,4 @@
-"""Where environments run: a thread, a worker process or a Ray actor, each behind the interface `Host`.
-
-A host whose worker dies or sends a malformed reply raises `HostLostError` and is not used again.
-"""
+"""Where environments run: a thread, a worker process or a Ray actor, each behind the interface `Host`."""
 
 from __future__ import annotations
 
@@ -25,6 +22,8 @@ from rollout.workers.reply import HEADER, EnvReply
 
 GUARD_END_S = 10.0
 """Seconds in which a worker's guard must end everything that the worker started."""
+BUFFER_BYTES = 1 << 24
+"""Bytes of a reply that are read ahead of the task that waits for them."""
 
 
 class HostLostError(Exception):
@@ -32,7 +31,7 @@ class HostLostError(Exception):
 
 
 class BadReplyError(HostLostError):
-    """The worker sent something other than an answer to its command."""
+    """The worker sent something other than a reply to its command."""
 
 
 class Host(Protocol):
@@ -64,49 +63,6 @@ class InlineHost:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-class _Replies(asyncio.Protocol):
-    """The replies that arrive from one worker. A task is woken once per reply, not once per piece of data."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-        self._waiter: asyncio.Future[None] | None = None
-        self._ended = False
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        self._wake()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done() and (self._ended or self._end() is not None):
-            self._waiter.set_result(None)
-
-    def _end(self) -> int | None:
-        """Where the first reply ends in the data; None if it is not complete."""
-        if len(self._data) < HEADER.size:
-            return None
-        end = HEADER.size + HEADER.unpack_from(self._data)[0]
-        return end if len(self._data) >= end else None
-
-    async def next(self) -> bytearray:
-        """Wait for the next reply; earlier replies that were not waited for come first.
-
-        Raises:
-            EOFError: the worker closed the connection before the reply was complete.
-        """
-        while (end := self._end()) is None:
-            if self._ended:
-                raise EOFError
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        body = self._data[HEADER.size : end]
-        del self._data[:end]
-        return body
-
-
 class ProcessHost:
     """A worker process on a private socket; it ends when this process does, for whatever reason."""
 
@@ -134,22 +90,21 @@ class ProcessHost:
         )
         theirs.close()
         self._socket = ours
-        self._connection: tuple[asyncio.Transport, _Replies] | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def call(self, method: str, *arguments: Any) -> tuple[bool, Any]:
         try:
-            if self._connection is None:
-                loop = asyncio.get_running_loop()
-                self._connection = await loop.create_connection(_Replies, sock=self._socket)
-            transport, replies = self._connection
+            if self._streams is None:
+                self._streams = await asyncio.open_connection(sock=self._socket, limit=BUFFER_BYTES)
+            reader, writer = self._streams
             self._number += 1
-            transport.write(pickle.dumps((self._number, method, arguments), pickle.HIGHEST_PROTOCOL))
-            return self._read(await replies.next())
+            writer.write(pickle.dumps((self._number, method, arguments), pickle.HIGHEST_PROTOCOL))
+            (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+            return self._read(await reader.readexactly(size))
         except (OSError, EOFError) as error:
             raise HostLostError(f"worker process {self.process.pid} died ({type(error).__name__})") from error
 
-    def _read(self, body: bytearray) -> tuple[bool, Any]:
-        """The answer to the last command, whose number is the ticket."""
+    def _read(self, body: bytes) -> tuple[bool, Any]:
         try:
             ticket, answer = pickle.loads(body)
         except Exception as error:  # unpickling may raise anything
@@ -162,8 +117,8 @@ class ProcessHost:
 
     def kill(self) -> None:
         self.lost = True
-        if self._connection is not None:
-            self._connection[0].close()
+        if self._streams is not None:
+            self._streams[1].close()
         else:
             self._socket.close()
         if self.process.returncode is None:
@@ -174,10 +129,7 @@ class ProcessHost:
 
 
 def _reap(guard: subprocess.Popen[bytes]) -> None:
-    """Give a guard `GUARD_END_S` to end its descendants, then kill what is left of its process group.
-
-    Something is left only if the guard itself was killed, or if a process cannot be killed.
-    """
+    """Give a guard `GUARD_END_S` to end its descendants, then kill what is left of its process group."""
     deadline = time.monotonic() + GUARD_END_S
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with contextlib.suppress(ChildProcessError):  # already reaped elsewhere
@@ -220,13 +172,7 @@ BACKENDS: dict[str, Callable[[], Host]] = {"inline": InlineHost, "process": Proc
 
 
 def check_answer(method: str, answer: Any) -> tuple[bool, Any]:
-    """Check the shape of a worker's answer: (True, result) or (False, the fault as text).
-
-    The worker has already checked the contents against the environment contract.
-
-    Raises:
-        BadReplyError: the answer has another shape.
-    """
+    """Return (True, result) or (False, the fault as text); raises BadReplyError for a reply of another shape."""
     match method, answer:
         case _, (False, str() as fault):
             return False, fault

@@ -1,7 +1,4 @@
-"""Cuts observations that are too large before they leave the process in which the environment runs.
-
-Text is cut in the middle, with a note of how much was left out. Of too many pictures the first are kept.
-"""
+"""Cuts observations that are too large: text in the middle, with a note; of too many images the first are kept."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ def cut_observation(observation: Observation, limits: ObservationLimits) -> Obse
 
     The two parts of `text` share one limit. `obs_str` repeats them and has its own limit.
     """
-    text, pictures = observation["text"], observation.get("multi_modal_data") or {}
+    text, multi_modal = observation["text"], observation.get("multi_modal_data") or {}
     lengths = [len(text["long_term_context"]), len(text["short_term_context"])]
-    missing = sum(map(len, pictures.values())) - limits.images
+    missing = sum(map(len, multi_modal.values())) - limits.images
     if sum(lengths) <= limits.chars >= len(observation["obs_str"]) and missing <= 0:
         return observation
-    note = pictures_note(missing)
+    note = images_note(missing)
     long, short = shares(lengths, limits.chars)
     within = {
         **observation,
@@ -35,7 +32,7 @@ def cut_observation(observation: Observation, limits: ObservationLimits) -> Obse
     }
     if missing > 0:
         room = iter(range(limits.images))
-        kept = {key: [image for image, _ in zip(images, room, strict=False)] for key, images in pictures.items()}
+        kept = {key: [image for image, _ in zip(images, room, strict=False)] for key, images in multi_modal.items()}
         within["multi_modal_data"] = kept
     return cast(Observation, within)
 
@@ -50,7 +47,7 @@ def cut_messages(messages: Sequence[Mapping[str, Any]], limits: ObservationLimit
     room, left = iter(shares(lengths, limits.chars)), iter(range(limits.images))
     cut = [_rebuilt(message, room, left) for message in messages]
     if images > limits.images:
-        cut[-1] = _with_note(cut[-1], pictures_note(images - limits.images))
+        cut[-1] = _with_note(cut[-1], images_note(images - limits.images))
     return cut
 
 
@@ -63,8 +60,8 @@ def cut_text(text: str, chars: int) -> str:
     return text[: chars - tail] + note + text[len(text) - tail :]
 
 
-def pictures_note(missing: int) -> str:
-    """A note about the pictures that were left out; empty if none were."""
+def images_note(missing: int) -> str:
+    """A note about the images that were left out; empty if none were."""
     return f"\n[{missing:,} more pictures left out]" if missing > 0 else ""
 
 
@@ -90,7 +87,7 @@ def _is_text(part: Mapping[str, Any]) -> bool:
 
 
 def _rebuilt(message: Mapping[str, Any], room: Iterable[int], left: Iterable[int]) -> dict[str, Any]:
-    """The message with its texts cut to the next shares and with as many pictures as `left` still yields."""
+    """The message with its texts cut to the next shares and with as many images as `left` still yields."""
     room, left = iter(room), iter(left)
     parts = []
     for part in _parts(message):

@@ -1,7 +1,6 @@
-"""Runs environments off the event loop, on threads, worker processes or Ray actors, and recovers from their faults.
+"""Runs environments on threads, worker processes or Ray actors, and recovers from their faults.
 
-A session either shows the episode that its seed and answers determine, or raises `EnvironmentFault`. A worker that
-dies, hangs or sends a malformed reply is replaced; its episodes are replayed and compared before they continue.
+A session either shows the episode that its seed and responses determine, or raises `EnvironmentFault`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Worker:
         """Run one command on `host`, or on the current host if None; return the host that ran it.
 
         Raises:
-            HostLostError: the host died, took longer than `timeout_s`, sent a malformed reply, or was replaced.
+            HostLostError: the host died, took too long, sent a malformed reply, or was replaced.
             EnvironmentFault: the environment raised or broke its contract.
         """
         with self._utilization.request():
@@ -74,7 +73,7 @@ class Worker:
                 host.kill()
                 raise
             except asyncio.CancelledError:
-                host.kill()  # otherwise its late answer would arrive as the next command's
+                host.kill()  # otherwise its late reply would arrive as the next command's
                 raise
         if not ok:
             self._faults[BOUNDARIES.get(result.partition(":")[0], "raised")] += 1
@@ -96,10 +95,7 @@ class Worker:
 
 
 class EnvPool:
-    """Places episodes on workers.
-
-    `faults` counts faults and replays by kind; `utilization` counts commands, both waiting and running.
-    """
+    """Places episodes on workers; `faults` counts by kind, `utilization` counts waiting and running commands."""
 
     def __init__(self, settings: RolloutSettings) -> None:
         self.settings = settings
@@ -112,11 +108,7 @@ class EnvPool:
         self._keys = itertools.count()
 
     async def open(self, spec: EnvSpec) -> EnvSession:
-        """Build and reset an environment.
-
-        Raises:
-            EnvironmentFault: it could not be started within `max_env_retries_per_turn`.
-        """
+        """Build and reset an environment; raises EnvironmentFault after `max_env_retries_per_turn` failed restarts."""
         spec = replace(spec, limits=self._limits)
         session = EnvSession(self, min(self.workers, key=lambda w: w.sessions), next(self._keys), spec)
         try:
@@ -149,10 +141,7 @@ class EnvSession:
 
     @property
     def turn_limit(self) -> int | None:
-        """Turns after which the episode ends, unless the environment's own limit comes first.
-
-        `max_turns`, or `DEFAULT_MAX_TURNS` if the environment has no limit either.
-        """
+        """Turns after which the episode ends: `max_turns`, or `DEFAULT_MAX_TURNS` without any limit."""
         unlimited = self.reply is not None and not self.reply.max_steps
         return self.spec.max_turns or (DEFAULT_MAX_TURNS if unlimited else None)
 
@@ -160,27 +149,18 @@ class EnvSession:
         """Take one step.
 
         Raises:
-            EnvironmentFault: the environment broke and its episode could not be restored; the text holds the task,
-                the seed and the answers that reproduce it.
+            EnvironmentFault: the episode could not be restored; the text holds what reproduces it.
         """
         reply = await self._attempt(response_text)
         self.responses.append(response_text)
         return reply
 
     async def ensure(self) -> EnvReply:
-        """Start the environment, or replay its episode, unless it is alive; returns its last reply.
-
-        Raises:
-            EnvironmentFault: as `step`.
-        """
+        """Start or replay the environment unless it is alive; returns its last reply. Raises as `step`."""
         return await self._attempt(None)
 
     async def suggest(self, player: str, seed: int) -> str:
-        """The next answer of the player `random` or `expert`.
-
-        Raises:
-            EnvironmentFault: the module has no such player, or it raised, hung or returned something other than text.
-        """
+        """Return the next response of the player `random` or `expert`; raises EnvironmentFault if it fails."""
         await self.ensure()
         timeout_s = self._pool.settings.env_step_timeout_s
         try:
@@ -215,7 +195,6 @@ class EnvSession:
         raise EnvironmentFault(f"{failure}\n{self.describe(response_text)}")
 
     async def _rebuild(self) -> EnvReply:
-        """Start or replay the episode on the worker's current host; returns its last reply."""
         settings = self._pool.settings
         if self.responses and self.reply is not None and not self.reply.deterministic:
             raise ReplayError("the environment is not deterministic, so the episode cannot be replayed")
@@ -233,7 +212,7 @@ class EnvSession:
         return reply
 
     def describe(self, response_text: str | None = None) -> str:
-        """Everything needed to reproduce this episode: environment, task, seed, options and answers."""
+        """Everything needed to reproduce this episode: environment, task, seed, options and responses."""
         answers = [*self.responses, *([response_text] if response_text is not None else [])]
         return (
             f"to reproduce: environment {self.spec.env_path}, task {self.spec.metadata.get('task')!r}, "

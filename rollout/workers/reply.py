@@ -46,24 +46,16 @@ class EnvReply:
     whole_prompts: bool = False
     """Whether `messages` are the whole prompt."""
     was_cut: bool = False
-    """Whether text or pictures were left out because the observation exceeded its limits."""
+    """Whether text or images were left out because the observation exceeded its limits."""
 
     @cached_property
     def digest(self) -> str:
-        """The reply's `digest`; computed once and kept."""
+        """The reply's `digest`, kept and pickled with the reply once it is computed."""
         return digest(self)
-
-    def compute_digest(self) -> None:
-        """Compute `digest` now, so that it is pickled with the reply."""
-        _ = self.digest
 
 
 def check_reply(reply: EnvReply) -> None:
-    """Check that an environment kept its contract.
-
-    Raises:
-        EnvironmentFault: the observation, the messages or the info cannot be used; names the field and its value.
-    """
+    """Raise EnvironmentFault, which names the field and its value, if an environment broke its contract."""
     check_observation(reply.observation)
     for name in ("instruction_prompt", "answer_format", "default_action"):
         _check_text(name, getattr(reply, name))
@@ -76,11 +68,7 @@ def check_reply(reply: EnvReply) -> None:
 
 
 def check_history(reply: EnvReply, history: str) -> None:
-    """Check that the way in which prompts are built suits the environment.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Raise ConfigError if the way in which prompts are built does not suit the environment."""
     if reply.whole_prompts and history == "full":
         raise ConfigError(
             "history: full appends to one conversation, but here every observation is a whole prompt, which need not "
@@ -89,11 +77,7 @@ def check_history(reply: EnvReply, history: str) -> None:
 
 
 def check_observation(observation: Any) -> None:
-    """Check an observation before it is turned into messages.
-
-    Raises:
-        EnvironmentFault: it lacks a key, or a value has the wrong type.
-    """
+    """Raise EnvironmentFault for an observation that lacks a key, or has a value of the wrong type."""
     if not isinstance(observation, Mapping):
         hint = "; return the observation alone" if isinstance(observation, tuple) else ""
         raise EnvironmentFault(
@@ -110,27 +94,23 @@ def check_observation(observation: Any) -> None:
     for part in ("long_term_context", "short_term_context"):
         _check_text(f"observation['text']['{part}']", text.get(part))
     _check_text("observation['obs_str']", observation["obs_str"])
-    pictures = observation.get("multi_modal_data") or {}
-    if not isinstance(pictures, Mapping) or not all(
+    multi_modal = observation.get("multi_modal_data") or {}
+    if not isinstance(multi_modal, Mapping) or not all(
         isinstance(images, list | tuple) and all(hasattr(image, "tobytes") for image in images)
-        for images in pictures.values()
+        for images in multi_modal.values()
     ):
-        raise EnvironmentFault(f"multi_modal_data must map names to lists of pictures, got {reprlib.repr(pictures)}")
+        raise EnvironmentFault(f"multi_modal_data must map names to lists of pictures, got {reprlib.repr(multi_modal)}")
 
 
 def refuse_coroutine(answer: Any, method: str) -> None:
-    """Check that a method of the environment is not async.
-
-    Raises:
-        EnvironmentFault: it returned a coroutine.
-    """
+    """Raise EnvironmentFault if a method of the environment is async."""
     if inspect.iscoroutine(answer):
         answer.close()  # or Python prints that it was never awaited
         raise EnvironmentFault(f"{method} is async; write def {method}, and call async code in it with asyncio.run")
 
 
 def read_step(answer: Any) -> tuple[Any, bool, Any]:
-    """What `step` returned: the observation, done and info, with numpy's scalars as Python's bools and numbers.
+    """Return observation, done and info of a `step`, with numpy's scalars as Python's bools and numbers.
 
     Raises:
         EnvironmentFault: it is not three values, or `done` is not a bool.
@@ -156,11 +136,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_info(info: Any, done: bool) -> None:
-    """Check what `step` returned beside the observation.
-
-    Raises:
-        EnvironmentFault: a value is missing, of the wrong type or not finite, or `done` contradicts `info`.
-    """
+    """Raise EnvironmentFault for a value in `info` that is missing, wrong, not finite, or contradicts `done`."""
     if not isinstance(info, Mapping):
         raise EnvironmentFault(f"info must be a mapping, got {reprlib.repr(info)}")
     _check_keys("info", info, INFO_KEYS)

@@ -1,7 +1,6 @@
 """Tries environments in a worker process before anything expensive starts: build, reset and a first step.
 
-Whatever goes wrong becomes one sentence with the file, the line and the fix. This includes an environment that hangs
-or ends its process.
+Whatever goes wrong, also a hang or an exit, becomes one sentence with the file, the line and the fix.
 """
 
 from __future__ import annotations
@@ -71,14 +70,11 @@ def _show(file: int) -> None:
 def try_environments(
     episodes: Sequence[EpisodeSpec], settings: RolloutSettings, budget_s: float = BUDGET_S
 ) -> list[str]:
-    """Build every episode's environment, reset it and take a first step, as far as the budget allows.
+    """Build every episode's environment, reset it and take a first step; raises SlimeVerlogError about the first fault.
 
-    The first episode of each environment module is always reset and stepped, further ones until `budget_s` seconds
-    have passed. The first is started a second time. Returns notes about what could not be tried, such as a judge whose
-    server does not answer yet, about a second start that differs, and about threads that outlive an episode.
-
-    Raises:
-        SlimeVerlogError: about the first fault; one sentence.
+    The first episode of each module is always reset and stepped, and started a second time; further ones until
+    `budget_s` seconds have passed. Returns notes about what could not be tried and about starts that differ or leave
+    threads.
     """
     return asyncio.run(_try_all(episodes, settings, budget_s))
 
@@ -134,10 +130,7 @@ BEGINS_ANEW = (
 
 
 class Trial:
-    """One worker process that plays one episode at a time and explains every fault in one sentence.
-
-    All methods but `end` raise `SlimeVerlogError`.
-    """
+    """One worker process that plays one episode at a time; all methods but `end` raise `SlimeVerlogError`."""
 
     def __init__(self, settings: RolloutSettings) -> None:
         self._host = TrialProcess()
@@ -156,7 +149,7 @@ class Trial:
         return self._whole(episode, "step", await self._call(episode, "step", answer))
 
     async def suggest(self, episode: EpisodeSpec, player: str, seed: int) -> str:
-        """The next answer of a scripted player."""
+        """The next response of a scripted player."""
         return await self._call(episode, "suggest", player, seed)
 
     async def abilities(self, episode: EpisodeSpec) -> Abilities:
@@ -222,7 +215,6 @@ def _ended(path: str, method: str) -> str:
 
 
 def _named(path: str, method: str) -> str:
-    """The method, with the place where the environment's file defines it."""
     if method == "build":
         return f"importing the file or calling build_env ({_place(path, 'build_env')})"
     return f"{method} ({_place(path, method)})"

@@ -1,7 +1,4 @@
-"""The worker's side of a trial: like an ordinary worker, with a time limit per command and one-sentence faults.
-
-A command that takes too long is interrupted where it is, so the fault can name the line.
-"""
+"""The worker's side of a trial: a worker with a time limit per command and one-sentence faults."""
 
 from __future__ import annotations
 
@@ -89,7 +86,6 @@ def _fault(error: BaseException, method: str, path: str, limit_s: float) -> Faul
 
 
 def _is_from_a_service(error: BaseException | None) -> bool:
-    """Whether a judge's failure caused the error."""
     while error is not None:
         if isinstance(error, JudgeError):
             return True

@@ -1,7 +1,6 @@
 """The worker's side of the environment pool: holds live environments and runs one command at a time.
 
-A worker process reads pickled commands from its parent over an inherited socket (`main`). It ends when the socket
-closes. Pickles cross only this private socket.
+A worker process reads pickled commands over a private socket, and ends when it closes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rollout.workers.observation_limits import cut_messages, cut_observation
 from rollout.workers.reply import HEADER, EnvReply, check_observation, check_reply, read_step, refuse_coroutine
 
 WORDS = ("left", "go", "yes", "stop", "42", "open the door", "I do not know", "look")
-"""Answers of the random player where an environment names no actions."""
+"""Responses of the random player where an environment names no actions."""
 
 
 class EnvHost:
@@ -65,11 +64,11 @@ class EnvHost:
             reply = _within(_reply(env, observation, seconds, done, info), spec.limits)
             if parts:
                 reply = replace(reply, parts=[(name, start - began, end - began) for name, start, end in parts])
-            reply.compute_digest()  # here, because hashing pictures would delay the trainer
+            _ = reply.digest  # here, because hashing images would delay the trainer
             return reply
 
     def replay(self, key: int, spec: EnvSpec, responses: Sequence[str]) -> tuple[EnvReply, list[str]]:
-        """Start the episode again and give it the same answers; returns the last reply and the digests of all."""
+        """Start the episode again and give it the same responses; returns the last reply and the digests of all."""
         reply = self.start(key, spec)
         digests = [reply.digest]
         for text in responses:
@@ -78,11 +77,7 @@ class EnvHost:
         return reply, digests
 
     def suggest(self, key: int, player: str, seed: int) -> str:
-        """The next answer of the player `random` or `expert`; the environment is not stepped.
-
-        Raises:
-            ConfigError: the environment's module has no `expert_action(env)`.
-        """
+        """Return the next response of the player `random` or `expert`; raises ConfigError without an expert."""
         env, spec = self._envs[key]
         if player == "random":
             return random.Random(seed).choice(list(env.actions) or list(WORDS))
@@ -110,7 +105,6 @@ class EnvHost:
             return False, f"{text}\n{traceback.format_exc(limit=-4)}"
 
     def _path(self, key: int = -1, *rest: Any) -> str:
-        """The path of the environment that a command was about; empty if none was built."""
         return self._envs[key][1].env_path if key in self._envs else ""
 
 

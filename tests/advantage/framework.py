@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from tests.advantage.undo import uninstall
+
 NAME = sys.argv[1] if len(sys.argv) > 1 else "slime"
 
 
@@ -63,8 +65,10 @@ def framework_args(**changes: Any) -> Namespace:
 def installed(args: Namespace) -> Iterator[None]:
     from advantage import patch
 
+    before = dict(vars(args))
     patch.install(args)
     try:
         yield
     finally:
-        patch.uninstall()
+        uninstall()
+        vars(args).update(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from argparse import Namespace
 from itertools import pairwise
 from typing import Any
 
@@ -214,7 +215,7 @@ def test_wrong_input_is_named_with_its_position(name: str, wrong: list, message:
 @pytest.mark.parametrize("name", list(ONES))
 def test_a_discount_outside_zero_and_one_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
-        Discounts(**{**ONES, name: value})  # type: ignore[arg-type]
+        advantage_settings(Namespace(**{name: value}))
 
 
 def test_discounts_are_read_from_args_and_default_to_verlogs() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from argparse import Namespace
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ import torch
 
 from advantage.errors import FlagError, TurnTableError
 from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED
-from advantage.group import GroupOptions, GroupTurns, compute_advantages, group_advantages
+from advantage.group import GroupTurns, compute_advantages, group_advantages
+from advantage.settings import advantage_settings
 from advantage.turn_table import TurnRow, TurnSpan, anchor_of, encode_row
 from slime_verlog import ConfigError
 from tests.advantage.batches import FakeSample, make_args, rollout_data
@@ -38,12 +38,9 @@ def episode(segment: int, rewards: list[float], group: int = -1, end: int = TERM
     ]
 
 
-def options_of(**given: Any) -> GroupOptions:
-    return replace(GroupOptions.read(Namespace(gamma_step=1.0)), **given)
-
-
-def scores(turns: list[Turn], **options: Any) -> list[float]:
-    return group_advantages(table(turns), options_of(**options)).tolist()
+def scores(turns: list[Turn], *, normalize: bool = True, estimator: str = "grpo", **keys: Any) -> list[float]:
+    settings = advantage_settings(Namespace(**{"gamma_step": 1.0, **keys}, group_estimator=estimator))
+    return group_advantages(table(turns), settings, normalize=normalize).tolist()
 
 
 def test_grpo_compares_episode_returns_inside_their_group() -> None:
@@ -61,14 +58,14 @@ def test_rloo_leaves_the_episode_itself_out_of_its_baseline() -> None:
 
 def test_gigpo_adds_the_comparison_of_turns_in_the_same_state() -> None:
     turns = episode(0, [0.0, 1.0], 1, anchors=[4, 8]) + episode(1, [0.0, 0.0], 1, anchors=[4, 9])
-    got = scores(turns, estimator="gigpo", normalize=False, step_weight=2.0)
+    got = scores(turns, estimator="gigpo", normalize=False, gigpo_step_weight=2.0)
     assert got == pytest.approx([0.5 + 2 * 0.5, 0.5, -0.5 - 2 * 0.5, -0.5])
 
 
 def test_gigpo_counts_an_early_and_a_late_win_alike_as_episodes_unless_both_returns_are_discounted() -> None:
     turns = episode(0, [1.0], 1) + episode(1, [0.0, 0.0, 1.0], 1) + episode(2, [0.0], 1)
-    papers = scores(turns, estimator="gigpo", gamma=0.5)
-    both = scores(turns, estimator="gigpo", gamma=0.5, gigpo_discount="both")
+    papers = scores(turns, estimator="gigpo", gamma_step=0.5)
+    both = scores(turns, estimator="gigpo", gamma_step=0.5, gigpo_discount="both")
     assert papers[0] == papers[1]
     assert both[0] > both[1]
 
@@ -80,7 +77,7 @@ def test_anchors_of_different_groups_are_never_compared() -> None:
 
 def test_turns_are_discounted_when_the_yaml_says_so() -> None:
     turns = episode(0, [0.0, 1.0], 1) + episode(1, [0.0, 0.0], 1)
-    assert scores(turns, estimator="rloo", gamma=0.5) == pytest.approx([0.5, 0.5, -0.5, -0.5])
+    assert scores(turns, estimator="rloo", gamma_step=0.5) == pytest.approx([0.5, 0.5, -0.5, -0.5])
 
 
 def test_episodes_without_a_group_are_compared_with_the_batch() -> None:
@@ -134,9 +131,9 @@ def test_an_empty_batch_gives_nothing() -> None:
 
 def test_an_unknown_estimator_is_refused() -> None:
     with pytest.raises(ConfigError, match="gigpo_discount must be one of 'step', 'both', got 'none'"):
-        GroupOptions.read(Namespace(gigpo_discount="none"))
+        advantage_settings(Namespace(gigpo_discount="none"))
     with pytest.raises(ConfigError, match="group_estimator must be one of 'grpo', 'rloo', 'gigpo', got 'ppo'"):
-        GroupOptions.read(Namespace(group_estimator="ppo"))
+        advantage_settings(Namespace(group_estimator="ppo"))
 
 
 STOP = 0.4

@@ -95,7 +95,7 @@ def test_a_picture_is_stored_once_however_many_prompts_show_it(tmp_path: Path) -
 
 
 def test_a_warm_ups_pictures_are_stored_once_as_files_for_engine_and_training(tmp_path: Path) -> None:
-    encoder = DeltaEncoder(chatml_tokenizer(), processor(), small_pictures=True)
+    encoder = DeltaEncoder(chatml_tokenizer(), processor(), small_images=True)
     pictures = [picture(seed, 256, 256) for seed in range(4)]
     asked = lambda *shown: [{"role": "user", "content": [{"type": "image", "image": image} for image in shown]}]
     prompts = [encoder.prompt(asked(*pair)) for pair in pairwise(pictures)]

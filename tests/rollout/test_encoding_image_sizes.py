@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from advantage.training.pictures import expand
+from advantage.training.images import expand
 from rollout.bridge.settings import RolloutSettings
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.tokens.processor import build_qwen_processor
@@ -72,7 +72,7 @@ def test_the_engine_gets_the_processors_scaled_picture_of_which_it_makes_the_sam
     name: str, small: bool, size: tuple[int, int]
 ) -> None:
     own, shot = limited(name), picture(0, *size)
-    prompt = DeltaEncoder(chatml_tokenizer(), own, small_pictures=small).prompt([shown(shot)])
+    prompt = DeltaEncoder(chatml_tokenizer(), own, small_images=small).prompt([shown(shot)])
     assert sent(prompt).width * sent(prompt).height <= 128**2 < size[0] * size[1] / 10
     whole, again = (own.image_processor(images=[each], return_tensors="pt") for each in (shot, sent(prompt)))
     assert all(torch.equal(again[key], value) for key, value in whole.items())

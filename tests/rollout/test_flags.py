@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from advantage.flags import INSTALL
 from advantage.turn_table import CONVERTER
 from rollout.bridge.checks import FIXED_TURN, GENERATE, SOURCE, check_flags
-from rollout.bridge.flags import decisions
 from rollout.bridge.framework import FRAMEWORK
-from rollout.bridge.idle_flags import flags_without_effect
 from rollout.bridge.settings import load_settings
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
 from rollout.fixed_turn import generate_rollout
-from rollout.preflight import check, main
+from rollout.preflight import check, flags_without_effect, main
 from tests.fixtures.rollout_args import rollout_args
 from tests.scripts.conftest import REPO, recorded_own_flags
 
@@ -113,6 +112,16 @@ def test_functions_that_replace_the_evaluation_or_the_loss_are_named(tmp_path: P
     assert "--eval-function-path my.evaluation plays the evaluations" in evaluation
     assert "my.loss replaces the policy loss" in loss
     EpisodeSource(args)
+
+
+def decisions() -> list[tuple[str, str]]:
+    """Every flag in the table, with the decision about it."""
+    table = yaml.safe_load((REPO / "rollout" / "bridge" / "slime_flags.yaml").read_text(encoding="utf-8"))
+    found: list[tuple[str, str]] = []
+    for decision, content in table.items():
+        words = content if isinstance(content, str) else " ".join(row["flags"] for row in content)
+        found += [(flag, decision) for flag in words.split()]
+    return found
 
 
 def test_every_flag_of_slimes_parser_has_one_decision() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rollout.bridge.idle_flags import flags_without_effect
 from rollout.bridge.roles import check_roles, check_start_weights, role_args
 from rollout.errors import ConfigError
+from rollout.preflight import flags_without_effect
 
 
 def make_args(folder: Path, critic: dict[str, Any] | None = None, **flags: Any) -> Namespace:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from advantage import patch
-from advantage.training.pictures import CODE, expand
+from advantage.training.images import CODE, expand
 from envs.loading import build_env_from
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.tokens.images import make_small
@@ -88,7 +88,7 @@ def test_a_games_turn_with_two_pictures_ships_less_than_a_fortieth(game: str) ->
     messages = [{"role": "user", "content": [{"type": "image", "image": shown}, {"type": "image", "image": shown}]}]
 
     def prompt(small: bool) -> Any:
-        return DeltaEncoder(chatml_tokenizer(), processor(PROCESSORS[1]), small_pictures=small).prompt(messages)
+        return DeltaEncoder(chatml_tokenizer(), processor(PROCESSORS[1]), small_images=small).prompt(messages)
 
     whole, small = prompt(False), prompt(True)
     assert small.token_ids == whole.token_ids and small.image_data == whole.image_data
@@ -110,9 +110,6 @@ def test_the_patch_expands_every_micro_batch_of_the_framework(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils.loss", fake_slime())
     monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils.model", model)
     patch.install(flags())
-    try:
-        found = [model.get_batch(None, []) for _ in range(3)]
-    finally:
-        patch.uninstall()
+    found = [model.get_batch(None, []) for _ in range(3)]
     assert torch.equal(found[0]["multimodal_train_inputs"]["pixel_values"], whole["pixel_values"])
     assert found[1:] == [{"multimodal_train_inputs": None}, {}]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advantage.settings import WarmupSettings
+from advantage.settings import ValuePretrainingSettings, WarmupSettings
 from rollout.errors import ConfigError
-from rollout.play.kept import draw, phase_of
+from rollout.play.batch import Batch
+from rollout.play.kept import draw, play_or_draw
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
 
@@ -64,5 +69,23 @@ def test_drawing_without_kept_turns_says_how_to_resume() -> None:
 
 
 def test_phases_follow_one_another() -> None:
-    warmup = WarmupSettings(w_epoch=2, w_iter=1)
-    assert [phase_of(k, warmup) for k in range(5)] == ["collect", "collect", "draw", "train", "train"]
+    warmup = WarmupSettings(w_epoch=2, w_iter=1, fraction=1.0)
+    settings = SimpleNamespace(critic_warmup=warmup, value_pretraining=ValuePretrainingSettings())
+    flags = SimpleNamespace(global_batch_size=1, rollout_seed=0)
+    kept: list[Segment] = []
+
+    async def play() -> Batch:
+        return Batch([segment(len(kept), 1, True)])
+
+    def metrics_of(rollout_id: int) -> dict[str, float]:
+        runtime: Any = SimpleNamespace(settings=settings, flags=flags)
+        return asyncio.run(play_or_draw(play, kept, rollout_id, runtime)).metrics
+
+    assert [metrics_of(k) for k in range(5)] == [
+        {"warmup/kept_turns": 1.0},
+        {"warmup/kept_turns": 2.0},
+        {"warmup/drawn_turns": 2.0},
+        {},
+        {},
+    ]
+    assert kept == []

@@ -83,5 +83,5 @@ def test_an_environment_without_its_package_ends_in_a_sentence_that_says_what_to
 
 
 def test_a_picture_without_pillow_ends_in_a_sentence_that_says_what_to_install(bare_python: Path) -> None:
-    done = run_bare(bare_python, "from rollout.tokens.pictures import read_image; read_image(b'')")
+    done = run_bare(bare_python, "from rollout.tokens.image_files import read_image; read_image(b'')")
     assert "MissingDependencyError" in done.stderr and "pip install pillow" in done.stderr.splitlines()[-1]

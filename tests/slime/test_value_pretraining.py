@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from advantage.critic import LEAST_GAIN
+from advantage.critic import MIN_GAIN
 from advantage.turn_table import TurnKind
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags
@@ -107,7 +107,7 @@ def test_explained_variance_is_that_of_the_held_out_turns_and_the_best_pass_is_s
         values, returns = (torch.cat([row[name] for row in held_out]).double() for name in ("values", "returns"))
         wanted = 1 - (returns - values).var() / returns.var()
         assert measured[number] == pytest.approx(float(wanted), abs=1e-3)
-    assert measured[best] >= max(measured.values()) - LEAST_GAIN
+    assert measured[best] >= max(measured.values()) - MIN_GAIN
     assert len(measured) - 1 in (best + SETTINGS["patience"], SETTINGS["passes"])
     assert not pretraining.records("critic", 0), "the critic trained while turns were collected"
 

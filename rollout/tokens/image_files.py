@@ -1,4 +1,4 @@
-"""Reads and writes pictures: PIL images, arrays, files and data URIs. Needs neither torch nor a model's processor."""
+"""Reads and writes images: PIL images, arrays, files and data URIs. Needs neither torch nor a model's processor."""
 
 from __future__ import annotations
 
@@ -16,22 +16,18 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MAX_PIXELS = 1 << 26
-"""Limit of a picture before it is scaled down; decoding one of this size takes 192 MiB."""
+"""Limit of an image before it is scaled down; decoding one of this size takes 192 MiB."""
 
 PNG_URI = "data:image/png;base64,"
 
 
-def shrunk(picture: Image.Image, max_pixels: int, side: int) -> Image.Image:
-    """The picture, scaled down if it has more than `max_pixels` pixels.
-
-    The sides of a scaled picture are multiples of `side`, the pixels along one token's edge. A processor that rounds
-    to whole tokens then cannot exceed `max_pixels`.
-    """
-    if picture.width * picture.height <= max_pixels:
-        return picture
-    scale = (max_pixels / (picture.width * picture.height)) ** 0.5
-    size = [max(side, int(length * scale) // side * side) for length in picture.size]
-    return picture.resize((size[0], size[1]), pillow().Resampling.BICUBIC)
+def shrunk(image: Image.Image, max_pixels: int, side: int) -> Image.Image:
+    """Scale the image down if it has more than `max_pixels` pixels, to multiples of `side`, a token's edge."""
+    if image.width * image.height <= max_pixels:
+        return image
+    scale = (max_pixels / (image.width * image.height)) ** 0.5
+    size = [max(side, int(length * scale) // side * side) for length in image.size]
+    return image.resize((size[0], size[1]), pillow().Resampling.BICUBIC)
 
 
 def pillow() -> ModuleType:
@@ -44,7 +40,7 @@ def pillow() -> ModuleType:
 
 
 def read_image(image: Any) -> Image.Image:
-    """An RGB picture from a PIL image, a uint8 array [height, width, 3], encoded bytes or a data URI.
+    """Return an RGB image from a PIL image, a uint8 array [height, width, 3], encoded bytes or a data URI.
 
     Raises:
         EncodingError: it has another type, cannot be decoded, or has more than `MAX_PIXELS` pixels.
@@ -54,13 +50,13 @@ def read_image(image: Any) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", module.DecompressionBombWarning)
-            picture = _open(image)
-            if picture.width * picture.height > MAX_PIXELS:
+            opened = _open(image)
+            if opened.width * opened.height > MAX_PIXELS:
                 raise EncodingError(
-                    f"a picture of {size_of(picture)} has more than {MAX_PIXELS} pixels; "
+                    f"a picture of {size_of(opened)} has more than {MAX_PIXELS} pixels; "
                     "the environment must send a smaller one"
                 )
-            return picture.convert("RGB")
+            return opened.convert("RGB")
     except EncodingError:
         raise
     except (OSError, ValueError, TypeError, SyntaxError, module.DecompressionBombError) as error:
@@ -79,16 +75,16 @@ def _open(image: Any) -> Image.Image:
     raise TypeError("expected a PIL image, a uint8 array, the bytes of an image file or a data URI")
 
 
-def write_png(picture: Image.Image) -> bytes:
-    """The picture as a PNG file."""
+def write_png(image: Image.Image) -> bytes:
+    """The image as a PNG file."""
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", compress_level=1)
+    image.save(buffer, format="PNG", compress_level=1)
     return buffer.getvalue()
 
 
-def data_uri(picture: Image.Image) -> str:
-    """The picture as a PNG data URI, a form that SGLang accepts in `image_data`."""
-    return png_uri(write_png(picture))
+def data_uri(image: Image.Image) -> str:
+    """The image as a PNG data URI, a form that SGLang accepts in `image_data`."""
+    return png_uri(write_png(image))
 
 
 def png_uri(png: bytes) -> str:
@@ -104,6 +100,6 @@ def png_of(uri: str) -> bytes | None:
     return png if png_uri(png) == uri else None
 
 
-def size_of(picture: Image.Image) -> str:
+def size_of(image: Image.Image) -> str:
     """Width and height, for error texts."""
-    return f"{picture.width} x {picture.height}"
+    return f"{image.width} x {image.height}"

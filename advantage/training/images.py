@@ -1,13 +1,10 @@
-"""Small pictures: training data carries PNG bytes, and the training rank makes the processor's tensors from them.
+"""Small images: training data carries PNG bytes, and the training rank makes the processor's tensors from them.
 
-A picture of 256 x 256 pixels is some kB as PNG. Qwen's processors turn it into 1.5 MB of float32 patches, although each
-channel has at most 256 values and the two temporal copies of a patch are equal. `rollout/tokens/images.py`
-writes this form; `expand` gives back the processor's tensor bit for bit.
-
-Keys of one sample's `multimodal_train_inputs` in this form, for k pictures; all are concatenated along dim 0:
+`rollout/tokens/images.py` writes this form; `expand` gives back the processor's tensor bit for bit. Keys of a sample's
+`multimodal_train_inputs`, for k images, all concatenated along dim 0:
 
 - `pixel_values`: uint8 [bytes], the PNG files one after another
-- `pixel_values_code`: int64 [k, 4], per picture: bytes of its file, patch size, temporal patch size, merge size
+- `pixel_values_code`: int64 [k, 4], per image: bytes of its file, patch size, temporal patch size, merge size
 - `pixel_values_table`: float32 [k, 3, 256], the processor's value for each channel's byte
 """
 
@@ -27,13 +24,10 @@ PIXELS, CODE, TABLE = "pixel_values", "pixel_values_code", "pixel_values_table"
 
 
 def expand(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replace the three keys by the processor's `pixel_values`, float32 [patches, channels x temporal x patch^2].
-
-    Inputs in another form are returned unchanged. Tensors stay on their device.
-    """
+    """Replace the three keys by `pixel_values`, float32 [patches, channels x temporal x patch^2]; leaves others."""
     if CODE not in inputs:
         return dict(inputs)
-    data = inputs[PIXELS].cpu().numpy()  # one transfer for all pictures of a micro-batch
+    data = inputs[PIXELS].cpu().numpy()  # one transfer for all images of a micro-batch
     patches: list[Tensor] = []
     start = 0
     codes = cast(list[list[int]], inputs[CODE].tolist())  # pyright: ignore[reportUnknownMemberType]
