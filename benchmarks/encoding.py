@@ -78,7 +78,7 @@ def cpu_ms(work: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None
 
 
 def forget(encoder: DeltaEncoder, user: dict[str, Any]) -> None:
-    """Drop the turn's text and picture from the caches."""
+    """Drop the turn's text and image from the caches."""
     encoder.text._cached.cache_clear()
     if encoder.images is not None:
         encoder.images._kept.pop(id(user["content"][0]["image"]), None)
@@ -153,7 +153,7 @@ def table(title: str, conversation: Conversation, turns: list[int], images: bool
 
 
 def memory(encoder: DeltaEncoder) -> None:
-    """Print the memory of an episode with one picture per turn and all prompts kept."""
+    """Print the memory of an episode with one image per turn and all prompts kept."""
     conversation = Conversation(encoder, 60, images=True)
     tracemalloc.start()
     kept, sizes = [encoder.prompt(conversation.messages(0))], {}
@@ -164,7 +164,7 @@ def memory(encoder: DeltaEncoder) -> None:
         tensors = {id(t): t.nbytes for chain in inputs for part in chain.parts for t in part.values()}
         sizes[turn + 1] = tracemalloc.get_traced_memory()[0] + sum(tensors.values())
     tracemalloc.stop()
-    shown = "  ".join(f"{n} pictures {sizes[n] / 2**20:.1f} MiB" for n in (15, 30, 60))
+    shown = "  ".join(f"{n} images {sizes[n] / 2**20:.1f} MiB" for n in (15, 30, 60))
     print(f"\nmemory of an episode with all its prompts kept: {shown}")
 
 
@@ -182,7 +182,7 @@ def main() -> None:
     table("text", Conversation(DeltaEncoder(tokenizer), max(options.turns), False), options.turns, False)
     if not options.no_images:
         encoder = DeltaEncoder(chatml_tokenizer(), processor())
-        table("text and a picture", Conversation(encoder, max(options.turns), True), options.turns, True)
+        table("text and an image", Conversation(encoder, max(options.turns), True), options.turns, True)
         memory(encoder)
 
 

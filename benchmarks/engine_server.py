@@ -20,8 +20,7 @@ import math
 import random
 import time
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,38 +59,18 @@ class Host:
         return True
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """Token ids and texts of which answers are made; the engine has no tokenizer."""
-
-    begin: tuple[list[int], str]
-    words: list[tuple[int, str]]
-    ends: list[tuple[list[int], str]]
-
-    @classmethod
-    def read(cls, path: Path) -> Vocabulary:
-        return cls(**json.loads(path.read_text()))
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens per answer: log-normal, cut at both ends. An assumption; the spread is about that of short reasoning."""
-
-    mean: float = 150.0
-    sigma: float = 0.6
-    shortest: int = 16
-    longest: int = 1024
-
-    def draw(self, seed: int) -> int:
-        drawn = random.Random(seed).lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
-        return min(self.longest, max(self.shortest, round(drawn)))
+def draw_length(seed: int) -> int:
+    """Draw the tokens of a response: log-normal with mean 150 and sigma 0.6, which is assumed for short reasoning."""
+    drawn = random.Random(seed).lognormvariate(math.log(150.0) - 0.6**2 / 2, 0.6)
+    return min(1024, max(16, round(drawn)))
 
 
 class Server:
     """The engines behind one address, and their clock."""
 
-    def __init__(self, host: Host, engines: int, timing: Timing, lengths: Lengths, vocabulary: Vocabulary) -> None:
-        self.host, self.timing, self.lengths, self.vocabulary = host, timing, lengths, vocabulary
+    def __init__(self, host: Host, engines: int, timing: Timing, vocabulary: Mapping[str, Any]) -> None:
+        """Start with idle engines; the engines have no tokenizer, so responses are made of the `vocabulary`."""
+        self.host, self.timing, self.vocabulary = host, timing, vocabulary
         self.engines = [Engine(timing) for _ in range(engines)]
         self.now, self.version, self.arrived = 0.0, 1, 0
         self.recorded: dict[int, tuple[np.ndarray, int]] = {}
@@ -126,7 +105,7 @@ class Server:
         body = await request.json()
         prompt = np.asarray(body["input_ids"], dtype=np.int32)
         seed = zlib.crc32(prompt.tobytes())
-        length = min(self.lengths.draw(seed), body["sampling_params"]["max_new_tokens"])
+        length = min(draw_length(seed), body["sampling_params"]["max_new_tokens"])
         work, version = Request(prompt, length), self.version
         self.recorded.setdefault(seed, (prompt, length))  # an aborted request comes again
         self._answers[work] = asyncio.get_running_loop().create_future()
@@ -135,9 +114,9 @@ class Server:
         return web.json_response(self._answer(work, seed, finish, version))
 
     def _answer(self, work: Request, seed: int, finish: str, version: int) -> dict[str, Any]:
-        rng, vocabulary = random.Random(seed), self.vocabulary
-        begin, end = vocabulary.begin, rng.choice(vocabulary.ends)
-        words = rng.choices(vocabulary.words, k=max(1, work.length - len(begin[0]) - len(end[0])))
+        rng = random.Random(seed)
+        begin, end = self.vocabulary["begin"], rng.choice(self.vocabulary["ends"])
+        words = rng.choices(self.vocabulary["words"], k=max(1, work.length - len(begin[0]) - len(end[0])))
         ids = [*begin[0], *(token for token, _ in words), *end[0]]
         text = begin[1] + "".join(word for _, word in words) + end[1]
         if finish == "abort":
@@ -161,14 +140,15 @@ class Server:
         return web.json_response({"num_reqs": len(self._answers)})
 
     async def abort(self, request: web.Request) -> web.Response:
-        self._abort()
+        for engine in self.engines:
+            for work in engine.abort(self.now):
+                self._answers.pop(work).set_result("abort")
         return web.json_response({})
 
     async def pause(self, request: web.Request) -> web.Response:
         for engine in self.engines:
             engine.paused = True
-        self._abort()
-        return web.json_response({})
+        return await self.abort(request)
 
     async def resume(self, request: web.Request) -> web.Response:
         for engine in self.engines:
@@ -201,11 +181,6 @@ class Server:
         updated, _ = saturated(self.timing, work, int(request.query["every"]) // engines)
         found = {"tokens_per_s": tokens, "turns_per_s": answers, "updated_tokens_per_s": updated}
         return web.json_response({name: rate * engines for name, rate in found.items()})
-
-    def _abort(self) -> None:
-        for engine in self.engines:
-            for work in engine.abort(self.now):
-                self._answers.pop(work).set_result("abort")
 
     async def keep_time(self) -> None:
         """Advance the clock until the host ends."""
@@ -261,9 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--places", type=int, default=Timing.places, help="requests that one engine runs at once")
     options = parser.parse_args(arguments)
-    timing, vocabulary = Timing(places=options.places), Vocabulary.read(options.vocabulary)
-    server = Server(Host(options.host), options.engines, timing, Lengths(), vocabulary)
-    asyncio.run(serve(server))
+    vocabulary = json.loads(options.vocabulary.read_text())
+    asyncio.run(serve(Server(Host(options.host), options.engines, Timing(places=options.places), vocabulary)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +56,6 @@ class Case:
 def episode_length(seed: int) -> int:
     """Turns of an episode: log-normal, `MEAN_EPISODE` on average, at most 64. An assumption, for short games."""
     return min(64, max(2, round(random.Random(seed).lognormvariate(2.59, 0.6))))
-
-
-def env_settings() -> dict[str, Any]:
-    """The YAML's environment part: the tests' counting game with long rules and long observations."""
-    options = {"length_of": "benchmarks.loops.episode_length", "prompt_template": str(RULES), "show": 1000}
-    return {"rollout_interaction_env_path": COUNTING, "tasks": ["count"], "env": options}
 
 
 def save_vocabulary(checkpoint: Path, path: Path) -> None:
@@ -121,8 +115,9 @@ class Meter:
 
 
 def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namespace:
-    """slime's flags and the YAML's keys for one case."""
+    """Build slime's flags and the YAML's keys for one case: a counting game with long rules and observations."""
     slots = case.engines * case.places
+    game = {"length_of": "benchmarks.loops.episode_length", "prompt_template": str(RULES), "show": 1000}
     values = {
         **{"hf_checkpoint": str(checkpoint), "sglang_router_ip": "127.0.0.1", "sglang_router_port": port},
         **{"rollout_batch_size": case.turns, "n_samples_per_prompt": 1, "global_batch_size": case.turns},
@@ -130,8 +125,9 @@ def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namesp
         **{"rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1, "num_critic_only_steps": 0},
         **{"save": None, "load": None, "debug_rollout_only": True},
         **{"n_env": slots, "env_backend": "inline", "env_workers": 1, "engine": {"timeout_s": 3600.0}},
+        **{"rollout_interaction_env_path": COUNTING, "tasks": ["count"], "env": game},
     }
-    return Namespace(**{**values, **env_settings(), **changes})
+    return Namespace(**{**values, **changes})
 
 
 class Trainer:
@@ -218,6 +214,9 @@ LOOPS: dict[str, tuple[str, fixed_turn.Collect, Order, dict[str, Any]]] = {
 def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
     """Play one case of one of `LOOPS`."""
     _, collect, order, keys = LOOPS[case.loop]
+    if case.loop in ("per-env", "lock-step"):  # they need a whole number of turns per slot
+        slots = case.engines * case.places
+        case = replace(case, turns=max(1, round(case.turns / slots)) * slots)
 
     async def play(engines: SimulatedEngines) -> dict[str, Any]:
         trainer = Trainer(case, engines, make_args(case, engines.port, checkpoint, **keys), collect)

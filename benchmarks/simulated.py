@@ -11,7 +11,6 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from unittest import mock
 
@@ -27,9 +26,9 @@ class SimulatedEngines:
     """
 
     def __init__(self, vocabulary: Path, engines: int, places: int) -> None:
-        sizes = ("--engines", str(engines), "--places", str(places))
-        host = ("--host", str(os.getpid()), "--vocabulary", str(vocabulary))
-        self._command = [sys.executable, "-m", "benchmarks.engine_server", *host, *sizes]
+        options = {"host": os.getpid(), "vocabulary": vocabulary, "engines": engines, "places": places}
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        self._command = [sys.executable, "-m", "benchmarks.engine_server", *flags]
         self.port = 0
 
     def __enter__(self) -> SimulatedEngines:
@@ -38,9 +37,7 @@ class SimulatedEngines:
         self.port = int(self._process.stdout.readline())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.communicate()
 
@@ -65,10 +62,9 @@ class SimulatedEngines:
 
     def _call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, float]:
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
-            return json.load(answer)
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as reply:
+            return json.load(reply)
 
     @contextmanager
     def sleeping(self) -> Iterator[None]:

@@ -21,7 +21,6 @@ from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes
 from tests.fixtures.stand_ins import allow_absent_packages
 
-LOOPS = ("slime", "slime-partial", "slime-double")
 LABELS = {
     "slime": "slime, default",
     "slime-partial": "slime, partial rollout, over-sampling by the places",
@@ -29,18 +28,10 @@ LABELS = {
 }
 
 
-def over_sampling(case: Case, episodes: int) -> int:
-    """Episodes that slime begins at once."""
-    return {
-        "slime": episodes,
-        "slime-partial": episodes + case.engines * case.places,
-        "slime-double": 2 * episodes,
-    }[case.loop]
-
-
 def slime_args(case: Case, port: int, checkpoint: Path) -> Namespace:
     """The flags that slime's loop reads beside ours; batches are counted in episodes."""
     episodes = max(1, round(case.turns / MEAN_EPISODE))
+    begun = {"slime": episodes, "slime-partial": episodes + case.engines * case.places, "slime-double": 2 * episodes}
     nothing = (
         *("custom_rm_path", "rm_type", "rm_url", "rollout_stop", "rollout_stop_token_ids", "rollout_sample_hook_path"),
         *("dynamic_sampling_filter_path", "rollout_sample_filter_path", "rollout_all_samples_process_path"),
@@ -51,7 +42,7 @@ def slime_args(case: Case, port: int, checkpoint: Path) -> Namespace:
         checkpoint,
         rollout_batch_size=episodes,
         global_batch_size=episodes,
-        over_sampling_batch_size=over_sampling(case, episodes),
+        over_sampling_batch_size=begun[case.loop],
         partial_rollout=case.loop != "slime",
         mask_offpolicy_in_partial_rollout=False,
         custom_generate_function_path="rollout.generate.generate",
