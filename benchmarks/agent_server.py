@@ -41,7 +41,7 @@ class Hostile:
         self._open: list[socket.socket] = []
 
     def connect(self, data: bytes = b"") -> socket.socket | None:
-        """A new connection with `data` sent; None if the server closed it."""
+        """Send `data` on a new connection; None if the server closed it."""
         link = socket.create_connection(("127.0.0.1", self._port), timeout=20)
         self._open.append(link)
         with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ class Hostile:
         return self.head(len(body), *more, path=path) + body
 
     def unfinished(self, length: int, key: str | None = None) -> bytes:
-        """A request without its last byte."""
+        """Build a request without its last byte."""
         return self.head(length, key=key) + b"x" * (length - 1)
 
     def ask_forever(self, data: bytes, reads: bool = True) -> None:
@@ -77,7 +77,7 @@ class Hostile:
 
 
 def said(content: bytes, extra: bytes = b"0") -> bytes:
-    """The body of a request with this JSON as its content, and something else beside it."""
+    """Build the body of a request with this JSON as its content, and something else beside it."""
     return b'{"model":"policy","extra":' + extra + b',"messages":[{"role":"user","content":' + content + b"}]}"
 
 
@@ -92,7 +92,7 @@ def png(width: int, height: int) -> bytes:
 
 
 def zeros() -> bytes:
-    """A gigabyte of zeros, deflated to one megabyte."""
+    """Deflate a gigabyte of zeros to one megabyte."""
     deflated = zlib.compressobj(9, zlib.DEFLATED, 31)
     return b"".join(deflated.compress(bytes(MIB)) for _ in range(1024)) + deflated.flush()
 
@@ -135,7 +135,7 @@ FOREVER: dict[str, Callable[[Hostile], None]] = {
 
 
 def honest(port: int, key: str, seconds: float) -> float:
-    """The longest wait for an answer, each on a new connection."""
+    """Return the longest wait for a response, each on a new connection."""
     body, worst, end = said(b'"well?"'), 0.0, time.monotonic() + seconds
     while (began := time.monotonic()) < end:
         with socket.create_connection(("127.0.0.1", port), timeout=120) as link:
@@ -148,7 +148,7 @@ def honest(port: int, key: str, seconds: float) -> float:
 
 
 def answer_all(server: ModelServer, session: Session) -> None:
-    """The model's side of an episode: every request is answered at once."""
+    """Play the model of an episode: answer every request at once."""
     with contextlib.suppress(Exception):  # the episode is over
         waiting = server.call(session.next(600.0))
         while waiting is not None:

@@ -46,15 +46,14 @@ class Conversation:
         rng = random.Random(0)
         self.encoder = encoder
         self.response = [*encoder.text.encode(ANSWER), encoder.end_of_turn_ids[0]]
-        self.users = [self._observation(rng, turn, images) for turn in range(turns + NEXT)]
-
-    def _observation(self, rng: random.Random, turn: int, images: bool) -> dict[str, Any]:
-        text = f"Turn {turn}: " + " ".join(rng.choices(WORDS, k=120))
-        parts = [{"type": "image", "image": picture(turn)}, {"type": "text", "text": text}]
-        return {"role": "user", "content": parts if images else text}
+        self.users = []
+        for turn in range(turns + NEXT):
+            text = f"Turn {turn}: " + " ".join(rng.choices(WORDS, k=120))
+            parts = [{"type": "image", "image": picture(turn)}, {"type": "text", "text": text}]
+            self.users.append({"role": "user", "content": parts if images else text})
 
     def messages(self, turn: int) -> list[dict[str, Any]]:
-        """The conversation up to the observation of this turn."""
+        """Build the conversation up to the observation of this turn."""
         answer = {"role": "assistant", "content": ANSWER}
         past = [message for user in self.users[:turn] for message in (user, answer)]
         return [SYSTEM, *past, self.users[turn]]
@@ -113,9 +112,6 @@ def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float
         shown = [message["content"][0]["image"] for message in messages if message["role"] == "user"]
         return processor()(text=[text], images=shown, return_tensors="pt")
 
-    def re_encode(_: None) -> None:
-        encoded(rendered(whole), whole)
-
     def two_templates(_: None) -> None:
         earlier = whole[:-1]
         old, now = rendered(earlier), rendered(whole)
@@ -132,7 +128,7 @@ def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float
     repeats = 5 if turn > 100 else 15
     append, request = appended_ms(conversation, turn)
     return {
-        "re-encode": cpu_ms(re_encode, repeats=repeats),
+        "re-encode": cpu_ms(lambda _: encoded(rendered(whole), whole), repeats=repeats),
         "two templates": cpu_ms(two_templates, repeats=repeats),
         "ours, full": append,
         "ours, request": request,

@@ -40,7 +40,7 @@ class Host:
         self._tasks = Path(f"/proc/{pid}/task")
 
     def cpu_s(self) -> float:
-        """CPU seconds of all its threads.
+        """Read the CPU seconds of all its threads.
 
         Raises:
             OSError: the process has ended.
@@ -48,7 +48,7 @@ class Host:
         return time.clock_gettime(self._clock)
 
     def asleep(self) -> bool:
-        """Whether none of its threads runs, waits for a CPU, or waits for a disk."""
+        """Tell whether none of its threads runs, waits for a CPU, or waits for a disk."""
         for task in self._tasks.iterdir():
             try:
                 state = (task / "stat").read_text().rpartition(")")[2].split()[0]
@@ -156,7 +156,7 @@ class Server:
         return web.json_response({})
 
     async def update(self, request: web.Request) -> web.Response:
-        """New weights: pause, abort, flush the cache, load, continue."""
+        """Load new weights: pause, abort, flush the cache, load, continue."""
         await self.pause(request)
         for engine in self.engines:
             engine.cache.clear()
@@ -164,7 +164,7 @@ class Server:
         return await self.resume(request)
 
     async def sleep(self, request: web.Request) -> web.Response:
-        """Answer after some simulated seconds."""
+        """Respond after some simulated seconds."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         seconds = (await request.json())["seconds"]
         heapq.heappush(self._sleepers, (self.now + seconds, next(self._numbers), woken))
@@ -175,7 +175,7 @@ class Server:
         return web.json_response({"now": self.now})
 
     async def saturated(self, request: web.Request) -> web.Response:
-        """What these engines do with the recorded requests if their queue is never empty; takes no simulated time."""
+        """Replay the recorded requests with a queue that is never empty; takes no simulated time."""
         engines, work = len(self.engines), list(self.recorded.values())
         tokens, answers = saturated(self.timing, work)
         updated, _ = saturated(self.timing, work, int(request.query["every"]) // engines)
@@ -199,7 +199,7 @@ class Server:
         return min(asleep, *(engine.next_event for engine in self.engines))
 
     async def _host_waits(self, cpu: float) -> bool:
-        """Whether the host waits for an event, and all that it sent has been read."""
+        """Tell whether the host waits for an event, and all that it sent has been read."""
         if not self.host.asleep():
             return False
         arrived = self.arrived
@@ -208,7 +208,7 @@ class Server:
         return arrived == self.arrived and self.host.asleep() and self.host.cpu_s() == cpu
 
     def _happen(self) -> None:
-        """Whatever is due by now."""
+        """Finish what is due by now."""
         for engine in self.engines:
             while engine.next_event <= self.now:
                 for work in engine.advance():

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import subprocess
+import sys
 import time
+import urllib.request
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from benchmarks.simulated import SimulatedEngines
+import aiohttp
+
 from rollout import continuous, fixed_turn
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
@@ -24,6 +31,7 @@ from rollout.play.batch import Batch
 from rollout.play.runtime import close_runtimes, get_runtime
 from tests.fixtures.rollout_args import COUNTING
 
+REPOSITORY = Path(__file__).parents[1]
 RULES = Path(__file__).with_name("rules.j2")
 WORDS = (
     "wall door key ball box red green blue grey step left right forward and the of at now next then see go turn carry "
@@ -54,7 +62,7 @@ class Case:
 
 
 def episode_length(seed: int) -> int:
-    """Turns of an episode: log-normal, `MEAN_EPISODE` on average, at most 64. An assumption, for short games."""
+    """Draw the turns of an episode: log-normal, `MEAN_EPISODE` on average, at most 64, assumed for short games."""
     return min(64, max(2, round(random.Random(seed).lognormvariate(2.59, 0.6))))
 
 
@@ -68,6 +76,68 @@ def save_vocabulary(checkpoint: Path, path: Path) -> None:
     ends = [([*encode(end), tokenizer.eos_token_id], end + tokenizer.eos_token) for end in ENDS]
     begin = encode("THINK:"), "THINK:"
     path.write_text(json.dumps({"begin": begin, "words": words, "ends": ends}), encoding="utf-8")
+
+
+class SimulatedEngines:
+    """A context with `benchmarks.engine_server` running for this process.
+
+    Its calls block; inside an event loop, run them in a thread.
+    """
+
+    def __init__(self, vocabulary: Path, engines: int, places: int) -> None:
+        options = {"host": os.getpid(), "vocabulary": vocabulary, "engines": engines, "places": places}
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        self._command = [sys.executable, "-m", "benchmarks.engine_server", *flags]
+        self.port = 0
+
+    def __enter__(self) -> SimulatedEngines:
+        self._process = subprocess.Popen(self._command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+    def now(self) -> float:
+        """Read the simulated seconds so far."""
+        return self._call("/simulated/now")["now"]
+
+    def saturated(self, every: int) -> dict[str, float]:
+        """Measure `tokens_per_s` and `turns_per_s` of the same engines and requests with a queue that is never empty.
+
+        `updated_tokens_per_s` is the same with new weights after `every` answers.
+        """
+        return self._call(f"/simulated/saturated?every={every}")
+
+    def update(self) -> None:
+        """Load new weights, which aborts the requests in flight."""
+        self._call("/simulated/update", {})
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for simulated seconds, as a trainer that works on other machines."""
+        self._call("/simulated/sleep", {"seconds": seconds})
+
+    def _call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, float]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as reply:
+            return json.load(reply)
+
+    @contextmanager
+    def sleeping(self) -> Iterator[None]:
+        """Let `asyncio.sleep` wait in simulated time, for example in the pause after an aborted answer."""
+        url, real = f"http://127.0.0.1:{self.port}/simulated/sleep", asyncio.sleep
+
+        async def sleep(seconds: float, result: Any = None) -> Any:
+            if seconds <= 0:
+                return await real(seconds, result)
+            async with aiohttp.ClientSession() as session, session.post(url, json={"seconds": seconds}):
+                return result
+
+        with mock.patch.object(asyncio, "sleep", sleep):
+            yield
 
 
 class Meter:
@@ -97,7 +167,7 @@ class Meter:
                 self._versions[rollout_id + 1 - int(sample.weight_versions[0])] += 1
 
     def row(self) -> dict[str, Any]:
-        """What the case reached. `staleness` has the share of turns by their age in updates."""
+        """Summarize the case. `staleness` has the share of turns by their age in updates."""
         saturated, turns = self.engines.saturated(self.case.turns), self._turns
         speed = self._tokens / self._seconds
         return {
@@ -143,7 +213,7 @@ class Trainer:
         return [sample for group in output.samples for sample in group]
 
     async def one_after_the_other(self) -> None:
-        """The order of train.py with a rollout that stops while training runs."""
+        """Follow train.py with a rollout that stops while training runs."""
         for k in range(self.case.warm + self.case.batches):
             if k >= self.case.warm:
                 await asyncio.to_thread(self.meter.start)
@@ -154,7 +224,7 @@ class Trainer:
             await asyncio.to_thread(self.engines.update)
 
     async def overlapping(self) -> None:
-        """The order of train.py with a rollout that plays on while training runs."""
+        """Follow train.py with a rollout that plays on while training runs."""
         for k in range(self.case.warm + self.case.batches + 1):
             samples = await self.rollout(k)
             await self._count(k, samples)
@@ -162,7 +232,7 @@ class Trainer:
             await asyncio.to_thread(self.engines.update)
 
     async def ahead(self) -> None:
-        """The order of train_async.py: batch k + 1 is asked for before batch k is trained on."""
+        """Follow train_async.py: batch k + 1 is asked for before batch k is trained on."""
         following = asyncio.create_task(self.rollout(0))
         for k in range(self.case.warm + self.case.batches + 1):
             samples = await following

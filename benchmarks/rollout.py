@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import loops, slime_loop
-from benchmarks.simulated import REPOSITORY
 from inspection.text import align
 from tests.fixtures.chatml import chatml_tokenizer
 
@@ -53,7 +52,7 @@ LABELS = {**{name: label for name, (label, *_) in loops.LOOPS.items()}, **slime_
 
 
 def find_tokenizer(folder: Path) -> Path:
-    """Qwen2.5's tokenizer, downloaded once; the project's own in `folder` if it cannot be had."""
+    """Find Qwen2.5's tokenizer, downloaded once; the project's own in `folder` if it cannot be had."""
     try:
         from tests.fixtures.tokenizers import CACHE, real_tokenizer
 
@@ -68,7 +67,7 @@ def find_tokenizer(folder: Path) -> Path:
 
 
 def run_slime(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -> Iterator[dict[str, Any]]:
-    """Rows of slime's loop, from slime's interpreter; none, and a sentence on stderr, if it is not there."""
+    """Yield the rows of slime's loop, from slime's interpreter; none, and a sentence on stderr, if it is not there."""
     path, python = os.environ.get("SLIME_PATH"), os.environ.get("SLIME_CPU_PYTHON")
     if not path or not python:
         print(
@@ -79,11 +78,11 @@ def run_slime(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -
         return
     paths = {"checkpoint": str(checkpoint), "vocabulary": str(vocabulary)}
     lines = "".join(json.dumps({**asdict(case), **paths}) + "\n" for case in cases)
-    environment = {**os.environ, "PYTHONPATH": f"{path.split(os.pathsep)[0]}:{REPOSITORY}"}
+    environment = {**os.environ, "PYTHONPATH": f"{path.split(os.pathsep)[0]}:{loops.REPOSITORY}"}
     command = [python, "-m", "benchmarks.slime_loop"]
     with tempfile.TemporaryFile("w+") as said:
         done = subprocess.run(
-            command, input=lines, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, cwd=REPOSITORY
+            command, input=lines, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, cwd=loops.REPOSITORY
         )
         if done.returncode:
             said.seek(0)

@@ -60,7 +60,7 @@ class PrefixCache:
         self._most = tokens // BLOCK
 
     def take(self, ids: np.ndarray) -> int:
-        """Number of tokens at the beginning of `ids` that are held already; all of them are held afterwards."""
+        """Count the tokens at the beginning of `ids` that are held already, and hold all of them."""
         held, hit, key = 0, True, 0
         for start in range(0, len(ids) - BLOCK + 1, BLOCK):
             key = hash((key, ids[start : start + BLOCK].tobytes()))
@@ -161,7 +161,7 @@ class Engine:
 
 
 def saturated(timing: Timing, work: Sequence[tuple[np.ndarray, int]], every: int = 0) -> tuple[float, float]:
-    """Tokens and answers per second of one engine whose queue is never empty, over these (prompt, length).
+    """Compute tokens and responses per second of one engine whose queue is never empty, over these (prompt, length).
 
     Args:
         every: new weights come after this many answers: running requests start again, the cache is empty. 0: never.

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loops import MEAN_EPISODE, Case, Meter, make_args
-from benchmarks.simulated import SimulatedEngines
+from benchmarks.loops import MEAN_EPISODE, Case, Meter, SimulatedEngines, make_args
 from rollout.bridge.framework import Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes
@@ -29,7 +28,7 @@ LABELS = {
 
 
 def slime_args(case: Case, port: int, checkpoint: Path) -> Namespace:
-    """The flags that slime's loop reads beside ours; batches are counted in episodes."""
+    """Build the flags that slime's loop reads beside ours; batches are counted in episodes."""
     episodes = max(1, round(case.turns / MEAN_EPISODE))
     begun = {"slime": episodes, "slime-partial": episodes + case.engines * case.places, "slime-double": 2 * episodes}
     nothing = (
@@ -59,7 +58,7 @@ def slime_args(case: Case, port: int, checkpoint: Path) -> Namespace:
 
 
 def flat(found: Any) -> Iterator[Sample]:
-    """The samples of nested lists."""
+    """Yield the samples of nested lists."""
     if isinstance(found, Sample):
         yield found
     else:

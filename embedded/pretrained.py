@@ -120,7 +120,7 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def find_model(name: str) -> Path:
-    """The folder `name`, or else the hub's model of that name, downloaded into Hugging Face's cache.
+    """Find the folder `name`, or else the hub's model of that name, downloaded into Hugging Face's cache.
 
     Raises:
         ConfigError: there is no such folder, and the hub does not provide the model.
@@ -140,7 +140,7 @@ def find_model(name: str) -> Path:
 
 
 def _tokens_per_s(history: list[dict[str, float]]) -> float:
-    """New tokens per second of rollout, including the time that environments take."""
+    """Compute new tokens per second of rollout, including the time that environments take."""
     played = [row for row in history if "turn/response_tokens" in row]
     tokens = sum(row["turn/response_tokens"] * row["rollout/turns"] for row in played)
     return round(tokens / max(sum(row["perf/rollout_s"] for row in played), 1e-9), 1)

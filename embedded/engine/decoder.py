@@ -117,7 +117,7 @@ class Decoder:
         return layer
 
     def open_row(self, row: int, prompt: Sequence[int]) -> None:
-        """Called before a row gets a new prompt; a decoder with images keeps them here."""
+        """Prepare a row for a new prompt; a decoder with images keeps them here."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` cached tokens of one row into another."""
@@ -187,7 +187,7 @@ class Decoder:
     def _project(
         self, x: torch.Tensor, layer: Layer, index: int, row: torch.Tensor, position: torch.Tensor
     ) -> torch.Tensor:
-        """Queries [n, heads, head_dim]; writes keys and values into the cache."""
+        """Compute queries [n, heads, head_dim], and write keys and values into the cache."""
         qkv = F.linear(F.rms_norm(x, x.shape[-1:], layer.input_norm, self.eps), layer.qkv, layer.qkv_bias)
         qkv = qkv.view(len(x), self.heads + 2 * self.kv_heads, self.head_dim)
         split = self.heads + self.kv_heads
@@ -253,7 +253,7 @@ def write_policy(source: str | Path, weights: Mapping[str, torch.Tensor], folder
 
 
 def _rotary_table(rotary: Any, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [length, 1, head_dim], with transformers' frequencies and scaling."""
+    """Compute cosines and sines [length, 1, head_dim], with transformers' frequencies and scaling."""
     angles = torch.outer(torch.arange(length, dtype=torch.float32), rotary.inv_freq.float().cpu())
     angles = torch.cat([angles, angles], -1)[:, None]
     return (angles.cos() * rotary.attention_scaling).to(device), (angles.sin() * rotary.attention_scaling).to(device)

@@ -82,7 +82,7 @@ class Engine:
         return Decoder(o.model_path, o.max_running_requests, o.context_length, o.device, bf16=o.bf16)
 
     def takes_long(self, body: Mapping[str, Any]) -> bool:
-        """Whether `prepare` is too slow for an event loop."""
+        """Tell whether `prepare` is too slow for an event loop."""
         return body.get("text") is not None
 
     def prepare(self, body: Mapping[str, Any]) -> list[Request]:
@@ -156,7 +156,7 @@ class Engine:
         return batch
 
     def _texts(self, text: Any) -> list[str]:
-        """The texts of a request, checked for type and length before they are tokenized."""
+        """Check the texts of a request for type and length before they are tokenized."""
         texts = [text] if isinstance(text, str) else text
         if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
             raise ConfigError(f"text must be a string or a list of strings, got {reprlib.repr(text)}")
@@ -192,7 +192,7 @@ def _check_count(prompts: Sequence[Any]) -> None:
 
 
 def _request_ids(given: Any, count: int) -> list[str]:
-    """The ids of a request's prompts; new ids if none are given."""
+    """Read the ids of a request's prompts; new ids if none are given."""
     rids = [given] if isinstance(given, str) else given
     if not rids:
         return [uuid.uuid4().hex for _ in range(count)]

@@ -113,7 +113,7 @@ class EngineProcess:
         return response.status, json.loads(said) if response.headers.get_content_type().endswith("json") else said
 
     def _obituary(self) -> str:
-        """Why the child ended, as a sentence."""
+        """Say why the child ended."""
         code = self._process.wait()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return f"the engine's process ended {how}; if it printed no reason above, the system may have run out of memory"
@@ -138,7 +138,7 @@ class EngineProcess:
 
 
 def _place_for(model: str) -> str | None:
-    """The parent of the folder with new weights; None stands for the system's temporary folder."""
+    """Choose the parent of the folder with new weights; None stands for the system's temporary folder."""
     size = sum(file.stat().st_size for file in Path(model).glob("*") if file.is_file())
     roomy = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM * size
     return str(IN_MEMORY) if roomy else None
@@ -148,7 +148,7 @@ CHILD = "from embedded.engine.process import serve_until_stdin_closes; serve_unt
 
 
 def serve_until_stdin_closes() -> None:
-    """The child: serve the options in `argv[1]`, reply with the port or the error, and delete the folder `argv[2]`."""
+    """Serve the options in `argv[1]`, reply with the port or the error, and delete the folder `argv[2]` at the end."""
     from transformers.utils import logging
 
     from embedded.engine.server import EngineServer

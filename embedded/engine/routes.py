@@ -133,7 +133,7 @@ def _error(text: str, status: int) -> web.Response:
 
 
 async def _body(engine: Engine, request: web.Request) -> dict[str, Any]:
-    """The JSON object of a request; an empty body is an empty object."""
+    """Read the JSON object of a request; an empty body is an empty object."""
     try:
         async with asyncio.timeout(engine.options.idle_timeout_s):
             raw = await request.read()
@@ -150,7 +150,7 @@ async def _body(engine: Engine, request: web.Request) -> dict[str, Any]:
 
 
 def _name(body: Mapping[str, Any], key: str) -> str | None:
-    """An optional name in the body: a path, a request id or a version.
+    """Read an optional name in the body: a path, a request id or a version.
 
     Raises:
         ConfigError: it is not text, or it is too long.

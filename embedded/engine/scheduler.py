@@ -147,7 +147,7 @@ class Scheduler:
             return True
 
     def load(self) -> dict[str, int]:
-        """Requests running and waiting, and tokens held in the cache."""
+        """Count requests running and waiting, and tokens held in the cache."""
         with self._wake:
             return {
                 "num_running_reqs": len(self._running),
@@ -285,7 +285,7 @@ class Scheduler:
         return admitted
 
     def _shared_prefixes(self, tokens: np.ndarray) -> np.ndarray:
-        """Length of each row's cached prefix of `tokens`, at most all but the last token, which must be computed."""
+        """Measure each row's cached prefix of `tokens`, at most all but the last token, which must be computed."""
         if not self._prefix_cache or not self._written.any():
             return np.zeros(self.decoder.rows, dtype=np.int64)
         agree = self._tokens[:, : len(tokens)] == tokens

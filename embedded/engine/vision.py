@@ -70,27 +70,26 @@ class VisionDecoder:
     @torch.inference_mode()
     def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> torch.Tensor:
         """Compute whole prompts; return the last logits [rows, vocab]."""
-        return torch.cat([self._prompt(row, ids) for row, ids in zip(rows, tokens, strict=True)])
+        logits = []
+        for row, ids in zip(rows, tokens, strict=True):
+            self.model.model.rope_deltas = None
+            inputs = forward_inputs(torch.from_numpy(ids), self.images[row], self.image_token)
+            out = self.model(**inputs, use_cache=True)
+            shift = self.model.model.rope_deltas
+            self._caches[row], self._shifts[row] = out.past_key_values, 0 if shift is None else int(shift)
+            logits.append(out.logits[:, -1])
+        return torch.cat(logits)
 
     @torch.inference_mode()
     def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor:
         """Compute one token per row, at its position; return logits [rows, vocab]."""
-        each = zip(rows.tolist(), positions.tolist(), tokens.tolist(), strict=True)
-        return torch.cat([self._token(row, position, token) for row, position, token in each])
-
-    def _prompt(self, row: int, ids: np.ndarray) -> torch.Tensor:
-        self.model.model.rope_deltas = None
-        out = self.model(**forward_inputs(torch.from_numpy(ids), self.images[row], self.image_token), use_cache=True)
-        shift = self.model.model.rope_deltas
-        self._caches[row], self._shifts[row] = out.past_key_values, 0 if shift is None else int(shift)
-        return out.logits[:, -1]
-
-    def _token(self, row: int, position: int, token: int) -> torch.Tensor:
-        place = torch.full((3, 1, 1), position + self._shifts[row], device=self.device)
-        ids = torch.tensor([[token]], device=self.device)
-        return self.model(input_ids=ids, position_ids=place, past_key_values=self._caches[row], use_cache=True).logits[
-            :, -1
-        ]
+        logits = []
+        for row, position, token in zip(rows.tolist(), positions.tolist(), tokens.tolist(), strict=True):
+            place = torch.full((3, 1, 1), position + self._shifts[row], device=self.device)
+            ids, cache = torch.tensor([[token]], device=self.device), self._caches[row]
+            out = self.model(input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True)
+            logits.append(out.logits[:, -1])
+        return torch.cat(logits)
 
 
 def forward_inputs(
@@ -172,6 +171,6 @@ class VisionEngine(Engine):
 
 
 def has_vision(folder: str | Path) -> bool:
-    """Whether a folder contains a vision-language model."""
+    """Tell whether a folder contains a vision-language model."""
     path = Path(folder) / "config.json"
     return path.is_file() and "vision_config" in json.loads(path.read_text(encoding="utf-8"))
