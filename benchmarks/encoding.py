@@ -33,19 +33,19 @@ from tests.fixtures.vision import picture, processor
 
 WORDS = "you see a wall door key ball box red green blue grey step steps left right forward and the of at now"
 WORDS = WORDS.split()
-ANSWER = "THINK: the key is two steps ahead, so walk on and then turn to the door.\nACTION: go forward"
+RESPONSE = "THINK: the key is two steps ahead, so walk on and then turn to the door.\nACTION: go forward"
 SYSTEM = {"role": "system", "content": "You are playing a game. " + " ".join(WORDS * 12)}
 
 NEXT = 25
 
 
 class Conversation:
-    """A game of many turns, with observations of about 120 words and one fixed answer."""
+    """A game of many turns, with observations of about 120 words and one fixed response."""
 
     def __init__(self, encoder: DeltaEncoder, turns: int, images: bool) -> None:
         rng = random.Random(0)
         self.encoder = encoder
-        self.response = [*encoder.text.encode(ANSWER), encoder.end_of_turn_ids[0]]
+        self.response = [*encoder.text.encode(RESPONSE), encoder.end_of_turn_ids[0]]
         self.users = []
         for turn in range(turns + NEXT):
             text = f"Turn {turn}: " + " ".join(rng.choices(WORDS, k=120))
@@ -54,8 +54,8 @@ class Conversation:
 
     def messages(self, turn: int) -> list[dict[str, Any]]:
         """Build the conversation up to the observation of this turn."""
-        answer = {"role": "assistant", "content": ANSWER}
-        past = [message for user in self.users[:turn] for message in (user, answer)]
+        response = {"role": "assistant", "content": RESPONSE}
+        past = [message for user in self.users[:turn] for message in (user, response)]
         return [SYSTEM, *past, self.users[turn]]
 
     def prompt_before(self, turn: int) -> Prompt:

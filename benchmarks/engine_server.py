@@ -5,8 +5,8 @@ sleeps; while the host computes, the clock advances by the CPU time that the hos
 cost, HTTP and JSON on its side included, and a loaded machine slows the run down without changing what it shows. The
 cost of this process and the network's latency do not count.
 
-An answer has the form `THINK: <words> ACTION: <action>`. Its length is drawn from the prompt alone, so every loop gets
-answers of the same distribution. As in SGLang, an update aborts the answers in flight and raises the weights' version.
+A response has the form `THINK: <words> ACTION: <action>`. Its length is drawn from the prompt alone, so every loop gets
+responses of the same distribution. As in SGLang, an update aborts those in flight and raises the weight version.
 """
 
 from __future__ import annotations
@@ -177,9 +177,9 @@ class Server:
     async def saturated(self, request: web.Request) -> web.Response:
         """Replay the recorded requests with a queue that is never empty; takes no simulated time."""
         engines, work = len(self.engines), list(self.recorded.values())
-        tokens, answers = saturated(self.timing, work)
+        tokens, responses = saturated(self.timing, work)
         updated, _ = saturated(self.timing, work, int(request.query["every"]) // engines)
-        found = {"tokens_per_s": tokens, "turns_per_s": answers, "updated_tokens_per_s": updated}
+        found = {"tokens_per_s": tokens, "turns_per_s": responses, "updated_tokens_per_s": updated}
         return web.json_response({name: rate * engines for name, rate in found.items()})
 
     async def keep_time(self) -> None:
@@ -232,7 +232,7 @@ async def serve(server: Server) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--host", type=int, required=True, help="process whose CPU time counts")
-    parser.add_argument("--vocabulary", type=Path, required=True, help="JSON file with the tokens of answers")
+    parser.add_argument("--vocabulary", type=Path, required=True, help="JSON file with the tokens of responses")
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--places", type=int, default=Timing.places, help="requests that one engine runs at once")
     options = parser.parse_args(arguments)

@@ -67,7 +67,7 @@ def episode_length(seed: int) -> int:
 
 
 def save_vocabulary(checkpoint: Path, path: Path) -> None:
-    """Write the tokens of answers for `benchmarks.engine_server`."""
+    """Write the tokens of responses for `benchmarks.engine_server`."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -107,7 +107,7 @@ class SimulatedEngines:
     def saturated(self, every: int) -> dict[str, float]:
         """Measure `tokens_per_s` and `turns_per_s` of the same engines and requests with a queue that is never empty.
 
-        `updated_tokens_per_s` is the same with new weights after `every` answers.
+        `updated_tokens_per_s` is the same with new weights after `every` responses.
         """
         return self._call(f"/simulated/saturated?every={every}")
 
@@ -127,7 +127,7 @@ class SimulatedEngines:
 
     @contextmanager
     def sleeping(self) -> Iterator[None]:
-        """Let `asyncio.sleep` wait in simulated time, for example in the pause after an aborted answer."""
+        """Let `asyncio.sleep` wait in simulated time, for example in the pause after an aborted response."""
         url, real = f"http://127.0.0.1:{self.port}/simulated/sleep", asyncio.sleep
 
         async def sleep(seconds: float, result: Any = None) -> Any:
@@ -255,7 +255,7 @@ class Trainer:
 
 
 async def lock_step(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
-    """Verlog's order: all environments wait for all answers, then all of them step."""
+    """Verlog's order: all environments wait for all responses, then all of them step."""
     runtime = await get_runtime(args)
     await source.open_slots(runtime)
     params, segments = runtime.flags.sampling_params(), []

@@ -14,7 +14,7 @@ Columns, of rollouts alone; continuous loops play on while training runs.
 - turns/s: turns per simulated second
 - of saturated: tokens for training per second, as a share of the same engines with a queue that is never empty
 - of updated: the same share of saturated engines that get new weights after as many turns as a batch has, which aborts
-  the running answers and empties the prefix cache
+  the running responses and empties the prefix cache
 - stale: share of turns that are 0, 1, or more updates old when they are trained on
 - host ms: CPU milliseconds of the rollout process per turn
 """

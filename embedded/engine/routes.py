@@ -21,7 +21,7 @@ from embedded.engine.engine import Engine
 from rollout.errors import ConfigError, EngineError
 
 MAX_ERROR_LENGTH = 2000
-"""Characters of an error's text in an answer; longer texts are cut, because they may quote the request."""
+"""Characters of an error's text in a response; longer texts are cut, because they may quote the request."""
 MAX_NAME_LENGTH = 4096
 """Characters of a path, a request id or a version."""
 PAUSE_MODES = ("abort", "retract", "in_place")

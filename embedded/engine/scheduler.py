@@ -170,7 +170,7 @@ class Scheduler:
         """Refuse a prompt that cannot be computed.
 
         Raises:
-            ConfigError: the prompt and its answer do not fit the context, or it has unknown token ids.
+            ConfigError: the prompt and its response do not fit the context, or it has unknown token ids.
         """
         limit, vocab = self.decoder.context_length, self.decoder.vocab_size
         if not prompt:

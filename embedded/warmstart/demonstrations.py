@@ -1,8 +1,8 @@
-"""Plays episodes with a scripted expert and writes its answers as THINK/ACTION text.
+"""Plays episodes with a scripted expert and writes its responses as THINK/ACTION text.
 
 The expert is `expert_action(env)` of the environment's module. Some actions are random, to reach unusual states.
 `imitation.py` imitates the random actions too, on purpose, so PPO has something left to learn. In supervised data sets
-(`inspection/demonstrations.py`) every answer is the expert's.
+(`inspection/demonstrations.py`) every response is the expert's.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _ARTICLES = re.compile(r"\b(?:the|a|an)\s+")
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One demonstrated turn: the prompt as in a rollout, and the answer."""
+    """One demonstrated turn: the prompt as in a rollout, and the response."""
 
     messages: list[dict[str, Any]]
-    answer: str
+    response: str
     task: str = ""
     seed: int = 0
     turn: int = 0
     progression: float = 0.0
     """Progression of its episode at the end; 1 is success."""
     valid: bool = True
-    """Whether the environment accepted the played answer."""
+    """Whether the environment accepted the played response."""
     finished: bool = True
     """Whether its episode was played to its end."""
 
@@ -185,12 +185,12 @@ def _play(
                 memory, env.instruction_prompt, list(past), observation, len(turns), env.answer_format
             )
         _check_kind(spec, is_random, env, messages)
-        answer, played = player(env, observation["text"]["long_term_context"])
+        response, played = player(env, observation["text"]["long_term_context"])
         shown = observation
         observation, done, info = env.step(played)
         past.append(Exchange(shown, played, info["valid_action"], info["executed_action"]))
         seed = spec.env.metadata["seed"]
-        turns.append(Demonstration(messages, answer, spec.name, seed, len(turns), valid=info["valid_action"]))
+        turns.append(Demonstration(messages, response, spec.name, seed, len(turns), valid=info["valid_action"]))
     env.close()
     return [replace(turn, progression=info["progression"], finished=done) for turn in turns]
 

@@ -114,7 +114,7 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
 
     given = load_hf_model(settings.model) if settings.model else None
     turns = _demonstrate(config, settings, seed)
-    texts = [message["content"] for turn in turns for message in turn.messages] + [turn.answer for turn in turns]
+    texts = [message["content"] for turn in turns for message in turn.messages] + [turn.response for turn in turns]
     phrases = fixed_phrases(turn.messages for turn in turns)
     new = settings.model is None
     tokenizer = train_tokenizer(texts, phrases, VOCABULARY) if new else AutoTokenizer.from_pretrained(settings.model)
@@ -151,7 +151,7 @@ def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> lis
     if 2 * len(rejected) > len(turns):
         raise ConfigError(
             f"task {rejected[0].task!r} rejects {len(rejected)} of {len(turns)} demonstrated answers, such as "
-            f"{rejected[0].answer!r}; step() must accept each of env.actions, and each action of expert_action(env), "
+            f"{rejected[0].response!r}; step() must accept each of env.actions, and each action of expert_action(env), "
             "after 'ACTION:'"
         )
     return turns
@@ -166,7 +166,7 @@ def statistics_of(turns: Sequence[Demonstration]) -> dict[str, float]:
     episodes: dict[tuple[str, int], list[Demonstration]] = defaultdict(list)
     for turn in turns:
         episodes[turn.task, turn.seed].append(turn)
-    thoughts = [{turn.answer.partition("\nACTION:")[0] for turn in e} for e in episodes.values() if len(e) > 1]
+    thoughts = [{turn.response.partition("\nACTION:")[0] for turn in e} for e in episodes.values() if len(e) > 1]
     return {
         "mean_turns": len(turns) / len(episodes),
         "unfinished": sum(not episode[0].finished for episode in episodes.values()) / len(episodes),
@@ -175,19 +175,19 @@ def statistics_of(turns: Sequence[Demonstration]) -> dict[str, float]:
 
 
 def encode(tokenizer: Any, turns: Sequence[Demonstration], device: torch.device) -> RolloutData:
-    """Encode prompts exactly as the rollout does, and end each answer with the end-of-turn token."""
+    """Encode prompts exactly as the rollout does, and end each response with the end-of-turn token."""
     encoder = DeltaEncoder(tokenizer)
     end = encoder.end_of_turn_ids[0]
     tokens, lengths = [], []
     for turn in turns:
-        answer = [*tokenizer.encode(turn.answer), end]
-        tokens.append(torch.tensor([*encoder.prompt(turn.messages).token_ids, *answer], device=device))
-        lengths.append(len(answer))
+        response = [*tokenizer.encode(turn.response), end]
+        tokens.append(torch.tensor([*encoder.prompt(turn.messages).token_ids, *response], device=device))
+        lengths.append(len(response))
     return {"tokens": tokens, "response_lengths": lengths, "total_lengths": [len(t) for t in tokens]}
 
 
 def imitate(model: GPTModel, data: RolloutData, settings: WarmStart, seed: int) -> float:
-    """Maximize the likelihood of the answers; returns the last epoch's mean loss per token, in nats."""
+    """Maximize the likelihood of the responses; returns the last epoch's mean loss per token, in nats."""
     order, rng = list(range(len(data["tokens"]))), random.Random(seed)
     per_epoch = math.ceil(len(order) / settings.batch_size)
     epochs = max(settings.epochs, math.ceil(settings.least_steps / per_epoch))
