@@ -163,7 +163,12 @@ def _expert_player(
 
 def _random_player(rng: random.Random) -> Player:
     """Play random actions; each thought quotes a part of the observation, which teaches the policy to read it."""
-    return lambda env, text: (_response(quote(text, rng), rng.choice(list(env.actions))),) * 2
+
+    def play(env: Any, text: str) -> tuple[str, str]:
+        response = _response(quote(text, rng), rng.choice(list(env.actions)))
+        return response, response
+
+    return play
 
 
 def _response(thought: str, action: str) -> str:
@@ -178,6 +183,7 @@ def _play(
     observation, done = env.reset(), False
     limit = min(config.max_turns or env.max_steps or 1000, most_turns or math.inf)
     while not done and len(turns) < limit:
+        messages: list[dict[str, Any]]
         if getattr(env, "whole_prompts", False):
             messages = list(env.format_observation(observation))
         else:
