@@ -12,15 +12,15 @@ import base64
 import contextlib
 import io
 import json
+import multiprocessing
 import re
 import resource
 import socket
-import subprocess
-import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 from envs.agent.request import Response
@@ -41,7 +41,7 @@ class Hostile:
         self._open: list[socket.socket] = []
 
     def connect(self, data: bytes = b"") -> socket.socket | None:
-        """A new connection with `data` sent; None if the server closed it."""
+        """Send `data` on a new connection; None if the server closed it."""
         link = socket.create_connection(("127.0.0.1", self._port), timeout=20)
         self._open.append(link)
         with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ class Hostile:
         return self.head(len(body), *more, path=path) + body
 
     def unfinished(self, length: int, key: str | None = None) -> bytes:
-        """A request without its last byte."""
+        """Build a request without its last byte."""
         return self.head(length, key=key) + b"x" * (length - 1)
 
     def ask_forever(self, data: bytes, reads: bool = True) -> None:
@@ -77,12 +77,12 @@ class Hostile:
 
 
 def said(content: bytes, extra: bytes = b"0") -> bytes:
-    """The body of a request with this JSON as its content, and something else beside it."""
+    """Build the body of a request with this JSON as its content, and something else beside it."""
     return b'{"model":"policy","extra":' + extra + b',"messages":[{"role":"user","content":' + content + b"}]}"
 
 
 def png(width: int, height: int) -> bytes:
-    """A picture of one colour as a part of a message."""
+    """Return an image of one colour as a part of a message."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -92,7 +92,7 @@ def png(width: int, height: int) -> bytes:
 
 
 def zeros() -> bytes:
-    """A gigabyte of zeros, deflated to one megabyte."""
+    """Deflate a gigabyte of zeros to one megabyte."""
     deflated = zlib.compressobj(9, zlib.DEFLATED, 31)
     return b"".join(deflated.compress(bytes(MIB)) for _ in range(1024)) + deflated.flush()
 
@@ -111,7 +111,7 @@ ONCE: dict[str, tuple[int, Callable[[Hostile], bytes]]] = {
     "unfinished": (40, lambda h: h.unfinished(32 * MIB)),
     "unfinished_small": (40, lambda h: h.unfinished(LIMIT)),
     "large": (4, lambda h: h.post(said(b'"hi"', b"[" + b"[]," * (9 * MIB) + b"0]"))),
-    "pictures": (1, lambda h: h.post(said(b"[" + b",".join([png(4096, 4096)] * 24) + b"]"))),
+    "images": (1, lambda h: h.post(said(b"[" + b",".join([png(4096, 4096)] * 24) + b"]"))),
     "idle": (3000, lambda h: b""),
     "idle_with_key": (3000, get),
     "slow_headers": (1000, lambda h: b"POST / HTTP/1.1\r\n" + b"".join(b"h%d: %s\r\n" % (i, LINE) for i in range(100))),
@@ -126,7 +126,7 @@ FOREVER: dict[str, Callable[[Hostile], None]] = {
     "long_numbers": lambda h: h.ask_forever(h.post(LONG_NUMBERS, path=COUNT)),
     # One emoji makes every character take four bytes; sent in two parts, which are joined.
     "wide_text": lambda h: h.ask_forever(h.post(said(b"[" + WIDE_TEXT + b"," + WIDE_TEXT + b"]"))),
-    "pictures_within_limits": lambda h: h.ask_forever(h.post(said(b"[" + png(3840, 2160) + b"]"))),
+    "images_within_limits": lambda h: h.ask_forever(h.post(said(b"[" + png(3840, 2160) + b"]"))),
     "connects": lambda h: h.ask_forever(b"", reads=False),
     "leaves": lambda h: h.ask_forever(h.post(VALUES), reads=False),
     "pipelined": lambda h: h.pipeline(h.post(said(b'"' + b"x" * 60000 + b'"'))),
@@ -135,7 +135,7 @@ FOREVER: dict[str, Callable[[Hostile], None]] = {
 
 
 def honest(port: int, key: str, seconds: float) -> float:
-    """The longest wait for an answer, each on a new connection."""
+    """Return the longest wait for a response, each on a new connection."""
     body, worst, end = said(b'"well?"'), 0.0, time.monotonic() + seconds
     while (began := time.monotonic()) < end:
         with socket.create_connection(("127.0.0.1", port), timeout=120) as link:
@@ -148,7 +148,7 @@ def honest(port: int, key: str, seconds: float) -> float:
 
 
 def answer_all(server: ModelServer, session: Session) -> None:
-    """The model's side of an episode: every request is answered at once."""
+    """Play the model of an episode: answer every request at once."""
     with contextlib.suppress(Exception):  # the episode is over
         waiting = server.call(session.next(600.0))
         while waiting is not None:
@@ -160,65 +160,50 @@ def memory_mb(key: str) -> float:
 
 
 def measured(name: str, seconds: float) -> dict[str, float]:
-    """One attack beside an honest agent."""
-    server = model_server()
+    """Measure an honest agent beside one attack, each in its own process."""
+    server, processes = model_server(), multiprocessing.get_context("spawn")
     sessions = [Session(("policy",)) for _ in range(2)]
     keys = [server.open(session) for session in sessions]
     threading.Thread(target=answer_all, args=(server, sessions[0]), daemon=True).start()
     Path("/proc/self/clear_refs").write_text("5")  # the peak of memory counts from now on
     before = memory_mb("VmRSS")
-    with ended(name, str(server.port), keys[1]):
-        command = [sys.executable, "-m", "benchmarks.agent_server", "--honest", str(server.port), keys[0]]
-        waited = subprocess.run([*command, f"{seconds}"], stdout=subprocess.PIPE, check=True)
-        found = {"longest_wait_s": float(waited.stdout), "memory_mb": memory_mb("VmHWM") - before}
+    ready = processes.Event()
+    hostile = processes.Process(target=attack, args=(name, server.port, keys[1], ready), daemon=True)
+    hostile.start()
+    ready.wait()
+    with processes.Pool(1) as pool:
+        waited = pool.apply(honest, (server.port, keys[0], seconds))
+        found = {"longest_wait_s": waited, "memory_mb": memory_mb("VmHWM") - before}
         found["open_files"] = float(len(list(Path("/proc/self/fd").iterdir())))
+    hostile.kill()
     for key in keys:
         server.close(key)
     return {name: round(value, 2) for name, value in found.items()}
 
 
-@contextlib.contextmanager
-def ended(*words: str) -> Iterator[None]:
-    """Run an attack meanwhile."""
-    command = [sys.executable, "-m", "benchmarks.agent_server", "--hostile", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()  # it has been imported
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
+def attack(name: str, port: int, key: str, ready: Event) -> None:
+    """Attack until this process is killed."""
+    ready.set()
+    hostile = Hostile(port, key)
+    if name in FOREVER:
+        FOREVER[name](hostile)
+    else:
+        number, data = ONCE[name]
+        sent = data(hostile)
+        for _ in range(number):
+            hostile.connect(sent)
+    time.sleep(600)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("attacks", nargs="*", default=[*ONCE, *FOREVER])
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--hostile", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--honest", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     most = min(8192, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if options.hostile:
-        name, port, key = options.hostile
-        print("ready", flush=True)
-        hostile = Hostile(int(port), key)
-        if name in FOREVER:
-            FOREVER[name](hostile)
-        else:
-            number, data = ONCE[name]
-            sent = data(hostile)
-            for _ in range(number):
-                hostile.connect(sent)
-        time.sleep(600)
-    elif options.honest:
-        port, key, seconds = options.honest
-        print(honest(int(port), key, float(seconds)))
-    else:
-        for name in options.attacks:
-            found = measured(name, options.seconds)
-            print(json.dumps({"attack": name, **found}), flush=True)
+    for name in options.attacks:
+        print(json.dumps({"attack": name, **measured(name, options.seconds)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -33,30 +33,29 @@ from tests.fixtures.vision import picture, processor
 
 WORDS = "you see a wall door key ball box red green blue grey step steps left right forward and the of at now"
 WORDS = WORDS.split()
-ANSWER = "THINK: the key is two steps ahead, so walk on and then turn to the door.\nACTION: go forward"
+RESPONSE = "THINK: the key is two steps ahead, so walk on and then turn to the door.\nACTION: go forward"
 SYSTEM = {"role": "system", "content": "You are playing a game. " + " ".join(WORDS * 12)}
 
 NEXT = 25
 
 
 class Conversation:
-    """A game of many turns, with observations of about 120 words and one fixed answer."""
+    """A game of many turns, with observations of about 120 words and one fixed response."""
 
     def __init__(self, encoder: DeltaEncoder, turns: int, images: bool) -> None:
         rng = random.Random(0)
         self.encoder = encoder
-        self.response = [*encoder.text.encode(ANSWER), encoder.end_of_turn_ids[0]]
-        self.users = [self._observation(rng, turn, images) for turn in range(turns + NEXT)]
-
-    def _observation(self, rng: random.Random, turn: int, images: bool) -> dict[str, Any]:
-        text = f"Turn {turn}: " + " ".join(rng.choices(WORDS, k=120))
-        parts = [{"type": "image", "image": picture(turn)}, {"type": "text", "text": text}]
-        return {"role": "user", "content": parts if images else text}
+        self.response = [*encoder.text.encode(RESPONSE), encoder.end_of_turn_ids[0]]
+        self.users = []
+        for turn in range(turns + NEXT):
+            text = f"Turn {turn}: " + " ".join(rng.choices(WORDS, k=120))
+            parts = [{"type": "image", "image": picture(turn)}, {"type": "text", "text": text}]
+            self.users.append({"role": "user", "content": parts if images else text})
 
     def messages(self, turn: int) -> list[dict[str, Any]]:
-        """The conversation up to the observation of this turn."""
-        answer = {"role": "assistant", "content": ANSWER}
-        past = [message for user in self.users[:turn] for message in (user, answer)]
+        """Build the conversation up to the observation of this turn."""
+        response = {"role": "assistant", "content": RESPONSE}
+        past = [message for user in self.users[:turn] for message in (user, response)]
         return [SYSTEM, *past, self.users[turn]]
 
     def prompt_before(self, turn: int) -> Prompt:
@@ -78,7 +77,7 @@ def cpu_ms(work: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None
 
 
 def forget(encoder: DeltaEncoder, user: dict[str, Any]) -> None:
-    """Drop the turn's text and picture from the caches."""
+    """Drop the turn's text and image from the caches."""
     encoder.text._cached.cache_clear()
     if encoder.images is not None:
         encoder.images._kept.pop(id(user["content"][0]["image"]), None)
@@ -113,9 +112,6 @@ def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float
         shown = [message["content"][0]["image"] for message in messages if message["role"] == "user"]
         return processor()(text=[text], images=shown, return_tensors="pt")
 
-    def re_encode(_: None) -> None:
-        encoded(rendered(whole), whole)
-
     def two_templates(_: None) -> None:
         earlier = whole[:-1]
         old, now = rendered(earlier), rendered(whole)
@@ -132,7 +128,7 @@ def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float
     repeats = 5 if turn > 100 else 15
     append, request = appended_ms(conversation, turn)
     return {
-        "re-encode": cpu_ms(re_encode, repeats=repeats),
+        "re-encode": cpu_ms(lambda _: encoded(rendered(whole), whole), repeats=repeats),
         "two templates": cpu_ms(two_templates, repeats=repeats),
         "ours, full": append,
         "ours, request": request,
@@ -153,7 +149,7 @@ def table(title: str, conversation: Conversation, turns: list[int], images: bool
 
 
 def memory(encoder: DeltaEncoder) -> None:
-    """Print the memory of an episode with one picture per turn and all prompts kept."""
+    """Print the memory of an episode with one image per turn and all prompts kept."""
     conversation = Conversation(encoder, 60, images=True)
     tracemalloc.start()
     kept, sizes = [encoder.prompt(conversation.messages(0))], {}
@@ -164,7 +160,7 @@ def memory(encoder: DeltaEncoder) -> None:
         tensors = {id(t): t.nbytes for chain in inputs for part in chain.parts for t in part.values()}
         sizes[turn + 1] = tracemalloc.get_traced_memory()[0] + sum(tensors.values())
     tracemalloc.stop()
-    shown = "  ".join(f"{n} pictures {sizes[n] / 2**20:.1f} MiB" for n in (15, 30, 60))
+    shown = "  ".join(f"{n} images {sizes[n] / 2**20:.1f} MiB" for n in (15, 30, 60))
     print(f"\nmemory of an episode with all its prompts kept: {shown}")
 
 
@@ -182,7 +178,7 @@ def main() -> None:
     table("text", Conversation(DeltaEncoder(tokenizer), max(options.turns), False), options.turns, False)
     if not options.no_images:
         encoder = DeltaEncoder(chatml_tokenizer(), processor())
-        table("text and a picture", Conversation(encoder, max(options.turns), True), options.turns, True)
+        table("text and an image", Conversation(encoder, max(options.turns), True), options.turns, True)
         memory(encoder)
 
 

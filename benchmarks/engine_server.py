@@ -5,8 +5,8 @@ sleeps; while the host computes, the clock advances by the CPU time that the hos
 cost, HTTP and JSON on its side included, and a loaded machine slows the run down without changing what it shows. The
 cost of this process and the network's latency do not count.
 
-An answer has the form `THINK: <words> ACTION: <action>`. Its length is drawn from the prompt alone, so every loop gets
-answers of the same distribution. As in SGLang, an update aborts the answers in flight and raises the weights' version.
+A response has the form `THINK: <words> ACTION: <action>`. Its length is drawn from the prompt alone, so every loop gets
+responses of the same distribution. As in SGLang, an update aborts those in flight and raises the weight version.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import math
 import random
 import time
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ class Host:
         self._tasks = Path(f"/proc/{pid}/task")
 
     def cpu_s(self) -> float:
-        """CPU seconds of all its threads.
+        """Read the CPU seconds of all its threads.
 
         Raises:
             OSError: the process has ended.
@@ -49,7 +48,7 @@ class Host:
         return time.clock_gettime(self._clock)
 
     def asleep(self) -> bool:
-        """Whether none of its threads runs, waits for a CPU, or waits for a disk."""
+        """Tell whether none of its threads runs, waits for a CPU, or waits for a disk."""
         for task in self._tasks.iterdir():
             try:
                 state = (task / "stat").read_text().rpartition(")")[2].split()[0]
@@ -60,38 +59,18 @@ class Host:
         return True
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """Token ids and texts of which answers are made; the engine has no tokenizer."""
-
-    begin: tuple[list[int], str]
-    words: list[tuple[int, str]]
-    ends: list[tuple[list[int], str]]
-
-    @classmethod
-    def read(cls, path: Path) -> Vocabulary:
-        return cls(**json.loads(path.read_text()))
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens per answer: log-normal, cut at both ends. An assumption; the spread is about that of short reasoning."""
-
-    mean: float = 150.0
-    sigma: float = 0.6
-    shortest: int = 16
-    longest: int = 1024
-
-    def draw(self, seed: int) -> int:
-        drawn = random.Random(seed).lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
-        return min(self.longest, max(self.shortest, round(drawn)))
+def draw_length(seed: int) -> int:
+    """Draw the tokens of a response: log-normal with mean 150 and sigma 0.6, which is assumed for short reasoning."""
+    drawn = random.Random(seed).lognormvariate(math.log(150.0) - 0.6**2 / 2, 0.6)
+    return min(1024, max(16, round(drawn)))
 
 
 class Server:
     """The engines behind one address, and their clock."""
 
-    def __init__(self, host: Host, engines: int, timing: Timing, lengths: Lengths, vocabulary: Vocabulary) -> None:
-        self.host, self.timing, self.lengths, self.vocabulary = host, timing, lengths, vocabulary
+    def __init__(self, host: Host, engines: int, timing: Timing, vocabulary: Mapping[str, Any]) -> None:
+        """Start with idle engines; the engines have no tokenizer, so responses are made of the `vocabulary`."""
+        self.host, self.timing, self.vocabulary = host, timing, vocabulary
         self.engines = [Engine(timing) for _ in range(engines)]
         self.now, self.version, self.arrived = 0.0, 1, 0
         self.recorded: dict[int, tuple[np.ndarray, int]] = {}
@@ -126,7 +105,7 @@ class Server:
         body = await request.json()
         prompt = np.asarray(body["input_ids"], dtype=np.int32)
         seed = zlib.crc32(prompt.tobytes())
-        length = min(self.lengths.draw(seed), body["sampling_params"]["max_new_tokens"])
+        length = min(draw_length(seed), body["sampling_params"]["max_new_tokens"])
         work, version = Request(prompt, length), self.version
         self.recorded.setdefault(seed, (prompt, length))  # an aborted request comes again
         self._answers[work] = asyncio.get_running_loop().create_future()
@@ -135,9 +114,9 @@ class Server:
         return web.json_response(self._answer(work, seed, finish, version))
 
     def _answer(self, work: Request, seed: int, finish: str, version: int) -> dict[str, Any]:
-        rng, vocabulary = random.Random(seed), self.vocabulary
-        begin, end = vocabulary.begin, rng.choice(vocabulary.ends)
-        words = rng.choices(vocabulary.words, k=max(1, work.length - len(begin[0]) - len(end[0])))
+        rng = random.Random(seed)
+        begin, end = self.vocabulary["begin"], rng.choice(self.vocabulary["ends"])
+        words = rng.choices(self.vocabulary["words"], k=max(1, work.length - len(begin[0]) - len(end[0])))
         ids = [*begin[0], *(token for token, _ in words), *end[0]]
         text = begin[1] + "".join(word for _, word in words) + end[1]
         if finish == "abort":
@@ -161,14 +140,15 @@ class Server:
         return web.json_response({"num_reqs": len(self._answers)})
 
     async def abort(self, request: web.Request) -> web.Response:
-        self._abort()
+        for engine in self.engines:
+            for work in engine.abort(self.now):
+                self._answers.pop(work).set_result("abort")
         return web.json_response({})
 
     async def pause(self, request: web.Request) -> web.Response:
         for engine in self.engines:
             engine.paused = True
-        self._abort()
-        return web.json_response({})
+        return await self.abort(request)
 
     async def resume(self, request: web.Request) -> web.Response:
         for engine in self.engines:
@@ -176,7 +156,7 @@ class Server:
         return web.json_response({})
 
     async def update(self, request: web.Request) -> web.Response:
-        """New weights: pause, abort, flush the cache, load, continue."""
+        """Load new weights: pause, abort, flush the cache, load, continue."""
         await self.pause(request)
         for engine in self.engines:
             engine.cache.clear()
@@ -184,7 +164,7 @@ class Server:
         return await self.resume(request)
 
     async def sleep(self, request: web.Request) -> web.Response:
-        """Answer after some simulated seconds."""
+        """Respond after some simulated seconds."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         seconds = (await request.json())["seconds"]
         heapq.heappush(self._sleepers, (self.now + seconds, next(self._numbers), woken))
@@ -195,17 +175,12 @@ class Server:
         return web.json_response({"now": self.now})
 
     async def saturated(self, request: web.Request) -> web.Response:
-        """What these engines do with the recorded requests if their queue is never empty; takes no simulated time."""
+        """Replay the recorded requests with a queue that is never empty; takes no simulated time."""
         engines, work = len(self.engines), list(self.recorded.values())
-        tokens, answers = saturated(self.timing, work)
+        tokens, responses = saturated(self.timing, work)
         updated, _ = saturated(self.timing, work, int(request.query["every"]) // engines)
-        found = {"tokens_per_s": tokens, "turns_per_s": answers, "updated_tokens_per_s": updated}
+        found = {"tokens_per_s": tokens, "turns_per_s": responses, "updated_tokens_per_s": updated}
         return web.json_response({name: rate * engines for name, rate in found.items()})
-
-    def _abort(self) -> None:
-        for engine in self.engines:
-            for work in engine.abort(self.now):
-                self._answers.pop(work).set_result("abort")
 
     async def keep_time(self) -> None:
         """Advance the clock until the host ends."""
@@ -224,7 +199,7 @@ class Server:
         return min(asleep, *(engine.next_event for engine in self.engines))
 
     async def _host_waits(self, cpu: float) -> bool:
-        """Whether the host waits for an event, and all that it sent has been read."""
+        """Tell whether the host waits for an event, and all that it sent has been read."""
         if not self.host.asleep():
             return False
         arrived = self.arrived
@@ -233,7 +208,7 @@ class Server:
         return arrived == self.arrived and self.host.asleep() and self.host.cpu_s() == cpu
 
     def _happen(self) -> None:
-        """Whatever is due by now."""
+        """Finish what is due by now."""
         for engine in self.engines:
             while engine.next_event <= self.now:
                 for work in engine.advance():
@@ -257,13 +232,12 @@ async def serve(server: Server) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--host", type=int, required=True, help="process whose CPU time counts")
-    parser.add_argument("--vocabulary", type=Path, required=True, help="JSON file with the tokens of answers")
+    parser.add_argument("--vocabulary", type=Path, required=True, help="JSON file with the tokens of responses")
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--places", type=int, default=Timing.places, help="requests that one engine runs at once")
     options = parser.parse_args(arguments)
-    timing, vocabulary = Timing(places=options.places), Vocabulary.read(options.vocabulary)
-    server = Server(Host(options.host), options.engines, timing, Lengths(), vocabulary)
-    asyncio.run(serve(server))
+    vocabulary = json.loads(options.vocabulary.read_text())
+    asyncio.run(serve(Server(Host(options.host), options.engines, Timing(places=options.places), vocabulary)))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.engine_server import Host
+from inspection.text import align
 from rollout.bridge.settings import RolloutSettings
 from rollout.spec import EnvSpec
 from rollout.workers.guard import descendants
@@ -27,7 +28,7 @@ _COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", 
 _MOVES = ("Noop", "Move West", "Move East", "Move North", "Move South", "Do")
 CASES: dict[str, tuple[str, str, dict[str, Any], Sequence[str]]] = {
     "crafter": ("envs.crafter", "default", {}, _MOVES),
-    "crafter, pictures": ("envs.crafter", "default", {"vlm": True}, _MOVES),
+    "crafter, images": ("envs.crafter", "default", {"vlm": True}, _MOVES),
     "textworld": ("envs.textworld", "treasure_hunter", {"games": 2}, _COMMANDS),
 }
 
@@ -73,18 +74,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2000, help="turns per measurement (default: %(default)d)")
     parser.add_argument("--only", choices=CASES, help="one of the environments (default: all)")
     options = parser.parse_args()
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    print(f"{os.cpu_count()} cores, load average {load}; resets are included; ms per turn")
-    print(
-        f"{'environment':<20}{'workers':>8}{'turns/s':>9}{'ratio':>7}{'trainer CPU':>13}{'worker CPU':>12}{'world':>8}"
-    )
+    print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}; resets are included; ms per turn")
+    rows = [["environment", "workers", "turns/s", "ratio", "trainer CPU", "worker CPU", "world"]]
     for case in [options.only] if options.only else CASES:
-        first = None
-        for workers in options.workers:
-            speed, *parts = asyncio.run(measure(case, workers, options.turns))
-            first = first or speed
-            trainer, working, world = (f"{part:.3f}" for part in parts)
-            print(f"{case:<20}{workers:>8}{speed:>9,.0f}{speed / first:>7.2f}{trainer:>13}{working:>12}{world:>8}")
+        found = [asyncio.run(measure(case, workers, options.turns)) for workers in options.workers]
+        for workers, (speed, *parts) in zip(options.workers, found, strict=True):
+            ratio = speed / found[0][0]
+            rows.append([case, str(workers), f"{speed:,.0f}", f"{ratio:.2f}", *(f"{part:.3f}" for part in parts)])
+    print("\n".join(align(rows, 1)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Steps per CPU-second of the environments, with text only and with pictures, compared with BALROG's wrappers.
+"""Steps per CPU-second of the environments, with text only and with images, compared with BALROG's wrappers.
 
     python benchmarks/envs.py [--seconds 2] [--only babyai]
 
 BALROG's figures come from its own code with its own settings, which render every step. They were measured on one
-machine, so the ratio is an order of magnitude. "with pictures" means that our environment also renders every step.
+machine, so the ratio is an order of magnitude. "with images" means that our environment also renders every step.
 The rows of envs.tools call the same tool as a Python function and on an MCP server, the row of envs.agent answers the
 requests of a program, and the row of envs.harbor runs one shell command per step. The CPU time of other processes is
 not counted: servers, the agent's program, commands in the sandbox, ScienceWorld's Java.
@@ -34,8 +34,8 @@ class Row:
     """One row of the table.
 
     `balrog` is BALROG's steps per CPU-second in the same task, if known. `answers` are played in environments without
-    a list of actions, which have no pictures either. `pictures` says whether the others have. `server` is the command
-    of a server that prints its URL.
+    a list of actions, which have no images either. `images` says whether the others have. `server` is the command of a
+    server that prints its URL.
     """
 
     module: str
@@ -45,7 +45,7 @@ class Row:
     needs: tuple[str, ...] = ()
     extra: str = "envs"
     answers: tuple[str, ...] = ()
-    pictures: bool = True
+    images: bool = True
     server: tuple[str, ...] = ()
 
 
@@ -67,8 +67,8 @@ ROWS = [
     Row("envs.sokoban", "four_boxes"),
     Row("envs.textworld", "treasure_hunter", 670, {"games": 2}, ("textworld",), "text-games", _COMMANDS),
     Row("envs.textarena", "GuessTheNumber-v0", needs=("textarena",), extra="textarena", answers=("[1]", "[2]", "[3]")),
-    Row("envs.gymnasium_text", "MiniHack-Room-5x5-v0", None, _NETHACK, ("minihack",), "nethack", pictures=False),
-    Row("envs.gymnasium_text", "NetHackScore-v0", None, _NETHACK, ("nle",), "nethack", pictures=False),
+    Row("envs.gymnasium_text", "MiniHack-Room-5x5-v0", None, _NETHACK, ("minihack",), "nethack", images=False),
+    Row("envs.gymnasium_text", "NetHackScore-v0", None, _NETHACK, ("nle",), "nethack", images=False),
     Row(
         "envs.scienceworld",
         "find-plant",
@@ -101,14 +101,6 @@ ROWS = [
 ]
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Steps per CPU-second without resets, and CPU-milliseconds per reset."""
-
-    steps: float
-    reset_ms: float
-
-
 @contextlib.contextmanager
 def served(row: Row) -> Iterator[dict[str, str]]:
     """Options of the row's environment that name its server, if it has one; the server runs meanwhile."""
@@ -124,27 +116,31 @@ def served(row: Row) -> Iterator[dict[str, str]]:
             process.kill()
 
 
-def measure(row: Row, seconds: float, **options: Any) -> Speed:
+def measure(row: Row, seconds: float, **options: Any) -> tuple[float, float]:
     """Play random legal actions for `seconds` of CPU time, resets not counted.
 
     A first episode of up to 50 steps, which fills the caches of this process, is not measured.
+
+    Returns:
+        Steps per CPU-second without resets, and CPU-milliseconds per reset.
     """
-    rng = random.Random(0)
-    env = build_env_from(row.module, {"task": row.task, "seed": 0}, {**row.options, **options})
-    env.reset()
-    _play(env, row.answers or list(env.actions), rng, 0.001)
-    env.close()
-    step_time = reset_time = 0.0
-    steps = episodes = 0
-    while step_time < seconds:
-        env = build_env_from(row.module, {"task": row.task, "seed": episodes}, {**row.options, **options})
+    rng, steps, step_time, reset_times = random.Random(0), 0, 0.0, []
+
+    def play(seed: int, limit: float) -> tuple[int, float]:
+        env = build_env_from(row.module, {"task": row.task, "seed": seed}, {**row.options, **options})
         began = time.process_time()
         env.reset()
-        reset_time += time.process_time() - began
-        taken, spent = _play(env, row.answers or list(env.actions), rng, seconds - step_time)
-        steps, step_time, episodes = steps + taken, step_time + spent, episodes + 1
+        reset_times.append(time.process_time() - began)
+        played = _play(env, row.answers or list(env.actions), rng, limit)
         env.close()
-    return Speed(steps / step_time, 1000 * reset_time / episodes)
+        return played
+
+    play(0, 0.001)
+    reset_times.clear()
+    while step_time < seconds:
+        taken, spent = play(len(reset_times), seconds - step_time)
+        steps, step_time = steps + taken, step_time + spent
+    return steps / step_time, 1000 * sum(reset_times) / len(reset_times)
 
 
 def _play(env: Any, answers: Sequence[str], rng: random.Random, seconds: float) -> tuple[int, float]:
@@ -165,8 +161,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="CPU seconds per figure (default: %(default)g)")
     parser.add_argument("--only", default="", help="only rows whose module or task contains this text")
     arguments = parser.parse_args()
-    head = ("environment", "text steps/s", "with pictures", "BALROG", "ratio", "reset ms")
-    print("{:<34}{:>14}{:>15}{:>9}{:>9}{:>11}".format(*head))
+    line = "{:<34}{:>14}{:>13}{:>9}{:>9}{:>11}"
+    print(line.format("environment", "text steps/s", "with images", "BALROG", "ratio", "reset ms"))
     for row in ROWS:
         name = f"{row.module.removeprefix('envs.')} {row.task}"
         if arguments.only not in name:
@@ -175,12 +171,11 @@ def main() -> None:
         if missing:
             print(f"{name:<34}  needs {', '.join(missing)}; pip install 'slime-verlog[{row.extra}]'")
             continue
-        drawn = "-" if row.answers or not row.pictures else f"{measure(row, arguments.seconds, vlm=True).steps:,.0f}"
+        drawn = "-" if row.answers or not row.images else f"{measure(row, arguments.seconds, vlm=True)[0]:,.0f}"
         with served(row) as options:
-            text = measure(row, arguments.seconds, **options)
-        balrog = f"{row.balrog:,.0f}" if row.balrog else "-"
-        ratio = f"{text.steps / row.balrog:.1f} x" if row.balrog else "-"
-        print(f"{name:<34}{text.steps:>14,.0f}{drawn:>15}{balrog:>9}{ratio:>9}{text.reset_ms:>11.2f}")
+            steps, reset_ms = measure(row, arguments.seconds, **options)
+        balrog = (f"{row.balrog:,.0f}", f"{steps / row.balrog:.1f} x") if row.balrog else ("-", "-")
+        print(line.format(name, f"{steps:,.0f}", drawn, *balrog, f"{reset_ms:.2f}"))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ Work = dict[str, Tensor]
 
 
 def make_work(turns: int, tokens: int, seed: int) -> Work:
-    """A packed batch in which the end of the batch cuts every episode part; lengths are long-tailed, at most 2,048."""
+    """Make a packed batch whose end cuts every episode part; lengths are long-tailed, at most 2,048."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.empty(turns).log_normal_(0.0, 0.6, generator=generator)
     lengths = (lengths * tokens / lengths.sum()).long().clamp(1, 2048)
@@ -63,7 +63,7 @@ def make_work(turns: int, tokens: int, seed: int) -> Work:
 
 
 def as_rollout_data(work: Work) -> dict[str, Any]:
-    """The batch as a rank has it when slime calls the hook: samples in random order, each with its own tensors."""
+    """Arrange the batch as slime passes it to the hook: samples in random order, each with its own tensors."""
     lengths, following = work["turn_lengths"].tolist(), work["next_turn"].tolist()
     rewards = work["turn_rewards"].double().tolist()
     samples: list[tuple[TurnRow, dict[str, Tensor]]] = []
@@ -86,14 +86,14 @@ def as_rollout_data(work: Work) -> dict[str, Any]:
 
 
 def join_and_split(data: dict[str, Any]) -> object:
-    """The lists that the hook reads as vectors, and two of the vectors as lists again; no check, no arithmetic."""
+    """Join the lists that the hook reads, and split two of the vectors again; no check, no arithmetic."""
     np.concatenate(data[TABLE_KEY])
     values, kl, _ = (torch.cat(data[name]) for name in ("values", "kl", "loss_masks"))
     return [torch.unsafe_split_with_sizes(x, data["response_lengths"]) for x in (values, kl)]
 
 
 def token_by_token(work: dict[str, Tensor], d: Discounts) -> Tensor:
-    """The definition as two loops: over turns, and over the tokens of each turn."""
+    """Compute the definition in two loops: over turns, and over the tokens of each turn."""
     values, rewards = work["values"].double(), work["token_rewards"].double()
     lengths, following = work["turn_lengths"].tolist(), work["next_turn"].tolist()
     starts = (work["turn_lengths"].cumsum(0) - work["turn_lengths"]).tolist()
@@ -113,7 +113,7 @@ def token_by_token(work: dict[str, Tensor], d: Discounts) -> Tensor:
 
 
 def single_discount(values: Tensor, rewards: Tensor, d: Discounts) -> Tensor:
-    """One discount, each turn by itself: a loop over the columns of padded [turns, tokens] blocks."""
+    """Use one discount, each turn by itself: a loop over the columns of padded [turns, tokens] blocks."""
     deltas = rewards + d.gamma_step * F.pad(values[:, 1:], (0, 1)) - values
     columns, carry = [], torch.zeros(len(values))
     for delta in reversed(deltas.unbind(1)):
@@ -123,7 +123,7 @@ def single_discount(values: Tensor, rewards: Tensor, d: Discounts) -> Tensor:
 
 
 def hook_advantages(args: Namespace, data: dict[str, Any], turns: int) -> Tensor:
-    """The hook's advantages in the order of the packed batch."""
+    """Return the hook's advantages in the order of the packed batch."""
     batch, rows = dict(data), [torch.zeros(0)] * turns
     compute_advantages(args, batch)
     for vector, advantages in zip(data[TABLE_KEY], batch["advantages"], strict=True):
@@ -134,7 +134,7 @@ def hook_advantages(args: Namespace, data: dict[str, Any], turns: int) -> Tensor
 
 
 def cpu_ms(run: Callable[[], object], rounds: int) -> float:
-    """The best of several rounds."""
+    """Time the best of several rounds."""
     times = []
     for _ in range(rounds):
         start = time.thread_time()

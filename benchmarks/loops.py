@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import subprocess
+import sys
 import time
+import urllib.request
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from benchmarks.simulated import SimulatedEngines
+import aiohttp
+
 from rollout import continuous, fixed_turn
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
@@ -24,6 +31,7 @@ from rollout.play.batch import Batch
 from rollout.play.runtime import close_runtimes, get_runtime
 from tests.fixtures.rollout_args import COUNTING
 
+REPOSITORY = Path(__file__).parents[1]
 RULES = Path(__file__).with_name("rules.j2")
 WORDS = (
     "wall door key ball box red green blue grey step left right forward and the of at now next then see go turn carry "
@@ -54,18 +62,12 @@ class Case:
 
 
 def episode_length(seed: int) -> int:
-    """Turns of an episode: log-normal, `MEAN_EPISODE` on average, at most 64. An assumption, for short games."""
+    """Draw the turns of an episode: log-normal, `MEAN_EPISODE` on average, at most 64, assumed for short games."""
     return min(64, max(2, round(random.Random(seed).lognormvariate(2.59, 0.6))))
 
 
-def env_settings() -> dict[str, Any]:
-    """The YAML's environment part: the tests' counting game with long rules and long observations."""
-    options = {"length_of": "benchmarks.loops.episode_length", "prompt_template": str(RULES), "show": 1000}
-    return {"rollout_interaction_env_path": COUNTING, "tasks": ["count"], "env": options}
-
-
 def save_vocabulary(checkpoint: Path, path: Path) -> None:
-    """Write the tokens of answers for `benchmarks.engine_server`."""
+    """Write the tokens of responses for `benchmarks.engine_server`."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -74,6 +76,68 @@ def save_vocabulary(checkpoint: Path, path: Path) -> None:
     ends = [([*encode(end), tokenizer.eos_token_id], end + tokenizer.eos_token) for end in ENDS]
     begin = encode("THINK:"), "THINK:"
     path.write_text(json.dumps({"begin": begin, "words": words, "ends": ends}), encoding="utf-8")
+
+
+class SimulatedEngines:
+    """A context with `benchmarks.engine_server` running for this process.
+
+    Its calls block; inside an event loop, run them in a thread.
+    """
+
+    def __init__(self, vocabulary: Path, engines: int, places: int) -> None:
+        options = {"host": os.getpid(), "vocabulary": vocabulary, "engines": engines, "places": places}
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        self._command = [sys.executable, "-m", "benchmarks.engine_server", *flags]
+        self.port = 0
+
+    def __enter__(self) -> SimulatedEngines:
+        self._process = subprocess.Popen(self._command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+    def now(self) -> float:
+        """Read the simulated seconds so far."""
+        return self._call("/simulated/now")["now"]
+
+    def saturated(self, every: int) -> dict[str, float]:
+        """Measure `tokens_per_s` and `turns_per_s` of the same engines and requests with a queue that is never empty.
+
+        `updated_tokens_per_s` is the same with new weights after `every` responses.
+        """
+        return self._call(f"/simulated/saturated?every={every}")
+
+    def update(self) -> None:
+        """Load new weights, which aborts the requests in flight."""
+        self._call("/simulated/update", {})
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for simulated seconds, as a trainer that works on other machines."""
+        self._call("/simulated/sleep", {"seconds": seconds})
+
+    def _call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, float]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as reply:
+            return json.load(reply)
+
+    @contextmanager
+    def sleeping(self) -> Iterator[None]:
+        """Let `asyncio.sleep` wait in simulated time, for example in the pause after an aborted response."""
+        url, real = f"http://127.0.0.1:{self.port}/simulated/sleep", asyncio.sleep
+
+        async def sleep(seconds: float, result: Any = None) -> Any:
+            if seconds <= 0:
+                return await real(seconds, result)
+            async with aiohttp.ClientSession() as session, session.post(url, json={"seconds": seconds}):
+                return result
+
+        with mock.patch.object(asyncio, "sleep", sleep):
+            yield
 
 
 class Meter:
@@ -103,7 +167,7 @@ class Meter:
                 self._versions[rollout_id + 1 - int(sample.weight_versions[0])] += 1
 
     def row(self) -> dict[str, Any]:
-        """What the case reached. `staleness` has the share of turns by their age in updates."""
+        """Summarize the case. `staleness` has the share of turns by their age in updates."""
         saturated, turns = self.engines.saturated(self.case.turns), self._turns
         speed = self._tokens / self._seconds
         return {
@@ -121,8 +185,9 @@ class Meter:
 
 
 def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namespace:
-    """slime's flags and the YAML's keys for one case."""
+    """Build slime's flags and the YAML's keys for one case: a counting game with long rules and observations."""
     slots = case.engines * case.places
+    game = {"length_of": "benchmarks.loops.episode_length", "prompt_template": str(RULES), "show": 1000}
     values = {
         **{"hf_checkpoint": str(checkpoint), "sglang_router_ip": "127.0.0.1", "sglang_router_port": port},
         **{"rollout_batch_size": case.turns, "n_samples_per_prompt": 1, "global_batch_size": case.turns},
@@ -130,8 +195,9 @@ def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namesp
         **{"rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1, "num_critic_only_steps": 0},
         **{"save": None, "load": None, "debug_rollout_only": True},
         **{"n_env": slots, "env_backend": "inline", "env_workers": 1, "engine": {"timeout_s": 3600.0}},
+        **{"rollout_interaction_env_path": COUNTING, "tasks": ["count"], "env": game},
     }
-    return Namespace(**{**values, **env_settings(), **changes})
+    return Namespace(**{**values, **changes})
 
 
 class Trainer:
@@ -147,7 +213,7 @@ class Trainer:
         return [sample for group in output.samples for sample in group]
 
     async def one_after_the_other(self) -> None:
-        """The order of train.py with a rollout that stops while training runs."""
+        """Follow train.py with a rollout that stops while training runs."""
         for k in range(self.case.warm + self.case.batches):
             if k >= self.case.warm:
                 await asyncio.to_thread(self.meter.start)
@@ -158,7 +224,7 @@ class Trainer:
             await asyncio.to_thread(self.engines.update)
 
     async def overlapping(self) -> None:
-        """The order of train.py with a rollout that plays on while training runs."""
+        """Follow train.py with a rollout that plays on while training runs."""
         for k in range(self.case.warm + self.case.batches + 1):
             samples = await self.rollout(k)
             await self._count(k, samples)
@@ -166,7 +232,7 @@ class Trainer:
             await asyncio.to_thread(self.engines.update)
 
     async def ahead(self) -> None:
-        """The order of train_async.py: batch k + 1 is asked for before batch k is trained on."""
+        """Follow train_async.py: batch k + 1 is asked for before batch k is trained on."""
         following = asyncio.create_task(self.rollout(0))
         for k in range(self.case.warm + self.case.batches + 1):
             samples = await following
@@ -189,7 +255,7 @@ class Trainer:
 
 
 async def lock_step(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
-    """Verlog's order: all environments wait for all answers, then all of them step."""
+    """Verlog's order: all environments wait for all responses, then all of them step."""
     runtime = await get_runtime(args)
     await source.open_slots(runtime)
     params, segments = runtime.flags.sampling_params(), []
@@ -218,6 +284,9 @@ LOOPS: dict[str, tuple[str, fixed_turn.Collect, Order, dict[str, Any]]] = {
 def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
     """Play one case of one of `LOOPS`."""
     _, collect, order, keys = LOOPS[case.loop]
+    if case.loop in ("per-env", "lock-step"):  # they need a whole number of turns per slot
+        slots = case.engines * case.places
+        case = replace(case, turns=max(1, round(case.turns / slots)) * slots)
 
     async def play(engines: SimulatedEngines) -> dict[str, Any]:
         trainer = Trainer(case, engines, make_args(case, engines.port, checkpoint, **keys), collect)

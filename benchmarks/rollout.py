@@ -14,7 +14,7 @@ Columns, of rollouts alone; continuous loops play on while training runs.
 - turns/s: turns per simulated second
 - of saturated: tokens for training per second, as a share of the same engines with a queue that is never empty
 - of updated: the same share of saturated engines that get new weights after as many turns as a batch has, which aborts
-  the running answers and empties the prefix cache
+  the running responses and empties the prefix cache
 - stale: share of turns that are 0, 1, or more updates old when they are trained on
 - host ms: CPU milliseconds of the rollout process per turn
 """
@@ -22,18 +22,19 @@ Columns, of rollouts alone; continuous loops play on while training runs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import loops, slime_loop
-from benchmarks.simulated import REPOSITORY
+from inspection.text import align
 from tests.fixtures.chatml import chatml_tokenizer
 
 FAMILY = "qwen2_5"
@@ -51,7 +52,7 @@ LABELS = {**{name: label for name, (label, *_) in loops.LOOPS.items()}, **slime_
 
 
 def find_tokenizer(folder: Path) -> Path:
-    """Qwen2.5's tokenizer, downloaded once; the project's own in `folder` if it cannot be had."""
+    """Find Qwen2.5's tokenizer, downloaded once; the project's own in `folder` if it cannot be had."""
     try:
         from tests.fixtures.tokenizers import CACHE, real_tokenizer
 
@@ -65,15 +66,8 @@ def find_tokenizer(folder: Path) -> Path:
         return folder
 
 
-def fitting(case: loops.Case) -> loops.Case:
-    """The case with a whole number of turns per slot, for loops that need that."""
-    slots = case.engines * case.places
-    rounds = max(1, round(case.turns / slots))
-    return loops.Case(**{**asdict(case), "turns": rounds * slots}) if case.loop in ("per-env", "lock-step") else case
-
-
 def run_slime(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -> Iterator[dict[str, Any]]:
-    """Rows of slime's loop, from slime's interpreter; none, and a sentence on stderr, if it is not there."""
+    """Yield the rows of slime's loop, from slime's interpreter; none, and a sentence on stderr, if it is not there."""
     path, python = os.environ.get("SLIME_PATH"), os.environ.get("SLIME_CPU_PYTHON")
     if not path or not python:
         print(
@@ -84,11 +78,11 @@ def run_slime(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -
         return
     paths = {"checkpoint": str(checkpoint), "vocabulary": str(vocabulary)}
     lines = "".join(json.dumps({**asdict(case), **paths}) + "\n" for case in cases)
-    environment = {**os.environ, "PYTHONPATH": f"{path.split(os.pathsep)[0]}:{REPOSITORY}"}
+    environment = {**os.environ, "PYTHONPATH": f"{path.split(os.pathsep)[0]}:{loops.REPOSITORY}"}
     command = [python, "-m", "benchmarks.slime_loop"]
     with tempfile.TemporaryFile("w+") as said:
         done = subprocess.run(
-            command, input=lines, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, cwd=REPOSITORY
+            command, input=lines, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, cwd=loops.REPOSITORY
         )
         if done.returncode:
             said.seek(0)
@@ -97,26 +91,13 @@ def run_slime(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -
 
 
 def run_all(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -> Iterator[dict[str, Any]]:
-    """A row per case; slime's come last."""
-    for case in cases:
-        if case.loop in loops.LOOPS:
-            yield loops.run_case(fitting(case), checkpoint, vocabulary)
-    if slimes := [case for case in cases if case.loop in slime_loop.LOOPS]:
-        yield from run_slime(slimes, checkpoint, vocabulary)
-
-
-def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its label and its ages as the table shows them."""
-    young = [row["staleness"].get(age, 0.0) for age in ("0", "1")]
-    ages = " / ".join(f"{share:.0%}" for share in (*young, max(0.0, 1 - sum(young))))
-    return {**row, "label": LABELS[row["loop"]], "ages": ages}
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as text."""
-    cells = [[heading for heading, _ in COLUMNS], *([form.format(**row) for _, form in COLUMNS] for row in rows)]
-    widths = [max(len(line[k]) for line in cells) for k in range(len(COLUMNS))]
-    return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in cells)
+    """Yield a row per case, slime's last, with its label and its ages as the table shows them."""
+    ours = (loops.run_case(case, checkpoint, vocabulary) for case in cases if case.loop in loops.LOOPS)
+    slimes = [case for case in cases if case.loop in slime_loop.LABELS]
+    for row in itertools.chain(ours, run_slime(slimes, checkpoint, vocabulary) if slimes else ()):
+        young = [row["staleness"].get(age, 0.0) for age in ("0", "1")]
+        ages = " / ".join(f"{share:.0%}" for share in (*young, max(0.0, 1 - sum(young))))
+        yield {**row, "label": LABELS[row["loop"]], "ages": ages}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -143,10 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         checkpoint, vocabulary = find_tokenizer(folder / "model"), folder / "vocabulary.json"
         loops.save_vocabulary(checkpoint, vocabulary)
         for row in run_all(cases, checkpoint, vocabulary):
-            rows.append(shown(row))
+            rows.append(row)
             options.json.write_text(json.dumps({"benchmark": "rollout", "rows": rows}, indent=1) + "\n")
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    print(table(rows))
+    cells = [[form.format(**row) for _, form in COLUMNS] for row in rows]
+    print("\n".join(align([[heading for heading, _ in COLUMNS], *cells], 1)))
     print(f"load average {load}; {options.json}")
 
 

@@ -33,7 +33,7 @@ class Timing:
     """Requests that run at once (`--max-running-requests`)."""
     step_s: float = 4.5e-3 + 3e-3
     cached_token_s: float = 17e-9
-    """Added to a decode step per token of prompt or answer that is held for a running request."""
+    """Added to a decode step per token of prompt or response that is held for a running request."""
     prefill_s: float = 3e-3
     prefill_token_s: float = 31e-6
     prefill_tokens: int = 8192
@@ -43,13 +43,13 @@ class Timing:
 
 @dataclass(eq=False)
 class Request:
-    """One prompt, and the number of tokens that its answer is going to have."""
+    """One prompt, and the number of tokens that its response is going to have."""
 
     prompt: np.ndarray
     """Token ids, int32."""
     length: int
     done: int = 0
-    """Tokens of the answer so far."""
+    """Tokens of the response so far."""
 
 
 class PrefixCache:
@@ -60,7 +60,7 @@ class PrefixCache:
         self._most = tokens // BLOCK
 
     def take(self, ids: np.ndarray) -> int:
-        """Number of tokens at the beginning of `ids` that are held already; all of them are held afterwards."""
+        """Count the tokens at the beginning of `ids` that are held already, and hold all of them."""
         held, hit, key = 0, True, 0
         for start in range(0, len(ids) - BLOCK + 1, BLOCK):
             key = hash((key, ids[start : start + BLOCK].tobytes()))
@@ -84,7 +84,7 @@ class Engine:
     waiting: deque[Request] = field(default_factory=deque)
     running: list[Request] = field(default_factory=list)
     tokens: int = 0
-    """Tokens generated, also those of aborted answers."""
+    """Tokens generated, also those of aborted responses."""
     paused: bool = False
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class Engine:
             self._schedule(now)
 
     def _schedule(self, now: float) -> None:
-        """Begin the next prefill or the decode steps up to the next answer's end."""
+        """Begin the next prefill or the decode steps up to the next response's end."""
         self._began, self._steps, self._prefilled = now, 0, []
         timing, new = self.timing, 0
         while self.waiting and len(self.running) < timing.places and not self.paused:
@@ -161,10 +161,10 @@ class Engine:
 
 
 def saturated(timing: Timing, work: Sequence[tuple[np.ndarray, int]], every: int = 0) -> tuple[float, float]:
-    """Tokens and answers per second of one engine whose queue is never empty, over these (prompt, length).
+    """Compute tokens and responses per second of one engine whose queue is never empty, over these (prompt, length).
 
     Args:
-        every: new weights come after this many answers: running requests start again, the cache is empty. 0: never.
+        every: new weights come after this many responses: running requests start again, the cache is empty. 0: never.
     """
     engine, todo = Engine(timing), iter(work)
     now, began, tokens, finished, total = 0.0, 0.0, 0, 0, 0

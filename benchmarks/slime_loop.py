@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loops import MEAN_EPISODE, Case, Meter, make_args
-from benchmarks.simulated import SimulatedEngines
+from benchmarks.loops import MEAN_EPISODE, Case, Meter, SimulatedEngines, make_args
 from rollout.bridge.framework import Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes
 from tests.fixtures.stand_ins import allow_absent_packages
 
-LOOPS = ("slime", "slime-partial", "slime-double")
 LABELS = {
     "slime": "slime, default",
     "slime-partial": "slime, partial rollout, over-sampling by the places",
@@ -29,18 +27,10 @@ LABELS = {
 }
 
 
-def over_sampling(case: Case, episodes: int) -> int:
-    """Episodes that slime begins at once."""
-    return {
-        "slime": episodes,
-        "slime-partial": episodes + case.engines * case.places,
-        "slime-double": 2 * episodes,
-    }[case.loop]
-
-
 def slime_args(case: Case, port: int, checkpoint: Path) -> Namespace:
-    """The flags that slime's loop reads beside ours; batches are counted in episodes."""
+    """Build the flags that slime's loop reads beside ours; batches are counted in episodes."""
     episodes = max(1, round(case.turns / MEAN_EPISODE))
+    begun = {"slime": episodes, "slime-partial": episodes + case.engines * case.places, "slime-double": 2 * episodes}
     nothing = (
         *("custom_rm_path", "rm_type", "rm_url", "rollout_stop", "rollout_stop_token_ids", "rollout_sample_hook_path"),
         *("dynamic_sampling_filter_path", "rollout_sample_filter_path", "rollout_all_samples_process_path"),
@@ -51,7 +41,7 @@ def slime_args(case: Case, port: int, checkpoint: Path) -> Namespace:
         checkpoint,
         rollout_batch_size=episodes,
         global_batch_size=episodes,
-        over_sampling_batch_size=over_sampling(case, episodes),
+        over_sampling_batch_size=begun[case.loop],
         partial_rollout=case.loop != "slime",
         mask_offpolicy_in_partial_rollout=False,
         custom_generate_function_path="rollout.generate.generate",
@@ -68,7 +58,7 @@ def slime_args(case: Case, port: int, checkpoint: Path) -> Namespace:
 
 
 def flat(found: Any) -> Iterator[Sample]:
-    """The samples of nested lists."""
+    """Yield the samples of nested lists."""
     if isinstance(found, Sample):
         yield found
     else:

@@ -74,11 +74,11 @@ class EmbeddedFlags(OptimizerFlags):
     global_batch_size: int = Field(default=64, ge=1)
     """Training groups per optimizer step: turns, or whole episodes."""
     rollout_max_response_len: int = Field(default=40, ge=1)
-    """Most tokens in one answer."""
+    """Most tokens in one response."""
     rollout_max_prompt_len: int | None = Field(default=None, ge=1)
     """Most tokens in one prompt."""
     rollout_max_context_len: int | None = Field(default=512, ge=1)
-    """Most tokens in prompt and answer together; the engine's context length."""
+    """Most tokens in prompt and response together; the engine's context length."""
     rollout_temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; training uses the same."""
     rollout_top_p: float = Field(default=1.0, gt=0, le=1)
@@ -86,9 +86,9 @@ class EmbeddedFlags(OptimizerFlags):
     rollout_top_k: int = Field(default=-1, ge=-1)
     """Sample from the k likeliest tokens; -1: from all."""
     rollout_stop: tuple[str, ...] | None = None
-    """Texts that end an answer."""
+    """Texts that end a response."""
     rollout_stop_token_ids: tuple[int, ...] | None = None
-    """Further tokens that end an answer."""
+    """Further tokens that end a response."""
     rollout_seed: int = 42
     """Seed of training episodes and of sampling."""
     eval_interval: int | None = Field(default=None, ge=1)
@@ -161,7 +161,7 @@ def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
 
 
 def build_args(keys: Mapping[str, Any], **flags: Any) -> Namespace:
-    """slime's `args` from a YAML's keys and flags; the plugin has not checked the keys.
+    """Build slime's `args` from a YAML's keys and flags; the plugin has not checked the keys.
 
     Raises:
         ConfigError: a flag is unknown or out of range.
@@ -170,7 +170,7 @@ def build_args(keys: Mapping[str, Any], **flags: Any) -> Namespace:
 
 
 def read_keys(config_path: str | Path) -> dict[str, Any]:
-    """The YAML's keys as written, after a check that the plugin accepts them.
+    """Read the YAML's keys as written, after a check that the plugin accepts them.
 
     Raises:
         ConfigError: the file cannot be read, or the plugin rejects it.
@@ -180,7 +180,7 @@ def read_keys(config_path: str | Path) -> dict[str, Any]:
 
 
 def embedded_flags(args: Namespace) -> EmbeddedFlags:
-    """The typed flags in slime's `args`.
+    """Read the typed flags in slime's `args`.
 
     Raises:
         ConfigError: a flag is missing, mistyped or out of range.
@@ -189,5 +189,5 @@ def embedded_flags(args: Namespace) -> EmbeddedFlags:
 
 
 def cores() -> int:
-    """CPU cores that this process may use, which `taskset` and containers limit."""
+    """Count the CPU cores that this process may use, which `taskset` and containers limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -33,11 +33,16 @@ from embedded.run.folder import (
 
 if TYPE_CHECKING:
     from embedded.run.report import RunReport
-    from embedded.warmstart.imitation import Imitation, WarmStart
+    from embedded.warmstart.imitation import WarmStart
     from rollout.bridge.settings import RolloutSettings
 
 CRITIC_ONLY = 6
 """Updates at the start that train the critic alone; at most half of all updates."""
+WARMUP_NOTE = (
+    "critic_warmup of the YAML is left out, because it is made for long runs; here the critic trains alone for the "
+    f"first {CRITIC_ONLY} updates, at most half of all. To keep it, add --set-flag num_critic_only_steps=N, with "
+    "N = w_epoch + w_iter"
+)
 IMITATION: dict[str, Any] = {"least_steps": 200}
 """Fields of `WarmStart`: short episodes give few demonstrated turns, so the policy sees them more often."""
 
@@ -124,34 +129,28 @@ def run_seed(
     from embedded.warmstart.imitation import WarmStart
     from slime_verlog import ConfigError
 
-    for name in ("save", "load"):
-        if name in flags:
-            raise ConfigError(f"--set-flag {name}: checkpoints are in {folder / CHECKPOINTS}, and --resume reads them")
-    keys, note = _without_warmup(read_keys(config) if keys is None else keys, flags)
-    given = {**_default_flags(seed, updates, flags), **flags}
-    warm = warm_start or WarmStart(**IMITATION)
-    run = _Run(folder, warm, keys, given)
+    for name in {"save", "load"} & flags.keys():
+        raise ConfigError(f"--set-flag {name}: checkpoints are in {folder / CHECKPOINTS}, and --resume reads them")
+    keys = dict(read_keys(config) if keys is None else keys)
+    left_out = keys.get("critic_warmup") and "num_critic_only_steps" not in flags
+    if left_out:
+        del keys["critic_warmup"]
+    warm_up = min(CRITIC_ONLY, updates // 2) if flags.get("advantage_estimator", "ppo") == "ppo" else 0
+    own = {"rollout_seed": seed, "num_rollout": updates, "num_critic_only_steps": warm_up}
+    given = {**own, "eval_interval": 20, "save_interval": 1, **flags}
+    run = _Run(folder, warm_start or WarmStart(**IMITATION), keys, given)
     settings = run.check()
-    machine = {"python": platform.python_version(), "torch": version("torch"), "cpus": os.cpu_count()}
-    about = {"config": config, "tasks": list(settings.tasks), "seed": seed, **machine}
-    identity = {"keys": keys, "flags": given, "warm": warm.model_dump(mode="json")}
+    identity = {"keys": keys, "flags": given, "warm": run.warm.model_dump(mode="json")}
     with claimed(folder, identity, if_held):
         if is_finished(folder):
             print(f"{folder} holds this run, finished; --overwrite trains it again, another --out keeps both")
             summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         else:
-            print(*note, f"seed {seed}: {_teacher(settings)}", sep="\n", flush=True)
+            print(f"{WARMUP_NOTE}\n" * bool(left_out) + f"seed {seed}: {_teacher(settings)}", flush=True)
+            about = {"config": config, "tasks": list(settings.tasks), "seed": seed}
             summary = run.until_interrupted(settings, about)
         print(ending(summary, folder), flush=True)
     return summary
-
-
-def _default_flags(seed: int, updates: int, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """slime's flags of a run in which the user's `flags` do not say otherwise."""
-    has_critic = flags.get("advantage_estimator", "ppo") == "ppo"
-    warm_up = min(CRITIC_ONLY, updates // 2) if has_critic else 0
-    every = {"eval_interval": 20, "save_interval": 1}
-    return {"rollout_seed": seed, "num_rollout": updates, **every, "num_critic_only_steps": warm_up}
 
 
 class _Run:
@@ -186,7 +185,8 @@ class _Run:
         """Train to the end; on Ctrl-C, keep the last update's policy and what was evaluated."""
         from embedded.run.report import RunReport
 
-        report = RunReport(self.folder, about, self.policy)
+        machine = {"python": platform.python_version(), "torch": version("torch"), "cpus": os.cpu_count()}
+        report = RunReport(self.folder, {**about, **machine}, self.policy)
         try:
             self._train(settings, report)
         except KeyboardInterrupt:
@@ -232,14 +232,27 @@ class _Run:
 
     def _imitate(self, settings: RolloutSettings) -> dict[str, int]:
         """Make the policy that PPO starts from, unless it is there already; returns the limits on lengths."""
+        from embedded.arguments import EmbeddedFlags
         from embedded.warmstart.imitation import IMITATION_FILE, make_policy, read_imitation
 
-        if (self.policy / IMITATION_FILE).exists():
-            return _lengths(read_imitation(self.policy), self.ppo.flags)
-        imitation = make_policy(settings, self.policy, self.warm, self.ppo.flags["rollout_seed"])
-        lengths = _lengths(imitation, self.ppo.flags)
-        updates = self.ppo.flags["num_rollout"]
-        print(f"imitation done, loss {imitation.loss:.3f} nats per token; training {updates} updates", flush=True)
+        new = not (self.policy / IMITATION_FILE).exists()
+        if new:
+            make_policy(settings, self.policy, self.warm, self.ppo.flags["rollout_seed"])
+        imitation, defaults = read_imitation(self.policy), EmbeddedFlags(hf_checkpoint="")
+        lengths = imitation.lengths(defaults)
+        changed = [
+            f"{name} {value}"
+            for name, value in lengths.items()
+            if value != getattr(defaults, name) and name not in self.ppo.flags
+        ]
+        if changed:
+            print(
+                f"the longest prompt has {imitation.longest_prompt} tokens and the longest answer "
+                f"{imitation.longest_answer}, so these flags are raised: {', '.join(changed)}"
+            )
+        if new:
+            updates = self.ppo.flags["num_rollout"]
+            print(f"imitation done, loss {imitation.loss:.3f} nats per token; training {updates} updates", flush=True)
         return lengths
 
     def _keep_last_policy(self) -> int:
@@ -248,31 +261,18 @@ class _Run:
 
         from embedded.engine.decoder import write_policy
         from embedded.trainer.checkpoint import saved_actor
-        from embedded.trainer.weights import megatron_shapes, megatron_to_hf
+        from embedded.trainer.weights import megatron_to_hf
 
         updates = saved_updates(self.checkpoints)
         if updates <= 0:
             return 0
-        shapes = megatron_shapes(AutoConfig.from_pretrained(self.policy))
-        weights = megatron_to_hf(saved_actor(self.checkpoints), shapes)
+        weights = megatron_to_hf(saved_actor(self.checkpoints), AutoConfig.from_pretrained(self.policy))
         write_policy(self.policy, weights, self.folder / "policy_after")
         return updates
 
 
-def _without_warmup(keys: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The keys without a cluster's critic warm-up, unless the flags ask for as many updates; and a note about it."""
-    if "num_critic_only_steps" in flags or not keys.get("critic_warmup"):
-        return dict(keys), []
-    note = (
-        "critic_warmup of the YAML is left out, because it is made for long runs; here the critic trains alone for the "
-        f"first {CRITIC_ONLY} updates, at most half of all. To keep it, add --set-flag num_critic_only_steps=N, with "
-        "N = w_epoch + w_iter"
-    )
-    return {key: value for key, value in keys.items() if key != "critic_warmup"}, [note]
-
-
 def _teacher(settings: RolloutSettings) -> str:
-    """What the policy imitates, in words."""
+    """Say what the policy imitates."""
     from embedded.warmstart.demonstrations import find_expert
     from rollout.tasks import read_tasks
 
@@ -284,24 +284,6 @@ def _teacher(settings: RolloutSettings) -> str:
         f"{', '.join(untaught)} has no expert_action(env), so the policy imitates random actions: that teaches it to "
         "give valid answers and to prefer no action, and PPO starts from there"
     )
-
-
-def _lengths(imitation: Imitation, flags: Mapping[str, Any]) -> dict[str, int]:
-    """The limits on prompts and answers, printed if they are not the defaults."""
-    from embedded.arguments import EmbeddedFlags
-
-    lengths = imitation.lengths(EmbeddedFlags(hf_checkpoint=""))
-    changed = [
-        f"{name} {value}"
-        for name, value in lengths.items()
-        if value != EmbeddedFlags.model_fields[name].default and name not in flags
-    ]
-    if changed:
-        print(
-            f"the longest prompt has {imitation.longest_prompt} tokens and the longest answer "
-            f"{imitation.longest_answer}, so these flags are raised: {', '.join(changed)}"
-        )
-    return lengths
 
 
 def set_up_process() -> None:

@@ -34,8 +34,8 @@ def read_flags(argv: list[str] | None = None) -> argparse.Namespace:
     add("--updates", "num_rollout", 60, "PPO updates, critic warm-up included")
     add("--turns", "rollout_batch_size", 256, "turns per batch")
     add("--step-turns", "global_batch_size", 64, "turns per optimizer step")
-    add("--response-len", "rollout_max_response_len", 48, "most tokens in an answer")
-    add("--context-len", "rollout_max_context_len", 1024, "most tokens in prompt and answer together")
+    add("--response-len", "rollout_max_response_len", 48, "most tokens in a response")
+    add("--context-len", "rollout_max_context_len", 1024, "most tokens in prompt and response together")
     add("--lr", "lr", 5e-6, "learning rate of the actor")
     add("--critic-lr", "critic_lr", 2e-5, "learning rate of the critic")
     add("--max-tokens", "max_tokens_per_gpu", 8192, "tokens per micro-batch")
@@ -120,7 +120,7 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def find_model(name: str) -> Path:
-    """The folder `name`, or else the hub's model of that name, downloaded into Hugging Face's cache.
+    """Find the folder `name`, or else the hub's model of that name, downloaded into Hugging Face's cache.
 
     Raises:
         ConfigError: there is no such folder, and the hub does not provide the model.
@@ -140,7 +140,7 @@ def find_model(name: str) -> Path:
 
 
 def _tokens_per_s(history: list[dict[str, float]]) -> float:
-    """New tokens per second of rollout, including the time that environments take."""
+    """Compute new tokens per second of rollout, including the time that environments take."""
     played = [row for row in history if "turn/response_tokens" in row]
     tokens = sum(row["turn/response_tokens"] * row["rollout/turns"] for row in played)
     return round(tokens / max(sum(row["perf/rollout_s"] for row in played), 1e-9), 1)

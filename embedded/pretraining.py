@@ -23,7 +23,7 @@ class Stage:
 
 
 def split_run(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -> tuple[Stage | None, Stage]:
-    """The pretraining that the YAML asks for, which saves its critic in `folder`, and PPO; without one, PPO alone.
+    """Split a run into the pretraining that the YAML asks for, if any, which saves its critic in `folder`, and PPO.
 
     The pretraining plays one held-out episode, because its policy does not change.
     """

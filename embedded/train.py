@@ -28,10 +28,10 @@ class Tracker(Protocol):
     """Receives the results of a run."""
 
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
-        """Called after every update."""
+        """Record an update; called after each."""
 
     def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> object:
-        """Called after every evaluation; `rollout_id` updates came before it.
+        """Record an evaluation; called after each. `rollout_id` updates came before it.
 
         `weights` are the evaluated policy's under Hugging Face names; the next update changes them in place.
         """
@@ -101,7 +101,7 @@ def _engine_options(flags: EmbeddedFlags) -> EngineOptions:
 
 
 def _clocks(engine: EngineProcess) -> tuple[float, float, float]:
-    """Wall time, and the CPU time of this process and of the engine's, in seconds."""
+    """Read wall time, and the CPU time of this process and of the engine's, in seconds."""
     return time.perf_counter(), time.process_time(), engine.cpu_s()
 
 

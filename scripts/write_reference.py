@@ -73,26 +73,18 @@ def main() -> None:
 
 
 def outputs() -> dict[Path, str]:
-    """The text of each file, by path."""
+    """Build the text of each file, by path."""
     environments = environment_models()
-    configs = {path: with_schema(path.read_text(encoding="utf-8")) for path in SCHEMA.parent.glob("*.yaml")}
-    return {REFERENCE: reference(environments), SCHEMA: schema(environments), FLAT: flat_script(), **configs}
-
-
-def flat_script() -> str:
-    """The Crafter run as one file, with the scripts' default paths."""
+    configs = {path: path.read_text(encoding="utf-8") for path in SCHEMA.parent.glob("*.yaml")}
+    configs = {path: SCHEMA_LINE + text.removeprefix(SCHEMA_LINE) for path, text in configs.items()}
+    # The Crafter run as one file, with the scripts' default paths.
     command = ["bash", str(ROOT / "scripts" / FLAT.name), "--flat"]
-    environment = {"PATH": os.environ["PATH"]}
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-
-
-def with_schema(config: str) -> str:
-    """The YAML text with the schema named in its first line."""
-    return config if config.startswith(SCHEMA_LINE) else SCHEMA_LINE + config
+    flat = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]})
+    return {REFERENCE: reference(environments), SCHEMA: schema(environments), FLAT: flat.stdout, **configs}
 
 
 def environment_models() -> dict[str, type[Settings]]:
-    """The settings model of each environment module that has one, by module name."""
+    """Find the settings model of each environment module that has one, by module name."""
     names = [f"envs.{module.name}" for module in pkgutil.iter_modules(envs.__path__)]
     models = {name: getattr(importlib.import_module(name), "SETTINGS", None) for name in names}
     return {name: model for name, model in models.items() if model is not None}
@@ -102,7 +94,7 @@ def environment_models() -> dict[str, type[Settings]]:
 
 
 def schema(environments: Mapping[str, type[Settings]]) -> str:
-    """The JSON schema of a custom YAML; `env:` is checked by the model of the environment that the file names."""
+    """Build the JSON schema of a custom YAML; `env:` is checked by the model of the environment that the file names."""
     models = [RolloutSettings, *environments.values(), TaskSettings]
     references, definitions = models_json_schema([(m, "validation") for m in dict.fromkeys(models)])
     definitions = _tidy(definitions["$defs"])
@@ -113,7 +105,13 @@ def schema(environments: Mapping[str, type[Settings]]) -> str:
     items = {"anyOf": [{"type": "string"}, {"$ref": reference_of(TaskSettings)}]}
     for owner in (root, definitions["EvalSettings"]):
         owner["properties"]["tasks"]["items"] = items
-    rules = [_env_rule(name, reference_of(model)) for name, model in environments.items()]
+    rules = [
+        {
+            "if": {"properties": {"rollout_interaction_env_path": {"const": name}}},
+            "then": {"properties": {"env": {"$ref": reference_of(model)}}},
+        }
+        for name, model in environments.items()
+    ]
     whole = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "slime-verlog configuration",
@@ -122,11 +120,6 @@ def schema(environments: Mapping[str, type[Settings]]) -> str:
         "$defs": definitions,
     }
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
-
-
-def _env_rule(module: str, reference: str) -> dict[str, Any]:
-    path = {"rollout_interaction_env_path": {"const": module}}
-    return {"if": {"properties": path}, "then": {"properties": {"env": {"$ref": reference}}}}
 
 
 def _allow_empty_sections(properties: dict[str, Any], definitions: Mapping[str, Any]) -> None:
@@ -153,24 +146,18 @@ def _tidy(node: Any) -> Any:
 
 
 def reference(environments: Mapping[str, type[Settings]]) -> str:
-    """The reference as Markdown."""
-    sections = [INTRODUCTION, *_rollout_sections(), *_section("Advantages", AdvantageSettings, "")]
-    sections += _section("Entries of tasks", TaskSettings, "tasks[].")
-    return "\n".join([*sections, *_environment_sections(environments)])
-
-
-def _rollout_sections() -> Iterator[str]:
-    """The keys of `RolloutSettings` itself, one section per part; nested models follow their part."""
-    fields = own_fields(RolloutSettings)
-    if missing := PARTS.keys() - fields.keys():
-        raise KeyError(f"PARTS names {missing}, which RolloutSettings lacks")
+    """Build the reference as Markdown."""
     parts: list[dict[str, FieldInfo]] = []
-    for name, field in fields.items():
+    for name, field in own_fields(RolloutSettings).items():
         if name in PARTS:
             parts.append({})
         parts[-1][name] = field
+    sections = [INTRODUCTION]
     for heading, part in zip(PARTS.values(), parts, strict=True):
-        yield from _section(heading, RolloutSettings, "", part, text="")
+        sections += _section(heading, RolloutSettings, "", part, text="")
+    sections += _section("Advantages", AdvantageSettings, "")
+    sections += _section("Entries of tasks", TaskSettings, "tasks[].")
+    return "\n".join([*sections, *_environment_sections(environments)])
 
 
 def _environment_sections(environments: Mapping[str, type[Settings]]) -> Iterator[str]:
@@ -180,23 +167,20 @@ def _environment_sections(environments: Mapping[str, type[Settings]]) -> Iterato
         "`rollout_interaction_env_path`. An environment of your own checks its own options.\n"
     )
     headings = {model: f"`{name}`" for name, model in environments.items()}
-    for model in _shared_models(environments):
-        headings[model] = _words(model.__name__)
+    bases = dict.fromkeys(base for model in environments.values() for base in model.__mro__[1:])
+    for model in bases:
+        if not issubclass(model, Settings) or not own_fields(model) or model in environments.values():
+            continue
+        # `GameSettings` becomes `Game settings`.
+        headings[model] = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", model.__name__).capitalize()
         users = ", ".join(f"`{name}`" for name, other in environments.items() if issubclass(other, model))
         text = f"{_line(model.__doc__)} Shared by {users}."
         yield from _section(headings[model], model, "env.", own_fields(model), text, level=3)
     for name, model in environments.items():
-        bases = [headings[base] for base in model.__mro__[1:] if base in headings]
-        links = " and ".join(f"[{base.strip('`')}](#{_anchor(base)})" for base in bases)
-        text = _line(model.__doc__) + (f" The keys of {links} apply too." if bases else "")
+        inherited = [headings[base] for base in model.__mro__[1:] if base in headings]
+        links = " and ".join(f"[{base.strip('`')}](#{_anchor(base)})" for base in inherited)
+        text = _line(model.__doc__) + (f" The keys of {links} apply too." if inherited else "")
         yield from _section(f"`{name}`", model, "env.", own_fields(model), text, level=3)
-
-
-def _shared_models(environments: Mapping[str, type[Settings]]) -> list[type[Settings]]:
-    """Base models that are not the model of an environment themselves, in order of use."""
-    bases = [base for model in environments.values() for base in model.__mro__[1:]]
-    found = [base for base in bases if issubclass(base, Settings) and base is not Settings and own_fields(base)]
-    return [base for base in dict.fromkeys(found) if base not in environments.values()]
 
 
 def _section(
@@ -222,7 +206,7 @@ def _section(
 
 
 def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields that the model itself declares."""
+    """Return the fields that the model itself declares."""
     own = vars(model).get("__annotations__", {})
     return {name: field for name, field in model.model_fields.items() if name in own}
 
@@ -283,11 +267,6 @@ def _nested(annotation: Any) -> list[type[Settings]]:
 
 def _line(text: str | None) -> str:
     return " ".join((text or "").split())
-
-
-def _words(name: str) -> str:
-    """A class name as words: `GameSettings` becomes `Game settings`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).capitalize()
 
 
 def _anchor(heading: str) -> str:

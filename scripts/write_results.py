@@ -21,8 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from embedded.studies.contrasts import area_lines, contrast_lines  # noqa: E402
-from embedded.studies.plots import plot_by_length  # noqa: E402
-from embedded.studies.report import table_lines  # noqa: E402
+from embedded.studies.report import plot_by_length, table_lines  # noqa: E402
 from embedded.studies.results import Run, read_csv  # noqa: E402
 from embedded.studies.study import Study, load_study  # noqa: E402
 
@@ -43,7 +42,7 @@ def main() -> None:
 
 
 def study_names(page: Path) -> list[str]:
-    """The studies on a page."""
+    """List the studies on a page."""
     return list(dict.fromkeys(found[3] for found in _PLACE.finditer(page.read_text(encoding="utf-8"))))
 
 
@@ -61,18 +60,18 @@ def copy_study(source: Path, name: str) -> None:
 
 
 def finished_runs(study: Study) -> list[Run]:
-    """The finished runs in a study's raw.csv; none if it has not been run yet."""
+    """Read the finished runs in a study's raw.csv; none if it has not been run yet."""
     path = RAW / study.name / "raw.csv"
     return [run for run in read_csv(path, study.measure) if run.done] if path.exists() else []
 
 
 def filled(page: str) -> str:
-    """The page with every table written anew."""
+    """Write every table of the page anew."""
     return _PLACE.sub(lambda found: f"{found[1]}\n{table_of(found[2], found[3])}\n\n", page)
 
 
 def table_of(kind: str, name: str) -> str:
-    """One of a study's tables in Markdown."""
+    """Format one of a study's tables in Markdown."""
     study = load_study(name)
     return "\n".join(TABLES[kind](study, finished_runs(study)))
 

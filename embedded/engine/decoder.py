@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,20 +23,6 @@ from rollout.errors import ConfigError
 SERVED_TYPES = ("qwen2", "llama", "qwen3", "mistral")
 PREFILL_CHUNK = 512
 """Prompt tokens computed at once per row; this bounds the score matrix of a long prompt."""
-
-
-class RowDecoder(Protocol):
-    """What the scheduler needs from a model; `Decoder` documents the methods."""
-
-    rows: int
-    context_length: int
-    vocab_size: int
-
-    def load_weights(self, state: Mapping[str, torch.Tensor]) -> None: ...
-    def open_row(self, row: int, prompt: Sequence[int]) -> None: ...
-    def copy_prefix(self, source: int, target: int, length: int) -> None: ...
-    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> torch.Tensor: ...
-    def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +79,14 @@ class Decoder:
         Raises:
             ConfigError: a weight is missing or has another shape. The old weights stay in place.
         """
-        take = _WeightReader(state, self.device, self._dtype)
+
+        def take(name: str) -> torch.Tensor:
+            if name not in state:
+                raise ConfigError(f"the new weights lack '{name}', so they belong to another model")
+            return state[name].detach().to(self.device, self._dtype, copy=True)
+
         embed = take("model.embed_tokens.weight")
-        layers = [self._read_layer(take, f"model.layers.{i}.") for i in range(self.layer_count)]
+        layers = [self._read_layer(state, take, f"model.layers.{i}.") for i in range(self.layer_count)]
         norm = take("model.norm.weight")
         head = take("lm_head.weight") if "lm_head.weight" in state else embed
         if embed.shape[0] != self.vocab_size or f"model.layers.{self.layer_count}.mlp.down_proj.weight" in state:
@@ -105,15 +96,16 @@ class Decoder:
             )
         self.embed, self.layers, self.norm, self.head = embed, layers, norm, head
 
-    def _read_layer(self, take: _WeightReader, prefix: str) -> Layer:
+    def _read_layer(self, state: Mapping[str, torch.Tensor], take: Callable[[str], torch.Tensor], prefix: str) -> Layer:
+        optional = lambda name: take(name) if name in state else None
         qkv = [f"{prefix}self_attn.{x}_proj" for x in "qkv"]
-        biases = [bias for name in qkv if (bias := take.optional(f"{name}.bias")) is not None]
+        biases = [bias for name in qkv if (bias := optional(f"{name}.bias")) is not None]
         layer = Layer(
             input_norm=take(f"{prefix}input_layernorm.weight"),
             qkv=torch.cat([take(f"{name}.weight") for name in qkv]),
             qkv_bias=torch.cat(biases) if biases else None,
-            q_norm=take.optional(f"{prefix}self_attn.q_norm.weight"),
-            k_norm=take.optional(f"{prefix}self_attn.k_norm.weight"),
+            q_norm=optional(f"{prefix}self_attn.q_norm.weight"),
+            k_norm=optional(f"{prefix}self_attn.k_norm.weight"),
             out=take(f"{prefix}self_attn.o_proj.weight"),
             mlp_norm=take(f"{prefix}post_attention_layernorm.weight"),
             gate_up=torch.cat([take(f"{prefix}mlp.{x}_proj.weight") for x in ("gate", "up")]),
@@ -125,7 +117,7 @@ class Decoder:
         return layer
 
     def open_row(self, row: int, prompt: Sequence[int]) -> None:
-        """Called before a row gets a new prompt; a decoder with pictures keeps them here."""
+        """Prepare a row for a new prompt; a decoder with images keeps them here."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` cached tokens of one row into another."""
@@ -140,8 +132,7 @@ class Decoder:
         for offset in range(0, longest, PREFILL_CHUNK):
             live = [i for i, t in enumerate(tokens) if len(t) > offset]
             parts = [tokens[i][offset : offset + PREFILL_CHUNK] for i in live]
-            last = self._forward([rows[i] for i in live], [starts[i] + offset for i in live], parts)
-            logits[live] = last
+            logits[live] = self._forward([rows[i] for i in live], [starts[i] + offset for i in live], parts)
         return logits
 
     @torch.inference_mode()
@@ -196,7 +187,7 @@ class Decoder:
     def _project(
         self, x: torch.Tensor, layer: Layer, index: int, row: torch.Tensor, position: torch.Tensor
     ) -> torch.Tensor:
-        """Queries [n, heads, head_dim]; writes keys and values into the cache."""
+        """Compute queries [n, heads, head_dim], and write keys and values into the cache."""
         qkv = F.linear(F.rms_norm(x, x.shape[-1:], layer.input_norm, self.eps), layer.qkv, layer.qkv_bias)
         qkv = qkv.view(len(x), self.heads + 2 * self.kv_heads, self.head_dim)
         split = self.heads + self.kv_heads
@@ -261,23 +252,8 @@ def write_policy(source: str | Path, weights: Mapping[str, torch.Tensor], folder
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-class _WeightReader:
-    """Reads named weights as copies of one type on one device."""
-
-    def __init__(self, state: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> None:
-        self._state, self._device, self._dtype = state, device, dtype
-
-    def __call__(self, name: str) -> torch.Tensor:
-        if name not in self._state:
-            raise ConfigError(f"the new weights lack '{name}', so they belong to another model")
-        return self._state[name].detach().to(self._device, self._dtype, copy=True)
-
-    def optional(self, name: str) -> torch.Tensor | None:
-        return self(name) if name in self._state else None
-
-
 def _rotary_table(rotary: Any, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [length, 1, head_dim], with transformers' frequencies and scaling."""
+    """Compute cosines and sines [length, 1, head_dim], with transformers' frequencies and scaling."""
     angles = torch.outer(torch.arange(length, dtype=torch.float32), rotary.inv_freq.float().cpu())
     angles = torch.cat([angles, angles], -1)[:, None]
     return (angles.cos() * rotary.attention_scaling).to(device), (angles.sin() * rotary.attention_scaling).to(device)

@@ -1,4 +1,4 @@
-"""The engine behind the HTTP routes: tokenizer, decoder and scheduler, with SGLang's native requests and answers."""
+"""The engine behind the HTTP routes: tokenizer, decoder and scheduler, with SGLang's native requests and responses."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from embedded.engine.decoder import Decoder, RowDecoder, load_hf_model
+from embedded.engine.decoder import Decoder, load_hf_model
 from embedded.engine.sampling import read_sampling_params
 from embedded.engine.scheduler import Request, Scheduler
 from slime_verlog import ConfigError, Field, Settings
+
+if TYPE_CHECKING:
+    from embedded.engine.vision import VisionDecoder
 
 
 class EngineOptions(Settings):
@@ -31,11 +32,11 @@ class EngineOptions(Settings):
     max_running_requests: int = Field(default=32, ge=1)
     """Requests that run at the same time; the others wait."""
     context_length: int | None = Field(default=None, ge=1)
-    """Largest number of tokens in prompt and answer together; default: the model's own length, at most 4096."""
+    """Largest number of tokens in prompt and response together; default: the model's own length, at most 4096."""
     device: str = "cpu"
     """torch device."""
     bf16: bool = False
-    """Compute in bfloat16 instead of float32; models with pictures always use float32."""
+    """Compute in bfloat16 instead of float32; models with images always use float32."""
     seed: int = 0
     """Seed of requests without a sampling_seed."""
     prefix_cache: bool = True
@@ -59,6 +60,7 @@ class Engine:
     max_body_bytes = 8 << 20
     UNSUPPORTED: tuple[str, ...] = ("stream", "image_data", "input_embeds", "lora_path", "return_hidden_states")
     SHARES_PREFIXES = True
+    load_model = staticmethod(load_hf_model)
 
     def __init__(self, options: EngineOptions) -> None:
         """Load the model and start its worker thread.
@@ -75,13 +77,12 @@ class Engine:
         share = options.prefix_cache and self.SHARES_PREFIXES
         self.scheduler = Scheduler(self.decoder, self._find_stop, options.seed, share)
 
-    def _load_decoder(self) -> RowDecoder:
-        options = self.options
-        rows, context = options.max_running_requests, options.context_length
-        return Decoder(options.model_path, rows, context, options.device, bf16=options.bf16)
+    def _load_decoder(self) -> Decoder | VisionDecoder:
+        o = self.options
+        return Decoder(o.model_path, o.max_running_requests, o.context_length, o.device, bf16=o.bf16)
 
     def takes_long(self, body: Mapping[str, Any]) -> bool:
-        """Whether `prepare` is too slow for an event loop."""
+        """Tell whether `prepare` is too slow for an event loop."""
         return body.get("text") is not None
 
     def prepare(self, body: Mapping[str, Any]) -> list[Request]:
@@ -90,7 +91,11 @@ class Engine:
         Raises:
             ConfigError: the request is invalid or not supported.
         """
-        _refuse_unsupported(body, self.UNSUPPORTED)
+        for name in self.UNSUPPORTED:
+            if body.get(name):
+                raise ConfigError(f"the embedded engine does not support {name} for this model; remove it")
+        if body.get("return_logprob") and body.get("logprob_start_len", -1) not in (-1, None):
+            raise ConfigError("log-probabilities of prompt tokens are not supported; remove logprob_start_len")
         prompts = self._prompts(body)
         params = body.get("sampling_params")
         per_prompt = params if isinstance(params, list) else [params] * len(prompts)
@@ -106,8 +111,8 @@ class Engine:
         ends = lambda p: frozenset(p.stop_token_ids or ()) | (frozenset() if p.ignore_eos else self._eos)
         return [Request(rid, prompt, p, ends(p)) for rid, prompt, p in zip(rids, prompts, checked, strict=True)]
 
-    def answer(self, request: Request, started: float) -> dict[str, Any]:
-        """The JSON that SGLang returns for a finished request."""
+    def response(self, request: Request, started: float) -> dict[str, Any]:
+        """Return the JSON that SGLang returns for a finished request."""
         log_probs = zip(request.log_probs, request.output, strict=True)
         return {
             "text": self._text(request),
@@ -130,13 +135,10 @@ class Engine:
         Raises:
             ConfigError: the folder is not a model folder, or its model has another shape. The old weights stay.
         """
-        state = await asyncio.to_thread(self._load_state, folder)
+        state = await asyncio.to_thread(lambda: self.load_model(folder).state_dict())
         version = await asyncio.wrap_future(self.scheduler.update_weights(state, version))
         self.model_path = folder
         return version
-
-    def _load_state(self, folder: str) -> Mapping[str, torch.Tensor]:
-        return load_hf_model(folder).state_dict()
 
     def _prompts(self, body: Mapping[str, Any]) -> list[list[int]]:
         ids, text = body.get("input_ids"), body.get("text")
@@ -154,7 +156,7 @@ class Engine:
         return batch
 
     def _texts(self, text: Any) -> list[str]:
-        """The texts of a request, checked for type and length before they are tokenized."""
+        """Check the texts of a request for type and length before they are tokenized."""
         texts = [text] if isinstance(text, str) else text
         if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
             raise ConfigError(f"text must be a string or a list of strings, got {reprlib.repr(text)}")
@@ -178,13 +180,10 @@ class Engine:
 
     def _text(self, request: Request) -> str:
         params, matched = request.params, (request.finish_reason or {}).get("matched")
-        output = request.output
-        if isinstance(matched, int) and not params.no_stop_trim:
-            output = output[:-1]
+        trimmed = None if params.no_stop_trim else matched
+        output = request.output[:-1] if isinstance(trimmed, int) else request.output
         text = self.tokenizer.decode(output, skip_special_tokens=params.skip_special_tokens)
-        if isinstance(matched, str) and not params.no_stop_trim:
-            text = text[: text.find(matched)]
-        return text
+        return text[: text.find(trimmed)] if isinstance(trimmed, str) else text
 
 
 def _check_count(prompts: Sequence[Any]) -> None:
@@ -193,7 +192,7 @@ def _check_count(prompts: Sequence[Any]) -> None:
 
 
 def _request_ids(given: Any, count: int) -> list[str]:
-    """The ids of a request's prompts; new ids if none are given."""
+    """Read the ids of a request's prompts; new ids if none are given."""
     rids = [given] if isinstance(given, str) else given
     if not rids:
         return [uuid.uuid4().hex for _ in range(count)]
@@ -204,16 +203,8 @@ def _request_ids(given: Any, count: int) -> list[str]:
     return rids
 
 
-def _refuse_unsupported(body: Mapping[str, Any], names: Sequence[str]) -> None:
-    for name in names:
-        if body.get(name):
-            raise ConfigError(f"the embedded engine does not support {name} for this model; remove it")
-    if body.get("return_logprob") and body.get("logprob_start_len", -1) not in (-1, None):
-        raise ConfigError("log-probabilities of prompt tokens are not supported; remove logprob_start_len")
-
-
 def end_tokens(folder: str, tokenizer: Any) -> frozenset[int]:
-    """Ids that end an answer: those of the generation config, the model config and the tokenizer."""
+    """Collect the ids that end a response: those of the generation config, the model config and the tokenizer."""
     found: set[int] = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
     for name in ("generation_config.json", "config.json"):
         path = Path(folder) / name

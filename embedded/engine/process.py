@@ -1,6 +1,6 @@
 """The engine in a process beside the trainer's, so that both compute at the same time.
 
-Weights go to the engine as slime's disk transport sends them: pause, which aborts the answers in flight, flush, load,
+Weights go to the engine as slime's disk transport sends them: pause, which aborts the responses in flight, flush, load,
 continue.
 """
 
@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from rollout.errors import ConfigError, EngineError
 CONTROL_S = 600.0
 """Seconds for one control request; loading a large model takes long on a busy machine."""
 FLUSH_PAUSE_S = 0.002
-"""Seconds between two requests to flush the cache, which is refused until the last answer is aborted."""
+"""Seconds between two requests to flush the cache, which is refused until the last response is aborted."""
 IN_MEMORY = Path("/dev/shm")
 """Where Linux keeps files in memory. Without it, or if it is small, weights go to the temporary folder."""
 ROOM = 8
@@ -74,7 +73,7 @@ class EngineProcess:
         return self._port
 
     def update_weights(self, state: Mapping[str, torch.Tensor], version: str) -> None:
-        """Serve these weights, given under Hugging Face names, as this version. Answers in flight are aborted.
+        """Serve these weights, given under Hugging Face names, as this version. Responses in flight are aborted.
 
         Raises:
             EngineError: the engine refused, or its process ended, or the weights cannot be written.
@@ -91,14 +90,14 @@ class EngineProcess:
         self._post("/continue_generation")
 
     def cpu_s(self) -> float:
-        """CPU seconds of the engine's process so far."""
+        """Ask for the CPU seconds of the engine's process so far."""
         return self._call("GET", "/get_server_info")[1]["process_cpu_s"]
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None, refused: int = 200) -> int:
-        """The status of a control request: 200, or `refused`."""
-        status, answer = self._call("POST", path, body)
+        """Send a control request, and return its status: 200, or `refused`."""
+        status, said = self._call("POST", path, body)
         if status not in (200, refused):
-            raise EngineError(f"the engine refused {path} (HTTP {status}): {answer}", f"http_{status}")
+            raise EngineError(f"the engine refused {path} (HTTP {status}): {said}", f"http_{status}")
         return status
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
@@ -113,14 +112,8 @@ class EngineProcess:
             connection.close()
         return response.status, json.loads(said) if response.headers.get_content_type().endswith("json") else said
 
-    def _has_ended(self) -> bool:
-        """Whether the child ended by itself; a connection may break a moment earlier."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)
-        return self._process.returncode is not None
-
     def _obituary(self) -> str:
-        """Why the child ended, as a sentence."""
+        """Say why the child ended."""
         code = self._process.wait()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return f"the engine's process ended {how}; if it printed no reason above, the system may have run out of memory"
@@ -134,18 +127,18 @@ class EngineProcess:
     def __enter__(self) -> EngineProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        lost = isinstance(error, EngineError) and self._has_ended()
-        said = self._obituary() if lost else ""
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, EngineError):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a connection may break a moment earlier
+                self._process.wait(timeout=1)
+        lost = self._obituary() if isinstance(error, EngineError) and self._process.returncode is not None else None
         self.close()
         if lost:
-            raise EngineError(said, "refused") from error
+            raise EngineError(lost, "refused") from error
 
 
 def _place_for(model: str) -> str | None:
-    """The parent of the folder with new weights; None stands for the system's temporary folder."""
+    """Choose the parent of the folder with new weights; None stands for the system's temporary folder."""
     size = sum(file.stat().st_size for file in Path(model).glob("*") if file.is_file())
     roomy = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM * size
     return str(IN_MEMORY) if roomy else None
@@ -155,7 +148,7 @@ CHILD = "from embedded.engine.process import serve_until_stdin_closes; serve_unt
 
 
 def serve_until_stdin_closes() -> None:
-    """The child: serve the options in `argv[1]`, reply with the port or the error, and delete the folder `argv[2]`."""
+    """Serve the options in `argv[1]`, reply with the port or the error, and delete the folder `argv[2]` at the end."""
     from transformers.utils import logging
 
     from embedded.engine.server import EngineServer

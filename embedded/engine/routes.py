@@ -1,34 +1,124 @@
-"""The HTTP routes of the embedded engine: SGLang's native names, bodies and answers."""
+"""The HTTP routes of the embedded engine: SGLang's native names, bodies and responses.
+
+Control requests need a local client or the admin key, and idle connections are closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import ipaddress
 import json
 import reprlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
-from embedded.engine.connections import IdleConnections, refusal
 from embedded.engine.engine import Engine
 from rollout.errors import ConfigError, EngineError
 
 MAX_ERROR_LENGTH = 2000
-"""Characters of an error's text in an answer; longer texts are cut, because they may quote the request."""
+"""Characters of an error's text in a response; longer texts are cut, because they may quote the request."""
 MAX_NAME_LENGTH = 4096
 """Characters of a path, a request id or a version."""
-IDLE = web.AppKey("idle", IdleConnections)
 PAUSE_MODES = ("abort", "retract", "in_place")
+CONTROL = frozenset(
+    {"/abort_request", "/pause_generation", "/continue_generation", "/update_weights_from_disk", "/flush_cache"}
+)
+"""Paths that affect all clients."""
+
+
+def refusal(path: str, remote: str | None, authorization: str | None, admin_key: str | None) -> web.Response | None:
+    """Return the response that refuses a control request; None if the request is allowed.
+
+    `remote` is the client's address; `authorization` is the header of that name.
+    """
+    if path not in CONTROL or is_local(remote):
+        return None
+    if admin_key is None:
+        return _error(f"{path} is for local clients only; start the engine with --admin-api-key to allow others", 403)
+    if hmac.compare_digest((authorization or "").encode(), f"Bearer {admin_key}".encode()):
+        return None
+    return _error(f"{path} needs the header 'Authorization: Bearer KEY' with the engine's --admin-api-key", 401)
+
+
+def is_local(remote: str | None) -> bool:
+    """Tell whether the client runs on this machine; a client of a Unix socket has no address."""
+    if not remote:
+        return True
+    try:
+        address = ipaddress.ip_address(remote.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+class IdleConnections:
+    """Closes connections of `server` without a complete request for `seconds`, unless a request is in progress.
+
+    aiohttp closes connections that are idle after a request, but waits forever for the first request and for the rest
+    of a header.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.server: web.Server | None = None
+        self._busy: set[Any] = set()
+        self._since: dict[Any, float] = {}
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Record the connections with a request in progress."""
+        transport = request.transport
+        self._busy.add(transport)
+        try:
+            return await handler(request)
+        finally:
+            self._busy.discard(transport)
+
+    async def watch(self, _: web.Application) -> AsyncIterator[None]:
+        """Close idle connections for as long as the application runs."""
+        task = asyncio.create_task(self.sweep())
+        yield
+        task.cancel()
+
+    async def sweep(self) -> None:
+        """Close idle connections forever."""
+        while True:
+            await asyncio.sleep(self.seconds / 4)
+            transports = [handler.transport for handler in self.server.connections] if self.server else []
+            now = time.monotonic()
+            self._since = {t: self._since.get(t, now) for t in transports if t is not None and t not in self._busy}
+            for transport, since in self._since.items():
+                if now - since >= self.seconds:
+                    transport.close()
+
+
+IDLE = web.AppKey("idle", IdleConnections)
 
 
 def build_app(engine: Engine) -> web.Application:
-    """The web application of one engine."""
+    """Build the web application of one engine."""
     idle = IdleConnections(engine.options.idle_timeout_s)
-    middlewares = [idle.middleware, _errors_as_json, _control(engine.options.admin_api_key)]
-    app = web.Application(client_max_size=engine.max_body_bytes, middlewares=middlewares)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
+        key = request.headers.get("Authorization")
+        refused = refusal(request.path, request.remote, key, engine.options.admin_api_key)
+        try:
+            return await handler(request) if refused is None else refused
+        except ConfigError as error:
+            return _error(str(error), 400)
+        except RecursionError:
+            return _error("the request body is nested too deeply", 400)
+        except EngineError as error:
+            return _error(str(error), 500)
+
+    app = web.Application(client_max_size=engine.max_body_bytes, middlewares=[idle.middleware, guard])
     app[IDLE] = idle
     app.cleanup_ctx.append(idle.watch)
     for route, handler in ROUTES.items():
@@ -38,33 +128,12 @@ def build_app(engine: Engine) -> web.Application:
     return app
 
 
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Any) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except ConfigError as error:
-        return _error(str(error), 400)
-    except RecursionError:
-        return _error("the request body is nested too deeply", 400)
-    except EngineError as error:
-        return _error(str(error), 500)
-
-
 def _error(text: str, status: int) -> web.Response:
     return web.json_response({"error": {"message": text[:MAX_ERROR_LENGTH]}}, status=status)
 
 
-def _control(admin_key: str | None) -> Any:
-    @web.middleware
-    async def guarded(request: web.Request, handler: Any) -> web.StreamResponse:
-        refused = refusal(request.path, request.remote, request.headers.get("Authorization"), admin_key)
-        return await handler(request) if refused is None else refused
-
-    return guarded
-
-
 async def _body(engine: Engine, request: web.Request) -> dict[str, Any]:
-    """The JSON object of a request; an empty body is an empty object."""
+    """Read the JSON object of a request; an empty body is an empty object."""
     try:
         async with asyncio.timeout(engine.options.idle_timeout_s):
             raw = await request.read()
@@ -81,7 +150,7 @@ async def _body(engine: Engine, request: web.Request) -> dict[str, Any]:
 
 
 def _name(body: Mapping[str, Any], key: str) -> str | None:
-    """An optional name in the body: a path, a request id or a version.
+    """Read an optional name in the body: a path, a request id or a version.
 
     Raises:
         ConfigError: it is not text, or it is too long.
@@ -104,9 +173,9 @@ async def _generate(engine: Engine, request: web.Request) -> web.Response:
         for r in requests:
             engine.scheduler.abort(r.rid)
         raise
-    answers = [engine.answer(r, started) for r in finished]
+    responses = [engine.response(r, started) for r in finished]
     is_batch = isinstance(body.get("text"), list) or isinstance((body.get("input_ids") or [0])[0], list)
-    return web.json_response(answers if is_batch else answers[0])
+    return web.json_response(responses if is_batch else responses[0])
 
 
 async def _health(engine: Engine, _: web.Request) -> web.Response:
@@ -119,19 +188,14 @@ async def _model_info(engine: Engine, _: web.Request) -> web.Response:
 
 
 async def _server_info(engine: Engine, _: web.Request) -> web.Response:
-    options = engine.options
     return web.json_response(
         {
+            **dict.fromkeys(("tp_size", "dp_size", "pp_size", "ep_size", "num_gpus"), 1),
             "model_path": engine.model_path,
-            "tp_size": 1,
-            "dp_size": 1,
-            "pp_size": 1,
-            "ep_size": 1,
-            "num_gpus": 1,
             "enable_memory_saver": False,
             "context_length": engine.decoder.context_length,
-            "max_running_requests": options.max_running_requests,
-            "device": options.device,
+            "max_running_requests": engine.options.max_running_requests,
+            "device": engine.options.device,
             "weight_version": engine.scheduler.weight_version,
             "process_cpu_s": time.process_time(),
         }

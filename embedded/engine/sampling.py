@@ -44,11 +44,11 @@ class SamplingParams(Settings):
     top_k: int = -1
     """Keep this many of the most likely tokens; -1 keeps all."""
     max_new_tokens: int = Field(default=128, ge=1)
-    """Longest answer, in tokens."""
+    """Longest response, in tokens."""
     stop: str | tuple[str, ...] | None = None
-    """Texts that end the answer."""
+    """Texts that end the response."""
     stop_token_ids: tuple[int, ...] | None = None
-    """Tokens that end the answer, besides the model's own."""
+    """Tokens that end the response, besides the model's own."""
     ignore_eos: bool = False
     """Do not end at the model's own end tokens."""
     seed: int | None = None
@@ -56,9 +56,9 @@ class SamplingParams(Settings):
     sampling_seed: int | None = None
     """Seed of the request's random numbers; by default each request gets another one."""
     no_stop_trim: bool = False
-    """Leave the matched stop text or token in the answer's text."""
+    """Leave the matched stop text or token in the response's text."""
     skip_special_tokens: bool = True
-    """Leave special tokens out of the answer's text."""
+    """Leave special tokens out of the response's text."""
     logit_bias: Mapping[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
     """Added to the logits of tokens; the keys are token ids as text, as in SGLang."""
 
@@ -109,7 +109,7 @@ def read_sampling_params(mapping: Mapping[str, Any] | None) -> SamplingParams:
 
 
 def draw_uniforms(seed: int, count: int) -> list[float]:
-    """The first `count` uniform random numbers in [0, 1) of the request with this seed."""
+    """Return the first `count` uniform random numbers in [0, 1) of the request with this seed."""
     generator = torch.Generator().manual_seed(seed % (1 << 63))
     return torch.rand(count, generator=generator, dtype=torch.float64).tolist()
 
@@ -119,9 +119,13 @@ def sample_tokens(
 ) -> tuple[list[int], list[float]]:
     """Draw one token per row of `logits` [rows, vocab]; return the tokens and their log-probabilities.
 
-    As in SGLang, log-probabilities are of the temperature-scaled distribution, before top-k and top-p.
+    As in SGLang, log-probabilities are of the biased, temperature-scaled distribution, before top-k and top-p.
     """
-    logits = _biased(logits, params)
+    if any(p.logit_bias for p in params):
+        logits = logits.clone()
+        for row, p in enumerate(params):
+            for token, bias in (p.logit_bias or {}).items():
+                logits[row, int(token)] += bias
     temperature = torch.tensor([1.0 if p.greedy else p.temperature for p in params], device=logits.device)
     log_probs = torch.log_softmax(logits.float() / temperature[:, None], -1)
     probs = log_probs.double().exp()
@@ -135,17 +139,6 @@ def sample_tokens(
     if greedy:
         tokens[greedy] = log_probs[greedy].argmax(-1)
     return tokens.tolist(), log_probs.gather(-1, tokens[:, None]).squeeze(-1).tolist()
-
-
-def _biased(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """The logits with each request's bias added; as in SGLang, log-probabilities include it."""
-    if not any(p.logit_bias for p in params):
-        return logits
-    biased = logits.clone()
-    for row, p in enumerate(params):
-        for token, bias in (p.logit_bias or {}).items():
-            biased[row, int(token)] += bias
-    return biased
 
 
 def _keep_nucleus(probs: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:

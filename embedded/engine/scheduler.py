@@ -12,14 +12,17 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from embedded.engine.decoder import RowDecoder
 from embedded.engine.sampling import SamplingParams, draw_uniforms, sample_tokens
 from rollout.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from embedded.engine.decoder import Decoder
+    from embedded.engine.vision import VisionDecoder
 
 PREFILL_BUDGET = 4096
 """Prompt tokens admitted in one step; this bounds the delay of running requests."""
@@ -31,7 +34,7 @@ Update = tuple[Mapping[str, torch.Tensor], str | None, Future[str]]
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One prompt and its answer so far; `future` receives the request itself once `finish_reason` is set."""
+    """One prompt and its response so far; `future` receives the request itself once `finish_reason` is set."""
 
     rid: str
     prompt: list[int]
@@ -51,7 +54,11 @@ class Scheduler:
     """Runs a decoder in one worker thread and answers requests through futures."""
 
     def __init__(
-        self, decoder: RowDecoder, find_stop: Callable[[Request], str | None], seed: int = 0, prefix_cache: bool = True
+        self,
+        decoder: Decoder | VisionDecoder,
+        find_stop: Callable[[Request], str | None],
+        seed: int = 0,
+        prefix_cache: bool = True,
     ) -> None:
         """Start the worker. `find_stop` returns the stop string that the request's text contains, if any."""
         self.decoder = decoder
@@ -140,7 +147,7 @@ class Scheduler:
             return True
 
     def load(self) -> dict[str, int]:
-        """Requests running and waiting, and tokens held in the cache."""
+        """Count requests running and waiting, and tokens held in the cache."""
         with self._wake:
             return {
                 "num_running_reqs": len(self._running),
@@ -163,7 +170,7 @@ class Scheduler:
         """Refuse a prompt that cannot be computed.
 
         Raises:
-            ConfigError: the prompt and its answer do not fit the context, or it has unknown token ids.
+            ConfigError: the prompt and its response do not fit the context, or it has unknown token ids.
         """
         limit, vocab = self.decoder.context_length, self.decoder.vocab_size
         if not prompt:
@@ -195,7 +202,8 @@ class Scheduler:
                     if self._closed:
                         self._fail(EngineError("the engine was closed"))
                         return
-                    update = self._next_update()
+                    # An update waits for running requests; paused ones keep their outdated cache.
+                    update = self._updates.popleft() if self._updates and (self._paused or not self._running) else None
                     admitted = [] if self._paused or self._updates or update else self._admit()
                 if update is not None:
                     self._load(*update)
@@ -233,10 +241,6 @@ class Scheduler:
         for request in [*self._running.values(), *self._waiting]:
             if everything or request.rid.startswith(prefixes):
                 self._finish(request, {"type": "abort", "message": "aborted by request"})
-
-    def _next_update(self) -> Update | None:
-        """The next update, unless it must wait for running requests; paused requests keep their outdated cache."""
-        return self._updates.popleft() if self._updates and (self._paused or not self._running) else None
 
     def _load(self, state: Mapping[str, torch.Tensor], version: str | None, done: Future[str]) -> None:
         """Replace the weights. The lock is not held meanwhile, so new requests are accepted."""
@@ -281,7 +285,7 @@ class Scheduler:
         return admitted
 
     def _shared_prefixes(self, tokens: np.ndarray) -> np.ndarray:
-        """Length of each row's cached prefix of `tokens`, at most all but the last token, which must be computed."""
+        """Measure each row's cached prefix of `tokens`, at most all but the last token, which must be computed."""
         if not self._prefix_cache or not self._written.any():
             return np.zeros(self.decoder.rows, dtype=np.int64)
         agree = self._tokens[:, : len(tokens)] == tokens
@@ -290,7 +294,7 @@ class Scheduler:
 
     def _prefill(self, requests: list[Request]) -> None:
         rows = [r.row for r in requests]
-        starts = [int(self._written[row]) for row in rows]
+        starts = self._written[rows].tolist()
         totals = [len(r.prompt) + len(r.output) for r in requests]
         tokens = [self._tokens[row, s:n] for row, s, n in zip(rows, starts, totals, strict=True)]
         logits = self.decoder.prefill(rows, starts, tokens)
@@ -309,17 +313,13 @@ class Scheduler:
         """Draw a token for each request, and finish the requests that are done."""
         uniforms = [r.uniforms[len(r.output)] if r.uniforms else 0.0 for r in requests]
         tokens, log_probs = sample_tokens(logits, [r.params for r in requests], uniforms)
-        finished: list[tuple[Request, dict[str, Any]]] = []
         for request, token, log_prob in zip(requests, tokens, log_probs, strict=True):
             request.output.append(token)
             request.log_probs.append(log_prob)
-            reason = self._finish_reason(request, token)
-            if reason is not None:
-                finished.append((request, reason))
-            else:
+            if (reason := self._finish_reason(request, token)) is None:
                 self._tokens[request.row, self._written[request.row]] = token
-        with self._wake:
-            for request, reason in finished:
+                continue
+            with self._wake:
                 self._finish(request, reason)
 
     def _finish_reason(self, request: Request, token: int) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ class EngineServer:
         Raises:
             ConfigError: the model cannot be served, or the port is taken.
         """
-        self.engine = open_engine(options)
+        self.engine = (VisionEngine if has_vision(options.model_path) else Engine)(options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-http", daemon=True)
         self._thread.start()
@@ -66,15 +66,6 @@ class EngineServer:
 
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=60)
-
-
-def open_engine(options: EngineOptions) -> Engine:
-    """The engine for the model in `options.model_path`: a language model or a vision-language model.
-
-    Raises:
-        ConfigError: the model folder is unknown or of a kind that is not served.
-    """
-    return VisionEngine(options) if has_vision(options.model_path) else Engine(options)
 
 
 async def _listen(engine: Engine) -> tuple[web.AppRunner, int]:

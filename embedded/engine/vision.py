@@ -1,7 +1,7 @@
-"""Serves a small vision-language model on the embedded engine, with pictures in `image_data` as in SGLang.
+"""Serves a small vision-language model on the embedded engine, with images in `image_data` as in SGLang.
 
 It has the same scheduler as a text model. Each row has a cache of transformers. Prefixes are not shared, because equal
-tokens can stand for different pictures.
+tokens can stand for different images.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedded.engine.decoder import RowDecoder
 from embedded.engine.engine import Engine
 from envs.questions.images import ImageError, open_image
 from rollout.errors import ConfigError
@@ -24,10 +23,10 @@ SERVED_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 PIXELS, GRIDS = "pixel_values", "image_grid_thw"
 
 
-class PicturePrompt(list[int]):
-    """Prompt tokens with expanded placeholders, and the tensors of their pictures."""
+class ImagePrompt(list[int]):
+    """Prompt tokens with expanded placeholders, and the tensors of their images."""
 
-    pictures: Mapping[str, torch.Tensor] = {}
+    images: Mapping[str, torch.Tensor] = {}
 
 
 class VisionDecoder:
@@ -45,7 +44,7 @@ class VisionDecoder:
         self.vocab_size: int = config.text_config.vocab_size
         self.context_length = context_length or min(config.text_config.max_position_embeddings, 4096)
         self.rows, self.device = rows, torch.device(device)
-        self.pictures: dict[int, Mapping[str, torch.Tensor]] = {}
+        self.images: dict[int, Mapping[str, torch.Tensor]] = {}
         self._caches: dict[int, Any] = {}
         self._shifts: dict[int, int] = {}
 
@@ -62,98 +61,45 @@ class VisionDecoder:
         self.model.load_state_dict({name: state[name] for name in own})
 
     def open_row(self, row: int, prompt: Sequence[int]) -> None:
-        """Keep the pictures of the row's prompt for `prefill`."""
-        self.pictures[row] = getattr(prompt, "pictures", {})
+        """Keep the images of the row's prompt for `prefill`."""
+        self.images[row] = getattr(prompt, "images", {})
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        assert length == 0, "prefixes with pictures are not shared"
+        assert length == 0, "prefixes with images are not shared"
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> torch.Tensor:
         """Compute whole prompts; return the last logits [rows, vocab]."""
-        return torch.cat([self._prompt(row, ids) for row, ids in zip(rows, tokens, strict=True)])
+        logits = []
+        for row, ids in zip(rows, tokens, strict=True):
+            self.model.model.rope_deltas = None
+            inputs = forward_inputs(torch.from_numpy(ids), self.images[row], self.image_token)
+            out = self.model(**inputs, use_cache=True)
+            shift = self.model.model.rope_deltas
+            self._caches[row], self._shifts[row] = out.past_key_values, 0 if shift is None else int(shift)
+            logits.append(out.logits[:, -1])
+        return torch.cat(logits)
 
     @torch.inference_mode()
     def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor:
         """Compute one token per row, at its position; return logits [rows, vocab]."""
-        each = zip(rows.tolist(), positions.tolist(), tokens.tolist(), strict=True)
-        return torch.cat([self._token(row, position, token) for row, position, token in each])
-
-    def _prompt(self, row: int, ids: np.ndarray) -> torch.Tensor:
-        self.model.model.rope_deltas = None
-        out = self.model(**forward_inputs(torch.from_numpy(ids), self.pictures[row], self.image_token), use_cache=True)
-        shift = self.model.model.rope_deltas
-        self._caches[row], self._shifts[row] = out.past_key_values, 0 if shift is None else int(shift)
-        return out.logits[:, -1]
-
-    def _token(self, row: int, position: int, token: int) -> torch.Tensor:
-        place = torch.full((3, 1, 1), position + self._shifts[row], device=self.device)
-        ids = torch.tensor([[token]], device=self.device)
-        return self.model(input_ids=ids, position_ids=place, past_key_values=self._caches[row], use_cache=True).logits[
-            :, -1
-        ]
+        logits = []
+        for row, position, token in zip(rows.tolist(), positions.tolist(), tokens.tolist(), strict=True):
+            place = torch.full((3, 1, 1), position + self._shifts[row], device=self.device)
+            ids, cache = torch.tensor([[token]], device=self.device), self._caches[row]
+            out = self.model(input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True)
+            logits.append(out.logits[:, -1])
+        return torch.cat(logits)
 
 
 def forward_inputs(
-    ids: torch.Tensor, pictures: Mapping[str, torch.Tensor] | None, image_token: int
+    ids: torch.Tensor, images: Mapping[str, torch.Tensor] | None, image_token: int
 ) -> dict[str, torch.Tensor]:
-    """Arguments of a Qwen model's forward pass for one sequence `ids` [tokens] with its pictures."""
+    """Arguments of a Qwen model's forward pass for one sequence `ids` [tokens] with its images."""
     ids = ids[None]
-    if not pictures:
+    if not images:
         return {"input_ids": ids}
-    return {"input_ids": ids, "mm_token_type_ids": (ids == image_token).int(), **pictures}
-
-
-class VisionEngine(Engine):
-    """The engine of a vision-language model. Prompts have one placeholder per picture, which is expanded here."""
-
-    max_body_bytes = 64 << 20
-    UNSUPPORTED = tuple(name for name in Engine.UNSUPPORTED if name != "image_data")
-    SHARES_PREFIXES = False
-
-    def _load_decoder(self) -> RowDecoder:
-        options = self.options
-        self.processor: Any = load_processor(options.model_path)
-        if self.processor is None:
-            raise ConfigError(f"'{options.model_path}' has no preprocessor_config.json, so pictures cannot be read")
-        found = VisionDecoder(options.model_path, options.max_running_requests, options.context_length, options.device)
-        self.image_token = found.image_token
-        return found
-
-    def _load_state(self, folder: str) -> Mapping[str, torch.Tensor]:
-        return load_vision_model(folder).state_dict()
-
-    def takes_long(self, body: Mapping[str, Any]) -> bool:
-        return bool(body.get("image_data")) or super().takes_long(body)
-
-    def _prompts(self, body: Mapping[str, Any]) -> list[list[int]]:
-        given = body.get("image_data") or []
-        prompts = super()._prompts(body)
-        if not given:
-            if any(self.image_token in prompt for prompt in prompts):
-                raise ConfigError("input_ids has a picture's placeholder, but image_data is empty")
-            return prompts
-        if len(prompts) != 1:
-            raise ConfigError("a request with image_data must have one prompt")
-        return [self._expanded(prompts[0], given if isinstance(given, list) else [given])]
-
-    def _expanded(self, ids: Sequence[int], images: Sequence[Any]) -> PicturePrompt:
-        if not all(isinstance(image, str) and image.startswith("data:") for image in images):
-            raise ConfigError("image_data must be data URIs (data:image/png;base64,...), not paths or links")
-        try:
-            pictures = [open_image(image) for image in images]
-        except ImageError as error:
-            raise ConfigError(f"image_data: {error}") from error
-        inputs = self.processor.image_processor(images=pictures, return_tensors="pt")
-        merged = self.processor.image_processor.merge_size**2
-        counts = iter((inputs[GRIDS].prod(-1) // merged).tolist())
-        if ids.count(self.image_token) != len(images):
-            raise ConfigError(f"input_ids has {ids.count(self.image_token)} placeholders for {len(images)} pictures")
-        prompt = PicturePrompt()
-        for token in ids:
-            prompt.extend([token] * next(counts) if token == self.image_token else [token])
-        prompt.pictures = {key: inputs[key] for key in (PIXELS, GRIDS)}
-        return prompt
+    return {"input_ids": ids, "mm_token_type_ids": (ids == image_token).int(), **images}
 
 
 def load_vision_model(folder: str | Path) -> Any:
@@ -173,7 +119,58 @@ def load_vision_model(folder: str | Path) -> Any:
     return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+class VisionEngine(Engine):
+    """The engine of a vision-language model. Prompts have one placeholder per image, which is expanded here."""
+
+    max_body_bytes = 64 << 20
+    UNSUPPORTED = tuple(name for name in Engine.UNSUPPORTED if name != "image_data")
+    SHARES_PREFIXES = False
+
+    load_model = staticmethod(load_vision_model)
+
+    def _load_decoder(self) -> VisionDecoder:
+        options = self.options
+        self.processor: Any = load_processor(options.model_path)
+        if self.processor is None:
+            raise ConfigError(f"'{options.model_path}' has no preprocessor_config.json, so images cannot be read")
+        found = VisionDecoder(options.model_path, options.max_running_requests, options.context_length, options.device)
+        self.image_token = found.image_token
+        return found
+
+    def takes_long(self, body: Mapping[str, Any]) -> bool:
+        return bool(body.get("image_data")) or super().takes_long(body)
+
+    def _prompts(self, body: Mapping[str, Any]) -> list[list[int]]:
+        given = body.get("image_data") or []
+        prompts = super()._prompts(body)
+        if not given:
+            if any(self.image_token in prompt for prompt in prompts):
+                raise ConfigError("input_ids has an image's placeholder, but image_data is empty")
+            return prompts
+        if len(prompts) != 1:
+            raise ConfigError("a request with image_data must have one prompt")
+        return [self._expanded(prompts[0], given if isinstance(given, list) else [given])]
+
+    def _expanded(self, ids: Sequence[int], images: Sequence[Any]) -> ImagePrompt:
+        if not all(isinstance(image, str) and image.startswith("data:") for image in images):
+            raise ConfigError("image_data must be data URIs (data:image/png;base64,...), not paths or links")
+        try:
+            images = [open_picture(image) for image in images]
+        except ImageError as error:
+            raise ConfigError(f"image_data: {error}") from error
+        inputs = self.processor.image_processor(images=images, return_tensors="pt")
+        merged = self.processor.image_processor.merge_size**2
+        counts = iter((inputs[GRIDS].prod(-1) // merged).tolist())
+        if ids.count(self.image_token) != len(images):
+            raise ConfigError(f"input_ids has {ids.count(self.image_token)} placeholders for {len(images)} images")
+        prompt = ImagePrompt()
+        for token in ids:
+            prompt.extend([token] * next(counts) if token == self.image_token else [token])
+        prompt.images = {key: inputs[key] for key in (PIXELS, GRIDS)}
+        return prompt
+
+
 def has_vision(folder: str | Path) -> bool:
-    """Whether a folder contains a vision-language model."""
+    """Tell whether a folder contains a vision-language model."""
     path = Path(folder) / "config.json"
     return path.is_file() and "vision_config" in json.loads(path.read_text(encoding="utf-8"))

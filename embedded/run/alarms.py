@@ -75,10 +75,9 @@ class Alarms:
     def watch(self, updates: int, metrics: Mapping[str, float]) -> list[str]:
         """Check one update that trained the actor; returns the alarms that it raises."""
         new = []
-        for limit in LIMITS if metrics.get("train/actor_trains") else ():
-            value = metrics.get(limit.metric)
-            if value is None:
-                continue
+        trained = metrics.get("train/actor_trains")
+        for limit in (limit for limit in LIMITS if trained and limit.metric in metrics):
+            value = metrics[limit.metric]
             self._outside[limit.metric] = 0 if limit.holds(value) else self._outside[limit.metric] + 1
             if self._outside[limit.metric] == PATIENCE and limit.metric not in self.raised:
                 sentence = limit.sentence(value, f"after {updates} updates, outside its range for {PATIENCE} updates")
@@ -88,7 +87,7 @@ class Alarms:
 
 
 def warnings_of(imitation: Imitation, flags: EmbeddedFlags, n_env: int) -> Iterable[str]:
-    """What will keep a run from learning, as far as it is known before training begins."""
+    """Yield what will keep a run from learning, as far as it is known before training begins."""
     if imitation.same_thoughts > 0.5:
         yield (
             f"in {imitation.same_thoughts:.0%} of the demonstrated episodes, the thought never changes, so the policy "
@@ -110,7 +109,7 @@ def warnings_of(imitation: Imitation, flags: EmbeddedFlags, n_env: int) -> Itera
 
 
 def warnings_of_plan(flags: EmbeddedFlags) -> Iterable[str]:
-    """A sentence if hardly any update trains the actor."""
+    """Yield a sentence if hardly any update trains the actor."""
     has_critic = flags.advantage_estimator == "ppo"
     left = flags.num_rollout - (flags.num_critic_only_steps if has_critic else 0)
     if left <= 0:

@@ -18,22 +18,22 @@ ENOUGH_UPDATES = 30
 
 
 def setting_of(updates: int | str) -> str:
-    """The `setting` of records that were played after this many updates."""
+    """Name the `setting` of records that were played after this many updates."""
     return f"update {updates}"
 
 
 def describe(rate: Mapping[str, float]) -> str:
-    """A win rate in words."""
+    """Put a win rate in words."""
     return f"win rate {rate['mean']:.3f} ± {rate['se']:.3f} over {rate['n']:.0f} seeds"
 
 
 def lengths_of(args: Namespace) -> dict[str, int]:
-    """The limits on answers and prompts, by the names that `slime-verlog evaluate` has for them."""
+    """Return the limits on responses and prompts, by the names that `slime-verlog evaluate` has for them."""
     return {"max_response_len": args.rollout_max_response_len, "max_context_len": args.rollout_max_context_len}
 
 
 def ending(summary: Mapping[str, Any], folder: Path) -> str:
-    """The last lines of a run: results, warnings, and the commands that continue from here."""
+    """Format the last lines of a run: results, warnings, and the commands that continue from here."""
     lines = [f"before: {describe(summary['win_rate_before'])}", f"after:  {describe(summary['win_rate_after'])}"]
     if not summary["win_rate_after"]["mean"]:
         before, after = summary["return_before"], summary["return_after"]
@@ -56,7 +56,7 @@ def ending(summary: Mapping[str, Any], folder: Path) -> str:
 
 
 def commands(folder: Path, summary: Mapping[str, Any]) -> list[str]:
-    """The commands that evaluate the last policy, show the episodes, and compare before with after."""
+    """List the commands that evaluate the last policy, show the episodes, and compare before with after."""
     me = "slime-verlog" if shutil.which("slime-verlog") else f"{shlex.quote(sys.executable)} -m inspection"
     here = shlex.quote(str(folder))
     lengths = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in summary["lengths"].items())
@@ -68,7 +68,7 @@ def commands(folder: Path, summary: Mapping[str, Any]) -> list[str]:
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
-    """Mean, standard error and number of the values."""
+    """Compute mean, standard error and number of the values."""
     found = list(values)
     n = len(found)
     center = sum(found) / n if n else 0.0
@@ -77,7 +77,7 @@ def spread(values: Iterable[float]) -> dict[str, float]:
 
 
 def judge(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Whether held-out episodes changed, by the mean difference of pairs with the same seed.
+    """Judge whether held-out episodes changed, by the mean difference of pairs with the same seed.
 
     Compares the win rate, or the return if no episode was won. A change counts if it exceeds two standard errors, and
     there are at least `MIN_PAIRS` pairs.
@@ -100,7 +100,7 @@ def judge(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]
 
 
 def next_step(summary: Mapping[str, Any]) -> str:
-    """What to try next after a run that did not improve."""
+    """Suggest what to try after a run that did not improve."""
     if summary["alarms"]:
         return f"first what the warning said: {next(iter(summary['alarms'].values()))}"
     if summary["win_rate_before"]["mean"] >= SOLVED:
@@ -116,7 +116,7 @@ def next_step(summary: Mapping[str, Any]) -> str:
 
 
 def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table with one row per seed."""
+    """Return a Markdown table with one row per seed."""
     lines = ["", "| seed | win rate before | after | turns per episode before | after | wall time |"]
     lines += ["|---|---|---|---|---|---|"]
     for s in summaries:

@@ -14,6 +14,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+from slime_verlog import ConfigError
+
 SETTINGS, CHECKPOINTS = "settings.json", "checkpoints"
 """What determines the run; and its checkpoints, which are deleted when it is finished."""
 EPISODES, METRICS, SUMMARY = "episodes.jsonl", "metrics.jsonl", "summary.json"
@@ -34,8 +36,6 @@ def check_folder(folder: Path, if_held: IfHeld, *, resumes: bool = True) -> None
     Raises:
         ConfigError: it holds a run, or something else under the name of a run's file.
     """
-    from slime_verlog import ConfigError
-
     held = [name for name in FILES if (folder / name).exists()]
     if not held:
         return
@@ -74,8 +74,6 @@ def claimed(folder: Path, settings: Mapping[str, Any], if_held: IfHeld = "resume
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder with settings; the lock ends with this process, however that ends."""
-    from slime_verlog import ConfigError
-
     with open(folder / SETTINGS, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,8 +88,6 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the folder holds a run with other settings; the text names the first that differs.
     """
-    from slime_verlog import ConfigError
-
     path = folder / SETTINGS
     if not path.exists():
         write_text(path, json.dumps(settings, indent=1))
@@ -105,7 +101,7 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def differences(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Leaves of nested mappings that differ: dotted key and both values, None where there is none."""
+    """Yield the leaves of nested mappings that differ: dotted key and both values, None where there is none."""
     there, here = dict(leaves(first)), dict(leaves(second))
     for key in {**there, **here}:
         if there.get(key) != here.get(key):
@@ -113,7 +109,7 @@ def differences(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested mappings by dotted key."""
+    """Yield the leaves of nested mappings by dotted key."""
     if not isinstance(value, Mapping) or not value:
         yield path, value
         return
@@ -129,13 +125,13 @@ def delete(folder: Path) -> None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the folder holds a run that trained to its end."""
+    """Tell whether the folder holds a run that trained to its end."""
     path = folder / SUMMARY
     return path.exists() and not json.loads(path.read_text(encoding="utf-8")).get("interrupted", False)
 
 
 def saved_updates(checkpoints: Path) -> int:
-    """Updates before the latest checkpoint; -1 without one."""
+    """Count the updates before the latest checkpoint; -1 without one."""
     latest = checkpoints / "latest.json"
     return json.loads(latest.read_text(encoding="utf-8"))["rollout_id"] + 1 if latest.exists() else -1
 

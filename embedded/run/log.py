@@ -48,29 +48,29 @@ class MetricsLog:
 
 
 def update_seconds(metrics: Mapping[str, float]) -> float:
-    """Wall time of one update: waiting for its batch, training, and loading the weights into the engine."""
+    """Add up the wall time of one update: waiting for its batch, training, and loading the weights into the engine."""
     return metrics.get("perf/rollout_s", 0.0) + metrics.get("perf/train_s", 0.0)
 
 
 def held_out(result: Any) -> list[dict[str, Any]]:
-    """The facts of each held-out episode of an evaluation."""
+    """Return the facts of each held-out episode of an evaluation."""
     return [dict(facts_of(sample)) for group in result.data.values() for sample in group["samples"]]
 
 
 def evaluation_means(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over all episodes, whatever their task."""
+    """Compute the means over all episodes, whatever their task."""
     measures = ("success", "return", "progression", "turns")
     means = {f"eval/{key}": mean(facts[key] for facts in episodes) for key in measures}
     return {**means, "eval/episodes": float(len(episodes))}
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows that a run has written so far; none without a file."""
+    """Read the rows that a run has written so far; none without a file."""
     return [json.loads(line) for line in whole_lines(path)]
 
 
 def actor_fault(rows: Sequence[Mapping[str, float]]) -> str | None:
-    """Why the updates in `rows` taught the actor nothing; None if they did."""
+    """Say why the updates in `rows` taught the actor nothing; None if they did."""
     updates = [row for row in rows if "train/actor_trains" in row]
     trained = [row for row in updates if row["train/actor_trains"]]
     norms = [row.get("actor/grad_norm", 0.0) for row in trained]
@@ -89,7 +89,7 @@ def actor_fault(rows: Sequence[Mapping[str, float]]) -> str | None:
 
 
 def reward_note(rows: Sequence[Mapping[str, float]]) -> str | None:
-    """A warning if no answer was valid, or if two or more batches all paid the same mean reward; None otherwise."""
+    """Warn if no response was valid, or if two or more batches all paid the same mean reward; None otherwise."""
     valid = [row["turn/valid_action_ratio"] for row in rows if "turn/valid_action_ratio" in row]
     if valid and not any(valid):
         return "no answer was valid, so rewards taught nothing; the policy must imitate longer, or from more episodes"

@@ -82,21 +82,17 @@ class RunReport:
         self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=saved + 1)
         self._log = MetricsLog(self.folder / METRICS)
         self._alarms = Alarms()
-        self._best: tuple[tuple[float, float], int] | None = None
-        """Score of the best policy so far, and the number of updates before it."""
         for row in self.history:
             self._alarms.watch(int(row["update"]), row)
-        for updates in self.evaluations:
-            self._is_best(updates)
 
-    def _is_best(self, updates: int) -> bool:
-        """Whether the policy after these updates has the highest win rate, then return, so far; it then counts so."""
-        means = evaluation_means(self.evaluations[updates])
-        score = means["eval/success"], means["eval/return"]
-        if self._best is not None and score <= self._best[0]:
-            return False
-        self._best = score, updates
-        return True
+    def _best(self) -> int:
+        """Return the updates before the policy with the highest win rate, then return; the first of equals."""
+
+        def score(updates: int) -> tuple[float, float]:
+            means = evaluation_means(self.evaluations[updates])
+            return means["eval/success"], means["eval/return"]
+
+        return max(sorted(self.evaluations), key=score)
 
     def _read_episodes(self, evaluated: Container[int]) -> None:
         """Read back the episodes of these evaluations, and drop the others."""
@@ -127,7 +123,7 @@ class RunReport:
             self._board.add_scalar(key, value, rollout_id)
         if rollout_id:
             write_policy(self.policy, weights, self.folder / "policy_after")
-        if self._is_best(rollout_id):
+        if self._best() == rollout_id:
             write_policy(self.policy, weights, self.folder / "policy_best")
         with open(self.folder / EPISODES, "a", encoding="utf-8", errors="replace") as file:
             about = {"setting": setting_of(rollout_id), "player": "policy"}
@@ -143,12 +139,10 @@ class RunReport:
         summary = {**self.about, "interrupted": interrupted, **self._counts(interrupted)}
         if self.evaluations:
             summary |= self._results()
-            first, last = self._ends()
             plot_curve(self.folder / "curve.png", self.history, self.evaluations)
-            title = "Last held-out episodes"
-            write_text(self.folder / "episodes.txt", readable(title, last[-SHOWN_EPISODES:]))
-            title = "Held-out episodes of the untrained policy"
-            write_text(self.folder / "episodes_before.txt", readable(title, first[-SHOWN_EPISODES:]))
+            titles = "Held-out episodes of the untrained policy", "Last held-out episodes"
+            for name, title, episodes in zip(("episodes_before", "episodes"), titles, self._ends(), strict=True):
+                write_text(self.folder / f"{name}.txt", readable(title, episodes[-SHOWN_EPISODES:]))
         write_text(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
@@ -168,7 +162,7 @@ class RunReport:
         """Win rates, returns and turns of the held-out episodes."""
         first, last = self._ends()
         faults = [e["fault"] for played in self.evaluations.values() for e in played if e["fault"] is not None]
-        best = self._best[1] if self._best else min(self.evaluations)
+        best = self._best()
         return {
             "win_rate_before": win_rate(first),
             "win_rate_after": win_rate(last),
@@ -176,8 +170,8 @@ class RunReport:
             "win_rate_best": win_rate(self.evaluations[best]),
             "return_before": spread(e["return"] for e in first),
             "return_after": spread(e["return"] for e in last),
-            "valid_action_ratio_before": _turn_mean(first, "valid_action_ratio"),
-            "valid_action_ratio_after": _turn_mean(last, "valid_action_ratio"),
+            "valid_action_ratio_before": _valid_share(first),
+            "valid_action_ratio_after": _valid_share(last),
             "turns_per_episode_before": mean(e["turns"] for e in first),
             "turns_per_episode_after": mean(e["turns"] for e in last),
             "verdict": judge(first, last),
@@ -186,19 +180,19 @@ class RunReport:
         }
 
     def _ends(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The episodes of the first and of the last evaluation."""
+        """Return the episodes of the first and of the last evaluation."""
         return self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
 
 
 def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Share of successful episodes, its binomial standard error, and the number of episodes."""
+    """Compute the share of successful episodes, its binomial standard error, and the number of episodes."""
     n = len(episodes)
     rate = mean(e["success"] for e in episodes)
     return {"mean": round(rate, 4), "se": round((rate * (1 - rate) / n) ** 0.5, 4), "n": n}
 
 
 def readable(title: str, episodes: Iterable[Mapping[str, Any]]) -> str:
-    """Episodes turn by turn: observation, answer, executed action and reward."""
+    """Format episodes turn by turn: observation, response, executed action and reward."""
     text_of = lambda content: content if isinstance(content, str) else "\n".join(p.get("text", "") for p in content)
     indent = lambda text, mark: [mark + line for line in text.splitlines()]
     lines = [title, "=" * len(title)]
@@ -252,7 +246,6 @@ def plot_curve(
     figure.savefig(path, dpi=120)
 
 
-def _turn_mean(episodes: Sequence[Mapping[str, Any]], key: str) -> float:
-    """Mean over turns of a per-episode mean."""
+def _valid_share(episodes: Sequence[Mapping[str, Any]]) -> float:
     turns = sum(e["turns"] for e in episodes)
-    return round(sum(e[key] * e["turns"] for e in episodes) / max(turns, 1), 4)
+    return round(sum(e["valid_action_ratio"] * e["turns"] for e in episodes) / max(turns, 1), 4)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedded.studies.results import Run, iqm_cell, mean_cell
+from embedded.studies.results import Run, iqm_cell, markdown, mean_cell
 from embedded.studies.study import Study
 
 LOOKS = {8: 0.01, 12: 0.015, 20: 0.025}
@@ -35,7 +35,7 @@ class Result:
 
 
 def sign_flip_p(values: Sequence[float]) -> float:
-    """The share of all 2^n ways to flip signs whose sum is at least as far from 0 as the observed one.
+    """Compute the share of all 2^n ways to flip signs whose sum is at least as far from 0 as the observed one.
 
     >>> sign_flip_p([1.0, 2.0, 3.0])
     0.25
@@ -47,7 +47,7 @@ def sign_flip_p(values: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment: p-values that may each be compared with the joint error level.
+    """Adjust by Holm's step-down method: p-values that may each be compared with the joint error level.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -60,16 +60,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def interval(values: Sequence[float], level: float = 0.9) -> tuple[float, float]:
-    """Student's t interval of the mean."""
+    """Compute Student's t interval of the mean."""
     from scipy import stats
 
-    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / len(values) ** 0.5
-    reach = float(stats.t.ppf(0.5 + level / 2, len(values) - 1)) * error
-    return mean - reach, mean + reach
+    low, high = stats.t.interval(level, len(values) - 1, np.mean(values), stats.sem(values))
+    return float(low), float(high)
 
 
 def areas(study: Study, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
-    """Mean score over the turns that every finished run has played, by variant and seed; areas under the curves."""
+    """Compute mean scores over the turns that every finished run has played (areas under curves), by variant, seed."""
     done = [run for run in runs if run.done]
     end = min((run.total("turns") for run in done), default=0.0)
     found: dict[str, dict[int, float]] = {variant: {} for variant in study.variants}
@@ -81,7 +80,7 @@ def areas(study: Study, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
 
 
 def results(study: Study, runs: Sequence[Run]) -> list[Result]:
-    """Every contrast at the latest look that its seeds allow; before its first look it has no verdict.
+    """Decide every contrast at the latest look that its seeds allow; before its first look it has no verdict.
 
     With eight seeds p is at least 2/256, which a correction over several contrasts would put out of reach, so the first
     look tests the primary contrast alone. What a look has decided stays decided.
@@ -119,9 +118,9 @@ def _verdict(values: Sequence[float], adjusted: float, alpha: float, *, last: bo
 
 
 def contrast_lines(study: Study, runs: Sequence[Run]) -> list[str]:
-    """A Markdown table of the contrasts, the primary one first."""
-    lines = ["| contrast | seeds | mean | standard deviation | 90 % interval | p | after Holm | verdict |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    """Return a Markdown table of the contrasts, the primary one first."""
+    titles = ["seeds", "mean", "standard deviation", "90 % interval", "p", "after Holm", "verdict"]
+    rows = {}
     for found in results(study, runs):
         values = found.values
         numbers = ["-"] * 5
@@ -131,17 +130,14 @@ def contrast_lines(study: Study, runs: Sequence[Run]) -> list[str]:
             numbers[:3] = [f"{np.mean(values):.3f}", spread, f"{low:.3f} to {high:.3f}"]
         if found.p is not None:
             numbers[3:] = [f"{found.p:.4f}", f"{found.adjusted:.4f}"]
-        lines.append(f"| {found.name} | {len(values)} | {' | '.join(numbers)} | {found.verdict} |")
-    return lines
+        rows[found.name] = [str(len(values)), *numbers, found.verdict]
+    return markdown("contrast", titles, rows)
 
 
 def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
-    """A Markdown table of the variants: scores, areas, seeds that end below their start, updates and CPU time."""
-    found, done = areas(study, runs), [run for run in runs if run.done]
-    lines = [
-        "| variant | seeds | score before | score after | area | seeds that end below their start | updates | CPU, s |"
-    ]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    """Return a Markdown table of the variants: scores, areas, seeds that end below their start, updates, CPU time."""
+    found, done, rows = areas(study, runs), [run for run in runs if run.done], {}
+    titles = ["seeds", "score before", "score after", "area", "seeds that end below their start", "updates", "CPU, s"]
     for variant in study.variants:
         mine = [run for run in done if run.variant == variant]
         columns = [run.columns() for run in mine]
@@ -150,6 +146,5 @@ def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
         fallen = sum(end < start for start, end in zip(before, after, strict=True))
         cells = [mean_cell(before, ".3f"), iqm_cell(after, ".3f"), mean_cell(list(found[variant].values()), ".3f")]
         cells += [f"{fallen} of {len(mine)}", mean_cell([run.rows[-1]["update"] for run in mine], ".0f")]
-        cells.append(mean_cell(numbers("cpu"), ".0f"))
-        lines.append(f"| {variant} | {len(mine)} | {' | '.join(cells)} |")
-    return lines
+        rows[variant] = [str(len(mine)), *cells, mean_cell(numbers("cpu"), ".0f")]
+    return markdown("variant", titles, rows)

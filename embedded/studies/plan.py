@@ -11,7 +11,7 @@ from typing import Any
 
 from embedded.run.folder import SETTINGS, claim, leaves
 from embedded.run.log import read_rows
-from embedded.studies.study import Study, Variant, check_study, run_keys
+from embedded.studies.study import Study, check_study, run_keys
 from slime_verlog import read_settings
 
 SAVE_INTERVAL = 10
@@ -34,11 +34,6 @@ class Plan:
         """Folder of the study's results."""
         return self.out / self.study.name
 
-    @property
-    def policies(self) -> Path:
-        """Folder of the initial policies, which studies share."""
-        return self.out / "policies"
-
     def runs(self) -> list[tuple[str, int]]:
         """Variant and seed of each run. Seeds come first, so that an interrupted study has complete comparisons."""
         return [(variant, seed) for seed in self.study.seeds for variant in self.variants]
@@ -52,7 +47,7 @@ class Plan:
         return f"{self.study.name}: {variant}, seed {seed}"
 
     def settings(self, name: str, seed: int) -> dict[str, Any]:
-        """Everything that determines a run, as plain data."""
+        """Collect everything that determines a run, as plain data."""
         study, variant = self.study, self.study.variant(name)
         flags = {
             "rollout_seed": seed,
@@ -77,7 +72,7 @@ def make_plan(study: Study, out: Path, only: Sequence[str] | None = None, *, kee
 
 
 def left_to_do(plan: Plan) -> list[tuple[str, int]]:
-    """The runs that are not finished. Those that another study in the output folder has done are copied first.
+    """List the runs that are not finished. Those that another study in the output folder has done are copied first.
 
     Raises:
         ConfigError: a folder holds a run with other settings.
@@ -93,7 +88,7 @@ def left_to_do(plan: Plan) -> list[tuple[str, int]]:
 
 
 def _copy_from_other_study(plan: Plan, variant: str, seed: int) -> bool:
-    """Whether another study had the same run.
+    """Tell whether another study had the same run, and copy it.
 
     Runs of studies that compare time are not copied, because the machine was not the same for them.
     """
@@ -111,8 +106,14 @@ def _copy_from_other_study(plan: Plan, variant: str, seed: int) -> bool:
 
 
 def overview(plan: Plan) -> str:
-    """What a study's variants change, its runs with what is done already, what to beware of, and how long it takes."""
-    lines = [plan.study.question, *(f"  {name}: {_changes(plan.study.variants[name])}" for name in plan.variants)]
+    """List a study's variants and runs, with what is done already, warnings, and how long the rest takes."""
+    lines = [plan.study.question]
+    for name in plan.variants:
+        variant = plan.study.variants[name]
+        own = {**variant.keys, **variant.flags, **{f"warm.{key}": value for key, value in variant.warm.items()}}
+        parts = [f"{key} {value}" for key, value in leaves(own)] if own else []
+        parts += [f"{variant.share:g} of the updates"] if variant.share != 1 else []
+        lines.append(f"  {name}: {', '.join(parts) or 'nothing is changed'}")
     for variant, seed in plan.runs():
         folder, updates = plan.run_folder(variant, seed), plan.settings(variant, seed)["flags"]["num_rollout"]
         state = "finished" if (folder / DONE).exists() else "begun" if folder.is_dir() else "to do"
@@ -121,7 +122,7 @@ def overview(plan: Plan) -> str:
 
 
 def plan_warnings(plan: Plan) -> list[str]:
-    """A sentence for each variant in which hardly any update trains the actor."""
+    """Return a sentence for each variant in which hardly any update trains the actor."""
     from embedded.arguments import EmbeddedFlags
     from embedded.pretraining import split_run
     from embedded.run.alarms import warnings_of_plan
@@ -135,16 +136,8 @@ def plan_warnings(plan: Plan) -> list[str]:
     return found
 
 
-def _changes(variant: Variant) -> str:
-    """The values that a variant changes."""
-    own = {**variant.keys, **variant.flags, **{f"warm.{key}": value for key, value in variant.warm.items()}}
-    parts = [f"{key} {value}" for key, value in leaves(own)] if own else []
-    parts += [f"{variant.share:g} of the updates"] if variant.share != 1 else []
-    return ", ".join(parts) or "nothing is changed"
-
-
 def _duration(plan: Plan) -> str:
-    """How long the open runs will take, by the pace of the runs in the output folder."""
+    """Estimate how long the open runs will take, by the pace of the runs in the output folder."""
     flags = [plan.settings(*run)["flags"] for run in plan.runs() if not (plan.run_folder(*run) / DONE).exists()]
     ends = [rows[-1] for path in plan.out.glob(f"*/*/seed_*/{ROWS}") if (rows := read_rows(path))]
     turns, seconds = (sum(row[key] for row in ends) for key in ("turns", "seconds"))

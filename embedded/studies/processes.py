@@ -43,17 +43,23 @@ def run_processes(
             wait([process.sentinel for process in running.values()])
             for name in [name for name, process in running.items() if not process.is_alive()]:
                 code = running.pop(name).exitcode
-                print(f"{name}: {'done' if code == 0 else how_it_ended(code)}", flush=True)
+                print(f"{name}: {how_it_ended(code) if code else 'done'}", flush=True)
                 failures += [f"{name} {how_it_ended(code)}"] if code else []
                 ended()
     finally:
-        _stop(list(running.values()))
+        for process in running.values():
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGINT)
+        deadline = time.monotonic() + PATIENCE_S
+        for process in running.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
     return failures
 
 
-def how_it_ended(code: int | None) -> str:
-    """A process's exit code other than 0 in words."""
-    if code is None or code >= 0:
+def how_it_ended(code: int) -> str:
+    """Put a process's exit code other than 0 in words."""
+    if code > 0:
         return f"failed with exit code {code}"
     number = signal.Signals(-code)
     hint = " (often for lack of memory; fewer --jobs need less)" if number is signal.SIGKILL else ""
@@ -82,14 +88,3 @@ def _interrupt(*_: object) -> None:
     # A terminal interrupts all processes, and the parent may repeat it; the second must not disturb the ending.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
-
-
-def _stop(processes: list[BaseProcess]) -> None:
-    """Interrupt the processes, and kill those that do not end."""
-    for process in processes:
-        if process.pid is not None and process.is_alive():
-            os.kill(process.pid, signal.SIGINT)
-    deadline = time.monotonic() + PATIENCE_S
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        process.kill()

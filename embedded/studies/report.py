@@ -1,20 +1,24 @@
-"""A study's table, plot and CSV files, from the rows that its runs wrote."""
+"""A study's table, plots and CSV files, from the rows that its runs wrote."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from embedded.run.log import actor_fault
-from embedded.studies.plots import plot
-from embedded.studies.results import MEASURES, Run, iqm_cell, mean_cell, read_runs
+from embedded.studies.results import MEASURES, Run, curve, iqm_cell, markdown, mean_cell, read_runs
 from embedded.studies.study import Study
 
-COLUMNS = (
+SHARED = (
     ("{measure} before", "before", ".3f"),
     ("{measure} after", "after", ".3f"),
     ("mean {measure} over equal turns", "mean_by_turns", ".3f"),
+)
+COLUMNS = (
+    *SHARED,
     ("turns per episode after", "length", ".1f"),
     ("value loss", "value_loss", ".4f"),
     ("explained variance", "explained_variance", ".2f"),
@@ -22,9 +26,7 @@ COLUMNS = (
     ("CPU, s", "cpu", ".0f"),
 )
 TIME_COLUMNS = (
-    ("{measure} before", "before", ".3f"),
-    ("{measure} after", "after", ".3f"),
-    ("mean {measure} over equal turns", "mean_by_turns", ".3f"),
+    *SHARED,
     ("mean {measure} over equal time", "mean_by_seconds", ".3f"),
     ("staleness", "staleness", ".2f"),
     ("explained variance", "explained_variance", ".2f"),
@@ -41,6 +43,11 @@ NOTE = (
     "the updates that trained the actor. Means over equal turns or time are of the held-out curve, from the first "
     "update to the end of the shortest run in the table. Time is without evaluations and checkpoints."
 )
+AXES = {
+    "turns": "turns played",
+    "seconds": "wall time without evaluations, s",
+    "cpu": "CPU time of trainer and engine, without evaluations, s",
+}
 COUNTS = ("update", "turns", "seconds")
 """What every row has."""
 
@@ -49,7 +56,7 @@ def write_report(folder: Path, study: Study) -> str:
     """Write `table.md`, `runs.csv`, `raw.csv` and `plot.png` into the study's folder, and return the table as text."""
     runs = read_runs(folder, study)
     write_csv(folder / "raw.csv", runs)
-    write_summary_csv(folder / "runs.csv", runs)
+    _write(folder / "runs.csv", list(Run("", 0, [], False).columns()), [(run, run.columns()) for run in runs])
     text = table(study, runs)
     (folder / "table.md").write_text(text, encoding="utf-8")
     plot(folder / "plot.png", study, runs)
@@ -57,13 +64,13 @@ def write_report(folder: Path, study: Study) -> str:
 
 
 def faults_of(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each finished run whose actor learned nothing."""
+    """Return a sentence for each finished run whose actor learned nothing."""
     found = [(run, actor_fault(run.rows)) for run in runs if run.done]
     return [f"{run.variant} seed {run.seed}: {fault}" for run, fault in found if fault]
 
 
 def table(study: Study, runs: Sequence[Run]) -> str:
-    """The study's table with its question and notes; runs that are not finished are named and not counted."""
+    """Return the study's table with its question and notes; runs that are not finished are named and not counted."""
     open_runs = [f"{run.variant} seed {run.seed}" for run in runs if not run.done]
     notes = [NOTE, study.note]
     notes += [f"Not finished, and not counted: {', '.join(open_runs)}."] if open_runs else []
@@ -73,7 +80,7 @@ def table(study: Study, runs: Sequence[Run]) -> str:
 
 
 def table_lines(study: Study, runs: Sequence[Run]) -> list[str]:
-    """One Markdown row per variant, and a second table if there are several held-out tasks."""
+    """Return one Markdown row per variant, and a second table if there are several held-out tasks."""
     columns = TIME_COLUMNS if study.compares_time else COLUMNS
     runs = [run for run in runs if run.rows]
     shortest = {over: min((run.total(over) for run in runs), default=0.0) for over in ("turns", "seconds")}
@@ -84,23 +91,15 @@ def table_lines(study: Study, runs: Sequence[Run]) -> list[str]:
         found = [{**run.columns(), **mean} for run, mean in zip(mine, means, strict=True)]
         rows[f"{variant} | {len(mine)}"] = [_cell(found, key, form) for _, key, form in columns]
     titles = [title.format(measure=MEASURES[study.measure]) for title, _, _ in columns]
-    return [*_markdown("variant | seeds", titles, rows), *_task_table(study, runs)]
-
-
-def _task_table(study: Study, runs: Sequence[Run]) -> list[str]:
+    lines = markdown("variant | seeds", titles, rows)
     tasks = sorted({task for run in runs for task in run.task_results()})
-    if not tasks:
-        return []
-    rows = {}
-    for variant in study.variants:
-        results = [run.task_results() for run in runs if run.variant == variant]
-        rows[variant] = [iqm_cell([found[task] for found in results if task in found], ".3f") for task in tasks]
-    return ["", *_markdown("win rate after, by held-out task", tasks, rows)]
-
-
-def _markdown(first: str, titles: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
-    head = f"| {first} | {' | '.join(titles)} |"
-    return [head, "|" + "---|" * (head.count("|") - 1), *(f"| {name} | {' | '.join(rows[name])} |" for name in rows)]
+    if tasks:
+        by_task = {}
+        for variant in study.variants:
+            results = [run.task_results() for run in runs if run.variant == variant]
+            by_task[variant] = [iqm_cell([found[task] for found in results if task in found], ".3f") for task in tasks]
+        lines += ["", *markdown("win rate after, by held-out task", tasks, by_task)]
+    return lines
 
 
 def _cell(found: Sequence[Mapping[str, float | None]], key: str, form: str) -> str:
@@ -111,19 +110,84 @@ def _cell(found: Sequence[Mapping[str, float | None]], key: str, form: str) -> s
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
     """Write every number of every update and evaluation, with six digits."""
     names = sorted({key for run in runs for row in run.rows for key in row} - set(COUNTS))
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ["variant", "seed", "finished", *COUNTS, *names])
-        writer.writeheader()
-        for run in runs:
-            short = [{key: f"{value:.6g}" for key, value in row.items()} for row in run.rows]
-            about = {"variant": run.variant, "seed": run.seed, "finished": run.done}
-            writer.writerows({**about, **row} for row in short)
+    short = ((run, {key: f"{value:.6g}" for key, value in row.items()}) for run in runs for row in run.rows)
+    _write(path, [*COUNTS, *names], short)
 
 
-def write_summary_csv(path: Path, runs: Sequence[Run]) -> None:
-    """Write one row per run, with the table's columns."""
-    names = list(Run("", 0, [], False).columns())
+def _write(path: Path, names: Sequence[str], rows: Iterable[tuple[Run, Mapping[str, object]]]) -> None:
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["variant", "seed", "finished", *names])
         writer.writeheader()
-        writer.writerows({"variant": r.variant, "seed": r.seed, "finished": r.done, **r.columns()} for r in runs)
+        writer.writerows({"variant": r.variant, "seed": r.seed, "finished": r.done, **row} for r, row in rows)
+
+
+def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
+    """Plot the held-out result over turns and time, and the value loss: thin lines for seeds, a thick one for the mean.
+
+    Time is wall time in a study that compares it, and otherwise CPU time, which other work on the machine does not
+    change.
+    """
+    from matplotlib.figure import Figure
+
+    result = f"eval/{study.measure}"
+    panels = [(result, "turns"), ("critic/value_loss", "turns"), (result, "seconds" if study.compares_time else "cpu")]
+    figure = Figure(figsize=(7, 9), layout="constrained")
+    axes = figure.subplots(len(panels), 1)
+    for number, variant in enumerate(study.variants):
+        mine = [run for run in runs if run.variant == variant]
+        for axis, (key, over) in zip(axes, panels, strict=True):
+            _draw(axis, [curve(run.rows, key, over) for run in mine], f"C{number}", variant, key == result)
+    for axis, (key, over) in zip(axes, panels, strict=True):
+        axis.set(xlabel=AXES[over])
+        if key == result:
+            axis.set(ylabel=f"{MEASURES[study.measure]}, held-out seeds")
+        else:
+            axis.set(ylabel="value loss (mean of 5 updates)", yscale="log")
+        if key == "eval/success":
+            axis.set(ylim=(0, 1.02))
+        axis.grid(alpha=0.3)
+    axes[0].set(title=textwrap.fill(study.question, 70))
+    # Below the panels, where it hides no curve.
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    axes[1].sharex(axes[0])
+    figure.savefig(path, dpi=120)
+
+
+def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
+    """Plot held-out scores over turns, one panel per length, which is the last part of a variant's name (`dual_400`).
+
+    Thin lines are seeds, thick ones their mean. A score is 0 for random play and 1 for the expert.
+    """
+    from matplotlib.figure import Figure
+
+    names = [variant.rpartition("_") for variant in study.variants]
+    methods, lengths = (list(dict.fromkeys(parts)) for parts in zip(*((m, n) for m, _, n in names), strict=True))
+    figure = Figure(figsize=(4 * len(lengths), 4), layout="constrained")
+    axes = figure.subplots(1, len(lengths), sharey=True, squeeze=False)
+    for axis, length in zip(axes[0], sorted(lengths, key=int), strict=True):
+        for number, method in enumerate(methods):
+            mine = [run for run in runs if run.variant == f"{method}_{length}"]
+            curves = [curve(run.rows, f"eval/{study.measure}") for run in mine]
+            scores = [(turns, list(map(study.score, values))) for turns, values in curves]
+            if scores:
+                _draw(axis, scores, f"C{number}", method.replace("_", " "), False)
+        axis.set(title=f"{length} turns per episode", xlabel="turns played", ylim=(-0.05, 1.02))
+        axis.grid(alpha=0.3)
+    axes[0][0].set(ylabel="score, held-out episodes")
+    handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(methods), frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def _draw(axis: Any, curves: Sequence[tuple[list[float], list[float]]], color: str, label: str, marked: bool) -> None:
+    for xs, values in curves:
+        axis.plot(xs, values, color=color, alpha=0.25, linewidth=1)
+    xs, values = _mean_curve(curves)
+    axis.plot(xs, values, color=color, label=label, marker="o" if marked else None)
+
+
+def _mean_curve(curves: Sequence[tuple[list[float], list[float]]]) -> tuple[list[float], list[float]]:
+    """Means over seeds, point by point, up to the length of the shortest curve."""
+    shortest = min((len(turns) for turns, _ in curves), default=0)
+    mean = lambda part: [sum(curve[part][i] for curve in curves) / len(curves) for i in range(shortest)]
+    return mean(0), mean(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class Run:
     measure: str = "success"
 
     def columns(self) -> dict[str, float | None]:
-        """The table's columns. Losses and staleness are means over the updates that also trained the actor."""
+        """Compute the table's columns. Losses and staleness are means over the updates that also trained the actor."""
         results = [row for row in self.rows if self.key in row]
         trained = [row for row in self.rows if row.get("train/actor_trains")]
         mean_of = lambda key: mean(found) if (found := [row[key] for row in trained if key in row]) else None
@@ -58,38 +58,35 @@ class Run:
         return f"eval/{self.measure}"
 
     def total(self, over: str) -> float:
-        """All turns, seconds or CPU seconds of the run."""
+        """Count all turns, seconds or CPU seconds of the run."""
         return _positions(self.rows, over)[-1]
 
     def mean_result(self, over: str, end: float) -> float | None:
-        """Mean of the held-out curve over the first `end` turns or seconds, linear between evaluations."""
+        """Average the held-out curve over the first `end` turns or seconds, linear between evaluations."""
         xs, ys = curve(self.rows, self.key, over)
         if len(xs) < 2 or end <= 0:
             return None
-        grid = [end * i / 1000 for i in range(1001)]
-        return float(np.interp(grid, xs, ys).mean())
+        return float(np.interp([end * i / 1000 for i in range(1001)], xs, ys).mean())
 
     def task_results(self) -> dict[str, float]:
-        """The last evaluation's win rate in each held-out task, if there are several."""
+        """Return the last evaluation's win rate in each held-out task, if there are several."""
         results = [row for row in self.rows if self.key in row]
         last = results[-1] if len(results) > 1 else {}
         return {found[1]: value for key, value in last.items() if (found := _TASK_WIN_RATE.fullmatch(key))}
 
 
 def read_runs(folder: Path, study: Study) -> list[Run]:
-    """All runs in the folder, in the study's order of variants."""
+    """Read all runs in the folder, in the study's order of variants."""
     runs = []
     for variant in study.variants:
-        paths = (folder / variant).glob(f"seed_*/{ROWS}")
-        for path in sorted(paths, key=lambda path: int(path.parent.name.split("_")[1])):
-            seed = int(path.parent.name.split("_")[1])
-            done = path.with_name(DONE).exists()
-            runs.append(Run(variant, seed, read_rows(path), done, study.measure))
+        paths = {int(path.parent.name.split("_")[1]): path for path in (folder / variant).glob(f"seed_*/{ROWS}")}
+        for seed, path in sorted(paths.items()):
+            runs.append(Run(variant, seed, read_rows(path), path.with_name(DONE).exists(), study.measure))
     return runs
 
 
 def read_csv(path: Path, measure: str = "success") -> list[Run]:
-    """The runs in a study's `raw.csv`."""
+    """Read the runs in a study's `raw.csv`."""
     rows: dict[tuple[str, int, bool], list[Row]] = {}
     with open(path, encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
@@ -108,7 +105,7 @@ def curve(rows: Sequence[Row], key: str, over: str = "turns") -> tuple[list[floa
 
 
 def _positions(rows: Sequence[Row], over: str) -> list[float]:
-    """How far the run was at each row: in turns, wall seconds, or CPU seconds of trainer and engine (`cpu`)."""
+    """Tell how far the run was at each row: in turns, wall seconds, or CPU seconds of trainer and engine (`cpu`)."""
     if over != "cpu":
         return [row.get(over, 0.0) for row in rows]
     spent = [row.get("perf/trainer_cpu_s", 0.0) + row.get("perf/engine_cpu_s", 0.0) for row in rows]
@@ -116,7 +113,7 @@ def _positions(rows: Sequence[Row], over: str) -> list[float]:
 
 
 def interquartile_mean(values: Sequence[float]) -> tuple[float, float, float]:
-    """The interquartile mean and the ends of its 95 % percentile bootstrap interval.
+    """Compute the interquartile mean and the ends of its 95 % percentile bootstrap interval.
 
     Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021). A quarter of
     the values is left out at each end, rounded down, so this is the mean of up to three values.
@@ -128,8 +125,14 @@ def interquartile_mean(values: Sequence[float]) -> tuple[float, float, float]:
     return float(means[0]), float(low), float(high)
 
 
+def markdown(first: str, titles: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table; `first` is the heading of the rows' names."""
+    head = f"| {first} | {' | '.join(titles)} |"
+    return [head, "|" + "---|" * (head.count("|") - 1), *(f"| {name} | {' | '.join(rows[name])} |" for name in rows)]
+
+
 def iqm_cell(values: Sequence[float], form: str) -> str:
-    """A table's cell: interquartile mean and interval."""
+    """Return a table's cell: interquartile mean and interval."""
     if len(values) < 2:
         return f"{values[0]:{form}}" if values else "-"
     mean, low, high = interquartile_mean(values)
@@ -137,7 +140,7 @@ def iqm_cell(values: Sequence[float], form: str) -> str:
 
 
 def mean_cell(values: Sequence[float], form: str) -> str:
-    """A table's cell: mean ± standard error."""
+    """Return a table's cell: mean ± standard error."""
     if not values:
         return "-"
     error = f" ± {np.std(values, ddof=1) / len(values) ** 0.5:{form}}" if len(values) > 1 else ""

@@ -24,22 +24,22 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from tqdm import tqdm
 
 from embedded.arguments import cores
 from embedded.run.folder import CHECKPOINTS, claimed, rewind, saved_updates, write_text
-from embedded.run.log import MetricsLog, read_rows
+from embedded.run.log import MetricsLog, Row, read_rows
 from embedded.studies.plan import DONE, ROWS, SAVE_INTERVAL, Plan, left_to_do, make_plan, overview, plan_warnings
 from embedded.studies.processes import run_processes
 from embedded.studies.results import MEASURES
-from embedded.studies.study import Study, load_study, study_names
+from embedded.studies.study import load_study, study_names
 from slime_verlog import ConfigError, MissingDependencyError, SlimeVerlogError, command, read_settings
 
-if TYPE_CHECKING:
-    import torch
+POLICIES = "policies"
+"""Folder of the initial policies, which studies share."""
 
 
 def run_one(plan: Plan, variant: str, seed: int) -> None:
@@ -49,7 +49,7 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
         ConfigError: the folder holds a run with other settings, or the YAML or a flag is rejected.
     """
     folder, settings = plan.run_folder(variant, seed), plan.settings(variant, seed)
-    plan.policies.mkdir(parents=True, exist_ok=True)
+    (plan.out / POLICIES).mkdir(parents=True, exist_ok=True)
     with claimed(folder, settings):
         if not (folder / DONE).exists():
             _train(plan, variant, seed, settings)
@@ -68,50 +68,49 @@ def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> 
     path.write_text(yaml.safe_dump(dict(ppo.keys), sort_keys=False), encoding="utf-8")
     saved = saved_updates(checkpoints)
     rewind(folder / ROWS, saved)
-    policy = _policy(path, seed, plan.policies, settings)
+    policy = _policy(path, seed, plan.out / POLICIES, settings)
     lengths = read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint=""))
     shared = {**lengths, "hf_checkpoint": str(policy)}
     turns = pretrain_critic(pretraining, shared) if pretraining else 0.0
     paths = {"save": str(checkpoints), "load": str(checkpoints) if saved >= 0 else None}
     args = make_args(path, **{**shared, **ppo.flags, **paths})
     source = policy if plan.keep_policies else None
-    tracker = _Tracker(folder, plan.run_name(variant, seed), plan.study, args.num_rollout, source, turns)
+    tracker = _Tracker(folder / ROWS, turns, plan.run_name(variant, seed), plan.study.measure, args.num_rollout, source)
     train(args, tracker, {int(row["update"]) for row in read_rows(folder / ROWS) if "eval/episodes" in row})
-    write_text(folder / DONE, json.dumps({"updates": args.num_rollout, "turns": tracker.log.turns}))
+    write_text(folder / DONE, json.dumps({"updates": args.num_rollout, "turns": tracker.turns}))
     shutil.rmtree(checkpoints, ignore_errors=True)
 
 
-class _Tracker:
-    """A `Tracker` of `embedded.train`: writes rows, prints progress, and writes policies if there is a `source`."""
+class _Tracker(MetricsLog):
+    """Also prints progress, and writes policies if there is a `source`."""
 
-    def __init__(self, folder: Path, name: str, study: Study, updates: int, source: Path | None, turns: float) -> None:
-        self.log, self._folder, self._source = MetricsLog(folder / ROWS, turns), folder, source
-        self._name, self._measure, self._updates = name, study.measure, updates
-        if source is not None and not (folder / "policy_before").is_dir():
-            shutil.copytree(source, folder / "policy_before")
+    def __init__(self, rows: Path, turns: float, name: str, measure: str, updates: int, source: Path | None) -> None:
+        super().__init__(rows, turns)
+        self._name, self._measure, self._updates, self._source = name, measure, updates, source
+        if source is not None and not rows.with_name("policy_before").is_dir():
+            shutil.copytree(source, rows.with_name("policy_before"))
 
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of one update."""
-        self.log.update(rollout_id, metrics)
+        super().update(rollout_id, metrics)
         done = rollout_id + 1
         if done % SAVE_INTERVAL == 0:
-            left = self.log.seconds / done * (self._updates - done) / 60
+            left = self.seconds / done * (self._updates - done) / 60
             reward = f"reward per turn {metrics.get('turn/reward', 0.0):.3f}"
             tqdm.write(f"{self._name}: {done} updates, {reward}; this run has about {left:.0f} min left")
 
-    def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
-        """Append the means of an evaluation, and keep the evaluated policy as `policy_after/`."""
+    def evaluation(self, rollout_id: int, result: Any, weights: Any = None) -> Row:
         from embedded.engine.decoder import write_policy
 
         if self._source is not None and rollout_id:
-            write_policy(self._source, weights, self._folder / "policy_after")
-        means = self.log.evaluation(rollout_id, result)  # last: the row says that the rest is there
+            write_policy(self._source, weights, self.path.with_name("policy_after"))
+        means = super().evaluation(rollout_id, result)  # last: the row says that the rest is there
         value = f"{MEASURES[self._measure]} {means[f'eval/{self._measure}']:.3f}"
         tqdm.write(f"{self._name}: {value} after {rollout_id} updates")
+        return means
 
 
 def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]) -> Path:
-    """The initial policy for this seed; variants with the same prompts and the same warm start share it."""
+    """Make the initial policy, unless it is there; variants with the same prompts and warm start share it."""
     from embedded.warmstart.imitation import IMITATION_FILE, WarmStart, make_policy
     from rollout.bridge.settings import load_settings
 
@@ -120,10 +119,8 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
     env = {**keys.get("env", {}), **warm.get("env", {})}
     env = {key: value for key, value in env.items() if key not in ("binary_reward", "shaping")}
     shown = {key: keys.get(key) for key in ("rollout_interaction_env_path", "tasks", "history", "memory", "max_turns")}
-    name = hashlib.sha256(json.dumps([IMITATION_FILE, env, shown, warm, seed], sort_keys=True).encode()).hexdigest()[
-        :12
-    ]
-    folder = policies / f"{name}-seed_{seed}"
+    content = json.dumps([IMITATION_FILE, env, shown, warm, seed], sort_keys=True)
+    folder = policies / f"{hashlib.sha256(content.encode()).hexdigest()[:12]}-seed_{seed}"
     if not folder.is_dir():
         temporary = policies / f".{folder.name}.{os.getpid()}"
         demonstrated = load_settings(argparse.Namespace(custom_config_path=str(config)))
@@ -149,9 +146,7 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
     """
     from embedded.studies.report import write_report
 
-    left = left_to_do(plan)
-    at_once = min(jobs or cores(), len(left))
-    failures: list[str] = []
+    left, failures = left_to_do(plan), []
     began, ended = time.monotonic(), itertools.count(1)
 
     def say_when_done() -> None:
@@ -161,7 +156,7 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
             end = datetime.now() + timedelta(seconds=seconds)
             print(f"{done} of {len(left)} runs ended; the last one will at about {end:%H:%M}", flush=True)
 
-    if at_once > 1:
+    if (at_once := min(jobs or cores(), len(left))) > 1:
         named = {plan.run_name(*run): (plan, *run) for run in left}
         failures = run_processes(named, _run_in_process, at_once, say_when_done)
     else:

@@ -77,12 +77,12 @@ class Study(Variant):
         return self
 
     def score(self, value: float) -> float:
-        """A held-out result between 0, random play, and 1, the expert."""
+        """Scale a held-out result to 0 for random play and 1 for the expert."""
         low, high = self.scale
         return (value - low) / (high - low)
 
     def variant(self, name: str) -> Variant:
-        """The variant of this name, together with what all variants share.
+        """Return the variant of this name, together with what all variants share.
 
         Raises:
             ConfigError: there is none.
@@ -95,12 +95,12 @@ class Study(Variant):
 
 
 def study_names() -> list[str]:
-    """Names of the studies that come with the package."""
+    """List the studies that come with the package."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
-    """The study with this name, or in this YAML file.
+    """Load the study with this name, or in this YAML file.
 
     Args:
         overrides: fields that replace those of the file.
@@ -144,20 +144,15 @@ def check_study(study: Study) -> None:
             read_settings(WarmStart, variant.warm, "warm.")
         except ConfigError as error:
             raise ConfigError(f"variant {name!r}: {error}") from error
-        played = (
-            settings.rollout_interaction_env_path,
-            settings.env,
-            settings.tasks,
-            settings.eval,
-            settings.max_turns,
-        )
+        fields = ("rollout_interaction_env_path", "env", "tasks", "eval", "max_turns")
+        played = [getattr(settings, field) for field in fields]
         if played not in built:
             built.append(played)
             try_each_task(settings)
 
 
 def run_keys(study: Study, variant: Variant) -> dict[str, Any]:
-    """The keys of the YAML that a variant of a study runs with."""
+    """Build the keys of the YAML that a variant of a study runs with."""
     from embedded.arguments import read_keys
 
     return merge(merge(read_keys(study.config), {"eval": {"episodes": study.eval_episodes}}), variant.keys)

@@ -42,7 +42,7 @@ class MicroBatch:
 
 
 def to_rollout_data(train_data: dict[str, Any], device: torch.device) -> RolloutData:
-    """What a rank gets in slime: token ids, masks and log-probs as tensors, one per sample.
+    """Convert to what a rank gets in slime: token ids, masks and log-probs as tensors, one per sample.
 
     Raises:
         ConfigError: the data lacks keys that every converter provides.
@@ -65,10 +65,10 @@ def to_rollout_data(train_data: dict[str, Any], device: torch.device) -> Rollout
 
 
 def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> list[list[int]]:
-    """The samples of each optimizer step: `global_batch_size` training groups per step, in order of appearance.
+    """Split the samples into optimizer steps: `global_batch_size` training groups per step, in order of appearance.
 
     Raises:
-        ConfigError: the groups do not fill whole steps. slime would drop the rest without a word.
+        ConfigError: the groups do not fill whole steps. slime would drop the rest silently.
     """
     groups: dict[int, list[int]] = {}
     for sample, group in enumerate(rollout_ids):

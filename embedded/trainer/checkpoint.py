@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from embedded.run.folder import write_text
 from rollout.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers
         (temporary / "state.json").write_text(json.dumps(info), encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
-        latest = Path(folder) / f".{_LATEST}.{os.getpid()}"
-        latest.write_text(json.dumps({"rollout_id": rollout_id}), encoding="utf-8")
-        latest.replace(Path(folder) / _LATEST)
+        write_text(Path(folder) / _LATEST, json.dumps({"rollout_id": rollout_id}))
         for old in Path(folder).glob("trainer_*"):
             if old != target:
                 shutil.rmtree(old)
@@ -64,7 +63,7 @@ def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers
 
 
 def is_checkpoint(folder: str | Path) -> bool:
-    """Whether the folder holds a checkpoint of `save_trainer`."""
+    """Tell whether the folder holds a checkpoint of `save_trainer`."""
     return (Path(folder) / _LATEST).is_file()
 
 
@@ -75,7 +74,7 @@ def _latest(folder: str | Path) -> tuple[Path, int]:
 
 
 def saved_actor(folder: str | Path) -> dict[str, torch.Tensor]:
-    """The actor's weights in the latest checkpoint, under Megatron's names."""
+    """Load the actor's weights in the latest checkpoint, under Megatron's names."""
     return load_file(_latest(folder)[0] / "actor.safetensors")
 
 
@@ -136,7 +135,6 @@ def _tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _frozen(model: torch.nn.Module) -> list[str]:
-    """Names of the parameters that are not trained."""
     return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 

@@ -84,7 +84,10 @@ class CausalAttention(torch.nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attend over [sequence, batch, heads, head_dim]; returns [sequence, batch, heads x head_dim]."""
         length, batch, heads, width = query.shape
-        places = self.places or _dense(length, batch, query.device)
+        places = self.places
+        if places is None:  # a batch without padding, whose tokens are in the order [length, batch]
+            column, row = torch.cartesian_prod(*(torch.arange(n, device=query.device) for n in (length, batch))).T
+            places = Places(row, column, (batch, length))
         table = rotary_table(places.shape[1], width, self.rotary_base, query.device)
         cos, sin = (x[places.column, None] for x in table)
         q, k = _Padded.apply(query, places, cos, sin), _Padded.apply(key, places, cos, sin)
@@ -97,15 +100,9 @@ class CausalAttention(torch.nn.Module):
         return _Packed.apply(out, places).view(length, batch, heads * width)
 
 
-def _dense(length: int, batch: int, device: torch.device) -> Places:
-    """The places of a batch without padding, whose tokens are in the order [length, batch]."""
-    column, row = torch.meshgrid(torch.arange(length, device=device), torch.arange(batch, device=device), indexing="ij")
-    return Places(row.reshape(-1), column.reshape(-1), (batch, length))
-
-
 @lru_cache(maxsize=64)
 def rotary_table(length: int, width: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, width / 2] of rotary embeddings for heads of this width."""
+    """Compute cosines and sines [length, width / 2] of rotary embeddings for heads of this width."""
     frequencies = 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
     return angles.cos().to(device), angles.sin().to(device)

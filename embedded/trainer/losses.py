@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def log_probs_and_entropy(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of `targets` [n] and entropies [n] in nats, at the rollout's temperature."""
+    """Compute log-probabilities of `targets` [n] and entropies [n] in nats, at the rollout's temperature."""
     log_probs = torch.log_softmax(logits / temperature, -1)
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     return log_probs.gather(-1, targets[:, None]).squeeze(-1), entropy
@@ -24,7 +24,7 @@ def policy_loss(
     eps_clip_high: float | None = None,
     eps_clip_c: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """PPO's clipped surrogate loss, and a mask of the tokens that were clipped (1.0 or 0.0).
+    """Compute PPO's clipped surrogate loss, and a mask of the tokens that were clipped (1.0 or 0.0).
 
     Args:
         eps_clip: the ratio is clipped below 1 - eps_clip.
@@ -41,7 +41,7 @@ def policy_loss(
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float) -> tuple[Tensor, Tensor]:
-    """The larger of the plain and the clipped squared error, and a mask of the values that moved past the clip."""
+    """Compute the larger of plain and clipped squared error, and a mask of the values that moved past the clip."""
     moved = values - old_values
     clipped = old_values + moved.clamp(-value_clip, value_clip)
     loss = torch.maximum((values - returns) ** 2, (clipped - returns) ** 2)
@@ -49,7 +49,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: 
 
 
 def approx_kl(log_probs: Tensor, reference: Tensor, kind: Literal["k1", "k2", "k3", "low_var_kl"]) -> Tensor:
-    """Schulman's estimators of KL(policy | reference) from the policy's own tokens; `low_var_kl` is k3.
+    """Estimate KL(policy | reference) from the policy's own tokens as Schulman does; `low_var_kl` is k3.
 
     Source: http://joschu.net/blog/kl-approx.html
     """

@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from embedded.arguments import OptimizerFlags
 from embedded.trainer.layers import CausalAttention, Places, RmsNorm
-from embedded.trainer.weights import head_dim, hf_to_megatron, megatron_shapes
+from embedded.trainer.weights import head_dim, hf_to_megatron, query_groups
 from rollout.errors import ConfigError, MissingDependencyError
 
 with warnings.catch_warnings():
@@ -69,7 +69,7 @@ def build_model(folder: str | Path, device: torch.device, *, critic: bool = Fals
     model = _empty_model(hf.config, tied=hf.config.tie_word_embeddings and not critic, bf16=bf16)
     if critic:
         model.output_layer = ValueHead(hf.config.hidden_size)  # type: ignore[assignment]
-    model.load_state_dict(hf_to_megatron(hf.state_dict(), megatron_shapes(hf.config), head=not critic), strict=False)
+    model.load_state_dict(hf_to_megatron(hf.state_dict(), hf.config, head=not critic), strict=False)
     return model.to(device)
 
 
@@ -80,13 +80,12 @@ def _empty_model(config: Any, *, tied: bool, bf16: bool) -> GPTModel:
             f"the embedded trainer supports plain rotary embeddings only, but this model has {rope['rope_type']} ones; "
             "choose another model"
         )
-    heads = config.num_attention_heads
     is_qwen3 = config.model_type == "qwen3"
     transformer = TransformerConfig(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
-        num_attention_heads=heads,
-        num_query_groups=config.num_key_value_heads or heads,
+        num_attention_heads=config.num_attention_heads,
+        num_query_groups=query_groups(config),
         kv_channels=head_dim(config),
         ffn_hidden_size=config.intermediate_size,
         normalization="RMSNorm",
@@ -158,13 +157,13 @@ def _packed(model: GPTModel, places: Places, wanted: torch.Tensor) -> Iterator[N
 
 
 def precision(model: GPTModel) -> torch.autocast:
-    """The context in which the model's forward and backward pass run: Megatron's autocast, where the model has it."""
+    """Return the context for the model's forward and backward pass: Megatron's autocast, where the model has it."""
     device, config = next(model.parameters()).device, model.config
     return torch.autocast(device.type, config.autocast_dtype, enabled=config.enable_autocast)
 
 
 def predict(model: GPTModel, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    """Outputs [n, vocabulary or 1] in float32 at positions (row, column) of right-padded `ids` [batch, length].
+    """Compute outputs [n, vocabulary or 1] in float32 at positions (row, column) of right-padded `ids` [batch, length].
 
     Only the tokens up to each row's last wanted position are computed, so padding costs nothing.
     """
@@ -205,7 +204,7 @@ class Adam(FP32Optimizer):
 
 
 def build_optimizer(model: GPTModel, flags: OptimizerFlags, lr: float, samples: int) -> Adam:
-    """AdamW with a learning rate that starts at `lr` and follows `flags.lr_decay_style` over `samples` samples."""
+    """Build AdamW; its learning rate starts at `lr` and follows `flags.lr_decay_style` over that many samples."""
     own = {key: getattr(flags, key) for key in ("adam_beta1", "adam_beta2", "adam_eps", "clip_grad")}
     optimizer = Adam(model, OptimizerConfig(optimizer="adam", lr=lr, **own), lr)
     optimizer.schedule = OptimizerParamScheduler(

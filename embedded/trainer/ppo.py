@@ -29,7 +29,7 @@ from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, opt
 from embedded.trainer.checkpoint import is_checkpoint, load_critic, load_trainer, save_trainer
 from embedded.trainer.losses import approx_kl, log_probs_and_entropy, policy_loss, value_loss
 from embedded.trainer.megatron import Adam, GPTModel, build_model, build_optimizer, initialize, precision, predict
-from embedded.trainer.weights import megatron_shapes, megatron_to_hf
+from embedded.trainer.weights import megatron_to_hf
 from envs.loading import load_attribute
 
 Reducer = Callable[[torch.Tensor], torch.Tensor]
@@ -57,7 +57,7 @@ class PpoTrainer:
         if self._settings.policy_loss == "dis":
             check_dis(advantage_flags(args))
         self.device = initialize()
-        self.shapes = megatron_shapes(AutoConfig.from_pretrained(flags.hf_checkpoint))
+        self.config = AutoConfig.from_pretrained(flags.hf_checkpoint)
         self.actor = build_model(flags.hf_checkpoint, self.device, bf16=flags.bf16)
         saved = flags.critic_load if flags.critic_load and is_checkpoint(flags.critic_load) else None
         given = flags.hf_checkpoint if saved else flags.critic_load or flags.hf_checkpoint
@@ -106,8 +106,8 @@ class PpoTrainer:
         return {**metrics, **(critic.result() if critic else {}), "train/actor_trains": float(actor_trains)}
 
     def policy_state(self) -> dict[str, torch.Tensor]:
-        """The actor's weights under Hugging Face names; they share memory with the actor."""
-        return megatron_to_hf(self.actor.state_dict(), self.shapes)
+        """Return the actor's weights under Hugging Face names; they share memory with the actor."""
+        return megatron_to_hf(self.actor.state_dict(), self.config)
 
     def save(self, folder: str, rollout_id: int) -> None:
         """Write models and optimizers; raises CheckpointError if that fails."""
@@ -119,7 +119,7 @@ class PpoTrainer:
 
     @torch.no_grad()
     def _values(self, data: RolloutData, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-        """V(prefix before the token) for every response token, per sample."""
+        """Compute V(prefix before the token) for every response token, per sample."""
         return _per_sample(data, batches, lambda b: predict(self.critic, b.ids, b.row, b.column).squeeze(-1))
 
     @torch.no_grad()
@@ -137,7 +137,13 @@ class PpoTrainer:
         return found
 
     def _train_critic(self, data: RolloutData) -> dict[str, float]:
-        explained = _explained_variance(data)  # before the update
+        mask = torch.cat(data["loss_masks"]).bool()
+        values, returns = torch.cat(data["values"])[mask], torch.cat(data["returns"])[mask]
+        explained = {  # before the update
+            "explained_variance": (1 - (returns - values).var() / returns.var().clamp_min(1e-8)).item(),
+            "value_mean": values.mean().item(),
+            "return_mean": returns.mean().item(),
+        }
         for _ in range(self._settings.critic_updates - 1):
             self._optimize(self.critic, self.critic_optimizer, data, self._value_loss, last=False)
         metrics = self._optimize(self.critic, self.critic_optimizer, data, self._value_loss)
@@ -167,7 +173,7 @@ class PpoTrainer:
         add_advantages(self._role_args["actor"], data)
         if path := self.flags.rollout_data_postprocess_path:
             load_attribute(path, "rollout_data_postprocess_path")(self.args, rollout_id, data)
-        kl = _masked_mean(data, data["kl"])
+        kl = torch.cat(data["kl"])[torch.cat(data["loss_masks"]).bool()].mean().item()
         metrics = finish_dis(self._optimize(self.actor, self.actor_optimizer, data, self._policy_loss))
         metrics |= self._alarm.watch(metrics, rollout_id)
         return {f"actor/{key}": value for key, value in {**metrics, "ref_kl": kl}.items()}
@@ -190,13 +196,8 @@ class PpoTrainer:
             )
         policy, bonus = reduce(loss), reduce(entropy)
         total = policy - flags.entropy_coef * bonus
-        metrics = {
-            "pg_loss": policy,
-            "entropy": bonus,
-            "pg_clipfrac": reduce(clipped),
-            "ppo_kl": reduce(old - log_probs),
-            **off_policy,
-        }
+        metrics = {"pg_loss": policy, "entropy": bonus, "pg_clipfrac": reduce(clipped)}
+        metrics |= {"ppo_kl": reduce(old - log_probs), **off_policy}
         if "rollout_log_probs" in data:
             known = log_probs.detach() if flags.use_rollout_logprobs else old
             off_policy_gap = (known - batch.gather(data["rollout_log_probs"])).abs()
@@ -261,7 +262,7 @@ def add_advantages(args: Namespace, data: RolloutData) -> None:
 
 
 def sum_of_sample_mean(data: RolloutData, batch: MicroBatch) -> Reducer:
-    """slime's reducer: each sample's masked sum, divided by its training group's trainable tokens, then summed."""
+    """Return slime's reducer: the sum of samples' masked sums, each divided by its group's trainable tokens."""
     device = batch.targets.device
     sums = torch.tensor([max(data["rollout_mask_sums"][i], 1) for i in batch.samples], device=device)
     weights = batch.gather(data["loss_masks"]) / sums.repeat_interleave(torch.tensor(batch.lengths, device=device))
@@ -276,20 +277,3 @@ def _per_sample(
     for batch in batches:
         found.update(zip(batch.samples, torch.split(compute(batch), list(batch.lengths)), strict=True))
     return [found[i] for i in range(len(data["tokens"]))]
-
-
-def _masked_mean(data: RolloutData, per_sample: Sequence[torch.Tensor]) -> float:
-    mask = torch.cat(data["loss_masks"]).bool()
-    return torch.cat(list(per_sample))[mask].mean().item()
-
-
-def _explained_variance(data: RolloutData) -> dict[str, float]:
-    """Share of the returns' variance that the critic explained before this update, and the means of both."""
-    mask = torch.cat(data["loss_masks"]).bool()
-    values, returns = torch.cat(data["values"])[mask], torch.cat(data["returns"])[mask]
-    variance = returns.var().clamp_min(1e-8)
-    return {
-        "explained_variance": (1 - (returns - values).var() / variance).item(),
-        "value_mean": values.mean().item(),
-        "return_mean": returns.mean().item(),
-    }

@@ -6,7 +6,6 @@ Megatron fuses the queries, keys and values of each group into one matrix, and g
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,42 +21,35 @@ _NAMES = {
 _OPTIONAL = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """The parts of a model's shape that the conversion needs."""
-
-    layers: int
-    groups: int
-    head_dim: int
-
-
-def megatron_shapes(config: Any) -> Shapes:
-    """Read the shapes from a Hugging Face model config."""
-    groups = config.num_key_value_heads or config.num_attention_heads
-    return Shapes(config.num_hidden_layers, groups, head_dim(config))
-
-
 def head_dim(config: Any) -> int:
-    """Width of one attention head, from a Hugging Face model config."""
+    """Read the width of one attention head from a Hugging Face model config."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def hf_to_megatron(state: Mapping[str, torch.Tensor], shapes: Shapes, *, head: bool = True) -> dict[str, torch.Tensor]:
-    """Rename and fuse. Without `head`, the output layer is left out. The result shares no memory with `state`."""
+def query_groups(config: Any) -> int:
+    """Read the number of key and value heads from a Hugging Face model config."""
+    return config.num_key_value_heads or config.num_attention_heads
+
+
+def hf_to_megatron(state: Mapping[str, torch.Tensor], config: Any, *, head: bool = True) -> dict[str, torch.Tensor]:
+    """Rename and fuse the weights of a model with this Hugging Face config.
+
+    Without `head`, the output layer is left out. The result shares no memory with `state`.
+    """
     out = {
         "embedding.word_embeddings.weight": state["model.embed_tokens.weight"].clone(),
         "decoder.final_layernorm.weight": state["model.norm.weight"].clone(),
     }
     if head and "lm_head.weight" in state:
         out["output_layer.weight"] = state["lm_head.weight"].clone()
-    for i in range(shapes.layers):
+    for i in range(config.num_hidden_layers):
         source, target = f"model.layers.{i}.", f"decoder.layers.{i}."
         names = ((new, old) for new, old in _NAMES.items() if old not in _OPTIONAL or source + old in state)
         out |= {target + new: state[source + old].clone() for new, old in names}
         for kind in ("weight", "bias"):
             if f"{source}self_attn.q_proj.{kind}" in state:
                 parts = [state[f"{source}self_attn.{x}_proj.{kind}"] for x in "qkv"]
-                grouped = [p.view(shapes.groups, -1, shapes.head_dim, *p.shape[1:]) for p in parts]
+                grouped = [p.view(query_groups(config), -1, head_dim(config), *p.shape[1:]) for p in parts]
                 fused = torch.cat(grouped, 1)
                 out[f"{target}self_attention.linear_qkv.{kind}"] = fused.reshape(-1, *parts[0].shape[1:])
         gate_up = [state[f"{source}mlp.{x}_proj.weight"] for x in ("gate", "up")]
@@ -65,8 +57,8 @@ def hf_to_megatron(state: Mapping[str, torch.Tensor], shapes: Shapes, *, head: b
     return out
 
 
-def megatron_to_hf(state: Mapping[str, torch.Tensor], shapes: Shapes) -> dict[str, torch.Tensor]:
-    """The inverse of `hf_to_megatron`, without a critic's head and without Megatron's extra states."""
+def megatron_to_hf(state: Mapping[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
+    """Invert `hf_to_megatron`, without a critic's head and without Megatron's extra states."""
     out = {
         "model.embed_tokens.weight": state["embedding.word_embeddings.weight"],
         "model.norm.weight": state["decoder.final_layernorm.weight"],
@@ -74,13 +66,13 @@ def megatron_to_hf(state: Mapping[str, torch.Tensor], shapes: Shapes) -> dict[st
     head = state.get("output_layer.weight")
     if head is not None and head.shape == out["model.embed_tokens.weight"].shape:
         out["lm_head.weight"] = head
-    for i in range(shapes.layers):
+    for i in range(config.num_hidden_layers):
         source, target = f"decoder.layers.{i}.", f"model.layers.{i}."
         out |= {target + new: state[source + old] for old, new in _NAMES.items() if source + old in state}
         for kind in ("weight", "bias"):
             fused = state.get(f"{source}self_attention.linear_qkv.{kind}")
             if fused is not None:
-                grouped = fused.view(shapes.groups, -1, shapes.head_dim, *fused.shape[1:])
+                grouped = fused.view(query_groups(config), -1, head_dim(config), *fused.shape[1:])
                 for x, part in zip("qkv", (grouped[:, :-2], grouped[:, -2], grouped[:, -1]), strict=True):
                     out[f"{target}self_attn.{x}_proj.{kind}"] = part.reshape(-1, *fused.shape[1:])
         gate, up = state[source + "mlp.linear_fc1.weight"].chunk(2)

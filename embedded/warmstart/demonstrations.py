@@ -1,8 +1,8 @@
-"""Plays episodes with a scripted expert and writes its answers as THINK/ACTION text.
+"""Plays episodes with a scripted expert and writes its responses as THINK/ACTION text.
 
 The expert is `expert_action(env)` of the environment's module. Some actions are random, to reach unusual states.
 `imitation.py` imitates the random actions too, on purpose, so PPO has something left to learn. In supervised data sets
-(`inspection/demonstrations.py`) every answer is the expert's.
+(`inspection/demonstrations.py`) every response is the expert's.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from envs.base import Observation
 from envs.loading import load_env_module
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError, EnvironmentFault, SlimeVerlogError
-from rollout.play.memory import Exchange, Memory, build_memory, build_messages
+from rollout.play.memory import Exchange, build_memory, build_messages
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode, pick_task, read_tasks
 
@@ -31,7 +30,7 @@ DEMONSTRATION_SEEDS = range(2_000_000_000, 3_000_000_000)
 Environments that map seeds to fewer worlds do so within each range of 1,000,000,000."""
 _SEEDS_EACH = 100_000
 """Distance between the first seeds of runs with consecutive `seed`; they repeat after 10,000 runs."""
-_MOST_WORDS = 12
+_MAX_WORDS = 12
 """Words of an observation that a thought repeats."""
 _SENTENCE_END = re.compile(r"(?<=[.!?]) ")
 _ARTICLES = re.compile(r"\b(?:the|a|an)\s+")
@@ -39,17 +38,17 @@ _ARTICLES = re.compile(r"\b(?:the|a|an)\s+")
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One demonstrated turn: the prompt as in a rollout, and the answer."""
+    """One demonstrated turn: the prompt as in a rollout, and the response."""
 
     messages: list[dict[str, Any]]
-    answer: str
+    response: str
     task: str = ""
     seed: int = 0
     turn: int = 0
     progression: float = 0.0
     """Progression of its episode at the end; 1 is success."""
     valid: bool = True
-    """Whether the environment accepted the played answer."""
+    """Whether the environment accepted the played response."""
     finished: bool = True
     """Whether its episode was played to its end."""
 
@@ -80,7 +79,7 @@ def demonstrate(
         most_turns: turns after which an episode is cut; default: none, beyond the environment's own limit.
 
     Raises:
-        ConfigError: the environment has no expert that it needs, the prompts have pictures, the history is not a
+        ConfigError: the environment has no expert that it needs, the prompts have images, the history is not a
             window, or training or evaluation uses the same seeds.
         EnvironmentFault: an environment raised.
     """
@@ -96,9 +95,9 @@ def demonstrate(
         if expert is None and needs_expert:
             raise ConfigError(f"{spec.env.env_path} has no expert_action(env), so it cannot be demonstrated")
         thinker = reason or _find_thinker(spec.env.env_path, rng)
-        player = _Expert(expert, random_share, rng, thinker, expert_answers) if expert else _Random(rng)
+        player = _expert_player(expert, random_share, rng, thinker, expert_answers) if expert else _random_player(rng)
         try:
-            turns += _play(config, spec, player, most_turns)
+            turns += _play(config, spec, player, most_turns, is_random=expert is None)
         except SlimeVerlogError:
             raise
         except Exception as error:
@@ -118,11 +117,17 @@ def find_expert(env_path: str) -> Callable[[Any], str] | None:
 def _find_thinker(env_path: str, rng: random.Random) -> Reason:
     """Return the default `Reason` of an environment's module.
 
-    The last sentence of an explanation is left out: it names the expert's action, and most actions are random.
+    The last sentence of an explanation, unless it is the only one, is left out: it names the expert's action, and most
+    actions are random.
     """
     explain = getattr(load_env_module(env_path), "explain_action", None)
     if explain is not None:
-        return lambda env, text, action: _drop_last_sentence(explain(env))
+
+        def without_last_sentence(env: Any, text: str, action: str) -> str:
+            sentences = _SENTENCE_END.split(explain(env))
+            return " ".join(sentences[:-1] or sentences)
+
+        return without_last_sentence
     return lambda env, text, action: think(env.mission, text) if env.mission else quote(text, rng)
 
 
@@ -136,76 +141,74 @@ def _check_seeds(config: RolloutSettings) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Expert:
-    """Plays the environment's expert, and random actions in between."""
+Player = Callable[[Any, str], tuple[str, str]]
+"""Returns the response to learn and the one to play, given the environment and the observation's text."""
 
-    expert: Callable[[Any], str]
-    random_share: float
-    rng: random.Random
-    reason: Reason
-    expert_answers: bool
 
-    def answers(self, env: Any, text: str) -> tuple[str, str]:
-        """The answer to learn and the answer to play."""
-        is_random = self.rng.random() < self.random_share and len(env.actions) > 0
-        action = self.rng.choice(list(env.actions)) if is_random else self.expert(env)
-        taught = self.expert(env) if is_random and self.expert_answers else action
-        answer = _answer(self.reason(env, text, taught), taught)
+def _expert_player(
+    expert: Callable[[Any], str], random_share: float, rng: random.Random, reason: Reason, expert_answers: bool
+) -> Player:
+    """Play the environment's expert, and random actions in between."""
+
+    def play(env: Any, text: str) -> tuple[str, str]:
+        is_random = rng.random() < random_share and len(env.actions) > 0
+        action = rng.choice(list(env.actions)) if is_random else expert(env)
+        taught = expert(env) if is_random and expert_answers else action
+        response = _response(reason(env, text, taught), taught)
         # A random move has no reason to show.
-        return answer, answer if taught == action else _answer("I try something.", action)
+        return response, response if taught == action else _response("I try something.", action)
+
+    return play
 
 
-@dataclass(frozen=True)
-class _Random:
-    """Plays random actions; each thought quotes a part of the observation, which teaches the policy to read it."""
+def _random_player(rng: random.Random) -> Player:
+    """Play random actions; each thought quotes a part of the observation, which teaches the policy to read it."""
 
-    rng: random.Random
+    def play(env: Any, text: str) -> tuple[str, str]:
+        response = _response(quote(text, rng), rng.choice(list(env.actions)))
+        return response, response
 
-    def answers(self, env: Any, text: str) -> tuple[str, str]:
-        """The answer to learn, which is also played."""
-        answer = _answer(quote(text, self.rng), self.rng.choice(list(env.actions)))
-        return answer, answer
+    return play
 
 
-def _answer(thought: str, action: str) -> str:
+def _response(thought: str, action: str) -> str:
     return f"THINK: {thought}\nACTION: {action}"
 
 
 def _play(
-    config: RolloutSettings, spec: EpisodeSpec, player: _Expert | _Random, most_turns: int | None
+    config: RolloutSettings, spec: EpisodeSpec, player: Player, most_turns: int | None, *, is_random: bool
 ) -> list[Demonstration]:
     memory, env, turns, info = build_memory(config.memory), spec.env.build(), [], {"progression": 0.0}
     past: deque[Exchange] = deque(maxlen=memory.horizon)
     observation, done = env.reset(), False
     limit = min(config.max_turns or env.max_steps or 1000, most_turns or math.inf)
     while not done and len(turns) < limit:
-        messages = _prompt(memory, env, list(past), observation, len(turns))
-        _check_kind(spec, player, env, messages)
-        answer, played = player.answers(env, observation["text"]["long_term_context"])
+        messages: list[dict[str, Any]]
+        if getattr(env, "whole_prompts", False):
+            messages = list(env.format_observation(observation))
+        else:
+            messages = build_messages(
+                memory, env.instruction_prompt, list(past), observation, len(turns), env.answer_format
+            )
+        _check_kind(spec, is_random, env, messages)
+        response, played = player(env, observation["text"]["long_term_context"])
         shown = observation
         observation, done, info = env.step(played)
         past.append(Exchange(shown, played, info["valid_action"], info["executed_action"]))
         seed = spec.env.metadata["seed"]
-        turns.append(Demonstration(messages, answer, spec.name, seed, len(turns), valid=info["valid_action"]))
+        turns.append(Demonstration(messages, response, spec.name, seed, len(turns), valid=info["valid_action"]))
     env.close()
     return [replace(turn, progression=info["progression"], finished=done) for turn in turns]
 
 
-def _prompt(memory: Memory, env: Any, past: list[Exchange], now: Observation, index: int) -> list[dict[str, Any]]:
-    if getattr(env, "whole_prompts", False):
-        return list(env.format_observation(now))
-    return build_messages(memory, env.instruction_prompt, past, now, index, env.answer_format)
-
-
-def _check_kind(spec: EpisodeSpec, player: _Expert | _Random, env: Any, messages: list[dict[str, Any]]) -> None:
-    """Refuse prompts with pictures, and free-text answers without an expert."""
+def _check_kind(spec: EpisodeSpec, is_random: bool, env: Any, messages: list[dict[str, Any]]) -> None:
+    """Refuse prompts with images, and free-text responses without an expert."""
     if any(not isinstance(message["content"], str) for message in messages):
         raise ConfigError(
-            f"task {spec.name!r}: the prompts have pictures, but demonstrations are text only; remove env.vlm from the "
+            f"task {spec.name!r}: the prompts have images, but demonstrations are text only; remove env.vlm from the "
             "YAML, or train a vision-language model on GPUs as scripts/run_geo3k_vlm.sh does"
         )
-    if isinstance(player, _Random) and not env.actions:
+    if is_random and not env.actions:
         raise ConfigError(
             f"task {spec.name!r}: {spec.env.env_path} takes free text (its actions are empty) and has no "
             "expert_action(env), so there is nothing to imitate; add expert_action(env), which returns a scripted "
@@ -214,7 +217,7 @@ def _check_kind(spec: EpisodeSpec, player: _Expert | _Random, env: Any, messages
 
 
 def think(mission: str, observation: str) -> str:
-    """A short thought: the first line of the observation with the mission's object, or that there is none."""
+    """Write a short thought: the first line of the observation with the mission's object, or that there is none."""
     wanted = _ARTICLES.split(mission)[-1]
     for line in observation.splitlines():
         if f" {wanted} " in f" {line} ":
@@ -222,17 +225,11 @@ def think(mission: str, observation: str) -> str:
     return f"no {wanted} here"
 
 
-def _drop_last_sentence(explanation: str) -> str:
-    """The explanation without its last sentence, unless that is the only one."""
-    sentences = _SENTENCE_END.split(explanation)
-    return " ".join(sentences[:-1] or sentences)
-
-
 def quote(observation: str, rng: random.Random) -> str:
-    """A short thought for environments without a mission: the start of a random line of the observation."""
+    """Write a short thought for environments without a mission: the start of a random line of the observation."""
     lines = [line for line in observation.splitlines() if line.strip()]
     return _shorten(rng.choice(lines)) if lines else "I try something."
 
 
 def _shorten(line: str) -> str:
-    return " ".join(line.split()[:_MOST_WORDS])
+    return " ".join(line.split()[:_MAX_WORDS])

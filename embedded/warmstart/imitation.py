@@ -18,8 +18,8 @@ from embedded.arguments import EmbeddedFlags, OptimizerFlags
 from embedded.engine.decoder import load_hf_model
 from embedded.trainer.batches import RolloutData, micro_batches
 from embedded.trainer.losses import log_probs_and_entropy
-from embedded.trainer.megatron import Adam, GPTModel, build_model, build_optimizer, initialize, precision, predict
-from embedded.trainer.weights import megatron_shapes, megatron_to_hf
+from embedded.trainer.megatron import GPTModel, build_model, build_optimizer, initialize, precision, predict
+from embedded.trainer.weights import megatron_to_hf
 from embedded.warmstart.demonstrations import Demonstration, demonstrate
 from embedded.warmstart.policy import PolicySize, build_policy, save_policy
 from embedded.warmstart.tokenizer import fixed_phrases, train_tokenizer
@@ -89,7 +89,7 @@ class Imitation:
     """Share of the demonstrated episodes of several turns in which every thought is the same."""
 
     def lengths(self, flags: EmbeddedFlags) -> dict[str, int]:
-        """The flags that limit lengths, raised where demonstrations come near them."""
+        """Raise the flags that limit lengths where demonstrations come near them."""
         answer = max(flags.rollout_max_response_len, _round_up(1.5 * self.longest_answer, 8))
         needed = _round_up(1.25 * self.longest_prompt + answer, 64)
         context = max(flags.rollout_max_context_len or 0, needed)
@@ -97,7 +97,7 @@ class Imitation:
 
 
 def read_imitation(folder: str | Path) -> Imitation:
-    """The `Imitation` of a policy that `make_policy` wrote."""
+    """Read the `Imitation` of a policy that `make_policy` wrote."""
     return Imitation(**json.loads((Path(folder) / IMITATION_FILE).read_text(encoding="utf-8")))
 
 
@@ -107,14 +107,14 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
     With `settings.model`, start from that folder's model and tokenizer, which are not changed.
 
     Raises:
-        ConfigError: there is neither an expert nor a list of actions, prompts have pictures, answers are rejected, or
+        ConfigError: there is neither an expert nor a list of actions, prompts have images, answers are rejected, or
             the shape of `settings.model` is not supported.
     """
     from transformers import AutoTokenizer
 
     given = load_hf_model(settings.model) if settings.model else None
     turns = _demonstrate(config, settings, seed)
-    texts = [message["content"] for turn in turns for message in turn.messages] + [turn.answer for turn in turns]
+    texts = [message["content"] for turn in turns for message in turn.messages] + [turn.response for turn in turns]
     phrases = fixed_phrases(turn.messages for turn in turns)
     new = settings.model is None
     tokenizer = train_tokenizer(texts, phrases, VOCABULARY) if new else AutoTokenizer.from_pretrained(settings.model)
@@ -129,17 +129,17 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
     loss = imitate(actor, {key: values[::step] for key, values in data.items()}, settings, seed)
     # A head that is tied to the embeddings has no weights in the state.
     tied = model.config.tie_word_embeddings
-    model.load_state_dict(megatron_to_hf(actor.state_dict(), megatron_shapes(model.config)), strict=not tied)
+    model.load_state_dict(megatron_to_hf(actor.state_dict(), model.config), strict=not tied)
     save_policy(model, tokenizer, folder)
-    answers = data["response_lengths"]
-    prompts = [total - answer for total, answer in zip(data["total_lengths"], answers, strict=True)]
-    imitation = Imitation(loss, max(prompts), max(answers), **statistics_of(turns))
+    responses = data["response_lengths"]
+    prompts = [total - response for total, response in zip(data["total_lengths"], responses, strict=True)]
+    imitation = Imitation(loss, max(prompts), max(responses), **statistics_of(turns))
     (Path(folder) / IMITATION_FILE).write_text(json.dumps(vars(imitation)) + "\n", encoding="utf-8")
     return imitation
 
 
 def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> list[Demonstration]:
-    """The demonstrations; random play where there is no expert.
+    """Play the demonstrations, at random where there is no expert.
 
     Raises:
         ConfigError: as `demonstrate`, or the environment rejects most answers.
@@ -151,7 +151,7 @@ def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> lis
     if 2 * len(rejected) > len(turns):
         raise ConfigError(
             f"task {rejected[0].task!r} rejects {len(rejected)} of {len(turns)} demonstrated answers, such as "
-            f"{rejected[0].answer!r}; step() must accept each of env.actions, and each action of expert_action(env), "
+            f"{rejected[0].response!r}; step() must accept each of env.actions, and each action of expert_action(env), "
             "after 'ACTION:'"
         )
     return turns
@@ -162,11 +162,11 @@ def _round_up(number: float, step: int) -> int:
 
 
 def statistics_of(turns: Sequence[Demonstration]) -> dict[str, float]:
-    """What the demonstrations say about the run, as fields of `Imitation`."""
+    """Summarize what the demonstrations say about the run, as fields of `Imitation`."""
     episodes: dict[tuple[str, int], list[Demonstration]] = defaultdict(list)
     for turn in turns:
         episodes[turn.task, turn.seed].append(turn)
-    thoughts = [{turn.answer.partition("\nACTION:")[0] for turn in e} for e in episodes.values() if len(e) > 1]
+    thoughts = [{turn.response.partition("\nACTION:")[0] for turn in e} for e in episodes.values() if len(e) > 1]
     return {
         "mean_turns": len(turns) / len(episodes),
         "unfinished": sum(not episode[0].finished for episode in episodes.values()) / len(episodes),
@@ -175,19 +175,19 @@ def statistics_of(turns: Sequence[Demonstration]) -> dict[str, float]:
 
 
 def encode(tokenizer: Any, turns: Sequence[Demonstration], device: torch.device) -> RolloutData:
-    """Encode prompts exactly as the rollout does, and end each answer with the end-of-turn token."""
+    """Encode prompts exactly as the rollout does, and end each response with the end-of-turn token."""
     encoder = DeltaEncoder(tokenizer)
     end = encoder.end_of_turn_ids[0]
     tokens, lengths = [], []
     for turn in turns:
-        answer = [*tokenizer.encode(turn.answer), end]
-        tokens.append(torch.tensor([*encoder.prompt(turn.messages).token_ids, *answer], device=device))
-        lengths.append(len(answer))
+        response = [*tokenizer.encode(turn.response), end]
+        tokens.append(torch.tensor([*encoder.prompt(turn.messages).token_ids, *response], device=device))
+        lengths.append(len(response))
     return {"tokens": tokens, "response_lengths": lengths, "total_lengths": [len(t) for t in tokens]}
 
 
 def imitate(model: GPTModel, data: RolloutData, settings: WarmStart, seed: int) -> float:
-    """Maximize the likelihood of the answers; returns the last epoch's mean loss per token, in nats."""
+    """Maximize the likelihood of the responses; returns the last epoch's mean loss per token, in nats."""
     order, rng = list(range(len(data["tokens"]))), random.Random(seed)
     per_epoch = math.ceil(len(order) / settings.batch_size)
     epochs = max(settings.epochs, math.ceil(settings.least_steps / per_epoch))
@@ -198,26 +198,19 @@ def imitate(model: GPTModel, data: RolloutData, settings: WarmStart, seed: int) 
             rng.shuffle(order)
             losses = []
             for start in range(0, len(order), settings.batch_size):
-                step = order[start : start + settings.batch_size]
-                losses.append(_imitation_step(model, optimizer, data, step, settings.max_tokens))
+                samples = order[start : start + settings.batch_size]
+                tokens, losses_sum = sum(data["response_lengths"][i] for i in samples), 0.0
+                optimizer.zero_grad()
+                for batch in micro_batches(data, samples, settings.max_tokens):
+                    with precision(model):
+                        logits = predict(model, batch.ids, batch.row, batch.column)
+                        loss = -log_probs_and_entropy(logits, batch.targets, 1.0)[0].sum() / tokens
+                        loss.backward()
+                    losses_sum += loss.item()
+                optimizer.step()
+                losses.append(losses_sum)
                 optimizer.schedule.step(1)
                 progress.update()
             mean = sum(losses) / len(losses)
             progress.set_postfix(loss=f"{mean:.3f}")
     return mean
-
-
-def _imitation_step(
-    model: GPTModel, optimizer: Adam, data: RolloutData, samples: Sequence[int], max_tokens: int
-) -> float:
-    optimizer.zero_grad()
-    total = sum(data["response_lengths"][i] for i in samples)
-    loss_sum = 0.0
-    for batch in micro_batches(data, samples, max_tokens):
-        with precision(model):
-            log_probs, _ = log_probs_and_entropy(predict(model, batch.ids, batch.row, batch.column), batch.targets, 1.0)
-            loss = -log_probs.sum() / total
-            loss.backward()
-        loss_sum += loss.item()
-    optimizer.step()
-    return loss_sum

@@ -38,7 +38,7 @@ class PolicySize(Settings):
 
 
 def build_policy(tokenizer: Any, size: PolicySize | None = None, seed: int = 0) -> Any:
-    """A randomly initialized Qwen2 model for the tokenizer's vocabulary."""
+    """Build a randomly initialized Qwen2 model for the tokenizer's vocabulary."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     size = size or PolicySize()

@@ -70,7 +70,7 @@ def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_siz
 
 
 def common_ends(texts: Sequence[str]) -> tuple[str, str]:
-    """The longest common start and the longest common end of `texts`, cut at word boundaries."""
+    """Find the longest common start and the longest common end of `texts`, cut at word boundaries."""
     if not texts:
         return "", ""
     prefix = _common_prefix(texts)
@@ -89,7 +89,7 @@ def _common_prefix(texts: Sequence[str]) -> str:
 
 
 def fixed_phrases(conversations: Iterable[Sequence[dict[str, Any]]]) -> list[str]:
-    """The common starts and ends of all messages of one kind, over all conversations.
+    """Find the common starts and ends of all messages of one kind, over all conversations.
 
     A kind is a role, with the last message of a conversation as a kind of its own.
     """

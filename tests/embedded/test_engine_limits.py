@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from embedded.engine.connections import CONTROL, is_local, refusal
 from embedded.engine.engine import EngineOptions
+from embedded.engine.routes import CONTROL, is_local, refusal
 from embedded.engine.server import EngineServer
 from embedded.warmstart.policy import build_policy, save_policy
 from tests.embedded.conftest import SIZE

@@ -13,7 +13,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from embedded.trainer.megatron import build_model, build_optimizer, initialize, predict
-from embedded.trainer.weights import hf_to_megatron, megatron_shapes, megatron_to_hf
+from embedded.trainer.weights import hf_to_megatron, megatron_to_hf
 from embedded.warmstart.policy import build_policy, save_policy
 from rollout.errors import ConfigError
 from tests.embedded.conftest import SIZE, sharpen, trainer_args
@@ -61,7 +61,7 @@ def test_logits_equal_those_of_transformers(folder: Path) -> None:
 def test_weights_come_back_as_they_went(folder: Path) -> None:
     hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model = build_model(folder, initialize())
-    back = megatron_to_hf(model.state_dict(), megatron_shapes(hf.config))
+    back = megatron_to_hf(model.state_dict(), hf.config)
     wanted = hf.state_dict()
     assert set(wanted) - set(back) <= {"lm_head.weight"}
     assert set(wanted) == set(back) or hf.config.tie_word_embeddings
@@ -70,7 +70,7 @@ def test_weights_come_back_as_they_went(folder: Path) -> None:
 
 def test_every_weight_of_the_model_is_covered_by_the_mapping(folder: Path) -> None:
     hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    mapped = set(hf_to_megatron(hf.state_dict(), megatron_shapes(hf.config)))
+    mapped = set(hf_to_megatron(hf.state_dict(), hf.config))
     named = {name for name, _ in build_model(folder, initialize()).named_parameters()}
     assert named <= mapped
 

@@ -15,8 +15,7 @@ pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedd
 
 from embedded.run.log import read_rows
 from embedded.studies.plan import Plan
-from embedded.studies.plots import plot
-from embedded.studies.report import table, table_lines, write_csv
+from embedded.studies.report import plot, table, table_lines, write_csv
 from embedded.studies.results import Run, read_csv, read_runs
 from embedded.studies.run import main, run_study
 from embedded.studies.study import Study, Variant

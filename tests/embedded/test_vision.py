@@ -107,7 +107,7 @@ def test_a_forbidden_token_is_never_written(server: EngineServer) -> None:
         ({"image_data": []}, "image_data is empty"),
         ({"image_data": ["data:image/png;base64,AAAA"]}, "cannot be read"),
         ({"image_data": ["data:image/png;base64,%%%"]}, "base64 is damaged"),
-        ({"image_data": "DOUBLE"}, "1 placeholders for 2 pictures"),
+        ({"image_data": "DOUBLE"}, "1 placeholders for 2 images"),
         ({"sampling_params": {"logit_bias": {"99999": 1.0}}}, "logit_bias has token 99999"),
         ({"sampling_params": {"logit_bias": {"x": 1.0}}}, "keys are token ids"),
         ({"lora_path": "x"}, "does not support lora_path"),

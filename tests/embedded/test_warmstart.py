@@ -31,9 +31,9 @@ def test_pure_expert_play_wins_quickly_and_every_answer_is_valid() -> None:
     turns = demonstrate(config(), episodes=5, random_share=0.0, seed=0)
     assert 5 <= len(turns) <= 80
     for turn in turns:
-        action, _ = find_action(turn.answer)
+        action, _ = find_action(turn.response)
         assert action in ("turn left", "turn right", "go forward")
-        assert turn.answer.startswith("THINK: ")
+        assert turn.response.startswith("THINK: ")
 
 
 def test_the_same_seed_gives_the_same_demonstrations() -> None:
@@ -52,7 +52,7 @@ def test_thoughts_of_random_play_explain_what_is_seen_and_not_the_experts_action
     """A random line of the observation as the thought teaches a policy too little to learn BabaIsAI with PPO."""
     puzzle = config(rollout_interaction_env_path="envs.babaisai", env={}, tasks=["goto_win-distr_obj"])
     for turn in demonstrate(puzzle, episodes=2, random_share=0.85, seed=0):
-        seen = re.fullmatch(r"THINK: (\w+) is win, and I see (\1 .+)\.\nACTION: \w+", turn.answer)
+        seen = re.fullmatch(r"THINK: (\w+) is win, and I see (\1 .+)\.\nACTION: \w+", turn.response)
         assert seen is not None and seen[2] in turn.messages[-1]["content"].splitlines()
 
 
@@ -78,7 +78,7 @@ def test_imitation_makes_a_folder_whose_policy_answers_like_the_demonstrations(t
     turns = demonstrate(config(), 4, 0.5, 0)
     data = encode(tokenizer, turns, "cpu")
     for turn, tokens, n in zip(turns, data["tokens"], data["response_lengths"], strict=True):
-        assert tokenizer.decode(tokens[-n:]) == turn.answer + "<|im_end|>"
+        assert tokenizer.decode(tokens[-n:]) == turn.response + "<|im_end|>"
         text = tokenizer.apply_chat_template(turn.messages, add_generation_prompt=True, tokenize=False)
         assert tokenizer.decode(tokens[:-n]) == text
 

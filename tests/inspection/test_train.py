@@ -146,7 +146,7 @@ REFUSED = {
         {"env": {"free_text": True}},
         "takes free text (its actions are empty) and has no expert_action(env)",
     ),
-    "pictures": ({"env": {"pictures": True}}, "the prompts have pictures"),
+    "pictures": ({"env": {"pictures": True}}, "the prompts have images"),
     "rejected answers": ({"env": {"deaf": True}}, "demonstrated answers, such as 'THINK: "),
     "one growing conversation": ({"history": "full"}, "use history: window"),
     "a misspelt key": ({"n_envs": 4}, "unknown key 'n_envs'; did you mean 'n_env'?"),
