@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+import heapq
+import itertools
 import random
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from inspection.report.invalid import Place, Rejected, find_match
 from inspection.report.reading import Episode, Turn
@@ -25,8 +26,7 @@ _EXCERPT = 160
 _THIRDS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTurn:
+class SampledTurn(NamedTuple):
     """A turn of the sample, with the start of its texts."""
 
     order: int
@@ -98,7 +98,7 @@ class Counts:
         if words:
             self.reasoned += 1
             self.openings[" ".join(words[:8])[:_EXCERPT]] += 1
-            place = functools.partial(_place, episode, index, turn.response)
+            place = _place(episode, index, turn.response)
             _keep_largest(self.shortest, -len(words), place)
             _keep_largest(self.longest, len(words), place)
         if not turn.valid:
@@ -128,14 +128,19 @@ class Counts:
         room, and counts as one attempt.
         """
         seen: Counter[tuple[int, str]] = Counter()
-        for start, attempt, length, changed in _stretches(turns):
-            repeats = 1 if changed else length
-            self.stuck += sum(seen[attempt] + k >= _REPEATS for k in range(repeats))
-            seen[attempt] += repeats
-            if length >= LOOP and not changed:
-                self.looped += length
-                text = f"{attempt[1][:_EXCERPT]} x {length}"
-                _keep_largest(self.loops, length, functools.partial(_place, episode, start, text))
+        groups = itertools.groupby(turns, lambda turn: (turn.state, turn.executed))
+        stretches = [(attempt, len(list(group))) for attempt, group in groups]
+        start = 0
+        for number, ((state, executed), length) in enumerate(stretches, 1):
+            changed = number < len(stretches) and stretches[number][0][0] != state
+            if state is not None:
+                repeats = 1 if changed else length
+                self.stuck += sum(seen[state, executed] + k >= _REPEATS for k in range(repeats))
+                seen[state, executed] += repeats
+                if length >= LOOP and not changed:
+                    self.looped += length
+                    _keep_largest(self.loops, length, _place(episode, start, f"{executed[:_EXCERPT]} x {length}"))
+            start += length
 
     def _sample(self, turn: Turn) -> None:
         """Keep each turn with equal probability (Vitter's algorithm R)."""
@@ -147,29 +152,12 @@ class Counts:
 
     def ordered_sample(self) -> list[SampledTurn]:
         """Return the sampled turns in the order in which they were played."""
-        return sorted(self.sample, key=lambda turn: turn.order)
+        return sorted(self.sample)
 
 
-def _keep_largest(found: list[tuple[int, Place]], size: int, place: Callable[[], Place], most: int = 3) -> None:
-    if len(found) < most or size > found[-1][0]:
-        found.append((size, place()))
-        found.sort(key=lambda item: -item[0])
-        del found[most:]
+def _keep_largest(found: list[tuple[int, Place]], size: int, place: Place) -> None:
+    found[:] = heapq.nlargest(3, [*found, (size, place)], key=lambda item: item[0])
 
 
 def _place(episode: Episode, index: int, text: str) -> Place:
     return Place(episode.task, episode.seed, index + 1, text[-_EXCERPT:].strip())
-
-
-def _stretches(turns: Sequence[Turn]) -> Iterator[tuple[int, tuple[int, str], int, bool]]:
-    """Turns in a row with one action and one observation: start, (observation, action), length, and whether the
-    observation after them differs. Turns whose observation is not known are left out."""
-    start = 0
-    while start < len(turns):
-        end, state = start + 1, turns[start].state
-        while end < len(turns) and (turns[end].state, turns[end].executed) == (state, turns[start].executed):
-            end += 1
-        if state is not None:
-            changed = end < len(turns) and turns[end].state != state
-            yield start, (state, turns[start].executed), end - start, changed
-        start = end
