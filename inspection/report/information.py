@@ -147,30 +147,17 @@ def mutual_information(cells: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return plain, plain - float(extra) / (2 * len(y) * math.log(2))
 
 
-@dataclass(frozen=True)
-class Retrieval:
-    """How often the reasoning points to its observation among others."""
+def retrieve_observations(observations: Sequence[str], reasonings: Sequence[str]) -> tuple[float, int] | None:
+    """Return the share of reasonings that resemble their observation more than 15 others, and how many were tried.
 
-    accuracy: float
-    chance: float
-    turns: int
-
-    @property
-    def above_chance(self) -> float:
-        """0 at chance, 1 if the reasoning always points to its observation."""
-        return (self.accuracy - self.chance) / (1 - self.chance)
-
-
-def retrieve_observations(observations: Sequence[str], reasonings: Sequence[str], most: int = 400) -> Retrieval | None:
-    """Return the share of reasonings that resemble their observation more than 15 others; None with too few.
-
-    RAGEN-2's retrieval accuracy with tf-idf similarity of words and word pairs in place of the policy's log-probs.
-    Each observation counts once. Ties share the point, so equal reasonings score 1/16 on average.
+    None with too few. RAGEN-2's retrieval accuracy with tf-idf similarity of words and word pairs in place of the
+    policy's log-probs. Each observation counts once, and at most 400 do. Ties share the point, so equal reasonings
+    score 1/16 on average.
     """
     pairs = [pair for pair in zip(observations, reasonings, strict=True) if pair[1].strip()]
     rng = random.Random(0)
     rng.shuffle(pairs)
-    pairs = list(dict(pairs).items())[:most]
+    pairs = list(dict(pairs).items())[:400]
     distinct = [observation for observation, _ in pairs]
     if len(pairs) < CANDIDATES:
         return None
@@ -178,15 +165,15 @@ def retrieve_observations(observations: Sequence[str], reasonings: Sequence[str]
     found = Counter(term for bag in terms.values() for term in bag)
     weight = {term: math.log(len(distinct) / k) for term, k in found.items()}
     norm = {text: math.sqrt(sum(weight[term] ** 2 for term in bag)) or 1.0 for text, bag in terms.items()}
-    points = 0.0
+    hits = 0.0
     for observation, reasoning in pairs:
         said = _terms(reasoning)
         others = rng.sample(distinct, CANDIDATES)
         others = [text for text in others if text != observation][: CANDIDATES - 1]
         scores = [sum(weight[term] for term in said & terms[text]) / norm[text] for text in (observation, *others)]
         level = [score for score in scores if score >= scores[0] - 1e-9]
-        points += 1 / len(level) if max(level) <= scores[0] + 1e-9 else 0.0
-    return Retrieval(points / len(pairs), 1 / CANDIDATES, len(pairs))
+        hits += 1 / len(level) if max(level) <= scores[0] + 1e-9 else 0.0
+    return hits / len(pairs), len(pairs)
 
 
 def _terms(text: str) -> set[str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from inspection.report.counts import Counts, SampledTurn
 from inspection.report.information import (
+    CANDIDATES,
     MIN_TURNS,
     entropy,
     mean_overlap,
@@ -23,7 +24,7 @@ _DISTINCT_OF = 1000
 _MIN_PER_TASK = 20
 _OUT_OF_TIME = ("time_limit", "max_turns")
 _NO_REASONING = "the answers hold no reasoning"
-_NO_PICTURES = "the pictures are not recorded"
+_NO_IMAGES = "the pictures are not recorded"
 _FREE_TEXT = "actions are free text"
 _ONE_EPISODE = "needs at least two episodes"
 
@@ -44,8 +45,9 @@ def _diversity(counts: Counts, actions: Sequence[str]) -> dict[str, Value]:
     unused = [action for action in actions if action not in counts.actions]
     pointing = Value(None, few)
     if found := retrieve_observations([t.observation for t in thought], [t.reasoning for t in thought]):
-        detail = f"right in {found.accuracy:.0%} of {found.turns}, chance {found.chance:.0%}"
-        pointing = Value(max(found.above_chance, 0.0), detail)
+        (accuracy, tried), chance = found, 1 / CANDIDATES
+        detail = f"right in {accuracy:.0%} of {tried}, chance {chance:.0%}"
+        pointing = Value(max((accuracy - chance) / (1 - chance), 0.0), detail)
     return {
         "distinct_reasoning": Value(distinct, f"of {len(compared)} answers" if compared else few),
         "reasoning_overlap": Value(overlap, "" if overlap is not None else few),
@@ -135,8 +137,8 @@ def _failures(counts: Counts) -> dict[str, Value]:
         "out_of_time": _share(sum(stops[stop] for stop in _OUT_OF_TIME), n),
         "out_of_context": _share(stops["context"] + stops["encoding"], n),
         "early_losses": _share(len(early), n) if n > 1 else Value(None, _ONE_EPISODE),
-        "loop_turns": _share(counts.looped, counts.states_known, _NO_PICTURES),
-        "stuck_turns": _share(counts.stuck, counts.states_known, _NO_PICTURES),
+        "loop_turns": _share(counts.looped, counts.states_known, _NO_IMAGES),
+        "stuck_turns": _share(counts.stuck, counts.states_known, _NO_IMAGES),
     }
 
 

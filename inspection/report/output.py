@@ -111,7 +111,6 @@ def _code(text: str) -> str:
 
 
 def _grid(columns: Sequence[Column]) -> str:
-    """One row of verdicts per column."""
     rows = [["", "1 diverse", "2 reasoning", "3 valid", "4 failures", "valid", "success", "episodes"]]
     for column in columns:
         verdicts = [_shout(answer.verdict) for answer in column.answers.values()]
@@ -187,7 +186,6 @@ def _aliases(column: Column) -> list[str]:
 
 
 def _cause_rows(column: Column) -> list[tuple[str, int, str, str]]:
-    """Cause, count, example and change, the most frequent first."""
     rows = []
     for cause, count in column.rejections.causes.items():
         example = column.rejections.examples[cause]
@@ -202,7 +200,6 @@ def _unknown_actions(column: Column) -> list[str]:
 
 
 def _examples(column: Column) -> list[tuple[str, Place]]:
-    """The worst examples, each with what is wrong."""
     counts, rejections = column.counts, column.rejections
     found = [
         (f"invalid: {cause}, {rejections.causes[cause]} times", rejections.examples[cause].place)

@@ -92,7 +92,7 @@ class Turn:
     observation: str
     """Text of the current observation, with the request for an answer."""
     state: int | None
-    """Hash of the observation's text and pictures, equal if the agent sees the same; None if pictures are missing."""
+    """Hash of the observation's text and images, equal if the agent sees the same; None if images are missing."""
     answer: Parts
     response: str
     executed: str
@@ -165,14 +165,14 @@ def _episode(record: Mapping[str, Any]) -> tuple[Episode, list[Turn]]:
 
 
 def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -> Turn:
-    text, pictures = messages[turn["prompt"][-1]] if turn["prompt"] else ("", "")
+    text, images = messages[turn["prompt"][-1]] if turn["prompt"] else ("", "")
     response, executed, valid = _text(turn, "response"), _text(turn, "executed_action"), bool(turn["valid"])
     observation = text.removeprefix(_HEADING)
     finish, tokens = turn.get("finish_reason"), (turn.get("tokens") or {}).get("text")
     _, found, tail = observation.partition(_COMMANDS)  # the line that `envs.command_game.list_commands` writes
     return Turn(
         observation=observation,
-        state=None if pictures is None else hash((observation, pictures)),
+        state=None if images is None else hash((observation, images)),
         answer=split_answer(response, executed if valid else None),
         response=response,
         executed=executed,
@@ -185,7 +185,7 @@ def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -
 
 
 def _read_message(message: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The text and the keys of the pictures; None if the record left pictures out."""
+    """The text and the keys of the images; None if the record left images out."""
     content = message["content"]
     if isinstance(content, str):
         return content, ""
