@@ -55,13 +55,11 @@ class PlayerSpec:
     def identity(self, options: Namespace) -> dict[str, Any]:
         """Return what must be equal for two runs to have the same player."""
         source = re.sub("//[^/@]*@", "//", self.source)  # without a password
-        found = {"kind": str(self.kind), "name": self.name, "source": source}
-        if self.kind is Kind.SCRIPTED:
-            return found
-        found |= {"temperature": options.temperature, "max_response_len": options.max_response_len}
-        if self.kind is Kind.CHAT:
-            return found
-        found |= {"max_context_len": options.max_context_len, "tokenizer": self.tokenizer}
+        found: dict[str, Any] = {"kind": str(self.kind), "name": self.name, "source": source}
+        if self.kind is not Kind.SCRIPTED:
+            found |= {"temperature": options.temperature, "max_response_len": options.max_response_len}
+        if self.kind in (Kind.FOLDER, Kind.SGLANG):
+            found |= {"max_context_len": options.max_context_len, "tokenizer": self.tokenizer}
         if self.kind is Kind.FOLDER:
             found |= {"seed": options.seed, "weights": _fingerprint(Path(self.source))}
         return found

@@ -38,12 +38,8 @@ class Answer(Settings):
     @field_validator("message", mode="before")
     @classmethod
     def _as_text(cls, value: Any) -> Any:
-        """Clients that read answers as JSON send a number where the model wrote one; it becomes its text again."""
-        return value if isinstance(value, str) else json.dumps(value)
-
-    @field_validator("message")
-    @classmethod
-    def _whole(cls, text: str) -> str:
+        """Clients that read responses as JSON send a number where the model wrote one; it becomes its text again."""
+        text = value if isinstance(value, str) else json.dumps(value)
         try:
             text.encode()
         except UnicodeEncodeError as error:

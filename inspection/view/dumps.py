@@ -221,12 +221,10 @@ def _spans(sample: Mapping[str, Any], columns: Mapping[str, Any], length: int) -
     """The runs of trained tokens, which are the model's answers; the last one has the sample's reward."""
     mask = [bool(value) for value in columns.get("loss_mask") or [1] * length]
     edges = [place for place, (a, b) in enumerate(itertools.pairwise([False, *mask, False])) if a != b] or [0, length]
-    spans: list[tuple[int, int, float | None]] = [
-        (start, end, None) for start, end in zip(edges[::2], edges[1::2], strict=True)
-    ]
     reward = sample.get("reward")
-    spans[-1] = (*spans[-1][:2], float(reward) if isinstance(reward, int | float) else None)
-    return spans
+    last = float(reward) if isinstance(reward, int | float) else None
+    spans = zip(edges[::2], edges[1::2], strict=True)
+    return [(start, end, last if end == edges[-1] else None) for start, end in spans]
 
 
 def _columns(sample: Mapping[str, Any], length: int) -> dict[str, list[Any]]:
