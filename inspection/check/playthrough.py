@@ -89,7 +89,7 @@ async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, pl
 
 
 async def replay_difference(trial: Trial, episode: EpisodeSpec, played: Playthrough) -> int | None:
-    """The first step at which the same answers show something else (0 is the reset); None if there is none."""
+    """The first step at which the same responses show something else (0 is the reset); None if there is none."""
     if digest(await trial.reset(episode)) != played.digests[0]:
         return 0
     for step, (answer, expected) in enumerate(zip(played.answers, played.digests[1:], strict=True), 1):

@@ -124,7 +124,7 @@ def _fingerprint(folder: Path) -> str:
 
 
 LENGTH_KEYS = ("max_tokens", "max_completion_tokens")
-"""Names of the answer's longest length. Every server knows the first, except OpenAI's for newer models."""
+"""Names of the response's longest length. Every server knows the first, except OpenAI's for newer models."""
 
 
 class ChatPlayer:
@@ -143,11 +143,11 @@ class ChatPlayer:
         self._length_key = LENGTH_KEYS[0]
 
     async def __call__(self, session: EnvSession, messages: Sequence[Message], index: int) -> str:
-        """The model's answer.
+        """The model's response.
 
         Raises:
             ConfigError: the environment offers tools.
-            EngineError: no usable answer within the allowed retries, or the endpoint refused the request.
+            EngineError: no usable response within the allowed retries, or the endpoint refused the request.
         """
         if session.reply is not None and session.reply.tools:
             tools = f"{session.spec.env_path} offers tools, whose calls are part of the answer's text"

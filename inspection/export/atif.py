@@ -1,7 +1,7 @@
 """Turns a recorded episode into a trajectory of Harbor's Agent Trajectory Interchange Format (ATIF), version 1.6.
 
 Specification: `docs/rfcs/0001-trajectory-format.md` of Harbor. The first prompt becomes system and user steps, every
-answer an agent step, and what the environment shows next that step's observation. Images are files, named by path.
+response an agent step, and what the environment shows next that step's observation. Images are files, named by path.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _steps(
 
 
 def _token_ids(turns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]] | None]:
-    """Ids of each turn's prompt and answer, as `Transcript` records them; None if they are not recorded."""
+    """Ids of each turn's prompt and response, as `Transcript` records them; None if they are not recorded."""
     known: list[int] = []
     for turn in turns:
         ids = turn.get("token_ids")
@@ -142,7 +142,7 @@ def image_file(uri: str) -> bytes:
 
 
 def _identity(episode: Mapping[str, Any]) -> str:
-    """Hash of what was played, by whom, and of the answers."""
+    """Hash of what was played, by whom, and of the responses."""
     identity = [episode.get(key) for key in ("setting", "player", "task_name", "seed", "options")]
     text = json.dumps([identity, [turn["response"] for turn in episode["story"]]], default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,7 +1,7 @@
-"""Turns a recorded episode into rows for supervised training: prompts as in the rollout, and the model's answers.
+"""Turns a recorded episode into rows for supervised training: prompts as in the rollout, and the model's responses.
 
 A row is the longest run of turns whose prompts continue each other: the whole episode under `history: full`, one turn
-under a memory window. `step_loss_mask` is slime's: 0 on answers that are only shown, for example as memory.
+under a memory window. `step_loss_mask` is slime's: 0 on responses that are only shown, for example as memory.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[di
     """Yield the episode's rows: `messages`, `tools` (JSON, for slime's `--tool-key`) and `metadata`.
 
     Args:
-        valid_only: do not train on invalid answers.
+        valid_only: do not train on invalid responses.
 
     Raises:
-        ConfigError: a message has pictures, which these formats do not hold.
+        ConfigError: a message has images, which these formats do not hold.
     """
     messages, turns = split_prompts(episode)
     first = 0
@@ -49,7 +49,7 @@ def _chains(messages: Sequence[Mapping[str, Any]], turns: Sequence[dict[str, Any
 
 
 def _continues(messages: Sequence[Mapping[str, Any]], last: Mapping[str, Any], turn: Mapping[str, Any]) -> bool:
-    """Whether the turn's prompt is the last one's, its answer, and something new."""
+    """Whether the turn's prompt is the last one's, its response, and something new."""
     length = len(last["prompt"])
     if turn["prompt"][:length] != last["prompt"] or len(turn["prompt"]) == length:
         return False

@@ -20,7 +20,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 @dataclass(frozen=True)
 class Turn:
-    """An answer and what came of it."""
+    """A response and what came of it."""
 
     answer: str
     info: StepInfo
@@ -100,7 +100,7 @@ class Game:
                 )
 
     def hint(self) -> str | None:
-        """Return the expert's next answer; None if the environment has no expert."""
+        """Return the expert's next response; None if the environment has no expert."""
         if not self.abilities.has_expert:
             return None
         return self._run(self._trial.suggest(self.episode, "expert", len(self.turns)))
@@ -120,7 +120,7 @@ class Game:
 
 
 def new_messages(before: Sequence[Message], now: Sequence[Message], request: str) -> list[Message]:
-    """Return the part of a prompt that the last one did not show, without the answer that led to it.
+    """Return the part of a prompt that the last one did not show, without the response that led to it.
 
     Args:
         request: text at the end of the last message that is left out because the last prompt had it, too.

@@ -1,6 +1,6 @@
 """Reads runs into columns (one per run, setting and player), judges each of them, and compares them over updates.
 
-Growing answers with falling validity, and vanishing variance of returns, precede the collapse of multi-turn runs in
+Growing responses with falling validity, and vanishing variance of returns, precede the collapse of multi-turn runs in
 RAGEN (arXiv 2504.20073) and RAGEN-2 (arXiv 2604.06268).
 """
 
@@ -27,7 +27,7 @@ _NOT_JUDGED_ALONE = ("mean_progression", "out_of_time", "out_of_context", "early
 _FEW_EPISODES = 20
 _UPDATE = re.compile(r"(?:update|step|iter|iteration|rollout|epoch|checkpoint|ckpt)s?[\W_]*(\d+)", re.IGNORECASE)
 LONGER = 1.5
-"""Growth of the median answer that counts as an explosion, if validity falls as well."""
+"""Growth of the median response that counts as an explosion, if validity falls as well."""
 VALIDITY_LOSS = 0.05
 VARIANCE_LEFT = 0.25
 """Share of the first evaluation's standard deviation of returns below which the variance has vanished."""

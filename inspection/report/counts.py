@@ -46,13 +46,13 @@ class Counts:
     """Environments of the episodes, in order; several if tasks are mixed."""
     episodes: list[Episode] = field(default_factory=list)
     words: array[int] = field(default_factory=lambda: array("i"))
-    """Words of reasoning of each answer."""
+    """Words of reasoning of each response."""
     tokens: array[int] = field(default_factory=lambda: array("i"))
-    """Tokens of each answer, where they are recorded."""
+    """Tokens of each response, where they are recorded."""
     actions: Counter[str] = field(default_factory=Counter)
-    """Executed actions of valid answers."""
+    """Executed actions of valid responses."""
     thirds: list[list[int]] = field(default_factory=lambda: [[0, 0] for _ in range(_THIRDS)])
-    """Valid answers and all answers, in each third of the episodes."""
+    """Valid responses and all responses, in each third of the episodes."""
     rejected: dict[tuple[Any, ...], Rejected] = field(default_factory=dict)
     same_state: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     openings: Counter[str] = field(default_factory=Counter)
@@ -68,7 +68,7 @@ class Counts:
 
     @property
     def is_scripted(self) -> bool:
-        """Whether a scripted player gave the answers, without reasoning."""
+        """Whether a scripted player gave the responses, without reasoning."""
         return self.player in ("random", "expert") and not self.reasoned
 
     def add(self, episode: Episode, turns: Sequence[Turn]) -> None:
@@ -81,11 +81,11 @@ class Counts:
             self._add_turn(episode, index, turn)
 
     def _add_turn(self, episode: Episode, index: int, turn: Turn) -> None:
-        words = turn.answer.reasoning.split()
+        words = turn.parts.reasoning.split()
         self.turns += 1
         self.words.append(len(words))
         self.valid += turn.valid
-        self.late += bool(turn.answer.after)
+        self.late += bool(turn.parts.after)
         self.states_known += turn.state is not None
         if turn.cut is not None:
             self.finish_known += 1
@@ -110,14 +110,14 @@ class Counts:
         self._sample(turn)
 
     def _reject(self, episode: Episode, index: int, turn: Turn) -> None:
-        commands = turn.commands if find_match(turn.answer.action, turn.commands) else ()
-        candidate = f"{turn.answer.action}\n{turn.answer.after}".strip()[:_EXCERPT]
-        key = (candidate.lower(), turn.answer.has_marker, bool(turn.cut), commands)
+        commands = turn.commands if find_match(turn.parts.action, turn.commands) else ()
+        candidate = f"{turn.parts.action}\n{turn.parts.after}".strip()[:_EXCERPT]
+        key = (candidate.lower(), turn.parts.has_marker, bool(turn.cut), commands)
         if key not in self.rejected:
             if len(self.rejected) >= _MAX_CANDIDATES:
                 key = ("", True, bool(turn.cut), ())
             place = _place(episode, index, turn.response)
-            new = Rejected(candidate, turn.answer.has_marker, turn.asked_for_marker, bool(turn.cut), commands, place)
+            new = Rejected(candidate, turn.parts.has_marker, turn.asked_for_marker, bool(turn.cut), commands, place)
             self.rejected.setdefault(key, new)
         self.rejected[key].count += 1
 
@@ -146,7 +146,7 @@ class Counts:
         """Keep each turn with equal probability (Vitter's algorithm R)."""
         place = len(self.sample) if self.turns <= SAMPLED_TURNS else self._rng.randrange(self.turns)
         if place < SAMPLED_TURNS:
-            observation, reasoning = turn.observation[:_MAX_TEXT], turn.answer.reasoning[:_MAX_TEXT]
+            observation, reasoning = turn.observation[:_MAX_TEXT], turn.parts.reasoning[:_MAX_TEXT]
             kept = SampledTurn(self.turns, observation, turn.state, reasoning, turn.executed, turn.valid)
             self.sample[place : place + 1] = [kept]
 

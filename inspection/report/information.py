@@ -2,9 +2,9 @@
 
 RAGEN (Wang et al. 2025, "Understanding Self-Evolution in LLM Agents via Multi-Turn Reinforcement Learning", arXiv
 2504.20073) calls the fall into repeated phrasing the echo trap. RAGEN-2 (Wang et al. 2026, "Reasoning Collapse in
-Agentic RL", arXiv 2604.06268) splits the diversity of answers Z to prompts X into H(Z|X) and the mutual information
-I(X;Z), and calls a low I(X;Z) template collapse: answers vary, but not with the prompt. Its estimates need the policy's
-log-probs of each answer under each prompt; those here need only the recorded text.
+Agentic RL", arXiv 2604.06268) splits the diversity of responses Z to prompts X into H(Z|X) and the mutual information
+I(X;Z), and calls a low I(X;Z) template collapse: responses vary, but not with the prompt. Its estimates need the
+policy's log-probs of each response under each prompt; those here need only the recorded text.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def state_information(observations: Sequence[str], actions: Sequence[str]) -> In
 
 
 def share_of_common(actions: Counter[str]) -> float:
-    """Return the share of answers whose action is one of the most common that `state_information` tells apart."""
+    """Return the share of responses whose action is one of the most common that `state_information` tells apart."""
     return sum(n for _, n in actions.most_common(MAX_ACTIONS - 1)) / actions.total()
 
 

@@ -1,4 +1,4 @@
-"""Sorts the invalid answers by cause, and finds the legal action that each probably meant."""
+"""Sorts the invalid responses by cause, and finds the legal action that each probably meant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import yaml
 
 _DATA = yaml.safe_load(Path(__file__).with_name("invalid.yaml").read_text(encoding="utf-8"))
 CAUSES: Mapping[str, str] = _DATA["near_matches"] | _DATA["others"]
-"""Causes of invalid answers, with the change for each."""
+"""Causes of invalid responses, with the change for each."""
 FILLER = "filler words"
 PLURAL = "plural or verb form"
 AFTER = "words after the action"
@@ -50,7 +50,7 @@ def find_match(candidate: str, actions: Sequence[str]) -> Match | None:
         actions: the legal actions, as the environment names them.
     """
     text = candidate.strip()[:_MAX_CHARACTERS]
-    if "\ufffd" in text:  # half a character: the rest of the answer cannot be trusted either
+    if "\ufffd" in text:  # half a character: the rest of the response cannot be trusted either
         return None
     names = {_plain(action): action for action in actions if _plain(action)}
     unmarked = re.sub(r"[*`\"'_()\[\]{}<>]", " ", text.lower())
@@ -139,7 +139,7 @@ class Place:
 
 @dataclass
 class Rejected:
-    """Invalid answers with the same text in place of the action."""
+    """Invalid responses with the same text in place of the action."""
 
     candidate: str
     """The text after the marker."""
@@ -163,18 +163,18 @@ class Alias:
 
 @dataclass(frozen=True)
 class Rejections:
-    """The invalid answers of one column."""
+    """The invalid responses of one column."""
 
     causes: Mapping[str, int]
     aliases: Sequence[Alias]
     """Near matches of legal actions, the most frequent first."""
     unknown: Sequence[tuple[str, int]]
     examples: Mapping[str, Rejected]
-    """The most frequent rejected answer of each cause."""
+    """The most frequent rejected response of each cause."""
 
     @property
     def catchable(self) -> int:
-        """Answers that a translation would catch."""
+        """Responses that a translation would catch."""
         return sum(self.causes.get(kind, 0) for kind in _DATA["near_matches"])
 
 
@@ -197,7 +197,7 @@ def legal_actions(env_paths: Iterable[str], executed: Counter[str], given: Seque
 
 
 def sort_rejections(rejected: Iterable[Rejected], actions: Sequence[str]) -> Rejections:
-    """Find the cause of every invalid answer."""
+    """Find the cause of every invalid response."""
     causes: Counter[str] = Counter()
     aliases: Counter[tuple[str, str, str]] = Counter()
     unknown: Counter[str] = Counter()

@@ -75,7 +75,7 @@ def _information(counts: Counts, valid: Sequence[SampledTurn]) -> Value:
 
 
 def _variety(counts: Counts) -> Value:
-    """Mean chance that two answers in the same state choose different actions (Gini-Simpson, without bias)."""
+    """Mean chance that two responses in the same state choose different actions (Gini-Simpson, without bias)."""
     found = []
     for actions in counts.same_state.values():
         if (n := actions.total()) > 1:

@@ -1,4 +1,4 @@
-"""Reads `episodes.jsonl` as checked episodes and turns, and splits each answer into reasoning and action."""
+"""Reads `episodes.jsonl` as checked episodes and turns, and splits each response into reasoning and action."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _MAX_TOKEN_CHARS, _MAX_END_TOKENS = 40, 16
 _HEADING, _COMMANDS = "Current Observation:\n", "Commands that work now: "
 MAX_BARE_ACTION_WORDS = 6
-"""An answer without a marker and with more words than this counts as reasoning without an action."""
+"""A response without a marker and with more words than this counts as reasoning without an action."""
 
 
 class Parts(NamedTuple):
@@ -27,21 +27,21 @@ class Parts(NamedTuple):
     reasoning: str
     """The text before the action, without the labels `THINK:` and `<think>`."""
     action: str
-    """The text that is read as the action, on one line; empty if the answer has none."""
+    """The text that is read as the action, on one line; empty if the response has none."""
     after: str
     """The lines after the action, or after the last tool call."""
     has_marker: bool
-    """Whether the answer says where its action begins (`ACTION:`, `</think>` or `<tool_call>`)."""
+    """Whether the response says where its action begins (`ACTION:`, `</think>` or `<tool_call>`)."""
 
 
 def split_answer(response: str, executed: str | None) -> Parts:
     """Split at the tool calls, else as the games do (`envs.text_game.find_action`), else at `</think>`.
 
-    Without any marker, a short answer, or one that was executed as it stands, is a bare action. A longer one is
-    reasoning, which contains the action if the answer is valid.
+    Without any marker, a short response, or one that was executed as it stands, is a bare action. A longer one is
+    reasoning, which contains the action if the response is valid.
 
     Args:
-        executed: the executed action; None if the answer is invalid.
+        executed: the executed action; None if the response is invalid.
     """
     response = _drop_end_tokens(response)
     calls = response.find(_CALL)
@@ -90,15 +90,15 @@ class Turn:
     """One turn."""
 
     observation: str
-    """Text of the current observation, with the request for an answer."""
+    """Text of the current observation, with the request for a response."""
     state: int | None
     """Hash of the observation's text and images, equal if the agent sees the same; None if images are missing."""
-    answer: Parts
+    parts: Parts
     response: str
     executed: str
     valid: bool
     cut: bool | None
-    """Whether the answer reached its length limit; None if the record does not say."""
+    """Whether the response reached its length limit; None if the record does not say."""
     tokens: int | None
     asked_for_marker: bool
     """Whether the prompt asks for a line `ACTION:`."""
@@ -121,7 +121,7 @@ class Episode:
     progression: float
     turns: int
     valid: int
-    """Turns with a valid answer."""
+    """Turns with a valid response."""
 
 
 def read_run(path: Path) -> Iterator[tuple[Episode, list[Turn]]]:
@@ -173,7 +173,7 @@ def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -
     return Turn(
         observation=observation,
         state=None if images is None else hash((observation, images)),
-        answer=split_answer(response, executed if valid else None),
+        parts=split_answer(response, executed if valid else None),
         response=response,
         executed=executed,
         valid=valid,

@@ -218,7 +218,7 @@ def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, wit
 
 
 def _spans(sample: Mapping[str, Any], columns: Mapping[str, Any], length: int) -> list[tuple[int, int, float | None]]:
-    """The runs of trained tokens, which are the model's answers; the last one has the sample's reward."""
+    """The runs of trained tokens, which are the model's responses; the last one has the sample's reward."""
     mask = [bool(value) for value in columns.get("loss_mask") or [1] * length]
     edges = [place for place, (a, b) in enumerate(itertools.pairwise([False, *mask, False])) if a != b] or [0, length]
     reward = sample.get("reward")

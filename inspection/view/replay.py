@@ -32,7 +32,7 @@ def can_replay(episode: Mapping[str, Any]) -> bool:
 
 
 def replay(episode: Mapping[str, Any]) -> Replay | None:
-    """Play the recorded answers again and draw every state; None if the environment has no `render`.
+    """Play the recorded responses again and draw every state; None if the environment has no `render`.
 
     Nothing is drawn if an observation, an action or a reward differs from the record.
     """
