@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,7 +109,7 @@ def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None) 
 
 def _references(task: TaskSpec) -> Iterator[Finding]:
     """Whether the reference solution of a SWE or Harbor task is rewarded and the untouched files are not."""
-    results: Sequence[Any] = ()
+    results: Iterable[Any] = ()
     if task.env_path == "envs.swe":
         from envs.swe.env import SWESettings
         from envs.swe.validate import validate_instances

@@ -25,7 +25,7 @@ from slime_verlog import INTERRUPTED, MissingDependencyError, SlimeVerlogError
 HOPELESS = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
 
-MINIMUM = dict.fromkeys(("episodes", "max_response_len", "max_context_len", "concurrency"), 1)
+MINIMUM: dict[str, float] = dict.fromkeys(("episodes", "max_response_len", "max_context_len", "concurrency"), 1)
 MINIMUM |= dict.fromkeys(("allow_failures", "temperature", "seed"), 0)
 """Least values of the options."""
 

@@ -100,10 +100,11 @@ def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[
         packed["end"] = end
     if tokens := turn.get("tokens"):
         texts = list(tokens.get("text") or ())
-        packed["tokens"] = {"text": texts}
+        columns: dict[str, list[Any]] = {"text": texts}
         for key, values in tokens.items():
             if key != "text" and values is not None and len(values) == len(texts):
-                packed["tokens"][key] = [number(value) for value in values]
+                columns[key] = [number(value) for value in values]
+        packed["tokens"] = columns
     return packed
 
 
