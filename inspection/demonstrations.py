@@ -46,7 +46,7 @@ def to_row(turn: Demonstration) -> dict[str, Any]:
     """Return one turn as a row: `messages` for `--input-key messages`, and its origin under `metadata`.
 
     Raises:
-        ConfigError: a message has pictures, which this format does not support.
+        ConfigError: a message has images, which this format does not support.
     """
     if any(not isinstance(message["content"], str) for message in turn.messages):
         raise ConfigError("demonstrations are text only; remove env.vlm from the YAML")
@@ -89,12 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", required=True, help="custom YAML, as for --custom-config-path")
     parser.add_argument("--episodes", type=int, default=60)
     parser.add_argument("--out", type=Path, required=True, help="a .jsonl or .parquet file")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="selects the episodes; they never use seeds of training or evaluation"
-    )
-    parser.add_argument(
-        "--random-share", type=float, default=0.0, help="share of random moves, which are never trained on"
-    )
+    seeds = "selects the episodes; they never use seeds of training or evaluation"
+    parser.add_argument("--seed", type=int, default=0, help=seeds)
+    moves = "share of random moves, which are never trained on"
+    parser.add_argument("--random-share", type=float, default=0.0, help=moves)
     parser.add_argument("--min-progression", type=float, default=0.0, help="leave out episodes with less progression")
     parser.add_argument("--overwrite", action="store_true", help="replace the file in --out if it exists")
     given = parser.parse_args(arguments)

@@ -6,6 +6,7 @@ import copy
 import importlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rollout.bridge.framework import FRAMEWORK, Sample
@@ -77,13 +78,10 @@ def _without(args: Any, flag: str) -> Any:
 
 def _framework_logger(*names: str) -> Any:
     for module_name in _LOGGERS.get(FRAMEWORK, ()):
-        try:
+        with suppress(ImportError):
             module = importlib.import_module(module_name)
-        except ImportError:
-            continue
-        for name in names:
-            if hasattr(module, name):
-                return getattr(module, name)
-    raise RuntimeError(
-        f"the log hooks need slime or miles, found {FRAMEWORK}; leave --custom-rollout-log-function-path out"
-    )
+            for name in names:
+                if hasattr(module, name):
+                    return getattr(module, name)
+    found = f"found {FRAMEWORK}; leave --custom-rollout-log-function-path out"
+    raise RuntimeError(f"the log hooks need slime or miles, {found}")

@@ -45,16 +45,13 @@ def read_episodes(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
                     if not is_whole:
                         return
                     raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
-                if number > skip:
-                    yield _checked(episode, f"{path}, line {number},")
+                if number <= skip:
+                    continue
+                if not isinstance(episode, dict):
+                    raise ConfigError(f"{path}, line {number}, is not an episode")
+                for key in ("messages", "story"):
+                    if not isinstance(episode.get(key), list):
+                        raise ConfigError(f"{path}, line {number}, is not an episode: it has no list {key!r}")
+                yield episode
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _checked(episode: Any, where: str) -> dict[str, Any]:
-    if not isinstance(episode, dict):
-        raise ConfigError(f"{where} is not an episode")
-    for key in ("messages", "story"):
-        if not isinstance(episode.get(key), list):
-            raise ConfigError(f"{where} is not an episode: it has no list {key!r}")
-    return episode

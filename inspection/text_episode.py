@@ -20,16 +20,16 @@ from rollout.turn import StopReason
 from rollout.workers.pool import EnvPool, EnvSession
 
 Player = Callable[[EnvSession, Sequence[Message], int], Awaitable[str]]
-"""Answers a prompt, given the environment's session, the prompt's messages and the turn's index."""
+"""Responds to a prompt, given the environment's session, the prompt's messages and the turn's index."""
 
 
 def scripted(name: str) -> Player:
-    """The player `random` or `expert` of the environment."""
+    """Return the player `random` or `expert` of the environment."""
 
-    async def answer(session: EnvSession, messages: Sequence[Message], index: int) -> str:
+    async def respond(session: EnvSession, messages: Sequence[Message], index: int) -> str:
         return await session.suggest(name, int(session.spec.metadata["seed"]) * 1009 + index)
 
-    return answer
+    return respond
 
 
 async def play_text_episode(
@@ -65,11 +65,11 @@ async def _play(
         shown = session.reply.observation
         conversation.show(session.reply)
         messages = list(conversation.messages)
-        answer = await player(session, messages, index)
-        info = (await session.step(answer)).info
+        response = await player(session, messages, index)
+        info = (await session.step(response)).info
         assert info is not None
-        story.add(messages, pictures_of(messages), answer, info)
-        conversation.answered(shown, answer, info["valid_action"], info["executed_action"])
+        story.add(messages, images_of(messages), response, info)
+        conversation.answered(shown, response, info["valid_action"], info["executed_action"])
         if info["terminated"]:
             return StopReason.TERMINATED
         if info["truncated"]:
@@ -77,7 +77,7 @@ async def _play(
     return StopReason.MAX_TURNS
 
 
-def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The pictures in the messages, in order, as `data:` URIs."""
+def images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the images in the messages, in order, as `data:` URIs."""
     contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
     return [data_uri(read_image(part["image"])) for parts in contents for part in parts if part["type"] == "image"]

@@ -155,7 +155,7 @@ class VisionEngine(Engine):
         if not all(isinstance(image, str) and image.startswith("data:") for image in images):
             raise ConfigError("image_data must be data URIs (data:image/png;base64,...), not paths or links")
         try:
-            images = [open_picture(image) for image in images]
+            images = [open_image(image) for image in images]
         except ImageError as error:
             raise ConfigError(f"image_data: {error}") from error
         inputs = self.processor.image_processor(images=images, return_tensors="pt")

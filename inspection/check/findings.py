@@ -84,9 +84,8 @@ def _reward(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
     if len(set(rewards)) == 1 and not abilities.actions and not abilities.has_expert:
         return Finding("reward", Status.OK, f"always {rewards[0]:g} for random words")
     if len(set(rewards)) == 1 and len(rewards) > len(plays):
-        return Finding(
-            "reward", Status.WARNING, f"always {rewards[0]:g} in {players} play; training needs rewards that differ"
-        )
+        detail = f"always {rewards[0]:g} in {players} play; training needs rewards that differ"
+        return Finding("reward", Status.WARNING, detail)
     return Finding("reward", Status.OK, f"between {min(rewards):g} and {max(rewards):g} in {players} play")
 
 
@@ -120,8 +119,8 @@ def _size(plays: Sequence[Playthrough], count_tokens: Callable[[str], int] | Non
     mean = sum(map(len, observations)) / len(observations)
     about = f"{tokens:,} tokens" if count_tokens else f"about {tokens:,} tokens"
     detail = f"{mean:,.0f} characters on average, at most {len(longest):,} ({about})"
-    if pictures := max(play.pictures for play in plays):
-        detail += f", and {pictures} picture{'s' * (pictures > 1)}"
+    if images := max(play.images for play in plays):
+        detail += f", and {images} picture{'s' * (images > 1)}"
     if tokens > LONG_OBSERVATION:
         return Finding("observation", Status.WARNING, f"long: {detail}; every turn pays for it")
     return Finding("observation", Status.OK, detail)

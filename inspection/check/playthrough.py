@@ -29,8 +29,8 @@ class Playthrough:
     valid: list[bool] = field(default_factory=list)
     observations: list[str] = field(default_factory=list)
     prompt_chars: list[int] = field(default_factory=list)
-    pictures: int = 0
-    """Most pictures of one observation."""
+    images: int = 0
+    """Most images of one observation."""
     first_prompt: list[Message] = field(default_factory=list)
     tools: Sequence[Mapping[str, Any]] = ()
     deterministic: bool = True
@@ -43,8 +43,8 @@ class Playthrough:
         whole = "\n".join([text["short_term_context"], text["long_term_context"]])
         shown = "\n".join(text_of(message) for message in reply.messages)
         self.observations.append(max(whole, shown, key=len))
-        pictures = (reply.observation.get("multi_modal_data") or {}).values()
-        self.pictures = max(self.pictures, sum(map(len, pictures)))
+        images = (reply.observation.get("multi_modal_data") or {}).values()
+        self.images = max(self.images, sum(map(len, images)))
         self.prompt_chars.append(sum(len(text_of(message)) for message in messages))
         self.digests.append(digest(reply))
         self.deterministic = reply.deterministic
@@ -89,7 +89,7 @@ async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, pl
 
 
 async def replay_difference(trial: Trial, episode: EpisodeSpec, played: Playthrough) -> int | None:
-    """The first step at which the same answers show something else (0 is the reset); None if there is none."""
+    """The first step at which the same responses show something else (0 is the reset); None if there is none."""
     if digest(await trial.reset(episode)) != played.digests[0]:
         return 0
     for step, (answer, expected) in enumerate(zip(played.answers, played.digests[1:], strict=True), 1):

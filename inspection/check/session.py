@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from rollout.play.memory import Message
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode
 from rollout.workers.trial import ServiceError, Trial, start_again, threads_left
+from slime_verlog import read_settings
 
 ALL_ROWS = 3
 """With more tasks than this, a command counts findings that are ok instead of printing them."""
@@ -75,8 +76,7 @@ async def check_task(
         report.findings.append(Finding("service", Status.WARNING, f"{error} (the rest was not checked)"))
     except SlimeVerlogError as error:
         report.findings.append(Finding("contract", Status.ERROR, str(error)))
-    if task.env_path in _REFERENCES:
-        report.findings += _REFERENCES[task.env_path](task)
+    report.findings += _references(task)
     return report
 
 
@@ -107,34 +107,29 @@ def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None) 
     )
 
 
-def _reference_patch(task: TaskSpec) -> Iterator[Finding]:
-    """Whether the instance's reference patch is rewarded and the untouched tree is not."""
-    from envs.swe.env import SWESettings
-    from envs.swe.validate import validate_instances
-    from slime_verlog import read_settings
+def _references(task: TaskSpec) -> Iterator[Finding]:
+    """Whether the reference solution of a SWE or Harbor task is rewarded and the untouched files are not."""
+    results: Iterable[Any] = ()
+    if task.env_path == "envs.swe":
+        from envs.swe.env import SWESettings
+        from envs.swe.validate import validate_instances
 
-    for found in validate_instances(read_settings(SWESettings, task.options, "env."), [task.task]):
-        status = Status.ERROR if found.problem else Status.WARNING
-        yield Finding("reference", status, found.problem or f"the reference patch is rewarded, {found.note}")
+        results = validate_instances(read_settings(SWESettings, task.options, "env."), [task.task])
+    elif task.env_path == "envs.harbor":
+        from envs.harbor.reference import check_references
+        from envs.harbor.settings import HarborSettings
 
-
-def _reference_solution(task: TaskSpec) -> Iterator[Finding]:
-    """Whether the task's reference solution is rewarded by its tests and the untouched files are not."""
-    from envs.harbor.reference import check_references
-    from envs.harbor.settings import HarborSettings
-    from slime_verlog import read_settings
-
-    for found in check_references(task.task, read_settings(HarborSettings, task.options, "env.")):
-        status = Status.ERROR if found.problem else Status.WARNING if found.note else Status.OK
-        detail = found.problem or found.note or "the reference solution is paid 1 and the untouched files 0"
-        yield Finding("reference", status, detail if found.task == task.task else f"{found.task}: {detail}")
-
-
-_REFERENCES: Mapping[str, Callable[[TaskSpec], Iterator[Finding]]] = {
-    "envs.swe": _reference_patch,
-    "envs.harbor": _reference_solution,
-}
-"""What else is checked about the tasks of an environment, by its module."""
+        results = check_references(task.task, read_settings(HarborSettings, task.options, "env."))
+    for found in results:
+        if task.env_path == "envs.swe":
+            # Its note says how long a verdict takes, and what limits it.
+            status = Status.ERROR if found.problem else Status.WARNING
+            detail = found.problem or f"the reference patch is rewarded, {found.note}"
+        else:
+            status = Status.ERROR if found.problem else Status.WARNING if found.note else Status.OK
+            detail = found.problem or found.note or "the reference solution is paid 1 and the untouched files 0"
+            detail = detail if found.task == task.task else f"{found.task}: {detail}"
+        yield Finding("reference", status, detail)
 
 
 def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None:
@@ -158,7 +153,7 @@ def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None
 
 
 def shown_messages(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return role and text of each message; pictures appear as their size."""
+    """Return role and text of each message; images appear as their size."""
 
     def text(part: Mapping[str, Any]) -> str:
         if part["type"] != "image":
@@ -197,7 +192,7 @@ def as_json(target: str, reports: Sequence[TaskReport]) -> dict[str, Any]:
             {
                 "task": report.name,
                 "seed": report.seed,
-                "checks": [{"name": f.name, "status": str(f.status), "detail": f.detail} for f in report.findings],
+                "checks": [vars(finding) for finding in report.findings],
                 "first_prompt": [{"role": role, "text": text} for role, text in shown_messages(report.first_prompt)],
             }
             for report in reports

@@ -34,18 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="NAME", help="model name, for an OpenAI-compatible address")
     add("--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="variable with the key; default: %(default)s")
     add("--temperature", type=float, default=1.0, help="of the sampling; default: %(default)s")
-    add(
-        "--max-response-len",
-        type=int,
-        metavar="TOKENS",
-        help="longest answer; default: 512, and for a folder at most half of the context",
-    )
-    add(
-        "--max-context-len",
-        type=int,
-        metavar="TOKENS",
-        help="prompt and answer together; default: the model's. A longer prompt ends its episode",
-    )
+    longest = "longest answer; default: 512, and for a folder at most half of the context"
+    add("--max-response-len", type=int, metavar="TOKENS", help=longest)
+    context = "prompt and answer together; default: the model's. A longer prompt ends its episode"
+    add("--max-context-len", type=int, metavar="TOKENS", help=context)
     add("--seed", type=int, default=42, help="of the sampling, for a folder; default: %(default)s")
     add("--concurrency", type=int, metavar="N", help="episodes in progress at once; default: the YAML's n_env")
 

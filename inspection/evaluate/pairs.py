@@ -38,10 +38,8 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
     common = sorted(key for key in first if key in second)
     if not common:
         examples = " and ".join(_name(next(iter(episodes))) for episodes in (first, second))
-        raise ConfigError(
-            f"{a} and {b} have no episode in common (setting, task, seed): {examples}; "
-            "--settings chooses one point of each sweep"
-        )
+        nothing = f"{a} and {b} have no episode in common (setting, task, seed)"
+        raise ConfigError(f"{nothing}: {examples}; --settings chooses one point of each sweep")
     _check_same_game(common, first, second)
     good = [key for key in common if "failed" not in (first[key]["stop"], second[key]["stop"])]
     if not good:
@@ -50,7 +48,7 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
     parts = [
         f"A: {_title(a, first, of_a)}\nB: {_title(b, second, of_b)}",
         _table(pairs),
-        _caption(len(first), len(second), len(common), len(good)),
+        _caption(len(first) + len(second) - 2 * len(common), len(common) - len(good)),
         _winners("A", [key for key, (x, y) in pairs.items() if x["success"] and not y["success"]]),
         _winners("B", [key for key, (x, y) in pairs.items() if y["success"] and not x["success"]]),
     ]
@@ -95,11 +93,8 @@ def _read(path: Path, setting: str | None) -> dict[Key, dict[str, Any]]:
 def _check_same_game(common: Sequence[Key], first: Episodes, second: Episodes) -> None:
     for key in common:
         for name in ("env_path", "task"):
-            if first[key][name] != second[key][name]:
-                raise ConfigError(
-                    f"{_name(key)} is not the same game in A and B: {name} is {first[key][name]!r} and "
-                    f"{second[key][name]!r}"
-                )
+            if (in_a := first[key][name]) != (in_b := second[key][name]):
+                raise ConfigError(f"{_name(key)} is not the same game in A and B: {name} is {in_a!r} and {in_b!r}")
 
 
 def _table(pairs: Mapping[Key, Pair]) -> str:
@@ -136,16 +131,15 @@ def _rows(
     return rows
 
 
-def _caption(in_a: int, in_b: int, common: int, good: int) -> str:
+def _caption(alone: int, failed: int) -> str:
     text = (
         f"Percentile bootstrap of the mean of paired differences, {RESAMPLES:,} resamples with a fixed seed, each task "
         "resampled on its own; * marks an interval without 0."
     )
-    alone = in_a + in_b - 2 * common
     if alone:
         text += f" {alone} episodes that only one of the two played are left out."
-    if good < common:
-        text += f" {common - good} pairs with a failed episode are left out."
+    if failed:
+        text += f" {failed} pairs with a failed episode are left out."
     return text
 
 

@@ -55,13 +55,11 @@ class PlayerSpec:
     def identity(self, options: Namespace) -> dict[str, Any]:
         """Return what must be equal for two runs to have the same player."""
         source = re.sub("//[^/@]*@", "//", self.source)  # without a password
-        found = {"kind": str(self.kind), "name": self.name, "source": source}
-        if self.kind is Kind.SCRIPTED:
-            return found
-        found |= {"temperature": options.temperature, "max_response_len": options.max_response_len}
-        if self.kind is Kind.CHAT:
-            return found
-        found |= {"max_context_len": options.max_context_len, "tokenizer": self.tokenizer}
+        found: dict[str, Any] = {"kind": str(self.kind), "name": self.name, "source": source}
+        if self.kind is not Kind.SCRIPTED:
+            found |= {"temperature": options.temperature, "max_response_len": options.max_response_len}
+        if self.kind in (Kind.FOLDER, Kind.SGLANG):
+            found |= {"max_context_len": options.max_context_len, "tokenizer": self.tokenizer}
         if self.kind is Kind.FOLDER:
             found |= {"seed": options.seed, "weights": _fingerprint(Path(self.source))}
         return found
@@ -126,11 +124,11 @@ def _fingerprint(folder: Path) -> str:
 
 
 LENGTH_KEYS = ("max_tokens", "max_completion_tokens")
-"""Names of the answer's longest length. Every server knows the first, except OpenAI's for newer models."""
+"""Names of the response's longest length. Every server knows the first, except OpenAI's for newer models."""
 
 
 class ChatPlayer:
-    """A `Player` behind `/chat/completions`. Sends the messages as they are, with pictures as `data:` URIs."""
+    """A `Player` behind `/chat/completions`. Sends the messages as they are, with images as `data:` URIs."""
 
     def __init__(
         self, client: EngineClient, model: str, key_variable: str, temperature: float, max_tokens: int
@@ -145,17 +143,15 @@ class ChatPlayer:
         self._length_key = LENGTH_KEYS[0]
 
     async def __call__(self, session: EnvSession, messages: Sequence[Message], index: int) -> str:
-        """The model's answer.
+        """The model's response.
 
         Raises:
             ConfigError: the environment offers tools.
-            EngineError: no usable answer within the allowed retries, or the endpoint refused the request.
+            EngineError: no usable response within the allowed retries, or the endpoint refused the request.
         """
         if session.reply is not None and session.reply.tools:
-            raise ConfigError(
-                f"{session.spec.env_path} offers tools, whose calls are part of the answer's text; serve the model "
-                "with SGLang, and give its address with --tokenizer"
-            )
+            tools = f"{session.spec.env_path} offers tools, whose calls are part of the answer's text"
+            raise ConfigError(f"{tools}; serve the model with SGLang, and give its address with --tokenizer")
         try:
             return await self._ask(messages)
         except EngineError as error:
@@ -172,7 +168,7 @@ class ChatPlayer:
             self._length_key: self._max_tokens,
             "messages": [{**message, "content": _openai_content(message["content"])} for message in messages],
         }
-        return await self._client.request("/chat/completions", body, parse_answer, self._headers)
+        return await self._client.request(CHAT, body, parse_completion, self._headers)
 
 
 def _openai_content(content: str | Sequence[Mapping[str, Any]]) -> str | list[Any]:
@@ -182,17 +178,17 @@ def _openai_content(content: str | Sequence[Mapping[str, Any]]) -> str | list[An
     return [{"type": "image_url", "image_url": url(part)} if part["type"] == "image" else part for part in content]
 
 
-def parse_answer(answer: Any) -> str:
+def parse_completion(completion: Any) -> str:
     """Return the text of a chat completion; empty if the model wrote none.
 
     Raises:
-        EngineError: the answer has another shape.
+        EngineError: the completion has another shape.
     """
     try:
-        message = answer["choices"][0]["message"]
+        message = completion["choices"][0]["message"]
         text = message["content"] or message.get("refusal") or ""
     except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise EngineError(f"answer has no choices[0].message.content: {reprlib.repr(answer)}") from error
+        raise EngineError(f"answer has no choices[0].message.content: {reprlib.repr(completion)}") from error
     if not isinstance(text, str):
         raise EngineError(f"the answer's content must be text, got {reprlib.repr(text)}")
     return text

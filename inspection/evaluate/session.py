@@ -25,10 +25,8 @@ from slime_verlog import INTERRUPTED, MissingDependencyError, SlimeVerlogError
 HOPELESS = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
 
-MINIMUM = {
-    **{"episodes": 1, "max_response_len": 1, "max_context_len": 1, "concurrency": 1},
-    **{"allow_failures": 0, "temperature": 0, "seed": 0},
-}
+MINIMUM: dict[str, float] = dict.fromkeys(("episodes", "max_response_len", "max_context_len", "concurrency"), 1)
+MINIMUM |= dict.fromkeys(("allow_failures", "temperature", "seed"), 0)
 """Least values of the options."""
 
 
@@ -56,7 +54,7 @@ def evaluate(options: Namespace) -> int:
         known = sum(key in folder.rows for key in wanted)
         if known:
             print(f"{known} of {len(wanted)} episodes are already in {folder.path}", file=sys.stderr)
-        stopped: KeyboardInterrupt | SlimeVerlogError | None = None
+        stopped: BaseException | None = None
         try:
             if known < len(wanted):
                 _play(player, points, options, folder)
@@ -138,12 +136,8 @@ def _fault_of(episode: Mapping[str, Any]) -> str:
 
 
 def _exit_code(
-    options: Namespace,
-    wanted: int,
-    played: Sequence[Mapping[str, Any]],
-    stopped: KeyboardInterrupt | SlimeVerlogError | None,
+    options: Namespace, wanted: int, played: Sequence[Mapping[str, Any]], stopped: BaseException | None
 ) -> int:
-    """Say what is missing, and return the exit code."""
     failed = [row for row in played if row["stop"] == "failed"]
     kept = f"{len(played) - len(failed)} of {wanted} episodes are in {Path(options.out)}"
     kept += ", and the same command plays the others"
@@ -152,18 +146,15 @@ def _exit_code(
     if stopped is not None:
         print(f"interrupted: {kept}", file=sys.stderr)
         return INTERRUPTED
-    if len(failed) > options.allow_failures:
-        print(
-            f"error: {len(failed)} of {wanted} episodes failed; the first: {_fault_of(failed[0])} "
-            f"(--allow-failures {len(failed)} accepts them; the same command plays them again)",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
+    if len(failed) <= options.allow_failures:
+        return 0
+    advice = f"--allow-failures {len(failed)} accepts them; the same command plays them again"
+    first = _fault_of(failed[0])
+    print(f"error: {len(failed)} of {wanted} episodes failed; the first: {first} ({advice})", file=sys.stderr)
+    return 1
 
 
 def _write_results(folder: RunFolder, points: Sequence[SweepPoint]) -> None:
-    """Write the table and the plot of the episodes so far, and print the table."""
     table = build_table(folder.player, points, folder.rows)
     formats = {"json": table.as_json(), "csv": table.as_csv(), "md": table.as_markdown(), "tex": table.as_latex()}
     for suffix, text in formats.items():

@@ -120,13 +120,9 @@ class Table:
         names, lines = self._grid()
         titles, *rows = (" & ".join(map(_latex, line)) + r" \\" for line in lines)
         alignment = "l" * names + "r" * (len(lines[0]) - names)
-        return "\n".join(
-            [
-                *(r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{alignment}}}"),
-                *(r"\toprule", titles, r"\midrule", *rows, r"\bottomrule"),
-                *(r"\end{tabular}", rf"\caption{{{_latex(self.caption)}}}", r"\end{table}", ""),
-            ]
-        )
+        head = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", titles, r"\midrule"]
+        tail = [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_latex(self.caption)}}}", r"\end{table}", ""]
+        return "\n".join([*head, *rows, *tail])
 
     def _grid(self) -> tuple[int, list[list[str]]]:
         """How many columns name a row, and the titles and rows as texts.
@@ -159,7 +155,10 @@ def build_table(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Ma
 
 def _row(point: SweepPoint, task: str, episodes: Sequence[Mapping[str, Any]]) -> Row:
     good = [episode for episode in episodes if episode["stop"] != "failed"]
-    metrics = dict.fromkeys(name for episode in good for name in episode["metrics"])
+    metrics: dict[str, list[float]] = defaultdict(list)
+    for episode in good:
+        for name, value in episode["metrics"].items():
+            metrics[name].append(float(value))
     return Row(
         point=point,
         task=task,
@@ -167,10 +166,7 @@ def _row(point: SweepPoint, task: str, episodes: Sequence[Mapping[str, Any]]) ->
         failed=len(episodes) - len(good),
         context=sum(episode["stop"] == "context" for episode in good),
         cells={name: Cell.of([float(episode[name]) for episode in good]) for name in COLUMNS},
-        metrics={
-            name: Cell.of([float(episode["metrics"][name]) for episode in good if name in episode["metrics"]])
-            for name in metrics
-        },
+        metrics={name: Cell.of(values) for name, values in metrics.items()},
     )
 
 
@@ -187,10 +183,8 @@ def _caption(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mappi
     if cut := sum(row["stop"] == "context" for row in played):
         sentences.append(f"{cut} episodes ended because the next prompt was too long (context); they are in the means.")
     if endless := sum(row["stop"] == "max_turns" and row["max_turns"] is None for row in played):
-        sentences.append(
-            f"{endless} episodes were ended after {DEFAULT_MAX_TURNS} turns, because neither eval.max_turns nor the "
-            "environment limits them."
-        )
+        why = "because neither eval.max_turns nor the environment limits them"
+        sentences.append(f"{endless} episodes were ended after {DEFAULT_MAX_TURNS} turns, {why}.")
     if len(played) < len(wanted):
         sentences.append(f"Incomplete: {len(played)} of {len(wanted)} episodes were played.")
     return " ".join(sentences)
@@ -226,14 +220,9 @@ def plot_sweep(table: Table, path: Path) -> None:
     for axes, column in zip(figure.subplots(1, len(SHOWN)), SHOWN, strict=True):
         for label, rows in lines.items():
             shown = [row for row in rows if row.cells[column].mean is not None]
-            axes.errorbar(
-                [places.index(str(row.point.values[swept])) for row in shown],
-                [row.cells[column].mean for row in shown],
-                yerr=[row.cells[column].se or 0.0 for row in shown],
-                marker="o",
-                capsize=3,
-                label=label,
-            )
+            x = [places.index(str(row.point.values[swept])) for row in shown]
+            errors = [row.cells[column].se or 0.0 for row in shown]
+            axes.errorbar(x, [row.cells[column].mean for row in shown], errors, marker="o", capsize=3, label=label)
         axes.set_xticks(range(len(places)), places)
         axes.set(xlabel=swept, ylabel=COLUMNS[column])
         axes.grid(alpha=0.3)

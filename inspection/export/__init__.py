@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,33 +72,26 @@ def _chosen(options: Namespace, counts: Counter[str]) -> Iterator[dict[str, Any]
     for run in options.runs:
         for episode in read_run(run, options.tokenizer, options.trust, with_ids=True):
             counts["read"] += 1
-            if _is_chosen(episode, options):
+            total = episode.get("return")
+            if (
+                episode.get("stop") != "failed"
+                and episode["story"]
+                and (not options.successful or episode.get("success") is True)
+                and (options.min_return is None or (total is not None and total >= options.min_return))
+                and (not options.task or episode.get("task_name") in options.task)
+                and (not options.setting or episode.get("setting") in options.setting)
+            ):
                 counts["kept"] += 1
                 yield episode
 
 
-def _is_chosen(episode: Mapping[str, Any], options: Namespace) -> bool:
-    total = episode.get("return")
-    return (
-        episode.get("stop") != "failed"
-        and bool(episode["story"])
-        and (not options.successful or episode.get("success") is True)
-        and (options.min_return is None or (total is not None and total >= options.min_return))
-        and (not options.task or episode.get("task_name") in options.task)
-        and (not options.setting or episode.get("setting") in options.setting)
-    )
-
-
-def _at_least_one(items: Iterable[T], counts: Counter[str]) -> Iterator[T]:
+def _at_least_one(items: Iterator[T], counts: Counter[str]) -> Iterator[T]:
     """Yield the items; raises ConfigError if there are none."""
     from slime_verlog import ConfigError
 
-    found = False
-    for item in items:
-        found = True
-        yield item
-    if not found:
-        raise ConfigError(
-            f"none of the {counts['read']} episodes is left to write; relax --successful, --min-return, --task, "
-            "--setting or --valid-only"
-        )
+    first = next(items, None)
+    if first is None:
+        filters = "--successful, --min-return, --task, --setting or --valid-only"
+        raise ConfigError(f"none of the {counts['read']} episodes is left to write; relax {filters}")
+    yield first
+    yield from items

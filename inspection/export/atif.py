@@ -1,7 +1,7 @@
 """Turns a recorded episode into a trajectory of Harbor's Agent Trajectory Interchange Format (ATIF), version 1.6.
 
 Specification: `docs/rfcs/0001-trajectory-format.md` of Harbor. The first prompt becomes system and user steps, every
-answer an agent step, and what the environment shows next that step's observation. Pictures are files, named by path.
+response an agent step, and what the environment shows next that step's observation. Images are files, named by path.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _ROOT_KEYS = ("env_path", "task", "options", "max_turns", "task_name", "seed", "
 _STEP_KEYS = ("reward", "executed_action", "valid", "terminated", "truncated", "finish_reason")
 _RESULT_KEYS = ("return", "success", "progression", "valid_action_ratio")
 
-SavePicture = Callable[[str, str], str]
-"""Stores a picture, given its key and data URI; returns its path."""
+SaveImage = Callable[[str, str], str]
+"""Stores an image, given its key and data URI; returns its path."""
 
 
-def trajectory_of(episode: Mapping[str, Any], save_picture: SavePicture) -> dict[str, Any]:
+def trajectory_of(episode: Mapping[str, Any], save_image: SaveImage) -> dict[str, Any]:
     """Return the episode as an ATIF document; token ids and log-probs are included where they were recorded."""
     messages, turns = split_prompts(episode)
-    pictures = episode.get("pictures") or {}
+    images = episode.get("pictures") or {}
 
     def read(content: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
-        """Return a message's content as ATIF holds it: text, or a list of text and picture parts."""
-        return content if isinstance(content, str) else [_part(part, pictures, save_picture) for part in content]
+        """Return a message's content as ATIF holds it: text, or a list of text and image parts."""
+        return content if isinstance(content, str) else [_part(part, images, save_image) for part in content]
 
     steps = [{"step_id": number, **step} for number, step in enumerate(_steps(messages, turns, read), 1)]
     measured = [step["metrics"] for step in steps if "metrics" in step]
@@ -72,7 +72,10 @@ def _steps(
         if prompt and prompt[0]["role"] == "system" and prompt[0]["content"] != instruction:
             instruction = prompt[0]["content"]
             steps.append({"source": "system", "message": read(instruction)})
-        new = [read(message["content"]) for message in _new(prompt, is_first=number == 0)]
+        # What the prompt shows for the first time: the messages after the last response.
+        responses = [place for place, message in enumerate(prompt) if message["role"] == "assistant"]
+        start = responses[-1] + 1 if responses and number else 0
+        new = [read(message["content"]) for message in prompt[start:] if message["role"] != "system"]
         if number == 0:
             steps += [{"source": "user", "message": message} for message in new]
         elif new:
@@ -84,15 +87,8 @@ def _steps(
     return steps
 
 
-def _new(prompt: Sequence[Mapping[str, Any]], is_first: bool) -> list[Mapping[str, Any]]:
-    """What a prompt shows for the first time: the messages after the last answer; all of the first prompt's."""
-    answers = [place for place, message in enumerate(prompt) if message["role"] == "assistant"]
-    start = answers[-1] + 1 if answers and not is_first else 0
-    return [message for message in prompt[start:] if message["role"] != "system"]
-
-
 def _token_ids(turns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]] | None]:
-    """Ids of each turn's prompt and answer, as `Transcript` records them; None if they are not recorded."""
+    """Ids of each turn's prompt and response, as `Transcript` records them; None if they are not recorded."""
     known: list[int] = []
     for turn in turns:
         ids = turn.get("token_ids")
@@ -119,10 +115,10 @@ def _metrics(turn: Mapping[str, Any], ids: tuple[list[int], list[int]] | None) -
     return metrics
 
 
-def _part(part: Mapping[str, Any], pictures: Mapping[str, str], save: SavePicture) -> dict[str, Any]:
+def _part(part: Mapping[str, Any], images: Mapping[str, str], save: SaveImage) -> dict[str, Any]:
     if part.get("type") != "image":
         return {"type": "text", "text": part.get("text") or ""}
-    uri = pictures.get(part.get("image") or "")
+    uri = images.get(part.get("image") or "")
     if uri is None:
         return {"type": "text", "text": "[a picture that was not recorded]"}
     return {"type": "image", "source": {"media_type": media_type(uri), "path": save(part["image"], uri)}}
@@ -133,7 +129,7 @@ def media_type(uri: str) -> str:
     return uri.removeprefix("data:").partition(";")[0]
 
 
-def picture_file(uri: str) -> bytes:
+def image_file(uri: str) -> bytes:
     """Return the file in a data URI.
 
     Raises:
@@ -146,7 +142,7 @@ def picture_file(uri: str) -> bytes:
 
 
 def _identity(episode: Mapping[str, Any]) -> str:
-    """Hash of what was played, by whom, and of the answers."""
+    """Hash of what was played, by whom, and of the responses."""
     identity = [episode.get(key) for key in ("setting", "player", "task_name", "seed", "options")]
     text = json.dumps([identity, [turn["response"] for turn in episode["story"]]], default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,7 +1,7 @@
-"""Turns a recorded episode into rows for supervised training: prompts as in the rollout, and the model's answers.
+"""Turns a recorded episode into rows for supervised training: prompts as in the rollout, and the model's responses.
 
 A row is the longest run of turns whose prompts continue each other: the whole episode under `history: full`, one turn
-under a memory window. `step_loss_mask` is slime's: 0 on answers that are only shown, for example as memory.
+under a memory window. `step_loss_mask` is slime's: 0 on responses that are only shown, for example as memory.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[di
     """Yield the episode's rows: `messages`, `tools` (JSON, for slime's `--tool-key`) and `metadata`.
 
     Args:
-        valid_only: do not train on invalid answers.
+        valid_only: do not train on invalid responses.
 
     Raises:
-        ConfigError: a message has pictures, which these formats do not hold.
+        ConfigError: a message has images, which these formats do not hold.
     """
     messages, turns = split_prompts(episode)
     first = 0
     for chain in _chains(messages, turns):
         trained = [len(turn["prompt"]) for turn in chain if turn.get("valid") is not False or not valid_only]
         if trained:
+            shown = [messages[index] for index in chain[-1]["prompt"]]
             yield {
-                "messages": _conversation(episode, messages, chain, set(trained)),
+                "messages": _conversation(episode, shown, chain[-1]["response"], trained),
                 "tools": json.dumps(episode.get("tools") or []),
                 "metadata": _metadata(episode, first, len(chain)),
             }
@@ -48,28 +49,22 @@ def _chains(messages: Sequence[Mapping[str, Any]], turns: Sequence[dict[str, Any
 
 
 def _continues(messages: Sequence[Mapping[str, Any]], last: Mapping[str, Any], turn: Mapping[str, Any]) -> bool:
-    """Whether the turn's prompt is the last one's, its answer, and something new."""
+    """Whether the turn's prompt is the last one's, its response, and something new."""
     length = len(last["prompt"])
     if turn["prompt"][:length] != last["prompt"] or len(turn["prompt"]) == length:
         return False
-    answer = messages[turn["prompt"][length]]
-    return answer["role"] == "assistant" and text_of(answer).strip() == last["response"].strip()
+    response = messages[turn["prompt"][length]]
+    return response["role"] == "assistant" and text_of(response).strip() == last["response"].strip()
 
 
 def _conversation(
-    episode: Mapping[str, Any],
-    messages: Sequence[Mapping[str, Any]],
-    chain: Sequence[Mapping[str, Any]],
-    trained: set[int],
+    episode: Mapping[str, Any], shown: Sequence[Mapping[str, Any]], response: str, trained: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """The last prompt of a chain and its answer; `trained` are the places of the answers to train on."""
-    shown = [messages[index] for index in chain[-1]["prompt"]]
+    """A chain's last prompt and its response; `trained` are the places of the responses to train on."""
     if any(not isinstance(message["content"], str) for message in shown):
-        raise ConfigError(
-            f"task {episode.get('task_name')}, seed {episode.get('seed')} has pictures, and jsonl and parquet are for "
-            "text; use --format atif"
-        )
-    shown = [*shown, {"role": "assistant", "content": chain[-1]["response"]}]
+        where = f"task {episode.get('task_name')}, seed {episode.get('seed')}"
+        raise ConfigError(f"{where} has pictures, and jsonl and parquet are for text; use --format atif")
+    shown = [*shown, {"role": "assistant", "content": response}]
     kept = ("role", "content", "tool_call_id")
     return [
         {key: message[key] for key in kept if key in message}

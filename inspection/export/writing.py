@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from inspection.export.atif import media_type, picture_file, trajectory_of
+from inspection.export.atif import image_file, media_type, trajectory_of
 from slime_verlog import ConfigError, MissingDependencyError
 
 _MAX_ROWS = 1000
@@ -78,19 +78,17 @@ def write_atif(episodes: Iterable[Mapping[str, Any]], out: Path) -> int:
     """Write one document per episode; returns their number.
 
     If `out` ends in `.jsonl`, it gets one document per line. Otherwise it is a folder with one file per document. The
-    folder `images` beside the documents holds their pictures.
+    folder `images` beside the documents holds their images.
 
     Raises:
         ConfigError: the folder holds something already.
     """
     if out.suffix == ".jsonl":
-        save = _Pictures(out.parent)
-        return write_jsonl((trajectory_of(episode, save) for episode in episodes), out)
+        return write_jsonl((trajectory_of(episode, _image_saver(out.parent)) for episode in episodes), out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} holds something already; give a new folder, or a file that ends in .jsonl")
-    save, count = _Pictures(out), 0
-    for episode in episodes:
-        count += 1
+    save, count = _image_saver(out), 0
+    for count, episode in enumerate(episodes, 1):
         name = re.sub(r"[^\w.-]+", "_", f"{count:05}-{episode.get('task_name')}-{episode.get('seed')}")
         out.mkdir(parents=True, exist_ok=True)
         text = json.dumps(trajectory_of(episode, save), ensure_ascii=False, default=str)
@@ -98,19 +96,18 @@ def write_atif(episodes: Iterable[Mapping[str, Any]], out: Path) -> int:
     return count
 
 
-class _Pictures:
-    """Saves pictures under `images`, each key once; returns the path from the documents."""
+def _image_saver(folder: Path) -> Callable[[str, str], str]:
+    """Return a function that saves an image under `images`, each key once, and returns the path from the documents."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __call__(self, key: str, uri: str) -> str:
+    def save(key: str, uri: str) -> str:
         name = f"{key}.{media_type(uri).rpartition('/')[2]}"
         path = Path("images") / re.sub(r"[^\w.-]", "_", name)  # a record may hold any key
-        if not (self._folder / path).exists():
-            (self._folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (self._folder / path).write_bytes(picture_file(uri))
+        if not (folder / path).exists():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(image_file(uri))
         return path.as_posix()
+
+    return save
 
 
 @contextmanager

@@ -21,15 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_arguments(parser)
     parser.add_argument("--seed", type=int, help="episode's seed; default: the YAML's seed_start")
     parser.add_argument("--full", action="store_true", help="show the whole prompt on every turn")
-    parser.add_argument(
-        "--pictures",
-        choices=("auto", "kitty", "iterm", "blocks", "file"),
-        default="auto",
-        help="how pictures are shown; they are always written to a file. Default: as the terminal allows",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("outputs/play"), help="folder of the pictures; default: %(default)s"
-    )
+    ways = ("auto", "kitty", "iterm", "blocks", "file")
+    shown = "how pictures are shown; they are always written to a file. Default: as the terminal allows"
+    parser.add_argument("--pictures", choices=ways, default="auto", help=shown)
+    folder = "folder of the pictures; default: %(default)s"
+    parser.add_argument("--out", type=Path, default=Path("outputs/play"), help=folder)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -38,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     import sys
 
     from inspection.play.game import Game
-    from inspection.play.pictures import Pictures
+    from inspection.play.images import Images
     from inspection.play.session import Session
 
     target.check_numbers(options, {"seed": 0})
@@ -47,6 +43,6 @@ def run(options: argparse.Namespace) -> int:
     seed = chosen.settings.seed_start if options.seed is None else options.seed
     if others:
         print(f"task {task.name}; choose another with --task: {', '.join(others)}\n")
-    pictures = Pictures(options.out, options.pictures, sys.stdout)
+    images = Images(options.out, options.pictures, sys.stdout)
     with asyncio.Runner() as runner, Game(chosen, task, seed, runner.run) as game:
-        return Session(game, pictures, options.full).run()
+        return Session(game, images, options.full).run()

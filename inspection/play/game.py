@@ -20,7 +20,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 @dataclass(frozen=True)
 class Turn:
-    """An answer and what came of it."""
+    """A response and what came of it."""
 
     answer: str
     info: StepInfo
@@ -33,16 +33,18 @@ class Game:
     def __init__(self, target: Target, task: TaskSpec, seed: int, run: Run) -> None:
         self._target, self._task, self._run = target, task, run
         self._settings = target.settings
-        self._trial: Trial | None = None
-        self.turns: list[Turn] = []
-        self.reply: EnvReply
-        self._start(seed)
+        self._trial = Trial(target.settings)
+        try:
+            self.restart(seed)
+        except BaseException:
+            self._trial.end()
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._trial.end()
 
     @property
     def messages(self) -> list[Message]:
@@ -73,7 +75,7 @@ class Game:
             EnvironmentFault: the environment broke; one sentence.
         """
         shown = self.reply.observation
-        self.reply = self._run(self._live.step(self.episode, text))
+        self.reply = self._run(self._trial.step(self.episode, text))
         info = self.reply.info
         assert info is not None
         self.turns.append(Turn(text, info, digest(self.reply)))
@@ -88,7 +90,7 @@ class Game:
             EnvironmentFault: the replay shows something else than before.
         """
         kept = self.turns[: max(0, len(self.turns) - count)]
-        self._start(self.seed)
+        self.restart(self.seed)
         for number, turn in enumerate(kept, 1):
             self.answer(turn.answer)
             if self.turns[-1].digest != turn.digest:
@@ -97,50 +99,28 @@ class Game:
                     "`slime-verlog check` finds out why"
                 )
 
-    def restart(self, seed: int) -> None:
-        """Play from the beginning."""
-        self._start(seed)
-
     def hint(self) -> str | None:
-        """Return the expert's next answer; None if the environment has no expert."""
+        """Return the expert's next response; None if the environment has no expert."""
         if not self.abilities.has_expert:
             return None
-        return self._run(self._live.suggest(self.episode, "expert", len(self.turns)))
+        return self._run(self._trial.suggest(self.episode, "expert", len(self.turns)))
 
-    @property
-    def _live(self) -> Trial:
-        assert self._trial is not None
-        return self._trial
-
-    def _start(self, seed: int) -> None:
-        self.seed, self.turns = seed, []
+    def restart(self, seed: int) -> None:
+        """Play from the beginning."""
+        self.seed = seed
+        self.turns: list[Turn] = []
         self.episode = make_episode(self._settings, self._task, 0, seed)
-        self._conversation = Conversation(
-            build_memory(self._settings.memory) if self._settings.history == "window" else None
-        )
-        try:
-            self.reply = self._run(self._build())
-        except BaseException:
-            self._end()
-            raise
-        self._conversation.show(self.reply)
-
-    async def _build(self) -> EnvReply:
-        if self._trial is None:
-            self._trial = Trial(self._settings)
+        memory = build_memory(self._settings.memory) if self._settings.history == "window" else None
+        self._conversation = Conversation(memory)
         with self._target.explained():
-            await self._trial.build(self.episode)
-        reply = await self._trial.reset(self.episode)
-        self.abilities = await self._trial.abilities(self.episode)
-        return reply
-
-    def _end(self) -> None:
-        if self._trial is not None:
-            self._trial.end()
+            self._run(self._trial.build(self.episode))
+        self.reply: EnvReply = self._run(self._trial.reset(self.episode))
+        self.abilities = self._run(self._trial.abilities(self.episode))
+        self._conversation.show(self.reply)
 
 
 def new_messages(before: Sequence[Message], now: Sequence[Message], request: str) -> list[Message]:
-    """Return the part of a prompt that the last one did not show, without the answer that led to it.
+    """Return the part of a prompt that the last one did not show, without the response that led to it.
 
     Args:
         request: text at the end of the last message that is left out because the last prompt had it, too.

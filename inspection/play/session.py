@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from envs.base import StepInfo
 from inspection.play.game import Game, new_messages
-from inspection.play.pictures import Pictures
+from inspection.play.images import Images
 from inspection.text import bold, printable
 from rollout.play.memory import Message
 from slime_verlog import INTERRUPTED
@@ -30,18 +28,8 @@ To answer with a text that begins with /, write // instead. A \\n in your answer
 class Session:
     """Talks with a person until the input ends."""
 
-    def __init__(self, game: Game, pictures: Pictures, full: bool) -> None:
-        self.game, self._pictures, self._full = game, pictures, full
-        self._shown: list[Message] = []
-        self._commands: dict[str, Callable[[str], None]] = {
-            "prompt": lambda _: self._show(self.game.messages),
-            "actions": lambda _: self._actions(),
-            "expert": lambda _: self._expert(),
-            "undo": self._undo,
-            "restart": lambda _: self._restart(self.game.seed),
-            "next": lambda _: self._restart(self.game.seed + 1),
-            "help": lambda _: print(HELP),
-        }
+    def __init__(self, game: Game, images: Images, full: bool) -> None:
+        self.game, self._images, self._full = game, images, full
 
     def run(self) -> int:
         """Run the dialogue; return 0, or 130 after Ctrl-C."""
@@ -73,20 +61,43 @@ class Session:
             line = "/prompt"
         if line.startswith("/") and not line.startswith("//"):
             name, _, rest = line[1:].partition(" ")
-            command = self._commands.get(name)
-            if command is None:
-                print(f"unknown command /{name}; /help lists the commands")
-            else:
-                command(rest.strip())
+            self._command(name, rest.strip())
         elif self.game.over is not None:
             print("the episode is over; /undo, /restart, /next or /quit")
         elif line:
             self._answer(line.removeprefix("/") if line.startswith("//") else line)
 
+    def _command(self, name: str, rest: str) -> None:
+        match name:
+            case "prompt":
+                self._show(self.game.messages)
+            case "actions":
+                names = self.game.abilities.actions
+                print("\n".join(names) or "the environment names no actions; any text may be an answer")
+            case "expert" if self.game.over is not None:
+                print("the episode is over")
+            case "expert":
+                hint = self.game.hint()
+                says = f"the expert would answer: {printable(hint)}" if hint else None
+                print(says or "the environment has no expert_action(env)")
+            case "undo":
+                self._undo(rest)
+            case "restart" | "next":
+                self.game.restart(self.game.seed + (name == "next"))
+                print(f"seed {self.game.seed}\n")
+                self._show(self.game.messages)
+            case "help":
+                print(HELP)
+            case _:
+                print(f"unknown command /{name}; /help lists the commands")
+
     def _answer(self, line: str) -> None:
         before, request = list(self.game.messages), self.game.reply.answer_format
         info = self.game.answer(line.replace("\\n", "\n"))
-        print(_outcome(info) + f"   {self._score()}\n")
+        reward, executed = float(info["reward"]), printable(info["executed_action"])
+        invalid = f"INVALID, executed instead: {executed or 'nothing'}"
+        outcome = f"valid, executed: {executed}" if info["valid_action"] else invalid
+        print(f"reward {reward:.4g}   {outcome}   {self._score()}\n")
         same = request if self.game.reply.answer_format == request else ""
         self._show(self.game.messages if self._full else new_messages(before, self.game.messages, same))
         if self.game.over is not None:
@@ -99,26 +110,10 @@ class Session:
                 print(f"{bold('[tool]')} {json.dumps(tool)}")
         for message in messages:
             print(bold(f"[{message['role']}]"))
-            print(self._text(message["content"]) + "\n")
-
-    def _text(self, content: str | Sequence[Mapping[str, Any]]) -> str:
-        if isinstance(content, str):
-            return printable(content)
-        return "".join(
-            self._pictures.show(part["image"]) + "\n" if part["type"] == "image" else printable(part["text"])
-            for part in content
-        )
-
-    def _actions(self) -> None:
-        actions = self.game.abilities.actions
-        print("\n".join(actions) if actions else "the environment names no actions; any text may be an answer")
-
-    def _expert(self) -> None:
-        if self.game.over is not None:
-            print("the episode is over")
-            return
-        hint = self.game.hint()
-        print(f"the expert would answer: {printable(hint)}" if hint else "the environment has no expert_action(env)")
+            content = message["content"]
+            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            show = lambda part: self._images.show(part["image"]) + "\n"
+            print("".join(show(part) if part["type"] == "image" else printable(part["text"]) for part in parts) + "\n")
 
     def _undo(self, rest: str) -> None:
         if rest and not (rest.isdecimal() and int(rest) > 0):
@@ -132,21 +127,9 @@ class Session:
             print(f"back at {self._score()}\n")
             self._show(self.game.messages if self._full else self.game.messages[-1:])
 
-    def _restart(self, seed: int) -> None:
-        self.game.restart(seed)
-        print(f"seed {seed}\n")
-        self._show(self.game.messages)
-
     def _score(self) -> str:
         count = len(self.game.turns)
         return f"{count} turn{'s' * (count != 1)}, return {self.game.total:.4g}"
-
-
-def _outcome(info: StepInfo) -> str:
-    reward, executed = float(info["reward"]), printable(info["executed_action"])
-    if info["valid_action"]:
-        return f"reward {reward:.4g}   valid, executed: {executed}"
-    return f"reward {reward:.4g}   INVALID, executed instead: {executed or 'nothing'}"
 
 
 def _use_readline(actions: Sequence[str]) -> None:

@@ -14,23 +14,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from inspection.report.columns import Column, Series
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder with episodes.jsonl, or the file")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write; default: beside the first run")
-    parser.add_argument(
-        "--actions",
-        metavar="A,B,...",
-        help="legal actions, separated by commas; default: those of a built-in game, else those that were executed",
-    )
+    legal = "legal actions, separated by commas; default: those of a built-in game, else those that were executed"
+    parser.add_argument("--actions", metavar="A,B,...", help=legal)
     parser.add_argument("--no-plots", action="store_true", help="write no pictures")
 
 
@@ -46,9 +38,17 @@ def run(options: argparse.Namespace) -> int:
     alarms = find_alarms(series)
     first = options.runs[0]
     folder = options.out or (first if first.is_dir() else first.parent)
+    plots: list[str] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        plots = [] if options.no_plots else _draw(folder, columns, series)
+        if not options.no_plots:
+            from inspection.report.plots import draw_plots
+
+            try:
+                plots = draw_plots(folder, columns, series)
+            except ImportError:
+                missing = "Plots need matplotlib (pip install matplotlib); the report is written without them."
+                print(missing, file=sys.stderr)
         write_json(folder / "report.json", columns, alarms)
         write_page(folder / "report.md", columns, alarms, plots)
     except OSError as error:
@@ -57,13 +57,3 @@ def run(options: argparse.Namespace) -> int:
     written = [f"Written to {folder}: {files}", f"See the episodes: slime-verlog view {first}"]
     print(summarize(columns, alarms, written))
     return 0
-
-
-def _draw(folder: Path, columns: Sequence[Column], series: Sequence[Series]) -> list[str]:
-    from inspection.report.plots import draw_plots
-
-    try:
-        return draw_plots(folder, columns, series)
-    except ImportError:
-        print("Plots need matplotlib (pip install matplotlib); the report is written without them.", file=sys.stderr)
-        return []

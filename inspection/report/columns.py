@@ -1,6 +1,6 @@
 """Reads runs into columns (one per run, setting and player), judges each of them, and compares them over updates.
 
-Growing answers with falling validity, and vanishing variance of returns, precede the collapse of multi-turn runs in
+Growing responses with falling validity, and vanishing variance of returns, precede the collapse of multi-turn runs in
 RAGEN (arXiv 2504.20073) and RAGEN-2 (arXiv 2604.06268).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,23 +17,17 @@ from tqdm import tqdm
 
 from inspection.report.counts import Counts
 from inspection.report.invalid import Rejections, legal_actions, sort_rejections
-from inspection.report.measures import BY_KEY, MEASURES, QUESTIONS, Measure, Value, Verdict, worst
+from inspection.report.measures import BY_KEY, MEASURES, QUESTIONS, Measure, Value, Verdict
 from inspection.report.numbers import measure
 from inspection.report.reading import read_run
 
-_HEADLINES = {
-    1: ("observation_retrieval", "reasoning_overlap", "state_information", "effective_actions"),
-    2: ("answers_with_reasoning", "reasoning_words", "cut_answers"),
-    3: ("valid_actions", "translatable"),
-    4: ("mean_return", "mean_turns", "stuck_turns"),
-}
 _JUDGED_IF_SCRIPTED = ("valid_actions", "valid_task_gap", "lost_environment")
 _NOT_JUDGED_ALONE = ("mean_progression", "out_of_time", "out_of_context", "early_losses")
 """Numbers of episodes, which are not judged with a single one."""
 _FEW_EPISODES = 20
 _UPDATE = re.compile(r"(?:update|step|iter|iteration|rollout|epoch|checkpoint|ckpt)s?[\W_]*(\d+)", re.IGNORECASE)
 LONGER = 1.5
-"""Growth of the median answer that counts as an explosion, if validity falls as well."""
+"""Growth of the median response that counts as an explosion, if validity falls as well."""
 VALIDITY_LOSS = 0.05
 VARIANCE_LEFT = 0.25
 """Share of the first evaluation's standard deviation of returns below which the variance has vanished."""
@@ -63,6 +57,25 @@ class Column:
     verdicts: Mapping[str, Verdict]
     answers: Mapping[int, Answer]
     cautions: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One alarm over updates."""
+
+    name: str
+    verdict: Verdict
+    sentence: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """Evaluations of one player in the order of updates."""
+
+    name: str
+    updates: Sequence[int]
+    columns: Sequence[Column]
 
 
 def read_columns(runs: Sequence[Path], actions: Sequence[str] = ()) -> list[Column]:
@@ -100,7 +113,7 @@ def _judge(item: Measure, value: Value, counts: Counts) -> Verdict:
 
 def _answer(question: int, counts: Counts, values: Mapping[str, Value], verdicts: Mapping[str, Verdict]) -> Answer:
     items = [item for item in MEASURES if item.question == question]
-    verdict = worst([verdicts[item.key] for item in items])
+    verdict = max((verdicts[item.key] for item in items), key=list(Verdict).index)
     off = [item for item in items if verdicts[item.key] in (Verdict.LOOK, Verdict.ACT)]
     off.sort(key=lambda item: verdicts[item.key] != Verdict.ACT)
     advice = list(dict.fromkeys(item.advice for item in off if item.advice))
@@ -113,28 +126,25 @@ def _answer(question: int, counts: Counts, values: Mapping[str, Value], verdicts
         more = f"; {len(off) - 3} more" if len(off) > 3 else ""
         ends = f"{_ends(counts)}; " if question == 4 else ""
         return Answer(verdict, ends + "; ".join(found) + more, advice)
-    shown = [BY_KEY[key] for key in _HEADLINES[question] if values[key].number is not None]
-    parts = [f"{item.title} {item.show(values[item.key].number)}" for item in shown]
-    parts = [_ends(counts), *parts] if question == 4 else parts
+    parts = [_ends(counts)] if question == 4 else []
+    for item in (BY_KEY[key] for key in QUESTIONS[question].headlines if values[key].number is not None):
+        parts.append(f"{item.title} {item.show(values[item.key].number)}")
     return Answer(verdict, "; ".join(parts) or "not measured", advice)
 
 
 def _ends(counts: Counts) -> str:
-    """How episodes end, the most frequent first."""
+
     ends = Counter("success" if e.success else f"{e.stop} without success" for e in counts.episodes)
     return ", ".join(f"{count / len(counts.episodes):.0%} {name}" for name, count in ends.most_common(4))
 
 
 def _cautions(counts: Counts, values: Mapping[str, Value]) -> list[str]:
     """What the numbers cannot say."""
-    n, found = len(counts.episodes), []
-    if n == 1:
-        found.append(
-            "There is only 1 episode: standard errors, shares of episodes, success and the spread of returns mean "
-            "nothing yet. Evaluate at least 50."
-        )
-    elif n < _FEW_EPISODES:
-        found.append(f"There are only {n} episodes: differences below two standard errors mean nothing.")
+    found = []
+    if (n := len(counts.episodes)) < _FEW_EPISODES:
+        nothing = "standard errors, shares of episodes, success and the spread of returns mean nothing yet"
+        few = f"There are only {n} episodes: differences below two standard errors mean nothing."
+        found.append(few if n > 1 else f"There is only 1 episode: {nothing}. Evaluate at least 50.")
     if not counts.turns:
         found.append("No episode has a turn: all failed before the first answer.")
     elif counts.is_scripted:
@@ -168,25 +178,6 @@ def _label(keys: Sequence[tuple[str, str, str]]) -> list[str]:
     return labels
 
 
-@dataclass(frozen=True)
-class Alarm:
-    """One alarm over updates."""
-
-    name: str
-    verdict: Verdict
-    sentence: str
-    advice: str
-
-
-@dataclass(frozen=True)
-class Series:
-    """Evaluations of one player in the order of updates."""
-
-    name: str
-    updates: Sequence[int]
-    columns: Sequence[Column]
-
-
 def find_series(columns: Sequence[Column]) -> list[Series]:
     """Return columns of one player whose settings (`update 20`), or else runs, differ in a number of updates."""
     players: dict[str, list[tuple[int, Column]]] = {}
@@ -205,11 +196,11 @@ def find_series(columns: Sequence[Column]) -> list[Series]:
 
 def find_alarms(series: Sequence[Series]) -> list[Alarm]:
     """Compare the last evaluation of each series with the first."""
-    found: list[Alarm | None] = []
+    found = []
     for one in series:
-        first, last = one.columns[0], one.columns[-1]
-        found += [_lengths(first, last), _variance(first, last), *_diversity(first, last)]
-    return [alarm for alarm in found if alarm is not None]
+        for check in (_lengths, _variance, _diversity):
+            found += check(one.columns[0], one.columns[-1])
+    return found
 
 
 def return_deviation(column: Column) -> float | None:
@@ -221,53 +212,42 @@ def return_deviation(column: Column) -> float | None:
     return statistics.fmean(variances) ** 0.5 if variances else None
 
 
-def _lengths(first: Column, last: Column) -> Alarm | None:
+def _lengths(first: Column, last: Column) -> Iterator[Alarm]:
     unit = "words" if all(column.values["reasoning_words"].number for column in (first, last)) else "tokens"
     key = {"words": "reasoning_words", "tokens": "response_tokens"}[unit]
     before, after = first.values[key].number, last.values[key].number
     valid = [column.values["valid_actions"].number for column in (first, last)]
     if not before or after is None or valid[0] is None or valid[1] is None or after < LONGER * before:
-        return None
-    sentence = (
-        f"answers grew from {before:g} to {after:g} {unit}, and validity went from {valid[0]:.1%} to {valid[1]:.1%}"
-    )
-    advice = (
-        "Stop the run, go back to the last good checkpoint, lower the learning rate or raise the KL penalty, and limit "
-        "the length of answers."
-    )
+        return
+    grew = f"answers grew from {before:g} to {after:g} {unit}, and validity went from {valid[0]:.1%} to {valid[1]:.1%}"
     if valid[0] - valid[1] >= VALIDITY_LOSS:
-        return Alarm("exploding length", Verdict.ACT, sentence, advice)
-    return Alarm("growing length", Verdict.LOOK, sentence, "Read the longest answers: is the new text reasoning?")
+        advice = "Stop the run, go back to the last good checkpoint, lower the learning rate or raise the KL penalty"
+        yield Alarm("exploding length", Verdict.ACT, grew, f"{advice}, and limit the length of answers.")
+    else:
+        yield Alarm("growing length", Verdict.LOOK, grew, "Read the longest answers: is the new text reasoning?")
 
 
-def _variance(first: Column, last: Column) -> Alarm | None:
+def _variance(first: Column, last: Column) -> Iterator[Alarm]:
     before, after = return_deviation(first), return_deviation(last)
     if not before or after is None or after > VARIANCE_LEFT * before:
-        return None
+        return
     name, success = "vanishing variance of returns", last.values["success"].number or 0.0
     fell = f"within tasks, returns' standard deviation fell from {before:.3g} to {after:.3g} at {success:.0%} success"
-    if success >= 0.95:
-        return Alarm(name, Verdict.LOOK, fell, "The tasks are solved; take harder ones.")
     advice = "All episodes now earn the same, so there is nothing to learn from: go back, and mix in easier tasks."
-    return Alarm(name, Verdict.ACT, fell, advice)
+    if success >= 0.95:
+        yield Alarm(name, Verdict.LOOK, fell, "The tasks are solved; take harder ones.")
+    else:
+        yield Alarm(name, Verdict.ACT, fell, advice)
 
 
-_COLLAPSE_ADVICE = (
-    "This is how template collapse begins: lower the learning rate, or raise the entropy bonus, and read the last "
-    "episodes."
-)
-
-
-def _diversity(first: Column, last: Column) -> list[Alarm]:
-    found = []
+def _diversity(first: Column, last: Column) -> Iterator[Alarm]:
+    advice = "This is how template collapse begins: lower the learning rate, or raise the entropy bonus"
     for key, name in (
         ("effective_actions", "fewer kinds of actions"),
         ("observation_retrieval", "reasoning that forgets the observation"),
         ("distinct_reasoning", "repeated reasoning"),
     ):
         before, after = first.values[key].number, last.values[key].number
-        if not before or after is None or after > COLLAPSE * before:
-            continue
-        sentence = f"{name}: from {before:.3g} to {after:.3g}"
-        found.append(Alarm("collapsing diversity", Verdict.LOOK, sentence, _COLLAPSE_ADVICE))
-    return found
+        if before and after is not None and after <= COLLAPSE * before:
+            fell = f"{name}: from {before:.3g} to {after:.3g}"
+            yield Alarm("collapsing diversity", Verdict.LOOK, fell, f"{advice}, and read the last episodes.")

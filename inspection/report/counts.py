@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+import heapq
+import itertools
 import random
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from inspection.report.invalid import Place, Rejected, find_match
 from inspection.report.reading import Episode, Turn
@@ -25,8 +26,7 @@ _EXCERPT = 160
 _THIRDS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTurn:
+class SampledTurn(NamedTuple):
     """A turn of the sample, with the start of its texts."""
 
     order: int
@@ -46,13 +46,13 @@ class Counts:
     """Environments of the episodes, in order; several if tasks are mixed."""
     episodes: list[Episode] = field(default_factory=list)
     words: array[int] = field(default_factory=lambda: array("i"))
-    """Words of reasoning of each answer."""
+    """Words of reasoning of each response."""
     tokens: array[int] = field(default_factory=lambda: array("i"))
-    """Tokens of each answer, where they are recorded."""
+    """Tokens of each response, where they are recorded."""
     actions: Counter[str] = field(default_factory=Counter)
-    """Executed actions of valid answers."""
+    """Executed actions of valid responses."""
     thirds: list[list[int]] = field(default_factory=lambda: [[0, 0] for _ in range(_THIRDS)])
-    """Valid answers and all answers, in each third of the episodes."""
+    """Valid responses and all responses, in each third of the episodes."""
     rejected: dict[tuple[Any, ...], Rejected] = field(default_factory=dict)
     same_state: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     openings: Counter[str] = field(default_factory=Counter)
@@ -68,7 +68,7 @@ class Counts:
 
     @property
     def is_scripted(self) -> bool:
-        """Whether a scripted player gave the answers, without reasoning."""
+        """Whether a scripted player gave the responses, without reasoning."""
         return self.player in ("random", "expert") and not self.reasoned
 
     def add(self, episode: Episode, turns: Sequence[Turn]) -> None:
@@ -81,11 +81,11 @@ class Counts:
             self._add_turn(episode, index, turn)
 
     def _add_turn(self, episode: Episode, index: int, turn: Turn) -> None:
-        words = turn.answer.reasoning.split()
+        words = turn.parts.reasoning.split()
         self.turns += 1
         self.words.append(len(words))
         self.valid += turn.valid
-        self.late += bool(turn.answer.after)
+        self.late += bool(turn.parts.after)
         self.states_known += turn.state is not None
         if turn.cut is not None:
             self.finish_known += 1
@@ -98,7 +98,7 @@ class Counts:
         if words:
             self.reasoned += 1
             self.openings[" ".join(words[:8])[:_EXCERPT]] += 1
-            place = functools.partial(_place, episode, index, turn.response)
+            place = _place(episode, index, turn.response)
             _keep_largest(self.shortest, -len(words), place)
             _keep_largest(self.longest, len(words), place)
         if not turn.valid:
@@ -110,14 +110,14 @@ class Counts:
         self._sample(turn)
 
     def _reject(self, episode: Episode, index: int, turn: Turn) -> None:
-        commands = turn.commands if find_match(turn.answer.action, turn.commands) else ()
-        candidate = f"{turn.answer.action}\n{turn.answer.after}".strip()[:_EXCERPT]
-        key = (candidate.lower(), turn.answer.has_marker, bool(turn.cut), commands)
+        commands = turn.commands if find_match(turn.parts.action, turn.commands) else ()
+        candidate = f"{turn.parts.action}\n{turn.parts.after}".strip()[:_EXCERPT]
+        key = (candidate.lower(), turn.parts.has_marker, bool(turn.cut), commands)
         if key not in self.rejected:
             if len(self.rejected) >= _MAX_CANDIDATES:
                 key = ("", True, bool(turn.cut), ())
             place = _place(episode, index, turn.response)
-            new = Rejected(candidate, turn.answer.has_marker, turn.asked_for_marker, bool(turn.cut), commands, place)
+            new = Rejected(candidate, turn.parts.has_marker, turn.asked_for_marker, bool(turn.cut), commands, place)
             self.rejected.setdefault(key, new)
         self.rejected[key].count += 1
 
@@ -128,48 +128,36 @@ class Counts:
         room, and counts as one attempt.
         """
         seen: Counter[tuple[int, str]] = Counter()
-        for start, attempt, length, changed in _stretches(turns):
-            repeats = 1 if changed else length
-            self.stuck += sum(seen[attempt] + k >= _REPEATS for k in range(repeats))
-            seen[attempt] += repeats
-            if length >= LOOP and not changed:
-                self.looped += length
-                text = f"{attempt[1][:_EXCERPT]} x {length}"
-                _keep_largest(self.loops, length, functools.partial(_place, episode, start, text))
+        groups = itertools.groupby(turns, lambda turn: (turn.state, turn.executed))
+        stretches = [(attempt, len(list(group))) for attempt, group in groups]
+        start = 0
+        for number, ((state, executed), length) in enumerate(stretches, 1):
+            changed = number < len(stretches) and stretches[number][0][0] != state
+            if state is not None:
+                repeats = 1 if changed else length
+                self.stuck += sum(seen[state, executed] + k >= _REPEATS for k in range(repeats))
+                seen[state, executed] += repeats
+                if length >= LOOP and not changed:
+                    self.looped += length
+                    _keep_largest(self.loops, length, _place(episode, start, f"{executed[:_EXCERPT]} x {length}"))
+            start += length
 
     def _sample(self, turn: Turn) -> None:
         """Keep each turn with equal probability (Vitter's algorithm R)."""
         place = len(self.sample) if self.turns <= SAMPLED_TURNS else self._rng.randrange(self.turns)
         if place < SAMPLED_TURNS:
-            observation, reasoning = turn.observation[:_MAX_TEXT], turn.answer.reasoning[:_MAX_TEXT]
+            observation, reasoning = turn.observation[:_MAX_TEXT], turn.parts.reasoning[:_MAX_TEXT]
             kept = SampledTurn(self.turns, observation, turn.state, reasoning, turn.executed, turn.valid)
             self.sample[place : place + 1] = [kept]
 
     def ordered_sample(self) -> list[SampledTurn]:
         """Return the sampled turns in the order in which they were played."""
-        return sorted(self.sample, key=lambda turn: turn.order)
+        return sorted(self.sample)
 
 
-def _keep_largest(found: list[tuple[int, Place]], size: int, place: Callable[[], Place], most: int = 3) -> None:
-    if len(found) < most or size > found[-1][0]:
-        found.append((size, place()))
-        found.sort(key=lambda item: -item[0])
-        del found[most:]
+def _keep_largest(found: list[tuple[int, Place]], size: int, place: Place) -> None:
+    found[:] = heapq.nlargest(3, [*found, (size, place)], key=lambda item: item[0])
 
 
 def _place(episode: Episode, index: int, text: str) -> Place:
     return Place(episode.task, episode.seed, index + 1, text[-_EXCERPT:].strip())
-
-
-def _stretches(turns: Sequence[Turn]) -> Iterator[tuple[int, tuple[int, str], int, bool]]:
-    """Turns in a row with one action and one observation: start, (observation, action), length, and whether the
-    observation after them differs. Turns whose observation is not known are left out."""
-    start = 0
-    while start < len(turns):
-        end, state = start + 1, turns[start].state
-        while end < len(turns) and (turns[end].state, turns[end].executed) == (state, turns[start].executed):
-            end += 1
-        if state is not None:
-            changed = end < len(turns) and turns[end].state != state
-            yield start, (state, turns[start].executed), end - start, changed
-        start = end

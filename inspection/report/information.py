@@ -2,9 +2,9 @@
 
 RAGEN (Wang et al. 2025, "Understanding Self-Evolution in LLM Agents via Multi-Turn Reinforcement Learning", arXiv
 2504.20073) calls the fall into repeated phrasing the echo trap. RAGEN-2 (Wang et al. 2026, "Reasoning Collapse in
-Agentic RL", arXiv 2604.06268) splits the diversity of answers Z to prompts X into H(Z|X) and the mutual information
-I(X;Z), and calls a low I(X;Z) template collapse: answers vary, but not with the prompt. Its estimates need the policy's
-log-probs of each answer under each prompt; those here need only the recorded text.
+Agentic RL", arXiv 2604.06268) splits the diversity of responses Z to prompts X into H(Z|X) and the mutual information
+I(X;Z), and calls a low I(X;Z) template collapse: responses vary, but not with the prompt. Its estimates need the
+policy's log-probs of each response under each prompt; those here need only the recorded text.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def state_information(observations: Sequence[str], actions: Sequence[str]) -> In
 
 
 def share_of_common(actions: Counter[str]) -> float:
-    """Return the share of answers whose action is one of the most common that `state_information` tells apart."""
+    """Return the share of responses whose action is one of the most common that `state_information` tells apart."""
     return sum(n for _, n in actions.most_common(MAX_ACTIONS - 1)) / actions.total()
 
 
@@ -147,30 +147,17 @@ def mutual_information(cells: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return plain, plain - float(extra) / (2 * len(y) * math.log(2))
 
 
-@dataclass(frozen=True)
-class Retrieval:
-    """How often the reasoning points to its observation among others."""
+def retrieve_observations(observations: Sequence[str], reasonings: Sequence[str]) -> tuple[float, int] | None:
+    """Return the share of reasonings that resemble their observation more than 15 others, and how many were tried.
 
-    accuracy: float
-    chance: float
-    turns: int
-
-    @property
-    def above_chance(self) -> float:
-        """0 at chance, 1 if the reasoning always points to its observation."""
-        return (self.accuracy - self.chance) / (1 - self.chance)
-
-
-def retrieve_observations(observations: Sequence[str], reasonings: Sequence[str], most: int = 400) -> Retrieval | None:
-    """Return the share of reasonings that resemble their observation more than 15 others; None with too few.
-
-    RAGEN-2's retrieval accuracy with tf-idf similarity of words and word pairs in place of the policy's log-probs.
-    Each observation counts once. Ties share the point, so equal reasonings score 1/16 on average.
+    None with too few. RAGEN-2's retrieval accuracy with tf-idf similarity of words and word pairs in place of the
+    policy's log-probs. Each observation counts once, and at most 400 do. Ties share the point, so equal reasonings
+    score 1/16 on average.
     """
     pairs = [pair for pair in zip(observations, reasonings, strict=True) if pair[1].strip()]
     rng = random.Random(0)
     rng.shuffle(pairs)
-    pairs = list(dict(pairs).items())[:most]
+    pairs = list(dict(pairs).items())[:400]
     distinct = [observation for observation, _ in pairs]
     if len(pairs) < CANDIDATES:
         return None
@@ -178,15 +165,15 @@ def retrieve_observations(observations: Sequence[str], reasonings: Sequence[str]
     found = Counter(term for bag in terms.values() for term in bag)
     weight = {term: math.log(len(distinct) / k) for term, k in found.items()}
     norm = {text: math.sqrt(sum(weight[term] ** 2 for term in bag)) or 1.0 for text, bag in terms.items()}
-    points = 0.0
+    hits = 0.0
     for observation, reasoning in pairs:
         said = _terms(reasoning)
         others = rng.sample(distinct, CANDIDATES)
         others = [text for text in others if text != observation][: CANDIDATES - 1]
         scores = [sum(weight[term] for term in said & terms[text]) / norm[text] for text in (observation, *others)]
         level = [score for score in scores if score >= scores[0] - 1e-9]
-        points += 1 / len(level) if max(level) <= scores[0] + 1e-9 else 0.0
-    return Retrieval(points / len(pairs), 1 / CANDIDATES, len(pairs))
+        hits += 1 / len(level) if max(level) <= scores[0] + 1e-9 else 0.0
+    return hits / len(pairs), len(pairs)
 
 
 def _terms(text: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Sorts the invalid answers by cause, and finds the legal action that each probably meant."""
+"""Sorts the invalid responses by cause, and finds the legal action that each probably meant."""
 
 from __future__ import annotations
 
@@ -8,65 +8,28 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-SPELLING = "case, punctuation or markup"
+import yaml
+
+_DATA = yaml.safe_load(Path(__file__).with_name("invalid.yaml").read_text(encoding="utf-8"))
+CAUSES: Mapping[str, str] = _DATA["near_matches"] | _DATA["others"]
+"""Causes of invalid responses, with the change for each."""
 FILLER = "filler words"
 PLURAL = "plural or verb form"
-SEVERAL = "several actions in one answer"
 AFTER = "words after the action"
-AROUND = "words before the action"
 SYNONYM = "synonym"
 TYPO = "misspelt"
-KINDS = {
-    SPELLING: "strip case, quotes, markup and final punctuation before comparing",
-    FILLER: "drop words such as 'the' and 'to' before comparing",
-    PLURAL: "drop a final 's' before comparing",
-    SEVERAL: "execute the first action, and say in the prompt that one action is allowed",
-    AFTER: "accept an action that is followed by other words",
-    AROUND: "accept an action that follows words such as 'go to' or 'I will'",
-    SYNONYM: "map these words to the action",
-    TYPO: "show the exact names in the prompt, or accept the nearest name",
-}
-"""Kinds of near matches, with the change that catches each."""
-EMPTY = "empty answer"
-CUT = "cut at the length limit"
 NO_LINE = "no ACTION line"
 UNKNOWN = "unknown action"
-CAUSES = {
-    EMPTY: "raise the length limit or change the stop strings; the model answers nothing",
-    CUT: "raise the length limit, or ask for shorter reasoning",
-    NO_LINE: "ask for the line ACTION: in the prompt, or imitate demonstrations first",
-    **KINDS,
-    UNKNOWN: "list the actions in the prompt, or offer these actions",
-}
-"""Causes of invalid answers, with the change for each."""
 ALIAS_KINDS = (FILLER, PLURAL, SYNONYM, TYPO)
-"""Kinds that a table of aliases can catch."""
+"""Near matches that a table of aliases can catch."""
 
-_FILLER_WORDS = (
-    "the a an to towards toward of your my i ill will should would now please then step steps one time times action "
-    "next is it this that with in direction lets let me"
-)
-_FILLER = frozenset(_FILLER_WORDS.split())
-_PHRASES = {"put down": "drop", "do nothing": "idle", "no op": "idle", "no operation": "idle", "stand still": "idle"}
-_GROUPS = (
-    ("go", "move walk head run advance proceed travel continue"),
-    ("turn", "rotate face spin pivot"),
-    ("forward", "forwards ahead straight"),
-    ("up", "north upward upwards northward"),
-    ("down", "south downward downwards southward"),
-    ("left", "west leftward leftwards westward"),
-    ("right", "east rightward rightwards eastward"),
-    ("pick", "grab take get lift collect pickup"),
-    ("drop", "release discard"),
-    ("toggle", "open close unlock use activate interact press switch"),
-    ("idle", "noop wait stay pass nothing rest"),
-    ("make", "craft build create construct"),
-    ("do", "attack hit fight interact drink eat mine chop cut collect gather"),
-    ("look", "examine inspect observe"),
-)
+_FILLER = frozenset(_DATA["filler_words"].split())
+_SYNONYMS = [(name, words.split()) for name, words in _DATA["synonyms"].items()]
 _MOTION = frozenset({"go", "turn"})
 _TAKES_OBJECT = frozenset({"pick", "drop", "toggle", "do"})
 _MAX_CHARACTERS, _MAX_OBSERVED = 200, 50
@@ -87,19 +50,27 @@ def find_match(candidate: str, actions: Sequence[str]) -> Match | None:
         actions: the legal actions, as the environment names them.
     """
     text = candidate.strip()[:_MAX_CHARACTERS]
-    if "\ufffd" in text:  # half a character: the rest of the answer cannot be trusted either
+    if "\ufffd" in text:  # half a character: the rest of the response cannot be trusted either
         return None
     names = {_plain(action): action for action in actions if _plain(action)}
-    parts = [part for part in re.split(r"[,;\n]|->|→|\band\b|\bthen\b", _plain_parts(text)) if part.strip()]
-    named = [names[_plain(part)] for part in parts if _plain(part) in names]
+    unmarked = re.sub(r"[*`\"'_()\[\]{}<>]", " ", text.lower())
+    parts = [_plain(part) for part in re.split(r"[,;\n]|->|→|\band\b|\bthen\b", unmarked)]
+    named = [names[part] for part in parts if part in names]
     line = _plain(text.partition("\n")[0])
     if not line or not names:
         return None
     if len(named) > 1:
-        return Match(named[0], SEVERAL)
+        return Match(named[0], "several actions in one answer")
     if line in names:
-        return Match(names[line], AFTER if "\n" in text else SPELLING)
-    return _by_words(line, names) or _by_synonyms(line, names) or _by_letters(line, names)
+        return Match(names[line], AFTER if "\n" in text else "case, punctuation or markup")
+    if (match := _by_words(line, names)) is not None:
+        return match
+    meant = _meanings(line)
+    same = {action for name, action in names.items() if meant and _means(meant, name)}
+    if len(same) == 1:
+        return Match(same.pop(), SYNONYM)
+    near = difflib.get_close_matches(line, list(names), n=2, cutoff=0.85)
+    return Match(names[near[0]], TYPO) if len(near) == 1 else None
 
 
 def _by_words(line: str, names: Mapping[str, str]) -> Match | None:
@@ -113,13 +84,7 @@ def _by_words(line: str, names: Mapping[str, str]) -> Match | None:
         if line.startswith(name + " "):
             return Match(names[name], AFTER)
     inside = [name for name in longest if re.search(rf"\b{re.escape(name)}$", line)]
-    return Match(names[inside[0]], AROUND) if inside and len(line.split()) <= 12 else None
-
-
-def _by_synonyms(line: str, names: Mapping[str, str]) -> Match | None:
-    meant = _meanings(line)
-    found = {action for name, action in names.items() if meant and _means(meant, name)}
-    return Match(found.pop(), SYNONYM) if len(found) == 1 else None
+    return Match(names[inside[0]], "words before the action") if inside and len(line.split()) <= 12 else None
 
 
 def _means(meant: Sequence[frozenset[str]], name: str) -> bool:
@@ -137,16 +102,6 @@ def _means(meant: Sequence[frozenset[str]], name: str) -> bool:
     return takes_object or all(word & _MOTION for word in extra)
 
 
-def _by_letters(line: str, names: Mapping[str, str]) -> Match | None:
-    near = difflib.get_close_matches(line, list(names), n=2, cutoff=0.85)
-    return Match(names[near[0]], TYPO) if len(near) == 1 else None
-
-
-def _plain_parts(text: str) -> str:
-    """Lower case without markup, but with the punctuation that separates actions."""
-    return re.sub(r"[*`\"'_()\[\]{}<>]", " ", text.lower())
-
-
 def _plain(text: str) -> str:
     """Lower case; letters, digits and single spaces."""
     return " ".join(re.sub(r"[^\w' ]|_", " ", text.lower()).replace("'", "").split())
@@ -162,14 +117,14 @@ def _stem(text: str) -> str:
 
 
 def _meanings(line: str) -> list[frozenset[str]]:
-    for phrase, word in _PHRASES.items():
+    for phrase, word in _DATA["phrases"].items():
         line = line.replace(phrase, word)
     return [_canonical(word) for word in line.split() if word not in _FILLER and not word.isdigit()]
 
 
 def _canonical(word: str) -> frozenset[str]:
     """The groups of synonyms that contain the word, or the word itself."""
-    return frozenset(name for name, others in _GROUPS if word == name or word in others.split()) or frozenset({word})
+    return frozenset(name for name, others in _SYNONYMS if word == name or word in others) or frozenset({word})
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +139,7 @@ class Place:
 
 @dataclass
 class Rejected:
-    """Invalid answers with the same text in place of the action."""
+    """Invalid responses with the same text in place of the action."""
 
     candidate: str
     """The text after the marker."""
@@ -208,19 +163,19 @@ class Alias:
 
 @dataclass(frozen=True)
 class Rejections:
-    """The invalid answers of one column."""
+    """The invalid responses of one column."""
 
     causes: Mapping[str, int]
     aliases: Sequence[Alias]
     """Near matches of legal actions, the most frequent first."""
     unknown: Sequence[tuple[str, int]]
     examples: Mapping[str, Rejected]
-    """The most frequent rejected answer of each cause."""
+    """The most frequent rejected response of each cause."""
 
     @property
     def catchable(self) -> int:
-        """Answers that a translation would catch."""
-        return sum(self.causes.get(kind, 0) for kind in KINDS)
+        """Responses that a translation would catch."""
+        return sum(self.causes.get(kind, 0) for kind in _DATA["near_matches"])
 
 
 def legal_actions(env_paths: Iterable[str], executed: Counter[str], given: Sequence[str] = ()) -> list[str]:
@@ -231,21 +186,18 @@ def legal_actions(env_paths: Iterable[str], executed: Counter[str], given: Seque
     """
     if given:
         return list(given)
-    known = [_own_actions(path) for path in env_paths]
+    known: list[Sequence[str]] = []
+    for path in env_paths:
+        known.append(())
+        if re.fullmatch(r"envs\.\w+", path):
+            with suppress(ImportError):
+                known[-1] = getattr(importlib.import_module(path), "ACTIONS", ())
     seen = [action for action, _ in executed.most_common()] if len(executed) <= _MAX_OBSERVED else []
     return list(dict.fromkeys([*itertools.chain(*known), *(() if all(known) else seen)]))
 
 
-def _own_actions(path: str) -> Sequence[str]:
-    """The actions of an environment of this package; empty if it has no fixed ones, or is not ours."""
-    try:
-        return getattr(importlib.import_module(path), "ACTIONS", ()) if re.fullmatch(r"envs\.\w+", path) else ()
-    except ImportError:
-        return ()
-
-
 def sort_rejections(rejected: Iterable[Rejected], actions: Sequence[str]) -> Rejections:
-    """Find the cause of every invalid answer."""
+    """Find the cause of every invalid response."""
     causes: Counter[str] = Counter()
     aliases: Counter[tuple[str, str, str]] = Counter()
     unknown: Counter[str] = Counter()
@@ -267,12 +219,12 @@ def sort_rejections(rejected: Iterable[Rejected], actions: Sequence[str]) -> Rej
 def _find_cause(rejected: Rejected, actions: Sequence[str]) -> tuple[str, str | None]:
     """The cause, and the action that was probably meant."""
     if rejected.cut:
-        return CUT, None
+        return "cut at the length limit", None
     match = find_match(rejected.candidate, rejected.commands or actions)
     if match is not None:
         return match.kind, match.action
     if not rejected.candidate and not rejected.place.text:
-        return EMPTY, None
+        return "empty answer", None
     if (rejected.asked and not rejected.has_marker) or not rejected.candidate:
         return NO_LINE, None
     return UNKNOWN, None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from inspection.report.counts import Counts, SampledTurn
 from inspection.report.information import (
+    CANDIDATES,
     MIN_TURNS,
     entropy,
     mean_overlap,
@@ -23,18 +24,14 @@ _DISTINCT_OF = 1000
 _MIN_PER_TASK = 20
 _OUT_OF_TIME = ("time_limit", "max_turns")
 _NO_REASONING = "the answers hold no reasoning"
-_NO_PICTURES = "the pictures are not recorded"
+_NO_IMAGES = "the pictures are not recorded"
+_FREE_TEXT = "actions are free text"
 _ONE_EPISODE = "needs at least two episodes"
 
 
 def measure(counts: Counts, actions: Sequence[str], rejections: Rejections) -> dict[str, Value]:
     """Return all values of a column by the keys of `MEASURES`."""
-    return {
-        **_diversity(counts, actions),
-        **_reasoning(counts),
-        **_validity(counts, rejections),
-        **_failures(counts),
-    }
+    return _diversity(counts, actions) | _reasoning(counts) | _validity(counts, rejections) | _failures(counts)
 
 
 def _diversity(counts: Counts, actions: Sequence[str]) -> dict[str, Value]:
@@ -45,10 +42,12 @@ def _diversity(counts: Counts, actions: Sequence[str]) -> dict[str, Value]:
     compared = thought[:: max(len(thought) // _DISTINCT_OF, 1)][:_DISTINCT_OF]
     distinct = len({turn.reasoning for turn in compared}) / len(compared) if len(compared) > 1 else None
     few = _NO_REASONING if not thought else "too few answers"
+    unused = [action for action in actions if action not in counts.actions]
     pointing = Value(None, few)
     if found := retrieve_observations([t.observation for t in thought], [t.reasoning for t in thought]):
-        detail = f"right in {found.accuracy:.0%} of {found.turns}, chance {found.chance:.0%}"
-        pointing = Value(max(found.above_chance, 0.0), detail)
+        (accuracy, tried), chance = found, 1 / CANDIDATES
+        detail = f"right in {accuracy:.0%} of {tried}, chance {chance:.0%}"
+        pointing = Value(max((accuracy - chance) / (1 - chance), 0.0), detail)
     return {
         "distinct_reasoning": Value(distinct, f"of {len(compared)} answers" if compared else few),
         "reasoning_overlap": Value(overlap, "" if overlap is not None else few),
@@ -56,13 +55,15 @@ def _diversity(counts: Counts, actions: Sequence[str]) -> dict[str, Value]:
         "state_information": _information(counts, valid),
         "effective_actions": Value(2 ** entropy(counts.actions) if counts.actions else None),
         "same_state_variety": _variety(counts),
-        "unused_actions": _unused(counts, actions),
+        "unused_actions": Value(len(unused) / len(actions), ", ".join(unused[:8]) + " ..." * (len(unused) > 8))
+        if actions
+        else Value(None, _FREE_TEXT),
     }
 
 
 def _information(counts: Counts, valid: Sequence[SampledTurn]) -> Value:
     if counts.actions and share_of_common(counts.actions) < 0.5:
-        return Value(None, "actions are free text")
+        return Value(None, _FREE_TEXT)
     found = state_information([t.observation for t in valid], [t.executed for t in valid])
     if len(valid) < MIN_TURNS:
         return Value(None, f"there are fewer than {MIN_TURNS} valid answers")
@@ -74,21 +75,13 @@ def _information(counts: Counts, valid: Sequence[SampledTurn]) -> Value:
 
 
 def _variety(counts: Counts) -> Value:
-    """Mean chance that two answers in the same state choose different actions (Gini-Simpson, without bias)."""
+    """Mean chance that two responses in the same state choose different actions (Gini-Simpson, without bias)."""
     found = []
     for actions in counts.same_state.values():
         if (n := actions.total()) > 1:
             found.append(1 - sum(k * (k - 1) for k in actions.values()) / (n * (n - 1)))
-    if not found:
-        return Value(None, "no state was seen twice; play each seed several times")
-    return Value(statistics.fmean(found), f"{len(found)} states")
-
-
-def _unused(counts: Counts, actions: Sequence[str]) -> Value:
-    unused = [action for action in actions if action not in counts.actions]
-    if not actions:
-        return Value(None, "actions are free text")
-    return Value(len(unused) / len(actions), ", ".join(unused[:8]) + (" ..." if len(unused) > 8 else ""))
+    never = Value(None, "no state was seen twice; play each seed several times")
+    return Value(statistics.fmean(found), f"{len(found)} states") if found else never
 
 
 def _reasoning(counts: Counts) -> dict[str, Value]:
@@ -144,8 +137,8 @@ def _failures(counts: Counts) -> dict[str, Value]:
         "out_of_time": _share(sum(stops[stop] for stop in _OUT_OF_TIME), n),
         "out_of_context": _share(stops["context"] + stops["encoding"], n),
         "early_losses": _share(len(early), n) if n > 1 else Value(None, _ONE_EPISODE),
-        "loop_turns": _share(counts.looped, counts.states_known, _NO_PICTURES),
-        "stuck_turns": _share(counts.stuck, counts.states_known, _NO_PICTURES),
+        "loop_turns": _share(counts.looped, counts.states_known, _NO_IMAGES),
+        "stuck_turns": _share(counts.stuck, counts.states_known, _NO_IMAGES),
     }
 
 

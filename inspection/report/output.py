@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from inspection.report.columns import Alarm, Column
 from inspection.report.invalid import ALIAS_KINDS, CAUSES, Place
 from inspection.report.measures import BY_KEY, MEASURES, QUESTIONS, Measure, Verdict
@@ -19,10 +21,7 @@ from inspection.text import align
 
 _WIDTH = 110
 _MAX_TEXT = 140
-_MAX_COLUMNS, _MAX_ADVICE = 5, 6
-"""Of the summary on the terminal."""
-_MAX_TASKS, _MAX_ALIASES = 60, 15
-_PLOTS = {1: "diversity", 2: "reasoning", 3: "validity", 4: "failures"}
+_MAX_ALIASES = 15
 
 
 def clean(text: str, most: int = _MAX_TEXT) -> str:
@@ -47,7 +46,7 @@ def _as_json(column: Column) -> dict[str, Any]:
         "turns": column.counts.turns,
         "cautions": list(column.cautions),
         "questions": {
-            str(question): {"text": QUESTIONS[question], "verdict": answer.verdict, "sentence": answer.sentence}
+            str(question): {"text": QUESTIONS[question].text, "verdict": answer.verdict, "sentence": answer.sentence}
             for question, answer in column.answers.items()
         },
         "numbers": {
@@ -68,83 +67,37 @@ def _as_json(column: Column) -> dict[str, Any]:
 
 def write_page(path: Path, columns: Sequence[Column], alarms: Sequence[Alarm], plots: Sequence[str]) -> None:
     """Write the report as Markdown; `plots` are names of PNG files beside it."""
-    labels = [_label(column) for column in columns]
-    verdicts = [[f"{q}. {title}", *(f"**{c.answers[q].verdict}**" for c in columns)] for q, title in QUESTIONS.items()]
-    verdicts.append(["episodes / turns", *(f"{len(c.counts.episodes)} / {c.counts.turns}" for c in columns)])
-    lines = ["# Report", "", _table(["", *labels], verdicts), ""]
-    lines += [f"- {label}: {caution}" for label, c in zip(labels, columns, strict=True) for caution in c.cautions]
-    if alarms:
-        lines += ["", "## Over updates", ""]
-        lines += [f"- **{alarm.verdict}**, {alarm.name}: {alarm.sentence}. {alarm.advice}" for alarm in alarms]
-    if advice := _what_to_do(columns, alarms):
-        lines += ["", "## What to do", "", *(f"{number}. {text}" for number, text in enumerate(advice, 1))]
-    for question, title in QUESTIONS.items():
-        lines += ["", f"## {question}. {title}", ""]
-        for label, answer in zip(labels, (column.answers[question] for column in columns), strict=True):
-            lines.append(f"- {label}: **{answer.verdict}**. {_escaped(answer.sentence, 400)}")
-        lines += ["", _table(["number", *labels, "healthy", "detail"], _number_rows(columns, question))]
-        lines += [f"\n![{title}]({name})" for name in plots if _PLOTS[question] in name]
-        if question == 3:
-            lines += [line for column in columns for line in _invalid(column)]
-        if question == 4:
-            head = ("", "task", "episodes", "success", "return", "valid", "turns", "ends")
-            lines += ["", "### By task", "", _table(head, [row for c in columns for row in _task_rows(c)])]
-    if "report_updates.png" in plots:
-        lines += ["", "![Over updates](report_updates.png)"]
-    lines += ["", "## Worst examples", "", "`slime-verlog view` shows them by seed and turn.", ""]
-    rows = [[_label(c), what, _escaped(_where(p), 120), _code(p.text)] for c in columns for what, p in _examples(c)]
-    lines += [_table(["", "what", "where", "text"], rows) if rows else "There are none.", ""]
-    path.write_text("\n".join(lines), "utf-8", "replace")
+    path.write_text(_render("report.md.j2", columns, alarms, plots=plots), "utf-8", "replace")
 
 
-def _number_rows(columns: Sequence[Column], question: int) -> list[list[str]]:
-    rows = []
-    for item in (item for item in MEASURES if item.question == question):
-        notes = [column.values[item.key].note for column in columns]
-        detail = _escaped("; ".join(dict.fromkeys(note for note in notes if note)), 200)
-        rows.append([item.title, *(_cell(column, item) for column in columns), item.healthy(), detail])
-    return rows
+def summarize(columns: Sequence[Column], alarms: Sequence[Alarm], written: Sequence[str]) -> str:
+    """Return the summary for the terminal: verdicts first, then what to do, then the numbers."""
+    return _render("summary.txt.j2", columns, alarms, written=written)
 
 
-def _task_rows(column: Column) -> list[list[str]]:
-    """One row per task: episodes, success, return, valid answers, turns, and how episodes end."""
+def _render(template: str, columns: Sequence[Column], alarms: Sequence[Alarm], **more: Any) -> str:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    texts = {"clean": clean, "escaped": _escaped, "code": _code, "fold": _fold, "shout": _shout, "repr": repr}
+    environment.filters |= texts | {"examples": _examples, "where": _where, "tasks": _tasks, "stops": _stops}
+    parts = {"cell": _cell, "cause_rows": _cause_rows, "gain": _gain, "unknown_actions": _unknown_actions}
+    parts |= {"aliases": _aliases, "grid": _grid, "numbers": _numbers, "heading": _heading}
+    environment.globals |= parts | {"questions": QUESTIONS, "measures": MEASURES}
+    advice = _what_to_do(columns, alarms)
+    return environment.get_template(template).render(columns=columns, alarms=alarms, advice=advice, **more)
+
+
+def _tasks(column: Column) -> dict[str, list[Episode]]:
     tasks: dict[str, list[Episode]] = {}
     for episode in column.counts.episodes:
         tasks.setdefault(episode.task, []).append(episode)
-    rows = []
-    for task, group in list(tasks.items())[:_MAX_TASKS]:
-        n, turns = len(group), sum(episode.turns for episode in group)
-        ends = ", ".join(f"{count} {name}" for name, count in Counter(e.stop for e in group).most_common())
-        numbers = [
-            f"{sum(e.success for e in group) / n:.1%}",
-            f"{sum(e.episode_return for e in group) / n:.3g}",
-            f"{sum(e.valid for e in group) / turns:.1%}" if turns else "-",
-            f"{turns / n:.1f}",
-        ]
-        rows.append([_label(column), _escaped(task, 60), str(n), *numbers, _escaped(ends, 200)])
-    return rows
+    return tasks
 
 
-def _invalid(column: Column) -> list[str]:
-    if not column.rejections.causes:
-        return []
-    rows = [[cause, str(count), _code(shown), change] for cause, count, shown, change in _cause_rows(column)]
-    table = _table(["cause", "count", "example", "change"], rows)
-    lines = ["", f"### Invalid answers: {_label(column)}", "", table, "", *_gain(column)]
-    if wanted := _unknown_actions(column):
-        lines += ["", _escaped(wanted, 640)]
-    if aliases := _aliases(column):
-        lines += ["", aliases[0], "", *(f"    {line}" for line in aliases[1:])]
-    return lines
-
-
-def _label(column: Column) -> str:
-    return _escaped(column.label, 60)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _stops(group: Sequence[Episode]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in Counter(episode.stop for episode in group).most_common())
 
 
 def _escaped(text: str, most: int) -> str:
@@ -157,72 +110,34 @@ def _code(text: str) -> str:
     return f"`` {clean(text).replace('`', chr(39)).replace('|', chr(92) + '|')} ``" if text.strip() else ""
 
 
-def summarize(columns: Sequence[Column], alarms: Sequence[Alarm], written: Sequence[str]) -> str:
-    """Return the summary for the terminal: verdicts first, then what to do, then the numbers."""
-    several = len(columns) > 1
-    lines = [*(_grid(columns) if several else _verdicts(columns[0], False)), ""]
-    if alarms:
-        lines += ["Over updates", *(_fold(f"{a.verdict.upper():5} {a.name}: {a.sentence}", "  ") for a in alarms), ""]
-    if advice := _what_to_do(columns, alarms):
-        lines += ["What to do first", *(_fold(sentence, "  - ") for sentence in advice[:_MAX_ADVICE]), ""]
-    if len(columns) <= _MAX_COLUMNS:
-        rows = [["number", *(clean(column.label, 24) for column in columns), "healthy"]]
-        for item in MEASURES:
-            cells = [_cell(column, item) for column in columns]
-            if any(text != "-" for text in cells):
-                rows.append([f"{item.question} {item.title}", *cells, item.healthy()])
-        lines += [*align(rows), ""]
-    else:
-        lines += [f"report.md has the numbers and examples of all {len(columns)} columns.", ""]
-    for column in columns[:_MAX_COLUMNS]:
-        lines += [*_verdicts(column, True), ""] if several else []
-        lines += _details(column, f" ({clean(column.label, 24)})" if several else "")
-    return "\n".join([*lines, *written])
-
-
-def _grid(columns: Sequence[Column]) -> list[str]:
-    """One row of verdicts per column."""
+def _grid(columns: Sequence[Column]) -> str:
     rows = [["", "1 diverse", "2 reasoning", "3 valid", "4 failures", "valid", "success", "episodes"]]
     for column in columns:
         verdicts = [_shout(answer.verdict) for answer in column.answers.values()]
         numbers = [BY_KEY[key].show(column.values[key].number) for key in ("valid_actions", "success")]
         rows.append([clean(column.label, 40), *verdicts, *numbers, str(len(column.counts.episodes))])
-    return align(rows)
+    return "\n".join(align(rows))
 
 
 def _shout(verdict: Verdict) -> str:
     return "----" if verdict == Verdict.NONE else verdict.upper()
 
 
-def _verdicts(column: Column, named: bool) -> list[str]:
+def _numbers(columns: Sequence[Column]) -> str:
+    rows = [["number", *(clean(column.label, 24) for column in columns), "healthy"]]
+    for item in MEASURES:
+        cells = [_cell(column, item) for column in columns]
+        if any(text != "-" for text in cells):
+            rows.append([f"{item.question} {item.title}", *cells, item.healthy()])
+    return "\n".join(align(rows))
+
+
+def _heading(column: Column, named: bool) -> str:
     episodes = column.counts.episodes
     tasks = len({episode.task for episode in episodes})
     count = f"{len(episodes)} episode{'s' * (len(episodes) != 1)}, {column.counts.turns} turns, {tasks} task"
     head = f"{clean(column.label)}: {count}{'s' * (tasks != 1)}"
-    lines = [head if named or column.run == column.label else f"{clean(column.run)}, {head}"]
-    for question, answer in column.answers.items():
-        sentence = f"{_shout(answer.verdict):5} {question} {QUESTIONS[question]} {clean(answer.sentence, 400)}"
-        lines.append(_fold(sentence, "  "))
-    return [*lines, *(_fold(f"note: {caution}", "  ") for caution in column.cautions)]
-
-
-def _details(column: Column, suffix: str) -> list[str]:
-    lines = []
-    if column.rejections.causes:
-        lines += [f"Invalid answers{suffix}"]
-        for cause, count, shown, change in _cause_rows(column):
-            lines += [f"  {count:6}  {cause}, for example {shown!r}", f"          -> {change}"]
-        lines += [_fold(text, "  ") for text in (*_gain(column), _unknown_actions(column)) if text]
-        if aliases := _aliases(column):
-            lines += [f"  {aliases[0]}", *(f"    {line}" for line in aliases[1:7])]
-        lines += [""]
-    unused = column.values["unused_actions"]
-    if unused.number:
-        lines += [_fold(f"Never used{suffix}: {clean(unused.note, 200)}", ""), ""]
-    if shown := _examples(column):
-        lines += [f"Worst examples{suffix}; slime-verlog view shows them by seed and turn"]
-        lines += [_fold(f"{what}: {_where(place)} {clean(place.text)!r}", "  - ") for what, place in shown] + [""]
-    return lines
+    return head if named or column.run == column.label else f"{clean(column.run)}, {head}"
 
 
 def _fold(text: str, mark: str) -> str:
@@ -271,7 +186,6 @@ def _aliases(column: Column) -> list[str]:
 
 
 def _cause_rows(column: Column) -> list[tuple[str, int, str, str]]:
-    """Cause, count, example and change, the most frequent first."""
     rows = []
     for cause, count in column.rejections.causes.items():
         example = column.rejections.examples[cause]
@@ -279,14 +193,13 @@ def _cause_rows(column: Column) -> list[tuple[str, int, str, str]]:
     return rows
 
 
-def _unknown_actions(column: Column, most: int = 8) -> str:
-    """Actions that the model wants and the environment lacks, in one sentence."""
-    wanted = ", ".join(f"{clean(text, 40)} ({count})" for text, count in column.rejections.unknown[:most])
-    return f"Wanted, but not offered: {wanted}" if wanted else ""
+def _unknown_actions(column: Column) -> list[str]:
+    """Actions that the model wants and the environment lacks, in one sentence; none if there are none."""
+    wanted = [f"{clean(text, 40)} ({count})" for text, count in column.rejections.unknown[:8]]
+    return [f"Wanted, but not offered: {', '.join(wanted)}"] if wanted else []
 
 
 def _examples(column: Column) -> list[tuple[str, Place]]:
-    """The worst examples, each with what is wrong."""
     counts, rejections = column.counts, column.rejections
     found = [
         (f"invalid: {cause}, {rejections.causes[cause]} times", rejections.examples[cause].place)

@@ -1,4 +1,4 @@
-"""Draws one picture per question, and one over updates."""
+"""Draws one plot per question, and one over updates."""
 
 from __future__ import annotations
 

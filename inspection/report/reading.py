@@ -1,4 +1,4 @@
-"""Reads `episodes.jsonl` as checked episodes and turns, and splits each answer into reasoning and action."""
+"""Reads `episodes.jsonl` as checked episodes and turns, and splits each response into reasoning and action."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from envs.text_game import find_action
 from inspection.records import FILE, read_episodes
@@ -18,52 +18,51 @@ _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _MAX_TOKEN_CHARS, _MAX_END_TOKENS = 40, 16
 _HEADING, _COMMANDS = "Current Observation:\n", "Commands that work now: "
 MAX_BARE_ACTION_WORDS = 6
-"""An answer without a marker and with more words than this counts as reasoning without an action."""
+"""A response without a marker and with more words than this counts as reasoning without an action."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The parts of one answer."""
+class Parts(NamedTuple):
+    """The parts of one response."""
 
     reasoning: str
     """The text before the action, without the labels `THINK:` and `<think>`."""
     action: str
-    """The text that is read as the action, on one line; empty if the answer has none."""
+    """The text that is read as the action, on one line; empty if the response has none."""
     after: str
     """The lines after the action, or after the last tool call."""
     has_marker: bool
-    """Whether the answer says where its action begins (`ACTION:`, `</think>` or `<tool_call>`)."""
+    """Whether the response says where its action begins (`ACTION:`, `</think>` or `<tool_call>`)."""
 
 
-def split_answer(response: str, executed: str | None) -> Answer:
+def split_answer(response: str, executed: str | None) -> Parts:
     """Split at the tool calls, else as the games do (`envs.text_game.find_action`), else at `</think>`.
 
-    Without any marker, a short answer, or one that was executed as it stands, is a bare action. A longer one is
-    reasoning, which contains the action if the answer is valid.
+    Without any marker, a short response, or one that was executed as it stands, is a bare action. A longer one is
+    reasoning, which contains the action if the response is valid.
 
     Args:
-        executed: the executed action; None if the answer is invalid.
+        executed: the executed action; None if the response is invalid.
     """
     response = _drop_end_tokens(response)
     calls = response.find(_CALL)
     if calls >= 0:
         end = response.rfind(_CALL_END)
         end = end + len(_CALL_END) if end > calls else len(response)
-        return Answer(_drop_labels(response[:calls]), _one_line(response[calls:end]), response[end:].strip(), True)
+        return Parts(_drop_labels(response[:calls]), _one_line(response[calls:end]), response[end:].strip(), True)
     candidate, (start, _) = find_action(response)
     if start:
         before = response[:start].rstrip()
         for word in ("ACTION:", "action:", "Action"):
             before = before.removesuffix(word)
         action, _, after = candidate.partition("\n")
-        return Answer(_drop_labels(before), action.strip(), after.strip(), True)
+        return Parts(_drop_labels(before), action.strip(), after.strip(), True)
     thought, closed, rest = response.rpartition("</think>")
     if closed:
-        return Answer(_drop_labels(thought), _one_line(rest), "", True)
+        return Parts(_drop_labels(thought), _one_line(rest), "", True)
     is_short = len(response.split(maxsplit=MAX_BARE_ACTION_WORDS)) <= MAX_BARE_ACTION_WORDS
     if (is_short and not _LABEL.match(response)) or _one_line(response) == _one_line(executed or ""):
-        return Answer("", _one_line(response), "", False)
-    return Answer(_drop_labels(response), _one_line(executed or ""), "", False)
+        return Parts("", _one_line(response), "", False)
+    return Parts(_drop_labels(response), _one_line(executed or ""), "", False)
 
 
 def _one_line(text: str) -> str:
@@ -79,10 +78,8 @@ def _drop_end_tokens(text: str) -> str:
     """Without tokens such as `<|im_end|>` at the end."""
     for _ in range(_MAX_END_TOKENS):
         text = text.rstrip()
-        if not text.endswith(("|>", "</s>")):
-            break
         start = text.rfind("<|" if text.endswith("|>") else "</s>", max(len(text) - _MAX_TOKEN_CHARS, 0))
-        if start < 0:
+        if start < 0 or not text.endswith(("|>", "</s>")):
             break
         text = text[:start]
     return text
@@ -93,15 +90,15 @@ class Turn:
     """One turn."""
 
     observation: str
-    """Text of the current observation, with the request for an answer."""
+    """Text of the current observation, with the request for a response."""
     state: int | None
-    """Hash of the observation's text and pictures, equal if the agent sees the same; None if pictures are missing."""
-    answer: Answer
+    """Hash of the observation's text and images, equal if the agent sees the same; None if images are missing."""
+    parts: Parts
     response: str
     executed: str
     valid: bool
     cut: bool | None
-    """Whether the answer reached its length limit; None if the record does not say."""
+    """Whether the response reached its length limit; None if the record does not say."""
     tokens: int | None
     asked_for_marker: bool
     """Whether the prompt asks for a line `ACTION:`."""
@@ -124,7 +121,7 @@ class Episode:
     progression: float
     turns: int
     valid: int
-    """Turns with a valid answer."""
+    """Turns with a valid response."""
 
 
 def read_run(path: Path) -> Iterator[tuple[Episode, list[Turn]]]:
@@ -168,26 +165,27 @@ def _episode(record: Mapping[str, Any]) -> tuple[Episode, list[Turn]]:
 
 
 def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -> Turn:
-    text, pictures = messages[turn["prompt"][-1]] if turn["prompt"] else ("", "")
+    text, images = messages[turn["prompt"][-1]] if turn["prompt"] else ("", "")
     response, executed, valid = _text(turn, "response"), _text(turn, "executed_action"), bool(turn["valid"])
     observation = text.removeprefix(_HEADING)
     finish, tokens = turn.get("finish_reason"), (turn.get("tokens") or {}).get("text")
+    _, found, tail = observation.partition(_COMMANDS)  # the line that `envs.command_game.list_commands` writes
     return Turn(
         observation=observation,
-        state=None if pictures is None else hash((observation, pictures)),
-        answer=split_answer(response, executed if valid else None),
+        state=None if images is None else hash((observation, images)),
+        parts=split_answer(response, executed if valid else None),
         response=response,
         executed=executed,
         valid=valid,
         cut=None if finish is None else finish == "length",
         tokens=len(tokens) if tokens is not None else None,
         asked_for_marker="ACTION:" in text,
-        commands=_listed_commands(observation),
+        commands=tuple(tail.partition("\n")[0].rstrip(".").split(", ")) if found else (),
     )
 
 
 def _read_message(message: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The text and the keys of the pictures; None if the record left pictures out."""
+    """The text and the keys of the images; None if the record left images out."""
     content = message["content"]
     if isinstance(content, str):
         return content, ""
@@ -197,15 +195,8 @@ def _read_message(message: Mapping[str, Any]) -> tuple[str, str | None]:
     return text, None if None in keys else " ".join(map(str, keys))
 
 
-def _listed_commands(observation: str) -> tuple[str, ...]:
-    """The commands of the line that `envs.command_game.list_commands` writes."""
-    _, found, tail = observation.partition(_COMMANDS)
-    return tuple(tail.partition("\n")[0].rstrip(".").split(", ")) if found else ()
-
-
 def _text(record: Mapping[str, Any], key: str) -> str:
-    value = record[key]
-    if not isinstance(value, str):
+    if not isinstance(value := record[key], str):
         raise ValueError(f"{key} must be text, got {str(value)[:60]!r}")
     return value
 

@@ -12,6 +12,7 @@ names them. Ctrl-C ends it.
 from __future__ import annotations
 
 import argparse
+import functools
 
 from inspection import target
 
@@ -21,23 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
     parser.add_argument("--port", type=int, default=8000, help="0 takes any free port; default: %(default)s")
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a further name by which clients call this server",
-    )
-    parser.add_argument(
-        "--allow-origin", action="append", default=[], metavar="URL", help="web pages that may use it; default: none"
-    )
-    parser.add_argument(
-        "--idle-timeout",
-        type=float,
-        default=3600.0,
-        metavar="S",
-        help="end silent sessions after S; default: %(default)g",
-    )
+    add = functools.partial(parser.add_argument, action="append", default=[])
+    add("--allow-host", metavar="NAME", help="a further name by which clients call this server")
+    add("--allow-origin", metavar="URL", help="web pages that may use it; default: none")
+    silent = "end silent sessions after S; default: %(default)g"
+    parser.add_argument("--idle-timeout", type=float, default=3600.0, metavar="S", help=silent)
     parser.add_argument("--capacity", type=int, metavar="N", help="clients at a time; default: the YAML's n_env")
 
 
@@ -59,12 +48,10 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--port must lie between 0 and 65535, got {options.port}")
     chosen = target.read_target(options.target, options.task, options.set)
     settings = chosen.settings
+    episodes = [make_episode(settings, task, 0, settings.seed_start) for task in chosen.tasks]
     with chosen.explained():
-        notes = try_environments(
-            [make_episode(settings, task, 0, settings.seed_start) for task in chosen.tasks], settings
-        )
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        for note in try_environments(episodes, settings):
+            print(f"note: {note}", file=sys.stderr)
     capacity = options.capacity or settings.n_env
     drawn = chosen.tasks if options.task else read_tasks(settings)
     catalogue = Catalogue(settings, drawn, chosen.tasks)
@@ -72,9 +59,8 @@ def run(options: argparse.Namespace) -> int:
     server = EnvServer(catalogue, options.target, capacity, access)
 
     def ready(url: str) -> None:
-        print(
-            f"serving {', '.join(catalogue.tasks)} at {url} to at most {capacity} clients; Ctrl-C ends it", flush=True
-        )
+        tasks = ", ".join(catalogue.tasks)
+        print(f"serving {tasks} at {url} to at most {capacity} clients; Ctrl-C ends it", flush=True)
 
     try:
         asyncio.run(server.run(options.host, options.port, ready))

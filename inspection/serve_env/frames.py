@@ -38,12 +38,8 @@ class Answer(Settings):
     @field_validator("message", mode="before")
     @classmethod
     def _as_text(cls, value: Any) -> Any:
-        """Clients that read answers as JSON send a number where the model wrote one; it becomes its text again."""
-        return value if isinstance(value, str) else json.dumps(value)
-
-    @field_validator("message")
-    @classmethod
-    def _whole(cls, text: str) -> str:
+        """Clients that read responses as JSON send a number where the model wrote one; it becomes its text again."""
+        text = value if isinstance(value, str) else json.dumps(value)
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -94,9 +90,9 @@ def shown(reply: EnvReply, known_instruction: str | None) -> ShownObservation:
     instruction = reply.instruction_prompt
     texts, images = [], []
     for message in messages[1:] if instruction else messages:
-        text, pictures = _text_and_pictures(message["content"])
+        text, found = _text_and_images(message["content"])
         texts.append(text)
-        images += pictures
+        images += found
     return ShownObservation(
         text="\n\n".join(texts),
         images=[data_uri(read_image(image)) for image in images],
@@ -105,14 +101,14 @@ def shown(reply: EnvReply, known_instruction: str | None) -> ShownObservation:
     )
 
 
-def _text_and_pictures(content: str | Sequence[Mapping[str, Any]]) -> tuple[str, list[Any]]:
-    """A message's text and pictures; pictures after some text are marked in it, and then all of them are."""
+def _text_and_images(content: str | Sequence[Mapping[str, Any]]) -> tuple[str, list[Any]]:
+    """A message's text and images; images after some text are marked in it, and then all of them are."""
     if isinstance(content, str):
         return content, []
     marked = "".join(PICTURE_PLACE if part["type"] == "image" else part["text"] for part in content)
-    pictures = [part["image"] for part in content if part["type"] == "image"]
+    images = [part["image"] for part in content if part["type"] == "image"]
     text = marked.lstrip(PICTURE_PLACE)
-    return (text if PICTURE_PLACE not in text else marked), pictures
+    return (text if PICTURE_PLACE not in text else marked), images
 
 
 def observation_frame(

@@ -135,7 +135,7 @@ class Session:
         assert self._env is not None and self._env.reply is not None
         reply, known = self._env.reply, self._instruction
         self._instruction = reply.instruction_prompt
-        # On a thread, because encoding pictures takes milliseconds.
+        # On a thread, because encoding images takes milliseconds.
         observation = await asyncio.to_thread(shown, reply, known)
         where = {"task": self._state.task, "seed": self._state.seed}
         return observation_frame(observation, reward, self._state.done, {**where, **details})

@@ -13,9 +13,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from embedded.run.folder import write_text
 from inspection.records import FILE
 from inspection.target import check_numbers
-from inspection.view.page import Packer, build_page, write_page
+from inspection.view.page import Packer, build_page
 from inspection.view.replay import write_gif
 from inspection.view.sources import find_files, read_run
 from inspection.view.worlds import Worlds
@@ -38,7 +39,7 @@ class Book:
 
     def update(self) -> int:
         """Read the runs and add their new episodes; return how many there are."""
-        added = 0
+        before = sum(self._counts)
         for number, path in enumerate(self._options.runs):
             known, most = self._counts[number], self._options.most
             left = None if most is None else most - known
@@ -46,21 +47,20 @@ class Book:
             for episode in tqdm(episodes, desc=str(path), unit=" episodes", leave=False, dynamic_ncols=True):
                 self._packer.add(episode, number, self._worlds.draw(episode))
                 self._counts[number] += 1
-                added += 1
-        return added
+        return sum(self._counts) - before
 
     def write(self, path: Path, follow: float = 0.0) -> None:
         """Write the page; `follow` is the number of seconds after which it reloads itself."""
-        runs = [str(run) for run in self._options.runs]
         head = {
-            "runs": runs,
+            "runs": [str(run) for run in self._options.runs],
             "written": datetime.now().astimezone().isoformat(timespec="seconds"),
             "follow": follow,
             "episodes": self._packer.rows,
         }
         resolved = [run.resolve() for run in self._options.runs]
         title = " and ".join(run.parent.name if run.name == FILE else run.stem for run in resolved)
-        write_page(path, build_page(title, head, self._packer.blocks(), self._worlds.pictures()))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, build_page(title, head, self._packer.blocks(), self._worlds.images()))
 
     def summary(self, path: Path) -> str:
         """Return the sentence for the terminal."""
@@ -96,7 +96,10 @@ def follow(options: Namespace) -> int:
             began, state = time.monotonic(), _state(options.runs)
             if state and state != before:
                 try:
-                    fresh = book if _has_grown(before, state, len(options.runs)) else Book(options)
+                    # If each run is still one file that only grew, its episodes keep their numbers.
+                    grew = all(state.get(file, (0, 0))[0] >= size for file, (size, _) in before.items())
+                    grew = grew and all(file.suffix == ".jsonl" for file in before)
+                    fresh = book if grew and len(state) == len(before) == len(options.runs) else Book(options)
                     fresh.update()
                 except ConfigError:
                     if state == half_written:
@@ -124,19 +127,11 @@ def _state(runs: Sequence[Path]) -> _State:
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
 
-def _has_grown(before: _State, now: _State, runs: int) -> bool:
-    """Whether each run is still one file of records that at most grew, so that its episodes keep their numbers."""
-    grew = all(path.suffix == ".jsonl" and now.get(path, (0, 0))[0] >= size for path, (size, _) in before.items())
-    return grew and len(now) == len(before) == runs
-
-
 def export_gif(options: Namespace) -> int:
     """Write one episode of the first run as an animation."""
     _checked(options)
-    episode: Any = None
-    if options.episode >= 1:
-        episodes = _read(options.runs[0], options)
-        episode = next(itertools.islice(episodes, options.episode - 1, None), None)
+    episodes = _read(options.runs[0], options) if options.episode >= 1 else iter(())
+    episode = next(itertools.islice(episodes, max(options.episode - 1, 0), None), None)
     if episode is None:
         raise ConfigError(f"{options.runs[0]} has no episode {options.episode}; they are numbered from 1")
     frames = write_gif(episode, options.gif, _SECONDS_PER_TURN)

@@ -50,8 +50,8 @@ class Decoder:
             return self.tokenizer.decode(list(ids), skip_special_tokens=False)
         return given or f"A prompt of {len(ids)} tokens. To read it, give --tokenizer with the model's folder."
 
-    def answer(self, ids: Sequence[int]) -> str:
-        """Return the answer's text, without the token that ends it."""
+    def response(self, ids: Sequence[int]) -> str:
+        """Return the response's text, without the token that ends it."""
         if self.tokenizer is not None:
             return self.tokenizer.decode(list(ids), skip_special_tokens=True)
         return f"An answer of {len(ids)} tokens. To read it, give --tokenizer with the model's folder."
@@ -189,7 +189,6 @@ def _from_training(values: Mapping[str, Any], number: int) -> tuple[dict[str, An
 
 
 def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, with_ids: bool) -> list[dict[str, Any]]:
-    """The turns inside a sample."""
     tokens, length = _numbers(sample.get("tokens")), int(sample.get("response_length") or 0)
     columns = _columns(sample, length)
     metadata, first = sample.get("metadata") or {}, len(tokens) - length
@@ -203,7 +202,7 @@ def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, wit
         turns.append(
             {
                 "prompt": decoder.prompt(tokens[: first + start], sample.get("prompt") if not start else None),
-                "response": text or decoder.answer(ids),
+                "response": text or decoder.response(ids),
                 "executed_action": facts.get("executed_action"),
                 "valid": facts.get("valid_action"),
                 "reward": reward,
@@ -219,19 +218,16 @@ def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, wit
 
 
 def _spans(sample: Mapping[str, Any], columns: Mapping[str, Any], length: int) -> list[tuple[int, int, float | None]]:
-    """The runs of trained tokens, which are the model's answers; the last one has the sample's reward."""
-    mask = columns.get("loss_mask") or [1] * length
-    edges = [i for i in range(length) if mask[i] and (i == 0 or not mask[i - 1])]
-    ends = [i + 1 for i in range(length) if mask[i] and (i == length - 1 or not mask[i + 1])]
-    found = list(zip(edges, ends, strict=True)) or [(0, length)]
+    """The runs of trained tokens, which are the model's responses; the last one has the sample's reward."""
+    mask = [bool(value) for value in columns.get("loss_mask") or [1] * length]
+    edges = [place for place, (a, b) in enumerate(itertools.pairwise([False, *mask, False])) if a != b] or [0, length]
     reward = sample.get("reward")
     last = float(reward) if isinstance(reward, int | float) else None
-    rewards: list[float | None] = [None] * (len(found) - 1) + [last]
-    return [(start, end, reward) for (start, end), reward in zip(found, rewards, strict=True)]
+    spans = zip(edges[::2], edges[1::2], strict=True)
+    return [(start, end, last if end == edges[-1] else None) for start, end in spans]
 
 
 def _columns(sample: Mapping[str, Any], length: int) -> dict[str, list[Any]]:
-    """The values per token of the response."""
     trained = sample.get("trained") or {}
     found = {"loss_mask": sample.get("loss_mask"), "rollout_log_probs": sample.get("rollout_log_probs")}
     found |= {key: trained.get(key) for key in _TRAINED_VALUES}
@@ -243,7 +239,6 @@ def _columns(sample: Mapping[str, Any], length: int) -> dict[str, list[Any]]:
 
 
 def _finish(episode: Mapping[str, Any]) -> dict[str, Any]:
-    """The episode as a record."""
     metadata, sample = episode["metadata"], episode["sample"]
     turns = sorted(episode["turns"], key=lambda turn: turn["round"])
     last = turns[-1] if turns else {}

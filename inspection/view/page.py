@@ -1,6 +1,6 @@
 """Writes one HTML file that loads nothing from elsewhere: template, style, script and compressed episodes.
 
-A block of episodes is gzip in base64. A chunk has one JSON document per line: first the messages and pictures that its
+A block of episodes is gzip in base64. A chunk has one JSON document per line: first the messages and images that its
 episodes share, then its episodes."""
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import html
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -35,7 +34,7 @@ class Packer:
     def _start_chunk(self) -> None:
         self._episodes: list[str] = []
         self._messages: dict[str, int] = {}
-        self._pictures: dict[str, str] = {}
+        self._images: dict[str, str] = {}
         self._characters = 0
 
     def add(self, episode: Mapping[str, Any], run: int = 0, world: Mapping[str, Any] | None = None) -> None:
@@ -46,9 +45,9 @@ class Packer:
         row = _row(episode, run, len(self._closed), len(self._episodes))
         self.rows.append(row | ({"world": 1 if "note" not in world else 2} if world else {}))
         drawn = dict(world or {})
-        for name, pictures in (("", episode.get("pictures") or {}), ("world ", drawn.pop("pictures", {}))):
-            new = {name + key: picture for key, picture in pictures.items() if name + key not in self._pictures}
-            self._pictures |= new
+        for name, images in (("", episode.get("pictures") or {}), ("world ", drawn.pop("pictures", {}))):
+            new = {name + key: image for key, image in images.items() if name + key not in self._images}
+            self._images |= new
             self._characters += sum(map(len, new.values()))
         kept = {key: episode.get(key) for key in ("env_path", "task", "options", "max_turns", "metrics", "fault")}
         self._episodes.append(to_json({**kept, "turns": self._pack(episode), "world": drawn or None}))
@@ -76,7 +75,7 @@ class Packer:
         return self._messages[message]
 
     def _compressed(self) -> str:
-        shared = f'{{"messages":[{",".join(self._messages)}],"pictures":{to_json(self._pictures)}}}'
+        shared = f'{{"messages":[{",".join(self._messages)}],"pictures":{to_json(self._images)}}}'
         return compress("\n".join([shared, *self._episodes]))
 
 
@@ -89,7 +88,7 @@ def _from_previous(prompt: Sequence[int], before: Sequence[int]) -> list[int]:
 
 
 def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[str, Any]:
-    packed = {
+    packed: dict[str, Any] = {
         "prompt": prompt,
         "fresh": fresh,
         "response": turn.get("response") or "",
@@ -97,20 +96,16 @@ def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[
         "valid": turn.get("valid"),
         "reward": number(turn.get("reward")),
     }
-    ends = [name for name in ("terminated", "truncated") if turn.get(name)] or (["done"] if turn.get("done") else [])
-    tokens = turn.get("tokens")
-    return packed | ({"end": ends[0]} if ends else {}) | ({"tokens": _tokens(tokens)} if tokens else {})
-
-
-def _tokens(tokens: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Texts and per-token values, which keep four significant digits; columns of another length are left out."""
-    n = len(tokens.get("text") or ())
-    columns = {
-        key: [number(value) for value in values]
-        for key, values in tokens.items()
-        if key != "text" and values is not None and len(values) == n
-    }
-    return {"text": list(tokens.get("text") or ()), **columns}
+    if end := next((name for name in ("terminated", "truncated", "done") if turn.get(name)), None):
+        packed["end"] = end
+    if tokens := turn.get("tokens"):
+        texts = list(tokens.get("text") or ())
+        columns: dict[str, list[Any]] = {"text": texts}
+        for key, values in tokens.items():
+            if key != "text" and values is not None and len(values) == len(texts):
+                columns[key] = [number(value) for value in values]
+        packed["tokens"] = columns
+    return packed
 
 
 def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[str, Any]:
@@ -159,15 +154,7 @@ def to_json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
     except ValueError:
-        return json.dumps(_without_nan(value), ensure_ascii=False, separators=(",", ":"), default=str)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _without_nan(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return to_json(json.loads(json.dumps(value, default=str), parse_constant=lambda _: None))
 
 
 def compress(text: str) -> str:
@@ -176,20 +163,7 @@ def compress(text: str) -> str:
 
 
 _ASSETS = Path(__file__).with_name("assets")
-_SCRIPTS = (
-    "dom.js",
-    "data.js",
-    "state.js",
-    "summary.js",
-    "list.js",
-    "search.js",
-    "answer.js",
-    "transcript.js",
-    "world.js",
-    "episode.js",
-    "keys.js",
-    "main.js",
-)
+_SCRIPTS = ("dom", "data", "state", "summary", "list", "search", "answer", "transcript", "world", "episode", "keys")
 
 
 def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlases: Mapping[int, bytes]) -> str:
@@ -198,31 +172,20 @@ def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlas
     Args:
         head: what the page needs at once: the runs' names, and one row per episode.
         chunks: the episodes, as `Packer.blocks` returns them.
-        atlases: for each tile size in pixels, the PNG picture with all tiles.
+        atlases: for each tile size in pixels, the PNG image with all tiles.
     """
     style = _read("style.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(_read(name) for name in _SCRIPTS) + "\n})();\n"
+    script = '"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in (*_SCRIPTS, "main")) + "\n})();\n"
     blocks = [_block("head", compress(to_json(head)))]
     blocks += [_block(f"chunk-{number}", chunk) for number, chunk in enumerate(chunks)]
     blocks += [_block(f"atlas-{size}", base64.b64encode(png).decode("ascii")) for size, png in atlases.items()]
-    return Template(_read("page.html")).substitute(
-        policy=_policy(style, script), title=html.escape(title), style=style, script=script, data="\n".join(blocks)
-    )
-
-
-def write_page(path: Path, text: str) -> None:
-    """Write to a temporary file and rename it, so that a reader never sees half a page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
-def _policy(style: str, script: str) -> str:
-    """A content security policy: this style, this script, embedded pictures, and no HTML made from strings."""
-    return (
+    # This style, this script, embedded images, and no HTML made from strings.
+    policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    return Template(_read("page.html")).substitute(
+        policy=policy, title=html.escape(title), style=style, script=script, data="\n".join(blocks)
     )
 
 

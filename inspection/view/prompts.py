@@ -20,7 +20,7 @@ _ROLES = {"model": "assistant", "observation": "tool"}
 def split_template(text: str) -> list[dict[str, str]]:
     """Return the messages of a rendered prompt; a single user message if no known template is recognised.
 
-    The opening of the answer, with which most prompts end, is left out.
+    The opening of the response, with which most prompts end, is left out.
     """
     for opening in _OPENINGS:
         found = list(opening.finditer(text))
@@ -92,7 +92,7 @@ def find_changes(messages: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[
 
 
 def _is_memory(message: Mapping[str, Any], recent: deque[str]) -> bool:
-    """Whether a message repeats an earlier answer or observation."""
+    """Whether a message repeats an earlier response or observation."""
     if message.get("role") == "assistant":
         return True
     text = text_of(message)
@@ -102,7 +102,7 @@ def _is_memory(message: Mapping[str, Any], recent: deque[str]) -> bool:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the message's text without its pictures."""
+    """Return the message's text without its images."""
     content = message.get("content")
     if isinstance(content, str):
         return content

@@ -1,4 +1,4 @@
-"""Replays a recorded episode in its environment, and draws its states as pictures or as an animated GIF."""
+"""Replays a recorded episode in its environment, and draws its states as images or as an animated GIF."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def can_replay(episode: Mapping[str, Any]) -> bool:
 
 
 def replay(episode: Mapping[str, Any]) -> Replay | None:
-    """Play the recorded answers again and draw every state; None if the environment has no `render`.
+    """Play the recorded responses again and draw every state; None if the environment has no `render`.
 
     Nothing is drawn if an observation, an action or a reward differs from the record.
     """
     try:
         env = _build(episode)
-    except Exception as error:  # an environment may raise anything, which concerns only this episode's pictures
+    except Exception as error:  # an environment may raise anything, which concerns only this episode's images
         return Replay(note=f"The world is not drawn: building the environment raised {_say(error)}.")
     try:
         return _play(env, episode) if callable(getattr(env, "render", None)) else None
@@ -47,10 +47,8 @@ def replay(episode: Mapping[str, Any]) -> Replay | None:
 
 
 def _build(episode: Mapping[str, Any]) -> Any:
-    metadata = {"task": episode["task"], "seed": episode["seed"]}
-    return EnvSpec(
-        episode["env_path"], metadata, dict(episode.get("options") or {}), max_turns=episode.get("max_turns")
-    ).build()
+    metadata, options = {"task": episode["task"], "seed": episode["seed"]}, dict(episode.get("options") or {})
+    return EnvSpec(episode["env_path"], metadata, options, max_turns=episode.get("max_turns")).build()
 
 
 def _play(env: Any, episode: Mapping[str, Any]) -> Replay:
@@ -73,8 +71,8 @@ def _play(env: Any, episode: Mapping[str, Any]) -> Replay:
     return Replay(frames)
 
 
-def _copy(picture: Any) -> np.ndarray:
-    pixels = np.array(picture, dtype=np.uint8)
+def _copy(image: Any) -> np.ndarray:
+    pixels = np.array(image, dtype=np.uint8)
     if pixels.ndim != 3 or pixels.shape[2] != 3:
         raise ValueError(f"render() must return an array (height, width, 3), got shape {pixels.shape}")
     return pixels
@@ -83,12 +81,9 @@ def _copy(picture: Any) -> np.ndarray:
 def _shows(prompt: str, observation: Observation) -> bool:
     """Whether the prompt contains the observation's text, in either of its two forms."""
     parts = observation["text"]
-    split = [parts["short_term_context"], parts["long_term_context"]]
-    return _contains(prompt, split) or _contains(prompt, [observation["obs_str"]])
-
-
-def _contains(prompt: str, texts: list[str]) -> bool:
-    return all(piece.strip() in prompt for text in texts for piece in text.split(PICTURE_PLACE))
+    forms = ([parts["short_term_context"], parts["long_term_context"]], [observation["obs_str"]])
+    pieces = [[piece.strip() for text in texts for piece in text.split(PICTURE_PLACE)] for texts in forms]
+    return any(all(piece in prompt for piece in form) for form in pieces)
 
 
 def _difference(turn: Mapping[str, Any], info: Mapping[str, Any]) -> str | None:
@@ -127,11 +122,11 @@ def write_gif(episode: Mapping[str, Any], path: Path, seconds_per_turn: float) -
         raise ConfigError(replayed.note.rstrip("."))
     captions = [_caption(number, turn) for number, turn in enumerate(episode["story"], 1)]
     captions.append(f"end: {episode.get('stop') or 'the last state'}")
-    pictures = [_draw(frame, text) for frame, text in zip(replayed.frames, captions, strict=True)]
-    durations = [round(1000 * seconds_per_turn)] * (len(pictures) - 1) + [_LAST_FRAME_MS]
+    images = [_draw(frame, text) for frame, text in zip(replayed.frames, captions, strict=True)]
+    durations = [round(1000 * seconds_per_turn)] * (len(images) - 1) + [_LAST_FRAME_MS]
     path.parent.mkdir(parents=True, exist_ok=True)
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=False)
-    return len(pictures)
+    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=False)
+    return len(images)
 
 
 def _caption(number: int, turn: Mapping[str, Any]) -> str:
@@ -147,9 +142,9 @@ def _draw(frame: np.ndarray, caption: str) -> Any:
     from PIL import Image, ImageDraw, ImageFont
 
     factor = max(1, -(-_MIN_PIXELS // max(frame.shape[:2])))
-    picture = make_image(np.repeat(np.repeat(frame, factor, 0), factor, 1))
-    canvas = Image.new("RGB", (picture.width, picture.height + _CAPTION_PIXELS), (24, 26, 31))
-    canvas.paste(picture, (0, 0))
-    pen, place = ImageDraw.Draw(canvas), (8, picture.height + _CAPTION_PIXELS // 2)
+    image = make_image(np.repeat(np.repeat(frame, factor, 0), factor, 1))
+    canvas = Image.new("RGB", (image.width, image.height + _CAPTION_PIXELS), (24, 26, 31))
+    canvas.paste(image, (0, 0))
+    pen, place = ImageDraw.Draw(canvas), (8, image.height + _CAPTION_PIXELS // 2)
     pen.text(place, caption, fill=(232, 234, 238), anchor="lm", font=ImageFont.load_default(size=14))
     return canvas.quantize(128)

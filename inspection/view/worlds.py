@@ -1,8 +1,7 @@
-"""Draws the worlds of a page's episodes: as tiles where they repeat, and as PNG pictures elsewhere."""
+"""Draws the worlds of a page's episodes: as tiles where they repeat, and as PNG images elsewhere."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import itertools
@@ -14,6 +13,7 @@ import numpy as np
 
 from envs.base import make_image
 from inspection.view.replay import can_replay, replay
+from rollout.tokens.pictures import png_uri
 
 _TILES_PER_ROW = 32
 _SIZES = range(8, 65)
@@ -43,7 +43,7 @@ class Atlas:
         return self._numbers.setdefault(tile.tobytes(), len(self._numbers))
 
     def png(self) -> bytes:
-        """Return all tiles as one picture, 32 per row in the order of their numbers."""
+        """Return all tiles as one image, 32 per row in the order of their numbers."""
         size, n = self.size, len(self._numbers)
         rows = math.ceil(n / _TILES_PER_ROW)
         sheet = np.zeros((rows * _TILES_PER_ROW, size, size, 3), np.uint8)
@@ -75,7 +75,7 @@ def choose_tile_size(frames: Sequence[np.ndarray]) -> int | None:
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """Return the picture as a PNG file.
+    """Return the image as a PNG file.
 
     Raises:
         MissingDependencyError: Pillow is not installed.
@@ -98,9 +98,8 @@ class Worlds:
 
     def draw(self, episode: Mapping[str, Any]) -> dict[str, Any] | None:
         """The episode's world for the page, with a `note` instead if the replay went wrong; None for no world."""
-        if self.drawn + self.differing >= self.most or not can_replay(episode):
-            return None
-        if episode["env_path"] in self._without:
+        is_full = self.drawn + self.differing >= self.most
+        if is_full or not can_replay(episode) or episode["env_path"] in self._without:
             return None
         replayed = replay(episode)
         if replayed is None:
@@ -112,29 +111,27 @@ class Worlds:
         self.drawn += 1
         return self._encode(episode["env_path"], replayed.frames)
 
-    def pictures(self) -> dict[int, bytes]:
-        """For each tile size in pixels, the PNG picture with all tiles."""
+    def images(self) -> dict[int, bytes]:
+        """For each tile size in pixels, the PNG image with all tiles."""
         return {size: atlas.png() for size, atlas in self._atlases.items()}
 
     def _encode(self, env_path: str, frames: Sequence[np.ndarray]) -> dict[str, Any]:
         shapes = {frame.shape for frame in frames}
-        if len(shapes) > 1:
-            return _as_pictures(frames)
         kind = (env_path, *shapes)
         if kind not in self._sizes:
-            self._sizes[kind] = choose_tile_size(frames)
+            self._sizes[kind] = choose_tile_size(frames) if len(shapes) == 1 else None
         size = self._sizes[kind]
         if size is None:
-            return _as_pictures(frames)
+            return _as_images(frames)
         return self._atlases.setdefault(size, Atlas(size)).encode(frames)
 
 
-def _as_pictures(frames: Sequence[np.ndarray]) -> dict[str, Any]:
+def _as_images(frames: Sequence[np.ndarray]) -> dict[str, Any]:
     """One PNG per distinct frame, and their keys in order."""
-    keys, pictures = [], {}
+    keys, images = [], {}
     for frame in frames:
         key = hashlib.blake2b(frame.tobytes(), digest_size=8).hexdigest()
-        if key not in pictures:
-            pictures[key] = "data:image/png;base64," + base64.b64encode(encode_png(frame)).decode("ascii")
+        if key not in images:
+            images[key] = png_uri(encode_png(frame))
         keys.append(f"world {key}")
-    return {"frames": keys, "pictures": pictures}
+    return {"frames": keys, "pictures": images}

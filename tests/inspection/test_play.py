@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from inspection.command import main
-from inspection.play.pictures import choose_way, draw
+from inspection.play.images import choose_way, draw
 from tests.fixtures.broken_envs import BROKEN
 from tests.inspection.test_check import GAME, write
 

@@ -79,7 +79,7 @@ def test_tiles_give_back_every_frame(env_path: str) -> None:
     worlds = Worlds(1)
     world = worlds.draw(episode)
     assert world is not None
-    (png,) = worlds.pictures().values()
+    (png,) = worlds.images().values()
     drawn = decode(world, np.asarray(Image.open(io.BytesIO(png)).convert("RGB")))
     assert all((a == b).all() for a, b in zip(drawn, replayed.frames, strict=True))
 
@@ -108,7 +108,7 @@ def test_a_replay_that_differs_from_the_record_says_so_and_is_not_drawn(change: 
     worlds = Worlds(5)
     world = worlds.draw(episode)
     assert world is not None and words in world["note"] and "first" not in world
-    assert worlds.pictures() == {}
+    assert worlds.images() == {}
 
 
 ENV = """

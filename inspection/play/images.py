@@ -1,4 +1,4 @@
-"""Writes an observation's pictures to files, and shows them in terminals that can."""
+"""Writes an observation's images to files, and shows them in terminals that can."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, TextIO
 from slime_verlog import ConfigError
 
 BLOCK_COLUMNS = 64
-"""Width of a picture drawn with half blocks; each character shows two pixels, one above the other."""
+"""Width of an image drawn with half blocks; each character shows two pixels, one above the other."""
 PIECE = 4096
 """Bytes of base64 per escape sequence of kitty's protocol."""
 
 
-class Pictures:
-    """Shows pictures one after another; their files are numbered."""
+class Images:
+    """Shows images one after another; their files are numbered."""
 
     def __init__(self, folder: Path, way: str, out: TextIO) -> None:
         self._folder, self._out = folder, out
@@ -26,7 +26,7 @@ class Pictures:
         self._count = 0
 
     def show(self, image: Any) -> str:
-        """Draw a picture, and return a text that names its file and size."""
+        """Draw an image, and return a text that names its file and size."""
         path = self._folder / f"picture_{self._count:04}.png"
         self._count += 1
         try:
@@ -53,7 +53,7 @@ def choose_way(environment: Mapping[str, str], is_terminal: bool) -> str:
 
 
 def draw(image: Any, way: str) -> str:
-    """Return the characters and escape sequences that draw the picture; empty for `file`."""
+    """Return the characters and escape sequences that draw the image; empty for `file`."""
     if way == "blocks":
         return half_blocks(image)
     if way not in ("kitty", "iterm"):
@@ -71,7 +71,7 @@ def draw(image: Any, way: str) -> str:
 
 
 def half_blocks(image: Any, columns: int = BLOCK_COLUMNS) -> str:
-    """Return the picture as rows of upper half blocks in true colour."""
+    """Return the image as rows of upper half blocks in true colour."""
     columns = min(columns, image.size[0])
     rows = max(2, round(image.size[1] * columns / image.size[0]) // 2 * 2)
     small = image.convert("RGB").resize((columns, rows))
