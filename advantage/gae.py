@@ -141,7 +141,8 @@ def _solve_inside(
             return scan_turns_by_decay(*given, d.gamma_token, lambdas)
         case "dual":
             return scan_turns(*given, d.gamma_token, d.token_decay)
-    raise ValueError(f"form must be dual, token, turn or bi_level, got {form!r}")
+        case _:
+            raise ValueError(f"form must be dual, token, turn or bi_level, got {form!r}")
 
 
 def scan_turn(values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor) -> TurnScan:

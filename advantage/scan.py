@@ -73,7 +73,8 @@ def scan_turns(
     rows.solve(turn_rewards.index_select(0, nonempty))
 
     entry = (values.index_select(0, first).double(), rows.first_advantages(), decay ** (last - first).double())
-    return TurnScan(*_per_turn(entry, nonempty, lengths), lambda carry: rows.finish(carry.index_select(0, nonempty)))
+    state, alone, reach = _per_turn(entry, nonempty, lengths)
+    return TurnScan(state, alone, reach, lambda carry: rows.finish(carry.index_select(0, nonempty)))
 
 
 def _per_turn(entries: Sequence[Tensor], nonempty: Tensor, lengths: Tensor) -> list[Tensor]:
@@ -106,7 +107,8 @@ def scan_turns_by_decay(
     nonempty = (lengths > 0).nonzero()[:, 0]
     first = (last - lengths + 1)[nonempty]
     entry = (values[first].double(), alone[first], reach[first])
-    return TurnScan(*_per_turn(entry, nonempty, lengths), finish)
+    state, alone, reach = _per_turn(entry, nonempty, lengths)
+    return TurnScan(state, alone, reach, finish)
 
 
 class _Rows:

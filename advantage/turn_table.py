@@ -134,9 +134,10 @@ def decode_row(vector: object) -> TurnRow:
     """Read the row that `encode_row` wrote; raises TurnTableError for any other or damaged vector."""
     if not isinstance(vector, Tensor | np.ndarray):
         raise TurnTableError(f"expected a float64 vector, got {type(vector).__name__}")
-    if vector.dtype not in (torch.float64, np.float64) or vector.ndim != 1:
-        raise TurnTableError(f"expected a float64 vector, got {vector.dtype} of shape {tuple(vector.shape)}")
-    data: list[float] = cast(Any, vector).tolist()
+    array: Any = vector
+    if array.dtype not in (torch.float64, np.float64) or array.ndim != 1:
+        raise TurnTableError(f"expected a float64 vector, got {array.dtype} of shape {tuple(array.shape)}")
+    data: list[float] = array.tolist()
     if not data or data[0] != _MAGIC:
         raise TurnTableError("it does not start with the turn table's magic number")
     if len(data) < _HEAD or data[1] != _VERSION:

@@ -185,7 +185,7 @@ def _play(
     while not done and len(turns) < limit:
         messages: list[dict[str, Any]]
         if getattr(env, "whole_prompts", False):
-            messages = list(env.format_observation(observation))
+            messages = list(map(dict, env.format_observation(observation)))
         else:
             messages = build_messages(
                 memory, env.instruction_prompt, list(past), observation, len(turns), env.answer_format

@@ -10,7 +10,7 @@ from typing import Any
 
 from envs.base import describe_task, read_env_settings
 from envs.errors import ConfigError, did_you_mean
-from envs.swe.instances import Instance, load_instances
+from envs.swe.verdict.instances import Instance, load_instances
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
 from envs.swe.sandbox.supervise import Limits
 from envs.swe.sandbox.workspace import Workspace

@@ -13,7 +13,7 @@ from typing import Any
 
 from envs.errors import SlimeVerlogError
 from envs.swe.env import SWEEnv, SWESettings, check_machine, make_env
-from envs.swe.instances import load_instances
+from envs.swe.verdict.instances import load_instances
 from envs.swe.shell import Finding
 from envs.swe.small_tasks import SMALL_TASKS
 from envs.swe.verdict.calibration import load_plan

@@ -10,7 +10,7 @@ import pytest
 
 from envs.errors import ConfigError
 from envs.swe import build_env
-from envs.swe.instances import load_instances, read_instance
+from envs.swe.verdict.instances import load_instances, read_instance
 from tests.envs.honest_variants import ORDERS
 from tests.envs.orders_repository import ROW, orders_options
 from tests.envs.tiny_repository import call, needs_sandbox, tiny_instance

@@ -11,7 +11,7 @@ import pytest
 
 from envs.errors import ConfigError, MissingDependencyError
 from envs.loading import build_env_from
-from envs.swe.instances import load_instances, read_instance
+from envs.swe.verdict.instances import load_instances, read_instance
 from envs.swe.verdict.trees import building, commit_all, pristine_tree
 from tests.envs.tiny_repository import ROW, TASK, tiny_options
 

@@ -200,7 +200,7 @@ class _Run:
 
     def finish(self) -> None:
         """Read what the dead processes left in the pipes, and close them."""
-        for fd in {*self.open} - {self.in_fd}:
+        for fd in {key.fd for key in self.open.values()} - {self.in_fd}:
             while self._read(fd):
                 pass
         self.selector.close()

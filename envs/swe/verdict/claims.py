@@ -232,8 +232,10 @@ def _raising_call(call: ast.Call) -> Iterator[Claim]:
     if len(call.args) <= extra or not (expected := _exception(call)):
         return
     function = call.args[extra]
-    plain = isinstance(function, ast.Lambda) and not function.args.args
-    observed = function.body if plain else ast.Call(function, call.args[extra + 1 :], call.keywords)
+    if isinstance(function, ast.Lambda) and not function.args.args:
+        observed = function.body
+    else:
+        observed = ast.Call(function, call.args[extra + 1 :], call.keywords)
     yield Claim("raises", observed, expected)
 
 

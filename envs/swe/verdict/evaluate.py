@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from envs.swe.instances import Instance
+from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.probe_files import TRUTHS, Probe, probe_files
 from envs.swe.verdict.runs import JudgeSettings, TestRun, files_of, run_pytest, run_tests
 from envs.swe.verdict.trees import (

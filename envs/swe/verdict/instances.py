@@ -17,7 +17,7 @@ _DRAW = "DRAW_ARGUMENTS"
 """Our own column."""
 
 
-class Instance(Settings):
+class Instance(Settings, frozen=True):
     """One task: the tree at `base_commit` of `repo`, the statement, and the tests that decide.
 
     `patch` is the reference solution (never shown), `test_patch` what the tests' files get before judging;
