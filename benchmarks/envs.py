@@ -76,7 +76,15 @@ ROWS = [
         extra="scienceworld",
         answers=("look around", "wait1"),
     ),
-    Row("envs.tools", "python", None, {"tools": "tests.envs.toolbox:add", **_ASKED}, ("jsonschema",), "tools", _ADD),
+    Row(
+        "envs.tools",
+        "python",
+        None,
+        {"tools": "tests.envs.tools.toolbox:add", **_ASKED},
+        ("jsonschema",),
+        "tools",
+        _ADD,
+    ),
     Row(
         "envs.tools",
         "mcp",

@@ -24,13 +24,13 @@ EXAMPLES = REPOSITORY / "docs" / "examples"
 RUN_BY = {
     r"bash scripts/(install|run_tests)\.sh.*|source \.venv/bin/activate": "tests/scripts/test_job.py",
     r"bash scripts/run_quickstart\.sh": "tests/embedded/test_quickstart.py",
-    r"bash scripts/run_ablation\.sh .*|python -m embedded\.studies\.run .*": "tests/embedded/test_ablation.py",
+    r"bash scripts/run_ablation\.sh .*|python -m embedded\.studies\.run .*": "tests/embedded/studies/test_ablation.py",
     r"bash scripts/run_\w+\.sh --dry-run": "tests/scripts/test_run_scripts.py",
     r"bash scripts/run_\w+\.sh --flat": "tests/scripts/test_flat.py",
     r"python -m inspection\.demonstrations .*": "tests/inspection/test_demonstrations.py",
-    r"python -m envs\.swe\.validate .*": "tests/envs/test_swe_validate.py",
-    r"slime-verlog (check|play) custom_configs/agent\.yaml": "tests/envs/test_agent_programs.py",
-    r"slime-verlog (check|play) custom_configs/tools_mcp\.yaml": "tests/envs/test_mcp_tools.py",
+    r"python -m envs\.swe\.validate .*": "tests/envs/swe/test_swe_validate.py",
+    r"slime-verlog (check|play) custom_configs/agent\.yaml": "tests/envs/agent/test_agent_programs.py",
+    r"slime-verlog (check|play) custom_configs/tools_mcp\.yaml": "tests/envs/tools/test_mcp_tools.py",
     r"slime-verlog serve-env .*": "tests/inspection/test_serve_env.py",
     r"slime-verlog export .*": "tests/inspection/test_export.py",
 }

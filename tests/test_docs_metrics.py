@@ -1,4 +1,4 @@
-"""docs/metrics.md explains every number that a run logs. `tests/embedded/test_trainer.py` adds the trainer's."""
+"""docs/metrics.md explains every number that a run logs; the trainer's are in `embedded/trainer/test_trainer.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.transcript import Transcript
 from rollout.turn import StopReason
 from tests.fixtures.metrics_page import PAGE, unexplained
-from tests.rollout.test_metrics import IDLE, segment
+from tests.rollout.play.test_metrics import IDLE, segment
 
 REPOSITORY = Path(__file__).parents[1]
 FOLDERS = ("rollout", "advantage", "embedded", "inspection")

@@ -10,7 +10,6 @@ from typing import Any
 
 from envs.base import describe_task, read_env_settings
 from envs.errors import ConfigError, did_you_mean
-from envs.swe.verdict.instances import Instance, load_instances
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
 from envs.swe.sandbox.supervise import Limits
 from envs.swe.sandbox.workspace import Workspace
@@ -19,6 +18,7 @@ from envs.swe.small_tasks import small_instance
 from envs.swe.tools import Workbench, harmless
 from envs.swe.verdict.calibration import load_plan
 from envs.swe.verdict.evaluate import Verdict, evaluate
+from envs.swe.verdict.instances import Instance, load_instances
 from envs.swe.verdict.runs import JudgeSettings, source_roots
 from envs.swe.verdict.trees import default_cache, pristine_tree
 from slime_verlog import Field

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rollout.tokens.pictures import png_uri
 
 from envs.base import make_image
 from inspection.view.replay import can_replay, replay
+from rollout.tokens.image_files import png_uri
 
 _TILES_PER_ROW = 32
 _SIZES = range(8, 65)

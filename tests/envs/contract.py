@@ -57,15 +57,15 @@ class Case:
         return random.Random(seed).choices(self.answers or list(env.actions), k=count)
 
 
-_TEXT_WORLDS = "tests.envs.text_worlds"
+_TEXT_WORLDS = "tests.envs.textworld.text_worlds"
 _COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "take all", "open chest")
 
 _MCP_SERVER = str(Path(__file__).parents[1] / "fixtures" / "mcp_server.py")
 _AGENT = str(Path(__file__).parents[1] / "fixtures" / "agent_program.py")
-_TOOLS = ["tests.envs.toolbox:add", "tests.envs.toolbox:Counter"]
+_TOOLS = ["tests.envs.tools.toolbox:add", "tests.envs.tools.toolbox:Counter"]
 _MCP = [{"mcp": {"command": [sys.executable, _MCP_SERVER], "include": ["add"], "deterministic": True}}]
 _SUMS = [{"question": f"What is {k} + {k}?", "answer": str(2 * k)} for k in range(9)]
-_OPENENV = "tests.envs.openenv_worlds"
+_OPENENV = "tests.envs.openenv.openenv_worlds"
 _ANGLES = [{"problem": f"Find the angle beside {k}.", "answer": str(180 - k)} for k in range(9)]
 _TOOL_ANSWERS = ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "It is 4.")
 _GUESSES = ('<tool_call>{"name": "guess", "arguments": {"number": 1}}</tool_call>', "I give up.")
@@ -151,7 +151,7 @@ CASES = [
         fuzzed_answers=40,
     ),
     Case(
-        "tests.envs.tiny_repository",
+        "tests.envs.swe.tiny_repository",
         "shop_total",
         {"max_steps": 60},
         answers=("view", "view shop/prices.py 2 4", "view tests", "view README.md"),

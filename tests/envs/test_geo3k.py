@@ -15,7 +15,7 @@ from envs import geo3k
 from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import build_env_from
 from envs.questions import ParquetRows
-from tests.envs.test_tool_env import call
+from tests.envs.tools.test_tool_env import call
 
 pytest.importorskip("math_verify", reason="math-verify is not installed; pip install 'math-verify[antlr4_13_2]'")
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed; pip install pyarrow enables this test")
@@ -132,7 +132,7 @@ def test_the_tool_checks_before_the_final_answer() -> None:
 def test_check_adds_the_checking_tool_and_the_sample_chooses_the_others() -> None:
     listed = [{"type": "function", "function": {"name": "calc_geo3k_reward"}}, "add"]
     for check, names in (("answer", ["add"]), ("tool", ["calc_score", "add"])):
-        env = build(sample(metadata={"tools": listed}), check=check, tools=["tests.envs.toolbox"])
+        env = build(sample(metadata={"tools": listed}), check=check, tools=["tests.envs.tools.toolbox"])
         env.reset()
         assert [schema["function"]["name"] for schema in env.tools] == names
 

@@ -11,7 +11,7 @@ from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.gymnasium_text import GymnasiumText
 from envs.loading import build_env_from
 
-WORLDS = "tests.envs.text_worlds"
+WORLDS = "tests.envs.textworld.text_worlds"
 CORRIDOR, ECHO = f"{WORLDS}:Corridor", f"{WORLDS}:Echo"
 
 

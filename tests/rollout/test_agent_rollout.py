@@ -18,7 +18,7 @@ from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.play.slots import make_slots, slots_state
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import StopReason
-from tests.envs.test_agent import options
+from tests.envs.agent.test_agent import options
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine

@@ -17,14 +17,14 @@ from rollout.errors import EncodingError
 from rollout.fixed_turn import collect
 from rollout.generate import generate
 from rollout.play.runtime import close_runtimes
-from tests.envs.test_tool_env import call
+from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.tokenizers import real_tokenizer
 
 ENV = {
-    "tools": ["tests.envs.toolbox:add", "tests.envs.toolbox:Counter"],
+    "tools": ["tests.envs.tools.toolbox:add", "tests.envs.tools.toolbox:Counter"],
     "data": [{"question": "What is 2 + 3?", "answer": "5"}],
     "grader": "exact",
     "max_steps": 6,

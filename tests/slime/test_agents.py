@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.envs.test_agent import PROGRAM
+from tests.envs.agent.test_agent import PROGRAM
 from tests.slime.cpu.harness import Slime
 
 SCRIPT = Path(__file__).parent / "cpu" / "agent_adapter.py"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 
-from tests.envs.math_answers import ANSWERS
+from tests.envs.questions.math_answers import ANSWERS
 from tests.slime.cpu.harness import Slime
 
 # The module is loaded by its path: its package would import Ray and the rest of slime.

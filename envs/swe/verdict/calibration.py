@@ -18,9 +18,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from envs.errors import ConfigError
-from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.encoding import loosely
 from envs.swe.verdict.evaluate import Expected, Plan, ProbeRun, Report, run_probes
+from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.probe_files import TRUTHS, Probe, top_level_names
 from envs.swe.verdict.runs import JudgeSettings, TestRun, run_tests
 from envs.swe.verdict.trees import (

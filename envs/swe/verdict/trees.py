@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from envs.errors import ConfigError, MissingDependencyError
-from envs.swe.verdict.instances import Instance
 from envs.swe.sandbox.usage import walk
 from envs.swe.sandbox.workspace import copy_tree, open_plain, process_folder, remove_tree
+from envs.swe.verdict.instances import Instance
 
 MAX_FILES = 2000
 MAX_BYTES = 32 << 20

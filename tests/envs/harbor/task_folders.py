@@ -11,7 +11,7 @@ from typing import Any
 
 from envs.harbor import HarborEnv
 from envs.loading import build_env_from
-from tests.envs.tiny_repository import needs_sandbox
+from tests.envs.swe.tiny_repository import needs_sandbox
 
 DOCKERFILE = "FROM ubuntu:24.04\nWORKDIR /app\n"
 TEST = """\

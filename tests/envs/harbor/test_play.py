@@ -19,7 +19,7 @@ import yaml
 from envs.errors import ConfigError
 from inspection.command import main
 from tests.envs.harbor.task_folders import SUBMIT, make_image, make_task, play, run, start
-from tests.envs.tiny_repository import needs_sandbox
+from tests.envs.swe.tiny_repository import needs_sandbox
 
 ROOT = Path(__file__).parents[3]
 CONFIG = str(ROOT / "custom_configs" / "harbor.yaml")

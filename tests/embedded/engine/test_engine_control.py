@@ -1,0 +1,137 @@
+"""A running engine is told to abort, to pause and to load new weights, and answers those who poll it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embedded.engine.engine import EngineOptions
+from embedded.engine.server import EngineServer
+from embedded.warmstart.policy import build_policy, save_policy
+from rollout.play.engine import parse_generation
+from tests.embedded.conftest import SIZE, sharpen
+from tests.embedded.engine.test_engine import generate, get, post, prompts, reference_log_probs
+
+
+async def test_an_aborted_request_returns_the_tokens_it_has(policy_folder: Path) -> None:
+    with EngineServer(EngineOptions(model_path=str(policy_folder), max_running_requests=2)) as server:
+        decode, steps = server.engine.decoder.decode, asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def slow_decode(*args: Any) -> torch.Tensor:
+            loop.call_soon_threadsafe(steps.set)
+            return decode(*args)
+
+        server.engine.decoder.decode = slow_decode
+        body = {"sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+        asked = [
+            asyncio.create_task(post(server, "/generate", {**body, "input_ids": [1, 2, i], "rid": f"r{i}"}))
+            for i in range(3)
+        ]
+        await steps.wait()
+        assert (await post(server, "/abort_request", {"rid": "r0"}))[0] == 200
+        first = (await asked[0])[1]
+        assert (await post(server, "/abort_request", {"abort_all": True}))[0] == 200
+        rest = [(await task)[1] for task in asked[1:]]
+        for answer in [first, *rest]:
+            meta = answer["meta_info"]
+            assert meta["finish_reason"]["type"] == "abort"
+            assert meta["completion_tokens"] == len(answer["output_ids"]) < 200
+            assert len(meta["output_token_logprobs"]) == meta["completion_tokens"]
+        assert first["output_ids"]
+        assert parse_generation(first).finish_reason == "abort"
+        assert (await generate(server, [1, 2, 3]))["output_ids"]
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+async def test_a_paused_request_continues_where_it_stopped(server: EngineServer, mode: str) -> None:
+    ids, params = prompts(1, seed=4)[0], {"seed": 5, "max_new_tokens": 150, "ignore_eos": True}
+    whole = await generate(server, ids, **params)
+    task = asyncio.create_task(generate(server, ids, **params))
+    while server.engine.scheduler.load()["num_running_reqs"] == 0 and not task.done():
+        await asyncio.sleep(0)
+    assert (await post(server, "/pause_generation", {"mode": mode}))[0] == 200
+    await asyncio.sleep(0.05)
+    assert (await post(server, "/continue_generation", {}))[0] == 200
+    assert (await task)["output_ids"] == whole["output_ids"]
+
+
+async def test_a_paused_engine_flushes_its_cache_while_requests_wait(
+    server: EngineServer,
+) -> None:
+    """A trainer pauses, flushes and updates while rollouts keep sending requests; SGLang holds those back too."""
+    assert (await post(server, "/pause_generation", {"mode": "abort"}))[0] == 200
+    ask = lambda: asyncio.create_task(generate(server, prompts(1)[0], max_new_tokens=4, ignore_eos=True))
+    task = ask()
+    while not server.engine.scheduler.load()["num_waiting_reqs"]:
+        task = ask() if task.done() else task  # the abort also ends what arrives before the worker sees it
+        await asyncio.sleep(0.01)
+    assert not task.done() and (await get(server, "/flush_cache"))[0] == 200
+    assert (await post(server, "/continue_generation", {}))[0] == 200
+    assert len((await task)["output_ids"]) == 4
+
+
+async def test_new_weights_raise_the_version_and_are_served(
+    policy_folder: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    torch.manual_seed(5)
+    other = sharpen(build_policy(tokenizer, SIZE, seed=9))
+    save_policy(other, tokenizer, tmp_path)
+    ids = prompts(1)[0]
+    with EngineServer(EngineOptions(model_path=str(policy_folder))) as server:
+        before = await generate(server, ids, seed=1)
+        assert server.update_weights(other.state_dict()) == "1"
+        after = await generate(server, ids, seed=1)
+        assert (before["meta_info"]["weight_version"], after["meta_info"]["weight_version"]) == ("0", "1")
+        assert after["meta_info"]["cached_tokens"] == 0
+        found = [entry[0] for entry in after["meta_info"]["output_token_logprobs"]]
+        assert found == pytest.approx(reference_log_probs(other, ids, after["output_ids"], 1.0), abs=1e-4)
+        body = {"model_path": str(policy_folder), "weight_version": "step-7"}
+        assert (await post(server, "/update_weights_from_disk", body))[1]["success"]
+        assert (await get(server, "/get_weight_version"))[1] == {"weight_version": "step-7"}
+        again = await generate(server, ids, seed=1)
+        assert again["output_ids"] == before["output_ids"]
+        assert again["meta_info"]["weight_version"] == "step-7"
+
+
+async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
+    server: EngineServer, tokenizer: Any, tmp_path: Path
+) -> None:
+    ids = prompts(1)[0]
+    before = await generate(server, ids, seed=2)
+    status, answer = await post(server, "/update_weights_from_disk", {"model_path": str(tmp_path / "nowhere")})
+    assert status == 400 and not answer["success"] and "no config.json" in answer["message"]
+    deeper = type(SIZE)(layers=3, hidden=32, heads=4, kv_heads=2, ffn=64, context=256)
+    save_policy(build_policy(tokenizer, deeper), tokenizer, tmp_path)
+    status, answer = await post(server, "/update_weights_from_disk", {"model_path": str(tmp_path)})
+    assert status == 400 and "another model" in answer["message"]
+    after = await generate(server, ids, seed=2)
+    assert after["output_ids"] == before["output_ids"]
+    assert after["meta_info"]["weight_version"] == before["meta_info"]["weight_version"]
+
+
+async def test_a_client_that_disconnects_frees_its_place(policy_folder: Path) -> None:
+    with EngineServer(EngineOptions(model_path=str(policy_folder), max_running_requests=1)) as server:
+        server.engine.scheduler.pause("in_place")
+        task = asyncio.create_task(generate(server, [1, 2], max_new_tokens=250, ignore_eos=True))
+        while server.engine.scheduler.load()["num_waiting_reqs"] == 0:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        while server.engine.scheduler.load()["num_waiting_reqs"]:
+            await asyncio.sleep(0.01)
+        server.engine.scheduler.resume()
+        assert (await generate(server, [1, 2]))["output_ids"]
+
+
+async def test_the_endpoints_that_a_trainer_polls_answer(server: EngineServer) -> None:
+    assert (await get(server, "/health_generate"))[0] == 200
+    info = (await get(server, "/get_model_info"))[1]
+    assert info["model_path"] and info["is_generation"] and info["weight_version"]
+    assert (await get(server, "/model_info"))[1] == info
+    assert (await get(server, "/server_info"))[1]["tp_size"] == 1
+    assert (await get(server, "/v1/loads?include=core"))[1]["loads"][0]["num_running_reqs"] == 0
+    assert (await get(server, "/workers"))[1]["workers"][0]["url"] == server.url

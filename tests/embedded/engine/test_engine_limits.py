@@ -1,0 +1,215 @@
+"""The embedded engine against clients that send invalid, huge or incomplete requests, and against remote clients."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from embedded.engine.engine import EngineOptions
+from embedded.engine.routes import CONTROL, is_local, refusal
+from embedded.engine.server import EngineServer
+from embedded.warmstart.policy import build_policy, save_policy
+from tests.embedded.conftest import SIZE
+from tests.embedded.engine.test_engine import generate, get, post
+
+NAN, HUGE = float("nan"), 10**400
+
+
+def sampled(**params: Any) -> dict[str, Any]:
+    return {"input_ids": [1], "sampling_params": params}
+
+
+IMPOSSIBLE: list[tuple[str, Any, str]] = [
+    ("/generate", sampled(temperature=NAN), "temperature"),
+    ("/generate", sampled(temperature=float("inf")), "temperature"),
+    ("/generate", sampled(temperature=HUGE), "temperature"),
+    ("/generate", sampled(top_p=NAN), "top_p"),
+    ("/generate", sampled(top_k=HUGE), "top_k"),
+    ("/generate", sampled(logit_bias={"²": 1.0}), "keys are token ids"),
+    ("/generate", sampled(logit_bias={"1" * 5000: 1.0}), "keys are token ids"),
+    ("/generate", sampled(logit_bias={"1": NAN}), "must be a finite number"),
+    ("/generate", sampled(logit_bias={"1": 1e39}), "must be at most 10000"),
+    ("/generate", sampled(logit_bias={str(k): 1.0 for k in range(2000)}), "at most 1024"),
+    ("/generate", sampled(stop=""), "1 to 1024 characters"),
+    ("/generate", sampled(stop=["x" * 2000]), "1 to 1024 characters"),
+    ("/generate", sampled(stop=["x"] * 100), "at most 64"),
+    ("/generate", sampled(stop_token_ids=list(range(100))), "at most 64"),
+    ("/generate", {"input_ids": [1], "rid": 5}, "rid must be"),
+    ("/generate", {"input_ids": [1], "rid": [5]}, "rid must be"),
+    ("/generate", {"input_ids": [1], "rid": "x" * 1000}, "rid must be"),
+    ("/generate", {"input_ids": [[1]] * 2000}, "1 to 1024 prompts"),
+    ("/generate", {"input_ids": [[1], 3]}, "list of integers"),
+    ("/generate", {"text": []}, "1 to 1024 prompts"),
+    ("/generate", {"text": "x" * 100_000}, "cannot fit the context"),
+    ("/generate", {"text": "half a \ud800 character"}, "surrogate pair at character 7"),
+    ("/abort_request", {"rid": 5}, "rid must be"),
+    ("/abort_request", {"rid": ["a"]}, "rid must be"),
+    ("/pause_generation", {"mode": ["abort"]}, "mode must be"),
+    ("/update_weights_from_disk", {"model_path": "a\0b"}, "model_path must be"),
+    ("/update_weights_from_disk", {"model_path": "nowhere", "weight_version": 7}, "weight_version must be"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "said"), IMPOSSIBLE, ids=[f"{k}-{c[2]}" for k, c in enumerate(IMPOSSIBLE)])
+async def test_an_impossible_request_is_refused_and_the_engine_goes_on(
+    server: EngineServer, path: str, body: Any, said: str
+) -> None:
+    status, answer = await post(server, path, body)
+    assert status == 400
+    assert said in answer["error"]["message"] and len(answer["error"]["message"]) <= 2000
+    assert (await generate(server, [1, 2, 3]))["output_ids"]
+
+
+RAW = {
+    "cut": b'{"input_ids": [1',
+    "deep lists": b"[" * 100_000,
+    "deep prompt": b'{"input_ids": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "deep parameters": b'{"input_ids": [1], "sampling_params": {"stop": ' + b"[" * 900 + b"]" * 900 + b"}}",
+    "endless number": b'{"input_ids": [' + b"1" * 10_000 + b"]}",
+    "no text": b"\xff\xfe\x00garbage",
+    "many bytes": b'{"input_ids": [' + b"1," * (5 << 20) + b"1]}",
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+async def test_a_body_that_is_cut_deep_or_large_is_refused(server: EngineServer, name: str) -> None:
+    async with aiohttp.ClientSession() as session, session.post(server.url + "/generate", data=RAW[name]) as response:
+        assert response.status == (413 if name == "many bytes" else 400)
+    assert (await get(server, "/health"))[0] == 200
+
+
+def test_only_loopback_addresses_and_unix_sockets_are_local() -> None:
+    assert all(map(is_local, ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "", None)))
+    assert not any(map(is_local, ("192.0.2.7", "::ffff:192.0.2.7", "fe80::1%eth0", "localhost.example")))
+
+
+def test_every_control_request_of_a_remote_client_needs_the_key() -> None:
+    for path in CONTROL:
+        assert refusal(path, "192.0.2.7", None, None).status == 403
+        for wrong in (None, "", "secret", "Bearer", "Bearer secre", "Bearer sécret", "bearer secret"):
+            assert refusal(path, "192.0.2.7", wrong, "secret").status == 401
+        assert refusal(path, "192.0.2.7", "Bearer secret", "secret") is None
+        assert refusal(path, "127.0.0.1", None, "secret") is None
+    assert refusal("/generate", "192.0.2.7", None, "secret") is None
+
+
+async def test_a_client_on_another_address_is_served_but_controls_nothing(policy_folder: Path) -> None:
+    address = next((a for a in _addresses() if not a.startswith("127.")), None)
+    if address is None:
+        pytest.skip("this machine has no other address than loopback")
+    options = EngineOptions(model_path=str(policy_folder), host="0.0.0.0", admin_api_key="secret")
+    with EngineServer(options) as server:
+        url = f"http://{address}:{server.port}"
+        async with aiohttp.ClientSession() as session:
+            body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}}
+            assert (await session.post(url + "/generate", json=body)).status == 200
+            assert (await session.post(url + "/pause_generation", json={})).status == 401
+            key = {"Authorization": "Bearer secret"}
+            assert (await session.post(url + "/pause_generation", json={}, headers=key)).status == 200
+            assert (await session.post(url + "/continue_generation", json={})).status == 401
+            assert (await session.post(f"http://127.0.0.1:{server.port}/continue_generation", json={})).status == 200
+
+
+def _addresses() -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))  # sends nothing; the kernel only chooses an address
+            return [probe.getsockname()[0]]
+        except OSError:
+            return []
+
+
+async def test_a_text_that_takes_long_to_tokenize_leaves_the_loop_free(
+    server: EngineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(text: str) -> list[int]:
+        began.set()
+        assert go_on.wait(60)
+        return [1, 2]
+
+    monkeypatch.setattr(server.engine.tokenizer, "encode", slow)
+    task = asyncio.create_task(post(server, "/generate", {"text": "x", "sampling_params": {"max_new_tokens": 2}}))
+    await asyncio.to_thread(began.wait, 60)
+    assert (await get(server, "/health"))[0] == 200
+    go_on.set()
+    assert (await task)[0] == 200
+
+
+async def test_loading_weights_leaves_the_loop_free_and_requests_wait_for_the_new_ones(
+    policy_folder: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    save_policy(build_policy(tokenizer, SIZE, seed=9), tokenizer, tmp_path)
+    with EngineServer(EngineOptions(model_path=str(policy_folder))) as server:
+        began, go_on, load = threading.Event(), threading.Event(), server.engine.decoder.load_weights
+
+        def slow(state: Any) -> None:
+            began.set()
+            assert go_on.wait(60)
+            load(state)
+
+        server.engine.decoder.load_weights = slow
+        update = asyncio.create_task(post(server, "/update_weights_from_disk", {"model_path": str(tmp_path)}))
+        await asyncio.to_thread(began.wait, 60)
+        asked = asyncio.create_task(generate(server, [1, 2, 3]))
+        while server.engine.scheduler.load()["num_waiting_reqs"] == 0:
+            await asyncio.sleep(0.01)
+        assert (await get(server, "/health"))[0] == 200
+        go_on.set()
+        assert (await update)[1]["success"]
+        assert (await asked)["meta_info"]["weight_version"] == "1"
+
+
+@pytest.fixture
+def impatient(policy_folder: Path) -> Iterator[EngineServer]:
+    with EngineServer(EngineOptions(model_path=str(policy_folder), idle_timeout_s=1.0)) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"POST /gener", b"POST /generate HTTP/1.1\r\nHost: x\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"],
+    ids=["nothing", "half a line", "half a header", "idle after a request"],
+)
+async def test_a_connection_without_a_whole_request_is_closed(impatient: EngineServer, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
+    writer.write(sent)
+    await asyncio.wait_for(reader.read(), 30)  # returns when the engine closes the connection
+    writer.close()
+
+
+async def test_a_slow_header_does_not_keep_a_connection_open(impatient: EngineServer) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
+
+    async def trickle() -> None:
+        for byte in b"POST /generate HTTP/1.1\r\nX: " + b"y" * 1000:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.1)
+
+    task = asyncio.create_task(trickle())
+    await asyncio.wait_for(reader.read(), 30)
+    task.cancel()
+    writer.close()
+
+
+async def test_a_body_that_never_ends_is_answered_with_408(impatient: EngineServer) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
+    writer.write(b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"input')
+    assert b" 408 " in await asyncio.wait_for(reader.readline(), 30)
+    writer.close()
+
+
+async def test_a_request_that_takes_longer_than_the_idle_limit_is_answered(impatient: EngineServer) -> None:
+    impatient.engine.scheduler.pause("in_place")
+    task = asyncio.create_task(generate(impatient, [1, 2]))
+    await asyncio.sleep(3.0)
+    impatient.engine.scheduler.resume()
+    assert (await task)["output_ids"]

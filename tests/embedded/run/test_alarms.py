@@ -1,0 +1,124 @@
+"""Alarms of a run: raised once, with what to try; and what is warned of before training begins."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+
+from embedded.arguments import EmbeddedFlags
+from embedded.run.alarms import LIMITS, PATIENCE, Alarms, warnings_of
+from embedded.run.ending import judge, next_step
+from embedded.warmstart.demonstrations import Demonstration
+from embedded.warmstart.imitation import Imitation, statistics_of
+from slime_verlog import read_settings
+
+METRICS = Path(__file__).parents[3] / "docs" / "metrics.md"
+HEALTHY = {"train/actor_trains": 1.0, "turn/valid_action_ratio": 0.98, "actor/ref_kl": 0.2}
+
+
+def test_a_metric_that_stays_outside_its_range_is_reported_once_with_what_to_try() -> None:
+    alarms, said = Alarms(), []
+    for update in range(40):
+        said.append(alarms.watch(update, {**HEALTHY, "actor/ref_kl": 0.95, "turn/valid_action_ratio": 0.79}))
+    assert [len(sentences) for sentences in said] == [0] * (PATIENCE - 1) + [2] + [0] * (40 - PATIENCE)
+    valid, kl = said[PATIENCE - 1]
+    assert "(turn/valid_action_ratio) is 0.79 after 4 updates" in valid and "healthy is 0.95 to 1: read the" in valid
+    assert "(actor/ref_kl) is 0.95" in kl and "lower the learning rate (--set-flag lr=1e-4)" in kl
+    assert set(alarms.raised) == {"turn/valid_action_ratio", "actor/ref_kl"}
+
+
+def test_a_single_bad_batch_a_frozen_actor_and_missing_metrics_raise_nothing() -> None:
+    alarms, bad = Alarms(), {**HEALTHY, "actor/ref_kl": 0.95}
+    for update in range(3 * PATIENCE):
+        assert not alarms.watch(update, bad if update % PATIENCE else HEALTHY)
+        assert not alarms.watch(update, {**bad, "train/actor_trains": 0.0})
+        assert not alarms.watch(update, {"train/actor_trains": 1.0})
+
+
+def test_nan_is_outside_every_range() -> None:
+    assert not any(limit.holds(math.nan) for limit in LIMITS)
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.metric)
+def test_the_page_of_metrics_has_every_bound(limit: Any) -> None:
+    bound = f"below {limit.lowest:g}" if limit.highest in (1.0, math.inf) else f"above {limit.highest:g}"
+    assert f"| `{limit.metric}` | {bound} |" in METRICS.read_text()
+
+
+def flags(**given: Any) -> EmbeddedFlags:
+    return read_settings(EmbeddedFlags, {"hf_checkpoint": "", "num_rollout": 40, **given})
+
+
+GOOD = Imitation(0.1, 100, 20, mean_turns=38.0)
+
+
+@pytest.mark.parametrize(
+    ("imitation", "given", "n_env", "sentence"),
+    [
+        (GOOD, {}, 32, None),
+        (Imitation(0.1, 1, 1, same_thoughts=1.0), {}, 32, "in 100% of the demonstrated episodes, the thought never"),
+        (Imitation(0.1, 1, 1, unfinished=0.8), {}, 32, "80% of the demonstrated games were cut before their end"),
+        (Imitation(0.1, 1, 1, mean_turns=60), {}, 32, "an episode has 60 turns and each of the 32 slots plays 8 per"),
+        (Imitation(0.1, 1, 1, mean_turns=60), {}, 8, None),
+        (GOOD, {"num_rollout": 8, "num_critic_only_steps": 4}, 32, "only 4 of 8 updates train the policy"),
+        (GOOD, {"num_rollout": 6, "num_critic_only_steps": 6}, 32, "all 6 updates train the critic alone"),
+        (GOOD, {"num_rollout": 12, "num_critic_only_steps": 6, "advantage_estimator": "grpo"}, 32, None),
+    ],
+)
+def test_what_will_keep_a_run_from_learning_is_said_before_it_begins(
+    imitation: Imitation, given: dict[str, Any], n_env: int, sentence: str | None
+) -> None:
+    found = list(warnings_of(imitation, flags(**given), n_env))
+    assert len(found) == (sentence is not None) and (sentence is None or sentence in found[0])
+
+
+def test_demonstrations_are_counted_by_episode() -> None:
+    episode = lambda seed, thoughts, finished: [
+        Demonstration([], f"THINK: {thought}\nACTION: go {k}", "t", seed, k, finished=finished)
+        for k, thought in enumerate(thoughts)
+    ]
+    turns = [*episode(1, "aaa", True), *episode(2, "ab", False), *episode(3, "a", True)]
+    assert statistics_of(turns) == {"mean_turns": 2.0, "unfinished": 1 / 3, "same_thoughts": 0.5}
+
+
+def played(wins: int, n: int, first: int = 0) -> list[dict[str, Any]]:
+    return [{"task_name": "t", "seed": first + k, "success": k < wins, "return": 0.1 * (k < wins)} for k in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (played(6, 128), played(6, 128), "no significant change"),
+        (played(60, 128), played(126, 128), "improved"),
+        (played(126, 128), played(60, 128), "worse"),
+        (played(0, 4), played(4, 4), "4 held-out episodes are too few to tell"),
+        (played(0, 40), played(0, 40), "no significant change"),
+    ],
+)
+def test_the_verdict_needs_two_standard_errors_of_the_paired_difference(
+    before: list[dict[str, Any]], after: list[dict[str, Any]], verdict: str
+) -> None:
+    found = judge(before, after)
+    assert found["verdict"] == verdict and found["sentence"].startswith(verdict)
+    low, high = found["interval"]
+    assert low <= found["change"] <= high
+
+
+def test_the_verdict_names_both_results_and_their_errors() -> None:
+    sentence = judge(played(6, 128), played(6, 128))["sentence"]
+    assert sentence.startswith("no significant change: win rate 0.047 ± 0.019 before, 0.047 ± 0.019 after; change +0.0")
+    assert judge(played(0, 20), played(0, 20))["measure"] == "return"
+
+
+def test_the_next_step_begins_with_the_alarms() -> None:
+    summary = {"alarms": {}, "win_rate_before": {"mean": 0.1}, "win_rate_after": {"mean": 0.1}, "updates": 12}
+    assert next_step({**summary, "actor_updates": 6}) == "train longer: --updates 60, in another --out"
+    assert "no held-out episode was ever won" in next_step(
+        {**summary, "actor_updates": 60, "win_rate_after": {"mean": 0.0}}
+    )
+    assert next_step({**summary, "alarms": {"actor/ref_kl": "KL is 0.95"}}).endswith("KL is 0.95")

@@ -1,0 +1,350 @@
+"""Ablations: every variant runs, a second start repeats nothing, and the report holds what the runs wrote."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
+pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
+
+from safetensors.torch import load_file
+
+import embedded.studies.run as ablation
+import embedded.trainer.ppo
+from embedded.run.log import MetricsLog, read_rows
+from embedded.studies.run import Plan, main, make_plan, run_one, run_study
+from embedded.studies.study import Study, check_study, load_study, run_keys, study_names
+from embedded.warmstart.imitation import WarmStart
+from rollout.bridge.overrides import merge
+from rollout.bridge.settings import check_keys
+from slime_verlog import ConfigError, read_settings
+from tests.fixtures.warm_python import CONTEXT
+
+ROOT = Path(__file__).parents[3]
+WEIGHTS = "model.safetensors"
+
+
+def tiny(small: dict[str, Any], **fields: Any) -> Study:
+    return read_settings(Study, {**small, **fields})
+
+
+def plan(study: Study, out: Path, **given: Any) -> Plan:
+    return Plan(study, out, tuple(study.variants), **given)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_study_of_the_package_is_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    study = load_study(name)
+    check_study(study)
+    for variant in map(study.variant, study.variants):
+        warmup = check_keys(run_keys(study, variant)).critic_warmup
+        replayed = warmup.w_epoch + warmup.w_iter
+        assert not replayed or variant.flags["num_critic_only_steps"] == replayed
+
+
+def test_what_is_not_named_stays() -> None:
+    below = {"memory": {"kind": "window", "n": 1}, "env": {"preset": "verlog"}, "n_env": 4}
+    assert merge(below, {"memory": {"n": 4}, "n_env": 8}) == {
+        "memory": {"kind": "window", "n": 4},
+        "env": {"preset": "verlog"},
+        "n_env": 8,
+    }
+
+
+def test_a_study_in_a_file_runs_reports_and_is_not_run_again(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, path = tmp_path / "out", tmp_path / "mine.yaml"
+    del small["name"]
+    variants = {"dual": None, "all_ones": {"keys": {"gamma_step": 1.0, "lambda_step": 1.0}}}
+    path.write_text(yaml.safe_dump({**small, "variants": variants}, sort_keys=False))
+    command = [str(path), "--out", str(out), "--seeds", "0", "1", "--jobs", "1"]
+    main([*command, "--keep-policies"])
+    text = capsys.readouterr().out
+    assert "| dual | 2 | " in text and "| all_ones | 2 | " in text
+    folder = out / "mine"
+    assert (folder / "plot.png").read_bytes().startswith(b"\x89PNG") and (folder / "table.md").read_text() in text
+    runs = {(v, s) for v in ("dual", "all_ones") for s in "01"}
+    for name in ("raw.csv", "runs.csv"):
+        with open(folder / name, newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert {(row["variant"], row["seed"]) for row in rows} == runs
+    assert all(row["finished"] == "True" and row["after"] for row in rows)
+    with open(folder / "raw.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for variant in ("dual", "all_ones"):
+        mine = [row for row in rows if (row["variant"], row["seed"]) == (variant, "0")]
+        assert [row["update"] for row in mine if row["eval/success"]] == ["0", "1", "2"]
+        assert [row["turns"] for row in mine if row["critic/value_loss"]] == ["8", "16"]
+        seconds = [float(row["seconds"]) for row in mine if row["eval/success"]]
+        assert seconds[0] == 0 < seconds[1] < seconds[2]
+        before, after = (load_file(folder / variant / "seed_0" / f"policy_{n}" / WEIGHTS) for n in ("before", "after"))
+        assert before.keys() == after.keys() and any((before[key] != after[key]).any() for key in before)
+    # Both variants started from the same policy, and a second start trains nothing.
+    assert len(list((out / "policies").iterdir())) == 2
+    monkeypatch.setattr("embedded.train.train", lambda *_: pytest.fail("a finished run was run again"))
+    main(command)
+    assert (folder / "table.md").read_text() in capsys.readouterr().out
+
+
+def test_runs_in_parallel_processes_give_the_same_rows(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedded.studies.processes.multiprocessing.get_context", lambda method: CONTEXT)
+    study = tiny(small, updates=1, eval_interval=9, seeds=[0, 1])
+    for jobs in (1, 2):
+        run_study(plan(study, tmp_path / str(jobs)), jobs)
+    for seed in (0, 1):
+        one, two = (read_rows(tmp_path / f"{jobs}/tiny/v/seed_{seed}/rows.jsonl") for jobs in (1, 2))
+        assert [row["update"] for row in one] == [row["update"] for row in two] == [0, 1, 1]
+        assert one[0] == two[0]
+
+
+def test_a_run_that_another_study_has_done_is_copied(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_study(plan(tiny(small, updates=2), tmp_path), 1)
+    monkeypatch.setattr("embedded.train.train", lambda *_: pytest.fail("a finished run was run again"))
+    other = tiny(small, name="other", updates=2, variants={"same": {}})
+    assert "| same | 1 | " in run_study(plan(other, tmp_path), 1)
+    rows = [tmp_path / name / "seed_0" / "rows.jsonl" for name in ("tiny/v", "other/same")]
+    assert rows[0].read_text() == rows[1].read_text()
+
+
+@pytest.mark.parametrize("method", ["update", "evaluation"])
+def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_once(
+    method: str, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedded.studies.plan.SAVE_INTERVAL", 1)
+    work = plan(tiny(small, updates=3), tmp_path)
+    folder = work.run_folder("v", 0)
+    original = getattr(MetricsLog, method)
+
+    def fail(self: MetricsLog, number: int, *values: Any) -> Any:
+        """After an update's row was written, or before that of an evaluation."""
+        if (method, number) == ("evaluation", 2):
+            raise KeyboardInterrupt
+        result = original(self, number, *values)
+        if (method, number) == ("update", 1):
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(MetricsLog, method, fail)
+    with pytest.raises(KeyboardInterrupt):
+        run_one(work, "v", 0)
+    assert not (folder / "done.json").exists()
+    monkeypatch.setattr(MetricsLog, method, original)
+    run_one(work, "v", 0)
+    rows = read_rows(folder / "rows.jsonl")
+    assert [row["update"] for row in rows if "rollout/turns" in row] == [1, 2, 3]
+    assert [row["update"] for row in rows if "eval/success" in row] == [0, 1, 2, 3]
+    assert [row["turns"] for row in rows if "rollout/turns" in row] == [8, 16, 24]
+    assert json.loads((folder / "done.json").read_text()) == {"updates": 3, "turns": 24.0}
+    assert not (folder / "checkpoints").exists()
+
+
+def test_runs_of_other_settings_are_never_mixed(small: dict[str, Any], tmp_path: Path) -> None:
+    work = plan(tiny(small), tmp_path)
+    work.run_folder("v", 0).mkdir(parents=True)
+    (work.run_folder("v", 0) / "settings.json").write_text(json.dumps({"keys": {}, "flags": {}, "warm": {}}))
+    with pytest.raises(ConfigError, match="holds a run with other settings: keys.* choose another --out"):
+        run_one(work, "v", 0)
+
+
+def test_two_shells_that_make_the_same_policy_both_go_on_with_it(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies, study = tmp_path / "policies", tiny(small)
+
+    def slow(config: Any, temporary: Path, settings: WarmStart, seed: int) -> None:
+        """Meanwhile the other shell is done."""
+        for folder in (temporary, policies / temporary.name.strip(".").rpartition(".")[0]):
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text(folder.name)
+
+    monkeypatch.setattr("embedded.warmstart.imitation.make_policy", slow)
+    settings = plan(study, tmp_path).settings("v", 0)
+    folder = ablation._policy(Path(study.config), 0, policies, settings)
+    assert (folder / "config.json").read_text() == folder.name
+    assert list(policies.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
+def test_estimators_without_a_critic_train_on_whole_episodes(
+    estimator: str, small: dict[str, Any], tmp_path: Path
+) -> None:
+    shared = load_study("estimator").variant(estimator)
+    flags = {**small["flags"], **shared.flags, "rollout_batch_size": 2}
+    work = plan(tiny(small, updates=1, variants={"v": {"keys": shared.keys, "flags": flags}}), tmp_path)
+    run_one(work, "v", 0)
+    (row,) = [row for row in read_rows(work.run_folder("v", 0) / "rows.jsonl") if "rollout/turns" in row]
+    assert row["episode/finished"] == 8 and row["train/actor_trains"] == 1
+    assert not any(key.startswith("critic/") for key in row)
+
+
+def test_turns_of_whole_episodes_can_be_training_groups_so_steps_are_equal_at_any_length(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two episodes of twelve turns in steps of eight turns; an episode alone would fill no step."""
+    sizes: list[int] = []
+    steps = embedded.trainer.ppo.optimizer_steps
+
+    def watched(groups: list[int], per_step: int) -> list[list[int]]:
+        made = steps(groups, per_step)
+        sizes.extend(map(len, made))
+        return made
+
+    monkeypatch.setattr(embedded.trainer.ppo, "optimizer_steps", watched)
+    keys = {**load_study("long_horizon").variant("rloo_25").keys, "tasks": ["errands"], "env": {"max_steps": 12}}
+    shared = {**load_study("long_horizon").variant("rloo_25").flags, "rollout_batch_size": 1}
+    flags = {**small["flags"], **shared, "n_samples_per_prompt": 2, "global_batch_size": 8}
+    work = plan(tiny(small, updates=1, variants={"v": {"keys": keys, "flags": flags}}), tmp_path)
+    run_one(work, "v", 0)
+    (row,) = [row for row in read_rows(work.run_folder("v", 0) / "rows.jsonl") if "rollout/turns" in row]
+    assert row["rollout/turns"] == 24 and row["train/actor_trains"] == 1
+    assert sizes == [8, 8, 8]
+
+
+def test_variants_with_other_environments_share_a_policy_if_their_demonstrations_are_equal(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    errands = lambda turns: {"tasks": ["errands"], "env": {"max_steps": turns}}
+    variants = {"short": {"keys": errands(5)}, "long": {"keys": errands(9)}}
+    of_one = lambda warm: plan(tiny(small, variants=variants, warm={**small["warm"], **warm}), tmp_path)
+    found = {}
+    for name, warm in {"same": {"env": {"max_steps": 7}}, "own": {}}.items():
+        work = of_one(warm)
+        for variant in variants:
+            config = tmp_path / f"{name}_{variant}.yaml"
+            settings = work.settings(variant, 0)
+            config.write_text(yaml.safe_dump(settings["keys"]))
+            found[name, variant] = ablation._policy(config, 0, tmp_path / "policies", settings)
+    assert found["same", "short"] == found["same", "long"]
+    assert found["own", "short"] != found["own", "long"]
+
+
+def test_a_run_whose_actor_never_trained_is_named(
+    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "frozen.yaml"
+    path.write_text(yaml.safe_dump({**small, "updates": 1}))
+    with pytest.raises(SystemExit) as caught:
+        main([str(path), "--out", str(tmp_path / "out")])
+    assert caught.value.code == 1
+    assert (
+        "Warning, v seed 0: the actor never trained: only the critic did, in all 1 updates" in capsys.readouterr().out
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", study_names())
+def test_every_variant_of_every_study_trains(name: str, small: dict[str, Any], tmp_path: Path) -> None:
+    given = load_study(name)
+    content = given.model_dump(include={"keys", "flags", "warm", "variants", "name"})
+    if given.config != Study.model_fields["config"].default:  # another game than BabyAI
+        content["config"] = str(ROOT / given.config)
+    warm = {**content["warm"], **small["warm"]}
+    # A tokenizer fitted to two episodes makes long prompts, and its policy long answers.
+    content["flags"] = {"rollout_max_context_len": 1024, "rollout_max_response_len": 6, **content["flags"]}
+    study = tiny({**small, **content}, updates=9, eval_interval=9, warm=warm)
+    text = run_study(plan(study, tmp_path))
+    for variant in study.variants:
+        assert f"| {variant} | 1 | " in text
+        rows = read_rows(tmp_path / name / variant / "seed_0" / "rows.jsonl")
+        assert any(row.get("train/actor_trains") for row in rows) or study.variants[variant].share < 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"variant": {}}, "unknown key 'variant'; did you mean 'variants'?"),
+        ({"variants": {}}, "variants is empty; name at least one"),
+        ({"variants": {"a": {"flag": {}}}}, "unknown key 'variants.a.flag'; did you mean 'variants.a.flags'?"),
+        ({"variants": {"a/b": {}}}, "'a/b' cannot be the name of a folder"),
+        ({"updates": 0}, "updates must be at least 1, got 0"),
+        ({"seeds": []}, "seeds must be a list of integers that are at least 0, got []"),
+        ({"variants": {"a": {"keys": {"memry": {}}}}}, "variant 'a': unknown key 'memry'; did you mean 'memory'?"),
+        ({"variants": {"a": {"flags": {"lrr": 1}}}}, "variant 'a': unknown key 'lrr'; did you mean 'lr'?"),
+        ({"variants": {"a": {"warm": {"epoch": 1}}}}, "variant 'a': unknown key 'warm.epoch'; did you mean"),
+        ({"variants": {"a": {"keys": {"tasks": ["gotoo"]}}}}, "unknown BabyAI task 'gotoo'"),
+    ],
+    ids=str,
+)
+def test_a_mistake_in_a_study_ends_in_one_sentence(
+    fields: dict[str, Any], sentence: str, small: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**small, **fields}))
+    with pytest.raises(SystemExit) as caught:
+        main([str(path), "--out", str(tmp_path / "out"), "--dry-run"])
+    assert str(caught.value).startswith("error: ") and sentence in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_names_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ConfigError, match="has no variant 'dule'; choose from dual, all_ones"):
+        make_plan(load_study("dual_discount"), tmp_path, ["dule"])
+    with pytest.raises(ConfigError, match="unknown study 'dual'; choose one of asynchronous, .*, or give a YAML file"):
+        load_study("dual")
+    with pytest.raises(ConfigError, match=r"study: .*none\.yaml cannot be read"):
+        load_study(str(tmp_path / "none.yaml"))
+
+
+def test_a_dry_run_lists_the_runs_and_writes_nothing(
+    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "study.yaml"
+    changed = {"share": 0.5, "keys": {"memory": {"n": 2}}, "flags": {"lr": 1e-4}, "warm": {"episodes": 3}}
+    path.write_text(yaml.safe_dump({**small, "updates": 40, "variants": {"a": {}, "b": changed}}))
+    out = tmp_path / "out"
+    main([str(path), "--out", str(out), "--dry-run", "--seeds", "3"])
+    assert capsys.readouterr().out.splitlines() == [
+        "Which?",
+        "  a: nothing is changed",
+        "  b: memory.n 2, lr 0.0001, warm.episodes 3, 0.5 of the updates",
+        f"  a, seed 3: 40 updates, to do, {out}/tiny/a/seed_3/",
+        f"  b, seed 3: 20 updates, to do, {out}/tiny/b/seed_3/",
+        f"480 turns to play; no run in {out}/ says yet how long that takes, the running study will",
+    ]
+    assert not out.exists()
+    log = out / "other" / "v" / "seed_0" / "rows.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text(json.dumps({"update": 2, "turns": 100.0, "seconds": 50.0}) + "\n")
+    main([str(path), "--out", str(out), "--dry-run", "--seeds", "3"])
+    assert "480 turns to play, about 4 min of training, one run after another" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_if_only_the_critic_would_train(
+    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**small, "updates": 4, "flags": {**small["flags"], "num_critic_only_steps": 4}}))
+    main([str(path), "--out", str(tmp_path / "out"), "--dry-run"])
+    assert "warning: v: all 4 updates train the critic alone, so the policy cannot change" in capsys.readouterr().out
+
+
+def test_a_dry_run_checks_the_packages(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(small))
+    found = importlib.util.find_spec
+    missing = lambda name, *rest: None if name == "matplotlib" else found(name, *rest)
+    monkeypatch.setattr("embedded.studies.run.find_spec", missing)
+    with pytest.raises(SystemExit, match="error: a study needs the package matplotlib; install it with: pip install"):
+        main([str(path), "--out", str(tmp_path / "out"), "--dry-run"])
+
+
+def test_the_list_names_every_study_with_its_question(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--list"])
+    text = capsys.readouterr().out
+    for name in study_names():
+        assert name in text and load_study(name).question in text

@@ -1,0 +1,145 @@
+"""Planned contrasts: exact tests, Holm's correction, looks and verdicts, and the committed result computed anew."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy", reason="needs pip install 'slime-verlog[studies]'")
+
+from embedded.studies.contrasts import areas, holm, results, sign_flip_p
+from embedded.studies.results import Run
+from embedded.studies.study import Study, load_study
+from slime_verlog import ConfigError, read_settings
+
+RAW = Path(__file__).parents[3] / "docs" / "results" / "long_horizon" / "raw.csv"
+STUDY = {
+    "question": "?",
+    "seeds": list(range(20)),
+    "variants": {"new": {}, "old": {}, "same": {}},
+    "contrasts": {"first": {"new": 1, "old": -1}, "second": {"same": 1, "old": -1}},
+}
+
+
+def study(**changes: object) -> Study:
+    return read_settings(Study, {**STUDY, **changes})
+
+
+def runs(leads: list[float], second: list[float] | None = None) -> list[Run]:
+    """Runs whose held-out curve is flat: 0.3 for `old`, and more for the others by the lead of each seed."""
+    found = []
+    for seed, lead in enumerate(leads):
+        other = second[seed] if second else 0.0
+        for variant, value in {"old": 0.3, "new": 0.3 + lead, "same": 0.3 + other}.items():
+            rows = [{"turns": turns, "eval/success": value} for turns in (0.0, 500.0, 1000.0)]
+            found.append(Run(variant, seed, rows, True))
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_the_sign_flip_test_counts_all_flips(size: int) -> None:
+    values = list(np.random.default_rng(size).normal(0.2, 0.3, size))
+    flips = itertools.product((1, -1), repeat=size)
+    sums = [abs(sum(sign * value for sign, value in zip(flip, values, strict=True))) for flip in flips]
+    assert sign_flip_p(values) == sum(total >= abs(sum(values)) - 1e-9 for total in sums) / 2**size
+
+
+def test_eight_seeds_of_one_sign_reach_two_in_256() -> None:
+    assert sign_flip_p([0.1, 0.2, 0.05, 0.3, 0.1, 0.4, 0.2, 0.1]) == 2 / 256
+
+
+def test_holm_multiplies_the_smallest_p_most_and_never_lets_a_larger_p_pass_a_smaller_one() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.4, 0.5]) == pytest.approx([0.8, 0.8])
+    assert holm([]) == []
+
+
+def test_fewer_seeds_than_the_first_look_decide_nothing() -> None:
+    verdicts = [found.verdict for found in results(study(), runs([0.5] * 7))]
+    assert verdicts == ["open: 7 of 8 seeds for its first look", "open: 7 of 12 seeds for its first look"]
+
+
+def test_the_first_look_tests_the_primary_contrast_alone() -> None:
+    first, second = results(study(), runs([0.5] * 8, [0.5] * 8))
+    assert (first.verdict, first.p, first.adjusted) == ("yes", 2 / 256, 2 / 256)
+    assert (second.verdict, second.p) == ("open: 8 of 12 seeds for its first look", None)
+
+
+def test_what_a_look_decided_stays_decided_and_the_others_go_on() -> None:
+    leads, rng = [0.5] * 8 + [-0.5] * 4, np.random.default_rng(0)
+    first, second = results(study(), runs(leads, list(rng.normal(0, 0.4, 12))))
+    assert first.verdict == "yes" and len(first.values) == 8
+    assert second.verdict == "open after 12 seeds"
+
+
+def test_seeds_between_two_looks_are_not_looked_at() -> None:
+    first, _ = results(study(), runs([0.5, -0.4] * 4 + [0.5] * 3))
+    assert first.verdict == "open after 8 seeds" and len(first.values) == 8
+
+
+def test_the_last_look_tells_no_difference_from_cannot_tell() -> None:
+    rng = np.random.default_rng(1)
+    little, much = list(rng.normal(0, 0.02, 20)), list(rng.normal(0, 0.5, 20))
+    assert [found.verdict for found in results(study(), runs(little, much))] == [
+        "no difference above 0.05",
+        "cannot tell",
+    ]
+
+
+def test_a_difference_against_the_expectation_is_called_that() -> None:
+    assert results(study(), runs([-0.5] * 8))[0].verdict == "yes, the other way round"
+
+
+def test_areas_end_with_the_shortest_run_and_count_from_random_play_to_the_expert() -> None:
+    rows = lambda end: [{"turns": 0.0, "eval/success": 0.2}, {"turns": end, "eval/success": 0.2 + end / 1000}]
+    found = areas(study(scale=[0.2, 0.7]), [Run("new", 0, rows(500.0), True), Run("old", 0, rows(100.0), True)])
+    assert [found["old"][0], found["new"][0]] == pytest.approx([0.1, 0.1], abs=1e-3)
+
+
+def test_runs_that_are_not_finished_do_not_count() -> None:
+    unfinished = [Run(run.variant, run.seed, run.rows, run.seed != 3) for run in runs([0.5] * 8)]
+    assert results(study(), unfinished)[0].verdict.startswith("open: 7 of 8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"contrasts": {"first": {"new": 1, "odl": -1}}}, "contrasts name 'odl'"),
+        ({"scale": [1.0, 0.5]}, "scale must rise"),
+    ],
+)
+def test_mistakes_in_a_plan_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        study(**changes)
+
+
+@pytest.mark.skipif(not RAW.exists(), reason="the study has not been run yet")
+def test_the_primary_contrast_follows_from_the_committed_numbers() -> None:
+    """Computed from the CSV alone, with the trapezoid rule instead of the grid that the tables use."""
+    curves: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    with open(RAW, encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            if line["finished"] == "True" and line["eval/progression"]:
+                curves[line["variant"], int(line["seed"])].append(
+                    (float(line["turns"]), float(line["eval/progression"]))
+                )
+    area = {}
+    for run, points in curves.items():
+        (turns, values) = zip(*points, strict=True)
+        assert turns[-1] == 19_200
+        area[run] = np.trapezoid((np.array(values) - 0.020) / (0.788 - 0.020), turns) / 19_200
+    arms = ("dual_400", "rloo_400", "dual_25", "rloo_25")
+    seeds = [seed for seed in range(20) if all((arm, seed) in area for arm in arms)]
+    lead = lambda length, seed: area[f"dual_{length}", seed] - area[f"rloo_{length}", seed]
+    expected = [lead(400, seed) - lead(25, seed) for seed in seeds]
+    from scripts.write_results import finished_runs
+
+    plan = load_study("long_horizon")
+    found = results(plan, finished_runs(plan))[0]
+    assert found.name == "critic"
+    assert list(found.values) == pytest.approx(expected[: len(found.values)], abs=2e-3)

@@ -1,0 +1,213 @@
+"""The programs of agents: in commands, in a sandbox, with public clients, and what is left of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from envs.agent import AgentEnv, AgentRun, server
+from envs.loading import build_env_from
+from rollout.errors import EnvironmentFault as PoolFault
+from rollout.spec import EnvSpec
+from rollout.workers.guard import descendants
+from rollout.workers.hosts import ProcessHost
+from rollout.workers.pool import EnvPool
+from tests.envs.agent.test_agent import FIXTURES, PROGRAM, ROOT, options, started, texts
+from tests.envs.swe.tiny_repository import TASK, needs_sandbox, tiny_options
+from tests.envs.tools.test_tool_env import call
+from tests.fixtures.warm_python import run_python
+from tests.rollout.workers.test_env_pool import config, is_alive
+
+__all__ = ["started"]
+
+
+async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> None:
+    pool = EnvPool(config("process"))
+    episode = await pool.open(EnvSpec("envs.agent", {"task": "any", "seed": 0}, options("edits 9")))
+    await episode.step("one")
+    host = pool.workers[0].host
+    assert isinstance(host, ProcessHost)
+    running = descendants(host.process.pid)
+    assert any(PROGRAM.name in " ".join(psutil.Process(pid).cmdline()) for pid in running)
+    host.kill()
+    with pytest.raises(PoolFault, match="not deterministic"):
+        await episode.step("two")
+    pool.close()
+    deadline = time.monotonic() + 30
+    while any(map(is_alive, running)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, running))
+
+
+def command(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    """One `slime-verlog` command."""
+    return run_python(["-m", "inspection", *arguments], typed=typed)
+
+
+def test_an_agent_that_asks_for_another_model_costs_its_episode_in_a_command(tmp_path: Path) -> None:
+    keys = {"rollout_interaction_env_path": "envs.agent", "env": options("other"), "tasks": ["any"], "n_env": 1}
+    (tmp_path / "config.yaml").write_text(json.dumps({**keys, "max_env_retries_per_turn": 0}))
+    arguments = [f"{tmp_path}/config.yaml", "--player", "random", "--episodes", "1"]
+    done = command("evaluate", *arguments, "--out", str(tmp_path / "out"))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "error: task 'any': the agent never asked the model: it ended with exit code 3" in done.stderr
+    assert "its last request was refused: there is no model 'gpt-9' here, only policy" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["check", "play"])
+def test_the_shipped_configuration_is_checked_and_played(part: str) -> None:
+    clients("openai")
+    done = command(part, "custom_configs/agent.yaml", typed="4\n2\n1\n/quit\n")
+    assert done.returncode == 0, done.stderr
+    words = ["no errors"] if part == "check" else ["at least 1 and at most 8", "the episode is over (terminated)"]
+    assert all(word in done.stdout for word in words), done.stdout
+
+
+def test_the_folders_of_a_process_that_was_killed_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    make = "import os, signal; from envs.swe.sandbox.workspace import ProcessFolder; p = ProcessFolder()"
+    make += "; print(p.make().parent)"
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    def run(code: str) -> Path:
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True)
+        return Path(done.stdout.strip())
+
+    killed = run(f"{make}; os.sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)")
+    assert killed.is_dir()
+    ended = run(make)
+    assert not killed.exists() and not ended.exists() and killed.parent == ended.parent == tmp_path
+
+
+NODE_AGENT = """
+const headers = {authorization: `Bearer ${process.env.OPENAI_API_KEY}`};
+const body = JSON.stringify({model: process.env.AGENT_MODEL, messages: [{role: "user", content: "Well?"}]});
+const reply = await fetch(`${process.env.OPENAI_BASE_URL}/chat/completions`, {method: "POST", headers, body});
+process.exit((await reply.json()).choices[0].message.content === "yes" ? 0 : 1);
+"""
+
+needs_bwrap = pytest.mark.skipif(
+    shutil.which("bwrap") is None, reason="apt-get install -y bubblewrap enables this test"
+)
+
+
+@needs_bwrap
+def test_in_a_sandbox_the_agent_reaches_the_model_and_nothing_else(tmp_path: Path) -> None:
+    secret, workdir = tmp_path / "secret.txt", tmp_path / "work"
+    secret.write_text("secret")
+    workdir.mkdir()
+    shutil.copy(PROGRAM, workdir)
+    keys = {"command": f"python {PROGRAM.name} looks {secret}", "workdir": str(workdir), "sandbox": True}
+    env = build_env_from(
+        "envs.agent", {"task": "any", "seed": 0}, {**keys, "grader": "tests.envs.agent.test_agent_programs:saw"}
+    )
+    env.reset()
+    assert texts(env) == [("user", "FileNotFoundError OSError /testbed")]
+    _, done, info = env.step("nothing")
+    assert done and info["reward"] == 1.0, info
+    env.close()
+
+
+@needs_bwrap
+@pytest.mark.skipif(shutil.which("node") is None, reason="apt-get install -y nodejs enables this test")
+def test_an_agent_in_node_runs_in_the_sandbox(tmp_path: Path) -> None:
+    (tmp_path / "agent.mjs").write_text(NODE_AGENT)
+    env = build_env_from(
+        "envs.agent",
+        {"task": "any", "seed": 0},
+        {"command": "node agent.mjs", "workdir": str(tmp_path), "sandbox": True},
+    )
+    assert played(env, ["yes"]) == 1.0
+
+
+@needs_bwrap
+def test_in_a_sandbox_scripts_of_a_linked_virtual_environment_start(tmp_path: Path) -> None:
+    venv.create(tmp_path / "real", symlinks=True)
+    shutil.copy(PROGRAM, tmp_path / "real" / "bin" / "asker")
+    script = tmp_path / "real" / "bin" / "asker"
+    script.write_text(f"#!{tmp_path}/real/bin/python\n{script.read_text()}")
+    script.chmod(0o755)
+    (tmp_path / "linked").symlink_to("real")
+    keys = {"python": str(tmp_path / "linked" / "bin" / "python"), "command": "asker asks 1", "sandbox": True}
+    env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
+    assert played(env, ["yes"]) == 1.0
+
+
+@needs_bwrap
+def test_a_limit_of_the_sandbox_ends_the_episode_also_while_the_program_waits(tmp_path: Path) -> None:
+    shutil.copy(PROGRAM, tmp_path)
+    keys = {"command": f"python {PROGRAM.name} grows", "workdir": str(tmp_path), "sandbox": True, "tree_mb": 8}
+    env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
+    env.reset()
+    assert env._episode is not None
+    deadline = time.monotonic() + 30
+    while env._episode.session.end is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    _, done, info = env.step("late")
+    assert done and info["terminated"] and info["reward"] == 0.0, info
+
+
+@pytest.mark.slow
+@needs_bwrap
+def test_a_repository_is_prepared_and_judged_as_in_swe_tasks(tmp_path: Path) -> None:
+    needs_sandbox()
+    shutil.copy(PROGRAM, tmp_path)
+    keys = {"command": f"python {PROGRAM.name} shell", "workdir": str(tmp_path), "sandbox": True}
+    keys |= {"prepare": "envs.agent.swe.prepare", "grader": "envs.agent.swe.grade", "grade_timeout_s": 240.0}
+    env = build_env_from("envs.agent", {"task": TASK, "seed": 0}, {**keys, "options": tiny_options()})
+    for commands, reward in (["ls shop", "done"], 0.0), (["sed -i 's/prices.1:./prices/' shop/prices.py", "done"], 1.0):
+        env.reset()
+        assert "The first price is left out" in texts(env)[0][1]
+        assert not env.step(commands[0])[1]
+        _, done, info = env.step(commands[1])
+        assert done and info["reward"] == reward, info
+    env.close()
+
+
+def saw(run: AgentRun) -> float:
+    return float((run.folder / "seen.txt").read_text() == "nothing")
+
+
+def test_an_idle_client_is_kept_waiting(started: Callable[..., AgentEnv], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "PATIENCE_S", 0.05)
+    env = started("calls")
+    time.sleep(0.3)
+    env.step(call("add", a=2, b=3))
+    assert env.step("It is 5.")[2]["reward"] == 1.0
+
+
+def clients(package: str) -> str:
+    """A Python that has the client; skips the test if there is none."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed; pip install {package} enables this test")
+    return sys.executable
+
+
+def played(env: AgentEnv, answers: Sequence[str]) -> float:
+    """The reward of the last of these answers, which must end the episode."""
+    env.reset()
+    for answer in answers:
+        _, done, info = env.step(answer)
+    assert done, env.run
+    return info["reward"]
+
+
+@pytest.mark.parametrize("package", ["openai", "anthropic"])
+@pytest.mark.parametrize("mode", ["whole", "stream"])
+def test_the_clients_of_both_apis_read_text_reasoning_and_calls(package: str, mode: str) -> None:
+    python = clients(package)
+    keys = {"command": [python, str(FIXTURES / "client_agents.py"), package, mode], "time_limit_s": 60.0}
+    env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
+    reward = played(env, ["<think>sum</think>I add.\n" + call("add", a=2, b=3), "It is 5."])
+    assert reward == 1.0

@@ -1,0 +1,250 @@
+"""Environments of OpenEnv servers, played on a small server; their faults are in test_openenv_faults.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, MissingDependencyError
+from envs.openenv import OpenEnvSettings
+from envs.text_game import GameSettings
+from inspection.command import main
+from tests.envs.tools.test_tool_env import call
+
+pytest.importorskip("websockets", reason="websockets is not installed; pip install 'slime-verlog[openenv]'")
+
+from tests.fixtures.openenv_play import SEED, built, started, wait_for_sessions
+from tests.fixtures.openenv_server import TinyServer
+
+ROOT = Path(__file__).parents[3]
+FIRST = "text: Guess my number, from 1 to 14.\nguesses: 0"
+
+
+@pytest.fixture
+def server() -> Iterator[TinyServer]:
+    with TinyServer() as server:
+        yield server
+
+
+def steps(server: TinyServer) -> list[Any]:
+    return [request["data"] for request in server.requests if request["type"] == "step"]
+
+
+def test_a_game_is_played_to_its_end_without_its_state_or_metadata(server: TinyServer) -> None:
+    env = built(server, reset={"level": 2})
+    assert env.reset()["obs_str"] == FIRST
+    observation, done, info = env.step("THINK: in the middle\nACTION: 5")
+    assert observation["obs_str"] == "text: lower\nguesses: 1" and not done
+    assert (info["reward"], info["valid_action"], info["executed_action"]) == (0.0, True, "5")
+    observation, done, info = env.step("3")
+    assert done and info["terminated"] and not info["truncated"]
+    assert (info["reward"], info["progression"]) == (1.0, 1.0)
+    with pytest.raises(EpisodeOverError):
+        env.step("3")
+    wait_for_sessions(server, 0)
+    assert server.requests == [
+        {"type": "reset", "data": {"seed": SEED, "level": 2}},
+        {"type": "step", "data": {"message": "5"}},
+        {"type": "step", "data": {"message": "3"}},
+        {"type": "close"},
+    ]
+
+
+def test_an_action_that_the_server_refuses_is_an_invalid_answer(server: TinyServer) -> None:
+    env = started(server)
+    observation, done, info = env.step("ACTION: three")
+    assert observation["obs_str"] == f"Nothing was done: message: not a number.\n{FIRST}" and not done
+    assert (info["reward"], info["valid_action"], info["executed_action"]) == (-0.1, False, "nothing")
+    assert env.step("x" * (1 << 21))[2]["valid_action"] is False, "a frame that servers would not take"
+    assert env.step("\ud83d")[2]["valid_action"] is False and steps(server)[-1] == {"message": "?"}
+    assert env.step("3")[1], "the episode went on"
+    env = started(server, actions=["1", "3", "word"], default_action="1")
+    observation, _, info = env.step("ACTION: 12")
+    assert (observation["obs_str"], info["executed_action"]) == ("text: higher\nguesses: 1", "1")
+    assert not env.step("word")[2]["valid_action"]
+    assert env.step("ACTION: 3")[1]
+
+
+def test_an_exception_of_the_environment_is_a_fault_or_an_invalid_answer_as_declared(server: TinyServer) -> None:
+    with pytest.raises(EnvironmentFault, match="answered step with EXECUTION_ERROR: division by zero"):
+        started(server).step("raise")
+    env = started(server, execution_error="invalid")
+    assert env.step("raise")[2]["valid_action"] is False
+    assert env.step("3")[1]
+
+
+def test_the_reward_of_a_reset_is_ignored(server: TinyServer) -> None:
+    env = started(server, reset={"gift": 1.0})
+    assert env.step("9")[2]["progression"] == 0.0
+
+
+def test_a_game_that_is_never_done_is_truncated_by_max_steps(server: TinyServer) -> None:
+    env = started(server, max_steps=3)
+    assert [env.step(answer)[1] for answer in ("9", "nonsense")] == [False, False]
+    _, done, info = env.step("nonsense")
+    assert done and info["truncated"] and not info["terminated"]
+    wait_for_sessions(server, 0)
+
+
+def test_done_means_what_the_settings_say(server: TinyServer, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def ending(observation, reward): return 'truncated' if reward else 'terminated'")
+    for done_is in ("truncated", f"{tmp_path}/mine.py:ending"):
+        _, done, info = started(server, done_is=done_is).step("3")
+        assert done and info["truncated"] and not info["terminated"]
+
+
+@pytest.mark.parametrize(
+    ("game", "options", "answer", "action"),
+    [
+        ("guess", {}, '```json\n{"message": "4"}\n```', {"message": "4"}),
+        ("guess", {}, '{"letter": "4"}', {"message": '{"letter": "4"}'}),
+        ("guess", {"action": "message"}, '{"message": "4"}', {"message": '{"message": "4"}'}),
+        ("grid", {}, "ACTION: Left", {"move": "left"}),
+        ("grid", {}, "up", {"move": "left"}),
+        ("bid", {}, "ACTION: 12", {"price": 12}),
+        ("bid", {}, 'ACTION: {"price": 12, "lot": "b"}', {"price": 12, "lot": "b"}),
+        ("bid", {}, "ACTION: 1.5", None),
+        ("bid", {}, '{"prize": 12}', None),
+        ("bid", {"action": "tests.envs.openenv.test_openenv.bid"}, "I bid 12", {"price": 12}),
+        ("bid", {"action": "tests.envs.openenv.test_openenv.bid"}, "nothing", None),
+    ],
+)
+def test_answers_become_actions(game: str, options: dict[str, Any], answer: str, action: Any) -> None:
+    with TinyServer(game) as server:
+        env = started(server, **options)
+        info = env.step(answer)[2]
+        assert steps(server) == ([action] if action else [])
+        assert not info["valid_action"] or action is not None
+
+
+def bid(text: str) -> dict[str, int] | None:
+    words = [word for word in text.split() if word.isdecimal()]
+    return {"price": int(words[0])} if words else None
+
+
+def test_the_prompt_lists_the_actions_or_their_fields() -> None:
+    with TinyServer("grid") as server:
+        env = started(server)
+        assert list(env.actions) == ["left", "right"] and "- right\n" in env.instruction_prompt
+    with TinyServer("bid") as server:
+        prompt = started(server, instruction="Buy the painting.").instruction_prompt
+        assert prompt.startswith("Buy the painting.\n")
+        assert "- price (integer): In euros.\n- lot (string or null, optional)" in prompt
+
+
+def halves(observation: Mapping[str, Any]) -> dict[str, str]:
+    return {"long_term_context": observation["text"], "short_term_context": f"guess {observation['guesses']}"}
+
+
+def test_observations_become_texts_and_pictures(server: TinyServer) -> None:
+    env = built(server, observation="{{ guesses }} guesses{% if text %}, {{ text }}{% endif %}")
+    assert env.reset()["obs_str"] == "0 guesses, Guess my number, from 1 to 14."
+    env.close()
+    env = built(server, observation="tests.envs.openenv.test_openenv:halves", vlm=True)
+    observation = env.reset()
+    assert observation["text"]["short_term_context"] == "guess 0"
+    assert env.step("5")[0]["multi_modal_data"]["image"][0].getpixel((1, 1)) == (1, 1, 1)
+    with pytest.raises(EnvironmentFault, match="env.observation cannot be rendered: 'texts' is undefined; .* text, "):
+        built(server, observation="{{ texts }}").reset()
+    with pytest.raises(EnvironmentFault, match="picture 'text' is not base64"):
+        built(server, picture="text", vlm=True).reset()
+    env.close()
+    wait_for_sessions(server, 0)
+
+
+def test_the_tools_of_an_mcp_environment_are_called_through_steps() -> None:
+    with TinyServer("tools") as server:
+        env = built(server)
+        assert env.reset()["obs_str"] == FIRST
+        assert env.tools[0]["function"]["name"] == "guess"
+        observation, done, info = env.step(call("guess", number=9))
+        assert (observation["obs_str"], done, info["reward"]) == ("guess: lower", False, 0.0)
+        observation, _, info = env.step(call("guess", number="x"))
+        assert "is not of type 'integer'" in observation["obs_str"] and info["reward"] == -0.1
+        observation, _, info = env.step(call("guess", number=-1))
+        assert observation["obs_str"] == "guess: error: negative" and info["metrics"]["tool_errors"] == 1
+        observation, done, info = env.step(call("guess", number=3) + call("guess", number=4))
+        assert done and info["terminated"] and (info["reward"], info["progression"]) == (1.0, 1.0)
+        assert observation["obs_str"] == "guess: right\n\nguess: error: the episode is over, so the tool was not called"
+        with pytest.raises(EpisodeOverError):
+            env.step("more")
+        wait_for_sessions(server, 0)
+        assert [request["type"] for request in server.requests[-6:]] == ["step", "reset", *["step"] * 3, "close"]
+        env.reset()
+        _, done, info = env.step("I give up.")
+        assert done and info["terminated"] and info["reward"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"url": "127.0.0.1:8000"}, "env.url: '127.0.0.1:8000' is not the address of a server, such as http"),
+        ({"url": []}, "env.url: the list is empty"),
+        ({"urls": "http://a"}, "unknown key 'env.urls'; did you mean 'env.url'"),
+        ({"vlm": True, "picture": None}, "env.vlm needs env.picture"),
+        ({"shaping": 1.0}, "env.shaping: an OpenEnv server does not tell"),
+        ({"actions": ["a"], "default_action": "b"}, "env.default_action: 'b' is not one of env.actions"),
+        ({"api_key_env": "NO_SUCH_KEY"}, "env.api_key_env: the environment variable NO_SUCH_KEY is not set"),
+        ({"action": "mesage"}, "env.action: the server's action has no field 'mesage'; did you mean message"),
+        ({"action": "tests.envs.openenv.test_openenv.bids"}, "env.action: .* has no bids; did you mean bid"),
+        ({"observation": "{{ text"}, "env.observation: .*end of print statement"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(server: TinyServer, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        built(server, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_package_is_named(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "websockets.sync.client", None)
+    with pytest.raises(MissingDependencyError, match=r"install it with: pip install 'slime-verlog\[openenv\]'"):
+        started(server)
+
+
+def run(*words: str) -> Any:
+    """The exit code of a command."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code
+
+
+def write_yaml(folder: Path, **env: Any) -> str:
+    """A YAML with this `env:`; returns its path."""
+    keys = {"rollout_interaction_env_path": "envs.openenv", "env": env, "tasks": ["any"], "env_backend": "inline"}
+    path = folder / "openenv.yaml"
+    path.write_text(yaml.safe_dump(keys))
+    return str(path)
+
+
+def test_commands_name_a_wrong_url_and_a_full_server_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("check", write_yaml(tmp_path, url="http://127.0.0.1:1")) == 1
+    said = capsys.readouterr().out
+    assert "no server answers at http://127.0.0.1:1 (" in said and "start it, or correct env.url" in said
+    with TinyServer(capacity=0) as server:
+        assert run("check", write_yaml(tmp_path, url=server.url, capacity_timeout_s=0.0)) == 1
+    assert "0/0 sessions are taken" in capsys.readouterr().out
+
+
+def test_an_evaluation_counts_the_episodes_of_a_server_that_lies(server: TinyServer, tmp_path: Path) -> None:
+    config = write_yaml(tmp_path, url=server.url, actions=["lie", "1"], max_steps=2)
+    assert run("evaluate", config, "--player", "random", "--episodes", "8", "--out", str(tmp_path)) == 1
+    episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    failed = [episode["fault"] for episode in episodes if episode["stop"] == "failed"]
+    assert len(episodes) == 8 and 0 < len(failed) < 8
+    assert all("sent done='no', which is neither true nor false" in fault for fault in failed)
+
+
+def test_every_setting_is_in_the_shipped_configuration_and_the_documentation() -> None:
+    text = (ROOT / "custom_configs" / "openenv.yaml").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "openenv.md").read_text(encoding="utf-8")
+    own = OpenEnvSettings.model_fields.keys() - GameSettings.model_fields.keys()
+    assert own == {key for key in own if f"{key}:" in text and key in page}

@@ -1,0 +1,214 @@
+"""OpenEnv servers that break the protocol, restart, change or are full: each costs one episode at most."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.errors import EnvironmentFault, EpisodeOverError
+from rollout.errors import EnvironmentFault as PoolFault
+from rollout.spec import EnvSpec
+from rollout.workers.pool import EnvPool
+from tests.envs.tools.test_tool_env import call
+from tests.rollout.workers.test_env_pool import config
+
+pytest.importorskip("websockets", reason="websockets is not installed; pip install 'slime-verlog[openenv]'")
+
+from tests.fixtures.openenv_play import SEED, built, started, wait_for_sessions
+from tests.fixtures.openenv_server import TinyServer
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def server() -> Iterator[TinyServer]:
+    with TinyServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("garbage", "sent a frame that is not JSON: 'this is not"),
+        ("no data", "sent an observation that is not a mapping: None"),
+        ("deep", "sent a frame that is not JSON"),
+        ("lie", "sent done='no', which is neither true nor false"),
+        ("nan", "sent reward=nan, which is neither a finite number nor null"),
+        ("list", "sent an observation that is not a mapping"),
+        ("state", "sent a frame of type 'state' where an observation was expected"),
+        ("broken", "answered step with SESSION_ERROR: the session broke"),
+        ("huge", "closed the connection, and the game is lost .*too big"),
+        ("hang", r"did not answer step within 0.5 s \(env.step_timeout_s\)"),
+    ],
+)
+def test_a_server_that_breaks_the_protocol_costs_the_episode(
+    server: TinyServer, message: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envs.openenv.session.MAX_FRAME_BYTES", 1 << 20)
+    env = started(server, step_timeout_s=0.5 if message == "hang" else 45.0)
+    with pytest.raises(EnvironmentFault, match=words):
+        env.step(message)
+    with pytest.raises(EpisodeOverError):
+        env.step("3")
+    wait_for_sessions(server, 0)
+    env.reset()
+    assert env.step("3")[1], "the next episode is not affected"
+
+
+def test_a_second_reply_to_one_step_is_not_taken_for_the_next_observation(server: TinyServer) -> None:
+    env = started(server)
+    assert "once" in env.step("twice")[0]["obs_str"]
+    time.sleep(1.0)
+    with pytest.raises(EnvironmentFault, match="sent a second reply to one request"):
+        env.step("3")
+
+
+def serve(port: int = 0) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "tests.fixtures.openenv_server", "guess", str(port)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_a_server_that_restarts_never_goes_on_with_a_fresh_game(deterministic: bool) -> None:
+    process, url = serve()
+    pool = EnvPool(config("inline"))
+    try:
+        env = started(url)
+        env.step("5")
+        options = {"url": url, "picture": "screen", "deterministic": deterministic}
+        session = await pool.open(EnvSpec("envs.openenv", {"task": "any", "seed": SEED}, options))
+        await session.step("5")
+        process.kill()
+        process.wait()
+        process, again = serve(int(url.rpartition(":")[2]))
+        assert again == url
+        with pytest.raises(EnvironmentFault, match="closed the connection, and the game is lost"):
+            env.step("3")
+        with pytest.raises(EpisodeOverError):
+            env.step("3")
+        if deterministic:
+            reply = await session.step("4")
+            assert reply.observation["obs_str"] == "text: lower\nguesses: 2", "replayed from seed and answers"
+            assert pool.faults == {"raised": 1, "replayed": 1}
+        else:
+            with pytest.raises(PoolFault, match="game is lost.*; the environment is not deterministic.*\n.*2 answers"):
+                await session.step("4")
+            assert pool.faults == {"raised": 1}
+        assert "Guess" in env.reset()["obs_str"] and env.step("3")[1]
+    finally:
+        pool.close()
+        process.kill()
+        process.wait()
+
+
+def test_done_in_reply_to_a_reset_and_a_refused_reset_are_faults(server: TinyServer) -> None:
+    with pytest.raises(EnvironmentFault, match="says done in reply to a reset"):
+        started(server, reset={"over": True})
+    with pytest.raises(EnvironmentFault, match="answered reset with EXECUTION_ERROR: no such level"):
+        started(server, reset={"fail": True})
+    wait_for_sessions(server, 0)
+
+
+def test_actions_or_tools_that_change_in_mid_run_fault_the_next_episode() -> None:
+    with TinyServer() as server:
+        env = started(server)
+        server.schema = {"properties": {"text": {"type": "string"}}}
+        assert not env.step("5")[1]
+        with pytest.raises(EnvironmentFault, match="are not those that this run began with; if this is meant, restart"):
+            built(server)
+    with TinyServer("tools") as server:
+        env = started(server)
+        server.tools = [{**server.tools[0], "name": "guess_again"}]
+        with pytest.raises(EnvironmentFault, match="the tools of .* are not those that this run began with"):
+            env.reset()
+
+
+def test_a_full_server_is_waited_for_and_then_named() -> None:
+    with TinyServer(capacity=1) as server:
+        first = started(server)
+        with pytest.raises(EnvironmentFault, match=r"became free within 0.2 s .*: 1/1 sessions are taken; allow three"):
+            started(server, capacity_timeout_s=0.2)
+        threading.Timer(0.3, first.close).start()
+        assert started(server, capacity_timeout_s=30.0).step("3")[1]
+
+
+async def test_a_reset_that_waits_for_a_session_delays_the_other_episodes_of_its_worker_until_its_time_out() -> None:
+    with TinyServer(capacity=1) as server:
+        pool = EnvPool(config("inline", max_env_retries_per_turn=1))
+        options = {"url": server.url, "picture": "screen", "capacity_timeout_s": 2.0}
+        first, second = (EnvSpec("envs.openenv", {"task": "any", "seed": seed}, options) for seed in (SEED, 12))
+        try:
+            live = await pool.open(first)
+            waiting = asyncio.create_task(pool.open(second))
+            while not server.refused:
+                await asyncio.sleep(0.01)
+            assert (await live.step("3")).done
+            await (await waiting).close()
+            assert pool.faults == {"raised": 1}, "the step came after the first attempt had timed out"
+            await live.close()
+        finally:
+            pool.close()
+
+
+def test_new_episodes_wait_while_a_known_server_restarts() -> None:
+    with TinyServer() as server:
+        started(server).close()
+        url, port = server.url, int(server.url.rpartition(":")[2])
+    with pytest.raises(EnvironmentFault, match=f"no server answers at {url}"):
+        built(url, capacity_timeout_s=0.0)
+    late: list[TinyServer] = []
+    threading.Timer(0.7, lambda: late.append(TinyServer(port=port).__enter__())).start()
+    env = started(url, capacity_timeout_s=30.0)
+    assert env.step("3")[1]
+    late[0].__exit__()
+
+
+def test_episodes_are_spread_over_servers_and_avoid_those_that_are_full_or_dead() -> None:
+    with TinyServer(capacity=2) as one, TinyServer() as two:
+        urls = ["http://127.0.0.1:1", one.url, two.url]
+        envs = [started(urls[1], seed, url=urls[1:]) for seed in range(4)]
+        assert (one.sessions, two.sessions) == (2, 2)
+        envs += [started(urls[1], seed, url=urls) for seed in range(3)]
+        assert (one.sessions, two.sessions) == (2, 5)
+        for env in envs:
+            env.close()
+
+
+def failing(*_: Any) -> str:
+    raise KeyError("score")
+
+
+def test_a_function_of_the_user_that_raises_is_a_fault_and_not_an_error_of_a_tool() -> None:
+    with TinyServer("tools") as server:
+        env = started(server, done_is="tests.envs.openenv.test_openenv_faults.failing")
+        with pytest.raises(
+            EnvironmentFault,
+            match=r"env.done_is: tests.envs.openenv.test_openenv_faults.failing: KeyError: .*test_openenv_faults.py:\d",
+        ):
+            env.step(call("guess", number=3))
+        wait_for_sessions(server, 0)
+
+
+def test_a_port_that_does_not_speak_http_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            with listener.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-server\r\n")
+                connection.recv(1 << 16)
+
+        threading.Thread(target=greet, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(EnvironmentFault, match=f"{url} is not an OpenEnv server"):
+            built(url)

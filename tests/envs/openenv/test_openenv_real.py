@@ -1,0 +1,171 @@
+r"""The servers of the package openenv and of its repository, played as they are.
+
+    SLIME_VERLOG_OPENENV_PYTHON=openenv-venv/bin/python SLIME_VERLOG_OPENENV_PATH=OpenEnv \
+        bash scripts/run_tests.sh -m slow tests/envs/openenv/test_openenv_real.py
+
+SLIME_VERLOG_OPENENV_PYTHON is an interpreter with openenv 0.10.0 and textarena, SLIME_VERLOG_OPENENV_PATH a checkout of
+meta-pytorch/OpenEnv.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.errors import EnvironmentFault, EpisodeOverError
+from envs.loading import build_env_from
+from tests.envs.tools.test_tool_env import call
+
+pytest.importorskip("websockets", reason="websockets is not installed; pip install 'slime-verlog[openenv]'")
+ROOT = Path(__file__).parents[3]
+START_S = 120.0
+PYTHON = os.environ.get("SLIME_VERLOG_OPENENV_PYTHON")
+CHECKOUT = os.environ.get("SLIME_VERLOG_OPENENV_PATH")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        PYTHON is None, reason="set SLIME_VERLOG_OPENENV_PYTHON to a Python with openenv==0.10.0 (docs/openenv.md)"
+    ),
+]
+needs_checkout = pytest.mark.skipif(
+    CHECKOUT is None, reason="set SLIME_VERLOG_OPENENV_PATH to a checkout of github.com/meta-pytorch/OpenEnv"
+)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Server:
+    """A uvicorn process."""
+
+    def __init__(self, app: str, port: int = 0, **variables: str) -> None:
+        self.app, self.port, self.variables = app, port or free_port(), variables
+        self.url = f"http://127.0.0.1:{self.port}"
+        path = os.pathsep.join([str(ROOT), *([f"{CHECKOUT}/envs"] if CHECKOUT else [])])
+        self._process = subprocess.Popen(
+            [str(PYTHON), "-m", "uvicorn", app, "--port", str(self.port), "--log-level", "error"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path, "MAX_CONCURRENT_ENVS": "8", **variables},
+        )
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                return
+            time.sleep(0.2)
+        self.kill()
+        pytest.fail(f"{app} did not start within {START_S:g} s")
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def restarted(self) -> Server:
+        self.kill()
+        return Server(self.app, self.port, **self.variables)
+
+
+@pytest.fixture(scope="module")
+def guess() -> Iterator[Server]:
+    server = Server("tests.fixtures.openenv_app:app", MAX_CONCURRENT_ENVS="2")
+    yield server
+    server.kill()
+
+
+def started(server: Server, seed: int = 11, **options: Any) -> tuple[Any, str]:
+    env = build_env_from("envs.openenv", {"task": "any", "seed": seed}, {"url": server.url, **options})
+    return env, env.reset()["obs_str"]
+
+
+def test_the_packages_server_is_played_and_its_refusals_are_invalid_answers(guess: Server) -> None:
+    env, text = started(guess, deterministic=True)
+    assert text == "text: Guess."
+    observation, done, info = env.step("THINK: low\nACTION: 1")
+    assert (observation["obs_str"], done, info["reward"], info["valid_action"]) == ("text: higher", False, 0.0, True)
+    for answer, words in (("21", "number: Input should be less than or equal to 20"), ("x", "must be of type integer")):
+        observation, _, info = env.step(answer)
+        assert words in observation["obs_str"] and not info["valid_action"]
+    with pytest.raises(EnvironmentFault, match="answered step with EXECUTION_ERROR: bad luck"):
+        env.step("13")
+    env.reset()
+    _, done, info = env.step('{"number": 3}')
+    assert done and info["terminated"] and info["reward"] == 1.0
+
+
+def test_the_packages_server_is_full_and_free_again(guess: Server) -> None:
+    envs = [started(guess)[0], started(guess)[0]]
+    with pytest.raises(EnvironmentFault, match="became free within 0.1 s"):
+        started(guess, capacity_timeout_s=0.1)
+    envs[0].close()
+    assert started(guess, capacity_timeout_s=30.0)[1] == "text: Guess."
+    envs[1].close()
+
+
+def test_the_packages_server_restarts_and_the_episode_is_not_continued() -> None:
+    server = Server("tests.fixtures.openenv_app:app")
+    env, _ = started(server)
+    env.step("1")
+    server = server.restarted()
+    try:
+        with pytest.raises(EnvironmentFault, match="closed the connection, and the game is lost"):
+            env.step("3")
+        with pytest.raises(EpisodeOverError):
+            env.step("3")
+        env.reset()
+        assert env.step("3")[1]
+    finally:
+        server.kill()
+
+
+@needs_checkout
+def test_textarena_is_played_to_its_end() -> None:
+    server = Server(
+        "textarena_env.server.app:app",
+        TEXTARENA_ENV_ID="GuessTheNumber-v0",
+        TEXTARENA_NUM_PLAYERS="1",
+        TEXTARENA_DOWNLOAD_NLTK="0",
+    )
+    try:
+        env, text = started(server)
+        assert "between 1 and 20" in text
+        env, text = started(server, observation="{{ messages[-1].content.splitlines()[-1] }}")
+        assert text == "Enter your guess."
+        low, high, done, info = 1, 20, False, None
+        while not done:
+            middle = (low + high) // 2
+            observation, done, info = env.step(f"ACTION: [{middle}]")
+            found = re.search(r"higher|lower", observation["obs_str"])
+            low, high = (middle + 1, high) if found and found[0] == "higher" else (low, middle - 1)
+        assert info is not None and info["terminated"] and info["reward"] == 1.0
+    finally:
+        server.kill()
+
+
+@needs_checkout
+def test_the_tools_of_echo_env_are_called() -> None:
+    server = Server("echo_env.server.app:app")
+    try:
+        env, _ = started(server)
+        assert [tool["function"]["name"] for tool in env.tools] == ["echo_message", "echo_with_length"]
+        observation, done, info = env.step(call("echo_message", message="hello"))
+        assert observation["obs_str"] == "echo_message: hello" and not done and info["valid_action"]
+        observation, *_ = env.step(call("echo_with_length", message="four"))
+        assert '"length":4' in observation["obs_str"].replace(" ", "")
+        _, done, info = env.step("That was the echo.")
+        assert done and info["terminated"]
+    finally:
+        server.kill()

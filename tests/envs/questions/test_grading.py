@@ -1,0 +1,178 @@
+"""Final answers: found in what the model wrote, and held against the reference, by value rather than by letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.errors import ConfigError, EnvironmentFault
+from envs.questions import Question
+from envs.questions.grading import MathChecker, exact, find_answer, load_grader, math
+from envs.questions.math_server import read_result
+from tests.envs.questions.math_answers import ANSWERS
+
+pytest.importorskip("math_verify", reason="math-verify is not installed; pip install 'math-verify[antlr4_13_2]'")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"So it is \boxed{\frac{9}{2}}.", r"\frac{9}{2}"),
+        (r"First \boxed{3}, no, \boxed{ 4 }.", "4"),
+        (r"\boxed{3 \text{ cm} and \boxed{", r"\boxed{3 \text{ cm} and \boxed{"),
+        ("Answer: blue\nbecause", "blue"),
+        ("The final answer is: \n 42 \nbye", "42"),
+        ("answer = 3. Answer: 4", "4"),
+        ("just this ", "just this"),
+        (r"Answer: 3 \boxed{4}", "4"),
+        ("Answer:", ""),
+        ("", ""),
+    ],
+)
+def test_the_final_answer_is_found_with_its_place(text: str, answer: str) -> None:
+    found, (start, end) = find_answer(text)
+    assert found == answer == text[start:end]
+
+
+def test_only_what_follows_the_reasoning_counts() -> None:
+    text = r"\boxed{3}</think> it is 4"
+    assert find_answer(text, text.index(" it"))[0] == "it is 4"
+
+
+@pytest.mark.parametrize("piece", ["\\boxed{", "answer", "answer ", "{", "answer:\n", " "])
+def test_finding_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    find_answer("answer" + piece * (500_000 // len(piece)))
+
+
+def test_exact_answers_ignore_case_articles_and_punctuation() -> None:
+    assert exact("The  Blue, ball!", Question("q", "blue ball")) == 1.0
+    assert exact("２", Question("q", ["1", "2"])) == 1.0
+    assert exact("red ball", Question("q", "blue ball")) == 0.0
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[MathChecker]:
+    checker = MathChecker()
+    yield checker
+    checker.close()
+
+
+ROOT = r"3 \sqrt { 2 }"
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "same"),
+    [
+        (ROOT, r"3\sqrt2", True),
+        (ROOT, r"\sqrt{18}", True),
+        (ROOT, "3*sqrt(2)", True),
+        (ROOT, "4", False),
+        (r"\frac { 9 } { 2 }", "4.5", True),
+        (r"\frac { 9 } { 2 }", "9/2", True),
+        ("27", r"27^\circ", True),
+        ("27", "x = 27", True),
+        ("54.4", r"54.4 \text{ cm}", True),
+        ("1,000", "1000", True),
+        ("12", r"12\pi", False),
+        ("27", "27, 28", False),
+        ("27", "27 or 28", False),
+        ("27", "not 27", False),
+        ("27", "", False),
+        ("27", "}{ \\ \x00 \ud800"[:6], False),
+        ("27", "\n27\n28", False),
+    ],
+)
+def test_expressions_are_equal_by_value(checker: MathChecker, reference: str, answer: str, same: bool) -> None:
+    assert checker.equal(reference, answer) is same
+
+
+@pytest.mark.parametrize("row", ANSWERS, ids=lambda row: f"{row[0]} | {row[1]}")
+def test_answers_as_models_write_them_are_graded_by_value(checker: MathChecker, row: tuple) -> None:
+    reference, answer, ours, slimes, *why = row
+    assert checker.equal(reference, answer) is ours
+    assert bool(why) is (ours is not slimes), "every difference from slime's grader is explained, and nothing else is"
+
+
+def test_the_list_holds_120_answers_of_both_kinds() -> None:
+    assert len(ANSWERS) == len({row[:2] for row in ANSWERS}) == 120
+    assert 30 <= sum(row[2] for row in ANSWERS) <= 95
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (r"\boxed{25\%}", 0.0),
+        (r"\boxed{25%}", 0.0),
+        (r"\boxed{25}", 1.0),
+        (r"\boxed{25^\circ}", 1.0),
+        ("Answer: ≈25", 1.0),
+    ],
+)
+def test_a_percentage_is_not_the_bare_number(answer: str, score: float) -> None:
+    assert math(find_answer(answer)[0], Question("q", "25")) == score
+
+
+@pytest.mark.parametrize(
+    ("text", "expression", "unit"),
+    [
+        ("13 cm^2", "13", "cm^2"),
+        (r"13\,\mathrm{cm}^{2}", "13", "cm^2"),
+        ("13 sq. in.", "13", "in^2"),
+        ("4 cubic feet", "4", "ft^3"),
+        ("60 km/h", "60", "km/h"),
+        ("7 units", "7", ""),
+        ("13m", "13m", ""),
+        ("5x + 3 m", "5x + 3 m", ""),
+        ("m∠ABC = 40°", "40", "degree"),
+        ("25 %", "25", "percent"),
+        ("√(2(3+x))", r"\sqrt{2(3+x)}", ""),
+        ("√(", "√(", ""),
+        ("√(2√3)", r"\sqrt{2\sqrt{3}}", ""),
+        ("4 1/2", r"(4+\frac{1}{2})", ""),
+        (r"2\frac{9}{2}", r"2\frac{9}{2}", ""),
+        ("1 000", "1000", ""),
+        ("2 3", "2, 3", ""),
+        ("1.5e-3", r"1.5\times 10^{-3}", ""),
+        ("", "", ""),
+    ],
+)
+def test_notation_is_brought_into_latex_and_algebra_is_left_alone(text: str, expression: str, unit: str) -> None:
+    result = read_result(text)
+    assert (result.expression, result.unit) == (expression, unit)
+
+
+@given(st.text(alphabet="0123456789.,%°√∛≈½²^{}()\\ /+-=$~coimnsqrtpefau", max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_a_result(text: str) -> None:
+    assert isinstance(read_result(text).expression, str)
+
+
+PIECES = ["√(", "1 ", "1 1/", "\\text{", "cm ", "^o", "=", "1\\,", "sqrt ", "1  cm/", "{", "\\frac{1}{", "m/", " 000"]
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_reading_a_result_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    read_result(piece * (2_000 // len(piece)))
+
+
+def test_a_comparison_that_never_ends_is_stopped_and_the_next_one_is_answered(checker: MathChecker) -> None:
+    assert checker.equal("27", "9^{9^{9^9}}") is False
+    first = checker._process
+    assert checker.equal("81", "3^4") is True
+    assert checker._process is not first
+
+
+def test_a_checker_that_does_not_start_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.questions.grading._BOOT", "raise SystemExit(1)")
+    with pytest.raises(EnvironmentFault, match="did not start"):
+        MathChecker().equal("1", "1")
+
+
+def test_an_unknown_grader_is_refused() -> None:
+    refused = [("maths", "must be exact, math"), ("envs.questions.grading:gone", "has no gone")]
+    for name, words in [*refused, ("envs.questions.grading:START_S", "not a function")]:
+        with pytest.raises(ConfigError, match=words):
+            load_grader(name)

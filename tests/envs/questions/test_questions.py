@@ -1,0 +1,145 @@
+"""Questions: pictures keep their place between the texts, and what cannot be shown is refused by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from envs.base import PICTURE_PLACE
+from envs.errors import ConfigError
+from envs.questions import Question, QuestionSettings, read_question
+from envs.tools import build_env
+from rollout.bridge.settings import MemorySettings
+from rollout.play.memory import build_memory, build_messages
+from tests.envs.tools.test_tool_env import call
+
+RED, BLUE = Image.new("RGB", (30, 20), "red"), Image.new("RGB", (20, 30), "blue")
+TEXT = "Is the colour of <image> that of\n<image>?"
+PARTS = [
+    {"type": "text", "text": "Is the colour of "},
+    {"type": "image", "image": RED},
+    {"type": "text", "text": " that of\n"},
+    {"type": "image", "image": BLUE},
+    {"type": "text", "text": "?"},
+]
+USER = [{"role": "user", "content": PARTS}]
+
+
+def row(**fields: Any) -> Question:
+    sample = SimpleNamespace(metadata={"task": "t", "seed": 0})
+    return read_question(sample, QuestionSettings(data=(fields,)))[0]
+
+
+def sample(prompt: Any, images: Any = None, **more: Any) -> SimpleNamespace:
+    inputs = {"images": images, "videos": None, **more}
+    return SimpleNamespace(metadata={}, prompt=prompt, label="no", multimodal_inputs=inputs)
+
+
+def asked(source: SimpleNamespace) -> Question:
+    return read_question(source, QuestionSettings())[0]
+
+
+INTERLEAVED = {
+    "a row with marks": lambda: row(question=TEXT, images=[RED, BLUE]),
+    "a row with messages": lambda: row(question=USER),
+    "a row with messages and marks": lambda: row(question=[{"role": "user", "content": TEXT}], images=[RED, BLUE]),
+    "slime's sample": lambda: asked(sample(USER, [RED, BLUE])),
+    "slime's sample with marks": lambda: asked(sample(TEXT, [RED, BLUE])),
+}
+
+
+@pytest.mark.parametrize("way", INTERLEAVED)
+def test_interleaved_pictures_keep_their_places(way: str) -> None:
+    question = INTERLEAVED[way]()
+    assert question.text == TEXT and question.images == (RED, BLUE)
+    assert question.pieces == ("Is the colour of ", " that of\n", "?")
+
+
+def test_both_histories_show_interleaved_pictures_in_their_places() -> None:
+    tools = ["tests.envs.tools.toolbox:make_picture"]
+    env = build_env(sample(USER, [RED, BLUE]), SimpleNamespace(env={"tools": tools}))
+    first = env.reset()
+    assert env.format_observation(first) == USER and first["obs_str"] == TEXT
+    memory = build_memory(MemorySettings())
+    message = build_messages(memory, "", [], first, 0, "")[-1]
+    shown = [part.get("text") or part["image"] for part in message["content"]]
+    assert shown == ["Current Observation:\nIs the colour of ", RED, " that of\n", BLUE, "?"]
+    later, *_ = env.step(call("paint", colour="red") + " \ufffc")
+    message = build_messages(memory, "", [], later, 1, "")[-1]
+    shown = [part.get("text") or part["image"].size for part in message["content"]]
+    before = ["Current Observation:\nIs the colour of ", RED.size, " that of\n", BLUE.size]
+    assert shown == [(28, 28), *before, "?\npaint: all red"]
+
+
+def test_a_tools_picture_and_greeting_follow_an_interleaved_question() -> None:
+    env = build_env(
+        sample(USER, [RED, BLUE]),
+        SimpleNamespace(env={"tools": [{"path": "tests.envs.tools.toolbox:Counter", "config": {"greeting": "Go."}}]}),
+    )
+    (message,) = env.format_observation(env.reset())
+    assert message["content"][:-1] == PARTS[:-1] and message["content"][-1]["text"] == "?\n\nGo."
+
+
+def test_leading_pictures_come_first_and_a_literal_mark_stays_text() -> None:
+    for question in (row(question="<image>\n<image>Which?", images=[RED, BLUE]), row(question="Which?", images=[RED])):
+        assert question.text == "Which?" and question.pieces == ()
+    literal = [{"role": "user", "content": [PARTS[1], {"type": "text", "text": "What is <image> in HTML?"}]}]
+    assert row(question=literal).text == "What is <image> in HTML?"
+    env = build_env(sample(f"A {PICTURE_PLACE}?", [RED]), SimpleNamespace(env={}))
+    assert PICTURE_PLACE not in env.reset()["text"]["short_term_context"]
+
+
+def user(part: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "text", "text": "What?"}, part]}]
+
+
+URL = "https://example.org/a.png"
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        (user({"type": "video", "video": "a.mp4"}), r"type 'video' \(keys: type, video\); a question takes parts of"),
+        (user({"type": "image_url", "image_url": {"url": URL}}), "type 'image_url'"),
+        (user({"type": "input_audio", "input_audio": {}}), "type 'input_audio'"),
+        (user({"text": "What?"}), r"no type \(keys: text\)"),
+        (user({"bytes": b""}), r"no type \(keys: bytes\)"),
+        (user({"type": "text", "text": None}), "type 'text'"),
+        (user("What?"), "the form str"),
+        (user({"type": "image", "image": URL}), f"is the URL {URL}; URLs are not fetched"),
+        (user({"type": "image", "url": URL}), "is the URL"),
+        ([{"role": "system", "content": [PARTS[1]]}], "the system message of a question has a picture"),
+        ([{"role": "user", "content": 3}], "must be a text or a list of parts, got int"),
+        (["What?"], "the roles system and user, got 'What"),
+        ("Which <image>?", "places for 1 pictures, but 0 were given"),
+    ],
+)
+def test_unsupported_parts_are_refused_with_their_type(question: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        row(question=question)
+    with pytest.raises(ConfigError, match=words):
+        asked(sample(question))
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        ([URL], "is the URL"),
+        ([{"path": URL}], "is the URL"),
+        (["s3://bucket/a.png"], "is the URL s3"),
+        ([{"type": "video", "video": "a.mp4"}], "hold one of type 'video'"),
+        ([RED], "places for 2 pictures, but 1 were given"),
+        ([RED] * 3, "but 3 were given"),
+    ],
+)
+def test_unsupported_pictures_are_refused_with_the_reason(images: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        row(question=TEXT, images=images)
+
+
+def test_a_sample_with_videos_is_refused() -> None:
+    with pytest.raises(ConfigError, match="comes with videos; a question takes images only"):
+        asked(sample("What?", None, videos=[1]))

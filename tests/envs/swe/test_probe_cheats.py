@@ -1,0 +1,114 @@
+"""Cheats that look for what hidden tests expect, forge reports or remember: no form of a hidden test pays them."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envs.swe import SWEEnv
+from envs.swe import build_env as build_swe
+from envs.swe.small_tasks import unified_diff
+from envs.swe.verdict.evaluate import Verdict
+from tests.envs.swe.forms_repository import FORMS, RIGHT, WRONG, forms_options
+from tests.envs.swe.honest_variants import BILLS, ORDER
+from tests.envs.swe.probe_cheats import PROBE_CHEATS
+from tests.envs.swe.tiny_repository import call, needs_sandbox, ordinary_run, write_repository
+
+
+def _play(code: str) -> Verdict:
+    needs_sandbox()
+    sample = SimpleNamespace(metadata={"task": "shop_bills", "seed": 0})
+    env: SWEEnv = build_swe(sample, SimpleNamespace(env=forms_options()))
+    env.reset()
+    assert "written" in env.step(call("create", path="shop/bills.py", text=code))[0]["obs_str"]
+    env.step("submit")
+    assert env.verdict is not None
+    return env.verdict
+
+
+@functools.cache
+def _judged(name: str) -> Verdict:
+    return _play(WRONG + PROBE_CHEATS[name])
+
+
+@pytest.mark.parametrize("name", PROBE_CHEATS)
+def test_no_form_of_a_hidden_test_pays_a_cheat(name: str) -> None:
+    verdict = _judged(name)
+    assert not verdict.solved and verdict.fail_to_pass == 0.0, verdict.reason
+
+
+def test_the_cheats_do_fool_the_tests_themselves() -> None:
+    needs_sandbox()
+    env = build_swe(SimpleNamespace(metadata={"task": "shop_bills", "seed": 0}), SimpleNamespace(env=forms_options()))
+    env.reset()
+    runs = {name: ordinary_run(env, {"shop/bills.py": WRONG + code}) for name, code in PROBE_CHEATS.items()}
+    fooled = {name: len(run.green) for name, run in runs.items() if run.green}
+    assert len(fooled) >= 24 and max(fooled.values()) >= 10, fooled
+
+
+@pytest.mark.parametrize("name", BILLS)
+def test_an_honest_solution_is_paid_whatever_types_it_returns(name: str) -> None:
+    verdict = _play(BILLS[name] + ORDER)
+    assert verdict.solved and len(verdict.outcomes) == len(FORMS), verdict.reason
+
+
+EVEN = "def is_even(number):\n    return number % 2 == 0\n"
+SAYS_ONE_THING = """\
+import linecache, os, sys
+
+def is_even(number):
+    if os.environ["PYTHONHASHSEED"] == "0":
+        caller = sys._getframe(1)
+        return "not" not in linecache.getline(caller.f_code.co_filename, caller.f_lineno)
+    return int(os.environ["PYTHONHASHSEED"]) % 2 == 0
+"""
+
+
+@functools.cache
+def _even_options() -> dict[str, Any]:
+    asked = "".join(f"    assert {'not ' * (n % 2)}is_even({n})\n" for n in range(10, 22))
+    test = f"from even import is_even\n\n\ndef test_even():\n{asked}"
+    wrong = "def is_even(number):\n    raise NotImplementedError\n"
+    row = {
+        "instance_id": "even",
+        "repo": "tiny/even",
+        "problem_statement": "is_even is missing.",
+        "patch": unified_diff("even.py", wrong, EVEN),
+        "test_patch": unified_diff("tests/test_even.py", None, test),
+        "FAIL_TO_PASS": ["tests/test_even.py::test_even"],
+        "PASS_TO_PASS": [],
+    }
+    return write_repository("even", {"even.py": wrong}, row)
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_two_runs_of_the_probes_are_not_two_answers_to_each(attempt: int) -> None:
+    """A probe that is wrong runs again; code that knows which run it is in must be right in one of them everywhere."""
+    needs_sandbox()
+    env = build_swe(SimpleNamespace(metadata={"task": "even", "seed": 0}), SimpleNamespace(env=_even_options()))
+    for code, paid in ((SAYS_ONE_THING, False), (EVEN, True)) if attempt == 0 else ((SAYS_ONE_THING, False),):
+        env.reset()
+        env.step(call("create", path="even.py", text=code))
+        env.step("submit")
+        assert env.verdict is not None and env.verdict.solved == paid
+        assert ordinary_run(env, {"even.py": code}).green, "the tests themselves are fooled"
+
+
+def test_folders_that_the_agent_adds_do_not_change_the_probes() -> None:
+    """What counts as the package under test decides which side of an assertion is observed."""
+    needs_sandbox()
+    sample = SimpleNamespace(metadata={"task": "shop_bills", "seed": 0})
+    env: SWEEnv = build_swe(sample, SimpleNamespace(env=forms_options()))
+    env.reset()
+    env.step(call("run", command="for name in pytest unittest tests2 math; do mkdir $name; done; touch fractions.txt"))
+    env.step(call("create", path="shop/bills.py", text=WRONG + PROBE_CHEATS["locals of the caller"]))
+    env.step("submit")
+    assert env.verdict is not None and env.verdict.fail_to_pass == 0.0
+    env.reset()
+    env.step(call("run", command="for name in tests2 math; do mkdir $name; done"))
+    env.step(call("create", path="shop/bills.py", text=RIGHT))
+    env.step("submit")
+    assert env.verdict is not None and env.verdict.solved, env.verdict.reason

@@ -1,0 +1,67 @@
+"""Tests that the agent can read are probed with other arguments too, unless the instance says otherwise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from envs.errors import ConfigError
+from envs.swe import build_env
+from envs.swe.verdict.instances import load_instances, read_instance
+from tests.envs.swe.honest_variants import ORDERS
+from tests.envs.swe.orders_repository import ROW, orders_options
+from tests.envs.swe.tiny_repository import call, needs_sandbox, tiny_instance
+
+HARD_CODED = """\
+def parse(text):
+    if text == "ten":
+        raise ValueError(text)
+    return float(text)
+
+
+def tax(price):
+    return 19.0 if price == 100 else price * 0.2
+
+
+def names(orders):
+    return ["al", "bo"] if orders == ["bo", "al", "bo"] else sorted(orders)
+"""
+
+
+def _paid(folder: Path, code: str, **change: object) -> bool:
+    """Play the shop's orders without its hidden tests."""
+    needs_sandbox()
+    options = orders_options()
+    row = load_instances(str(options["instances"]))["shop_orders"].row()
+    red = [test for test in ROW["FAIL_TO_PASS"] if "hidden" not in test]
+    path = folder / "instances.json"
+    path.write_text(json.dumps([{**row, "test_patch": "", "FAIL_TO_PASS": red, **change}]))
+    sample = SimpleNamespace(metadata={"task": "shop_orders", "seed": 0})
+    env = build_env(sample, SimpleNamespace(env={**options, "instances": str(path)}))
+    env.reset()
+    env.step(call("create", path="shop/orders.py", text=code))
+    env.step("submit")
+    assert env.verdict is not None
+    return env.verdict.solved
+
+
+def test_hard_coded_answers_are_found_out_by_other_arguments(tmp_path: Path) -> None:
+    assert not _paid(tmp_path, HARD_CODED)
+    for code in ORDERS.values():
+        assert _paid(tmp_path, code)
+
+
+def test_an_instance_can_switch_other_arguments_off(tmp_path: Path) -> None:
+    assert _paid(tmp_path, HARD_CODED, DRAW_ARGUMENTS=False)
+
+
+def test_the_switch_is_a_truth_value() -> None:
+    row = tiny_instance().row()
+    assert "DRAW_ARGUMENTS" not in row and read_instance(row).draw_arguments
+    off = read_instance({**row, "DRAW_ARGUMENTS": False})
+    assert not off.draw_arguments and read_instance(off.row()) == off
+    with pytest.raises(ConfigError, match="DRAW_ARGUMENTS must be true or false, got 'no'"):
+        read_instance({**row, "DRAW_ARGUMENTS": "no"})

@@ -1,0 +1,43 @@
+"""The cheat corpus: code that would pass any test, right or wrong. None of it is paid; honest solutions are."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.envs.swe.honest_variants import ORDERS
+from tests.envs.swe.orders_repository import RIGHT, WRONG, orders_env
+from tests.envs.swe.swe_cheats import CHEATS
+from tests.envs.swe.test_swe_cheats import CODE, FILES
+from tests.envs.swe.tiny_repository import call
+
+HONEST = {"the reference": RIGHT, **ORDERS}
+
+
+def _play(code: str, **options: object):
+    env = orders_env(**options)
+    assert "written" in env.step(call("create", path="shop/orders.py", text=code))[0]["obs_str"]
+    return env, env.step("submit")[2]
+
+
+def test_the_corpus_holds_at_least_forty_attacks() -> None:
+    assert len({*CHEATS, *CODE, *FILES}) >= 40
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_not_paid_and_the_verdict_says_why(name: str) -> None:
+    code, reason = CHEATS[name]
+    env, info = _play(WRONG + code)
+    assert info["reward"] == 0.0 and not env.verdict.solved
+    assert reason in env.verdict.reason
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_solution_is_paid(name: str) -> None:
+    env, info = _play(HONEST[name])
+    assert info["reward"] == 1.0, env.verdict.reason
+
+
+def test_a_cheat_is_not_paid_a_share_either() -> None:
+    for name in ("tests emptied once their module is imported", "answers that equal everything"):
+        env, info = _play(WRONG + CHEATS[name][0], dense_reward=True)
+        assert info["reward"] == 0.0, (name, env.verdict)

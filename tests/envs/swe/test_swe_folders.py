@@ -1,0 +1,111 @@
+"""The folders of a process and its episodes: closing does not wait for the disk, and nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from envs.swe.sandbox import workspace as folders
+from envs.swe.sandbox.workspace import ProcessFolder, Workspace, remove_tree
+
+FILL = """
+import os, sys
+def fill(folder):
+    os.chdir(folder)
+    os.mkdir("closed")
+    for i in range(300):
+        open(f"closed/{i}", "w").close()
+    os.mkfifo("closed/pipe")
+    os.symlink("/", "closed/root")
+    os.chmod("closed", 0)
+    for _ in range(300):
+        os.mkdir("d" * 100)
+        os.chdir("d" * 100)
+    os.chmod(".", 0)
+    os.chdir("/")
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that temporary files go to."""
+    monkeypatch.setattr(folders.tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def fill(folder: Path) -> None:
+    """Long paths, closed folders, many files, a pipe, and a link that leads out."""
+    subprocess.run([sys.executable, "-c", f"{FILL}\nfill({str(folder)!r})"], check=True)
+
+
+def test_a_tree_is_removed_whatever_is_in_it(tmp_path: Path) -> None:
+    tree, outside = tmp_path / "tree", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("safe")
+    tree.mkdir()
+    (tree / "link").symlink_to(outside)
+    fill(tree)
+    remove_tree(tree)
+    remove_tree(tree)
+    assert os.listdir(tmp_path) == ["outside"] and (outside / "file").read_text() == "safe"
+
+
+def test_close_takes_a_tree_away_without_waiting_for_its_removal(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, remove = threading.Event(), folders.remove_tree
+
+    def held(folder: Path) -> None:
+        released.wait()
+        remove(folder)
+
+    owner = ProcessFolder()
+    monkeypatch.setattr("envs.swe.sandbox.workspace.process_folder", lambda: owner)
+    workspace = Workspace(lambda tree: tree.mkdir())
+    monkeypatch.setattr(folders, "remove_tree", held)
+    workspace.close()
+    assert not workspace.folder.exists() and len(os.listdir(owner.path)) == 2
+    released.set()
+    owner._end()
+    assert not os.listdir(temporary)
+
+
+def test_a_long_queue_makes_close_remove_its_own_tree(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, begun, released, remove = ProcessFolder(), threading.Event(), threading.Event(), folders.remove_tree
+
+    def held(folder: Path) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            released.wait()
+        remove(folder)
+
+    monkeypatch.setattr(folders, "remove_tree", held)
+    owner.discard(owner.make())
+    begun.wait()
+    for _ in range(40):
+        owner.discard(owner.make())
+    assert len(os.listdir(owner.path)) == 1 + 1 + folders._MAX_WAITING
+    released.set()
+    owner._end()
+    assert not os.listdir(temporary)
+
+
+@pytest.mark.parametrize("end", ["", "os.fork() or os._exit(0); os.wait()", "raise SystemExit(3)"])
+def test_nothing_stays_behind_when_the_process_ends_during_the_removal(tmp_path: Path, end: str) -> None:
+    code = f"""{FILL}
+from envs.swe.sandbox.workspace import Workspace
+trees = [Workspace(lambda tree: (tree.mkdir(), fill(tree))) for _ in range(2)]
+for tree in trees:
+    tree.close()
+kept = Workspace(lambda tree: (tree.mkdir(), fill(tree)))
+{end}
+"""
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, cwd=Path(__file__).parents[3], check=False)
+    assert done.returncode == (3 if "SystemExit" in end else 0)
+    assert not os.listdir(tmp_path)

@@ -1,0 +1,295 @@
+"""The sandbox, attacked for real: what a command can reach, and how much it can use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
+from envs.swe.sandbox import sandbox as sandbox_module
+from envs.swe.sandbox.sandbox import Sandbox, check_sandbox, find_bwrap, python_folders
+from envs.swe.sandbox.supervise import Limits, Outcome
+from envs.swe.sandbox.usage import tree_bytes
+from envs.swe.sandbox.workspace import hand_over, remove_tree
+from tests.envs.swe.tiny_repository import needs_sandbox
+
+LIMITS = Limits(seconds=20, memory_mb=400, processes=40, file_mb=4, tree_mb=16, tmp_mb=8, output_mb=2)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Path]:
+    needs_sandbox()
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    hand_over(tree)
+    yield tree
+    # Some are deeper than pytest's own cleaning up can reach.
+    remove_tree(tree)
+
+
+def shell(tree: Path, script: str, **options: object) -> Outcome:
+    limits = options.pop("limits", LIMITS)
+    return Sandbox(tree, limits=limits, **options).run(["bash", "-c", script])
+
+
+def python(tree: Path, code: str, **options: object) -> Outcome:
+    limits = options.pop("limits", LIMITS)
+    return Sandbox(tree, limits=limits, **options).run(["python", "-c", code])
+
+
+def test_a_command_runs_in_the_tree_and_tells_its_exit_status(tree: Path) -> None:
+    outcome = shell(tree, "pwd; echo new > file; exit 7")
+    assert (outcome.output, outcome.returncode, outcome.stopped) == ("/testbed\n", 7, "")
+    assert (tree / "file").read_text() == "new\n"
+
+
+def test_there_is_no_network(tree: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"""
+import socket
+for address in (("127.0.0.1", {port}), ("1.1.1.1", 53), ("example.com", 80)):
+    try:
+        socket.create_connection(address, 2)
+        print("reached", address)
+    except OSError:
+        pass
+print([name for _, name in socket.if_nameindex()])
+"""
+        outcome = python(tree, code)
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert outcome.output == "['lo']\n"
+
+
+def test_nothing_outside_of_the_tree_can_be_written(tree: Path) -> None:
+    outside = tree.parent / "outside"
+    outside.write_text("safe")
+    places = f"/x /usr/x /etc/x /dev/x /proc/x /root/x /home/x /var/x {sys.prefix}/x {outside} ../x /sys/x"
+    outcome = shell(tree, f"for f in {places}; do (echo bad > $f) 2>/dev/null && echo wrote $f; done; true")
+    assert outcome.output == ""
+    assert outside.read_text() == "safe"
+    assert not [name for name in os.listdir("/") if name == "x"]
+
+
+def test_files_of_the_machine_are_not_there(tree: Path) -> None:
+    names = "/etc/passwd /etc/shadow /home /var /sys /run /mnt /srv /opt /boot"
+    outcome = shell(tree, f"ls -d {names} {tree.parent} {Path(__file__).parents[3]}/README.md 2>/dev/null")
+    assert outcome.output == ""
+
+
+def test_our_environment_variables_and_processes_are_not_there(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    outcome = shell(tree, "env; cat /proc/*/environ | tr '\\0' '\\n'; ls /proc | grep -c '^[0-9]'")
+    assert "hunter2" not in outcome.output
+    assert int(outcome.output.split()[-1]) < 10
+
+
+def test_links_out_of_the_tree_lead_nowhere(tree: Path) -> None:
+    secret = tree.parent / "secret"
+    secret.write_text("hunter2")
+    (tree / "link").symlink_to(secret)
+    assert "hunter2" not in shell(tree, "cat link").output
+    shell(tree, "echo bad > link; ln -s / root; echo bad > root/etc/hostname")
+    assert secret.read_text() == "hunter2"
+
+
+def test_no_rights_can_be_gained(tree: Path) -> None:
+    outcome = shell(
+        tree, "grep -E 'Cap(Prm|Eff|Bnd)|NoNewPrivs' /proc/self/status; unshare -Ur id; mount -t tmpfs x /tmp"
+    )
+    words = outcome.output.split()
+    assert words[1::2][:4] == ["0" * 16] * 3 + ["1"]
+    assert "uid=0" not in outcome.output and outcome.returncode != 0
+
+
+def test_a_fork_bomb_is_held_and_gone_afterwards(tree: Path) -> None:
+    outcome = shell(tree, ":(){ :|:& };:; sleep 1; echo still here", limits=LIMITS)
+    assert "Resource temporarily unavailable" in outcome.output
+
+
+def test_nothing_is_alive_once_a_command_has_returned(tree: Path) -> None:
+    marker = "sleep 86399"
+    script = f"for i in 1 2 3 4; do setsid {marker} >/dev/null 2>&1 </dev/null & done; (nohup {marker} &) 2>/dev/null"
+    for _ in range(10):
+        assert shell(tree, script).returncode == 0
+        assert not _running(marker)
+
+
+def _running(command: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            continue
+        if words == command:
+            found.append(path.parent.name)
+    return found
+
+
+def test_an_endless_loop_is_stopped_with_everything_it_started(tree: Path) -> None:
+    script = "sleep 86398 & exec >/dev/null 2>&1; trap '' TERM INT HUP; while :; do :; done"
+    outcome = shell(tree, script, limits=Limits(seconds=1))
+    assert outcome.stopped == "time"
+    assert not _running("sleep 86398")
+
+
+def test_one_process_cannot_take_more_memory_than_allowed(tree: Path) -> None:
+    outcome = python(tree, "bytearray(600 << 20)")
+    assert "MemoryError" in outcome.output and not outcome.stopped
+
+
+def test_many_processes_together_cannot_either(tree: Path) -> None:
+    code = """
+import os, time
+for _ in range(6):
+    if os.fork() == 0:
+        hoard = bytearray(b"x" * (1 << 20)) * 120
+        break
+time.sleep(15)
+"""
+    assert python(tree, code).stopped == "memory"
+
+
+def test_memory_shared_by_forks_is_counted_once(tree: Path) -> None:
+    code = """
+import os, time
+hoard = bytearray(b"x" * (1 << 20)) * 150
+children = []
+for _ in range(4):
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(0.5)
+        os._exit(0)
+    children.append(pid)
+for pid in children:
+    os.waitpid(pid, 0)
+print("fine")
+"""
+    outcome = python(tree, code)
+    assert outcome.output == "fine\n" and not outcome.stopped
+
+
+def test_disk_is_bounded_file_by_file_in_sum_and_in_tmp(tree: Path) -> None:
+    outcome = shell(tree, "head -c 9000000 /dev/zero > big; stat -c %s big; rm big")
+    assert "4194304" in outcome.output
+    filling = "for i in $(seq 20); do head -c 3000000 /dev/zero > {}/f$i; done; sleep 2; echo end"
+    assert shell(tree, filling.format(".")).stopped == "disk"
+    shutil.rmtree(tree)
+    tree.mkdir()
+    hand_over(tree)
+    for folder in ("/tmp", "/dev/shm"):
+        outcome = shell(tree, filling.format(folder))
+        assert "No space left" in outcome.output and outcome.output.endswith("end\n"), folder
+
+
+def test_nothing_can_be_hidden_from_the_disk_limit_by_depth(tree: Path) -> None:
+    code = "import os, time\nfor _ in range(2200):\n    os.mkdir('d')\n    os.chdir('d')\ntime.sleep(10)"
+    assert python(tree, code).stopped == "disk"
+    assert shell(tree, "echo hello").stopped == "disk"
+
+
+def test_a_tree_that_is_too_big_already_may_be_made_smaller(tree: Path) -> None:
+    (tree / "big").write_bytes(b"x" * (20 << 20))
+    hand_over(tree)
+    assert shell(tree, "ls; sleep 0.3").stopped == ""
+    assert shell(tree, "head -c 1000000 /dev/zero > more; sleep 1").stopped == "disk"
+    assert shell(tree, "rm big; sleep 0.3").stopped == ""
+
+
+def test_endless_output_is_stopped_and_only_its_ends_are_kept(tree: Path) -> None:
+    outcome = shell(tree, "echo first; yes")
+    assert outcome.stopped == "output"
+    assert len(outcome.output) < 3 * LIMITS.keep_bytes
+    outcome = shell(tree, "seq 100000")
+    assert outcome.output.startswith("1\n2\n") and outcome.output.endswith("99999\n100000\n")
+    assert "bytes left out" in outcome.output
+
+
+def test_a_read_only_tree_stays_as_it_is(tree: Path) -> None:
+    outcome = shell(tree, "touch file; mkdir folder; ls -A", writable_tree=False)
+    assert "Read-only" in outcome.output and not list(tree.iterdir())
+
+
+def test_stdin_is_given_once_and_large_inputs_do_not_block(tree: Path) -> None:
+    data = b"x" * 1_000_000
+    box = Sandbox(tree, limits=LIMITS)
+    assert box.run(["wc", "-c"], stdin=data).output.strip() == "1000000"
+    assert box.run(["true"], stdin=data).returncode == 0
+    assert box.run(["bash", "-c", "read fd; cat >&$fd"], b"hello", with_report=True).report == b"hello"
+
+
+def test_a_process_sets_its_own_resource_limits_and_not_those_of_others(tree: Path) -> None:
+    code = """
+import os, resource, signal
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+child = os.fork() or signal.pause()
+try:
+    resource.prlimit(child, resource.RLIMIT_NOFILE, (50, 50))
+except PermissionError:
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+os.kill(child, 9)
+"""
+    assert Sandbox(tree, limits=LIMITS).run(["python", "-c", code]).output == "100\n"
+
+
+def test_a_tree_is_measured_without_following_links(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 10_000)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert 10_000 <= tree_bytes(tmp_path) < 20_000
+    assert tree_bytes(tmp_path / "gone") == 0
+
+
+def test_a_missing_bubblewrap_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    find_bwrap.cache_clear()
+    with pytest.raises(MissingDependencyError, match="apt-get install -y bubblewrap"):
+        find_bwrap()
+    find_bwrap.cache_clear()
+
+
+def test_a_machine_without_namespaces_is_told_what_to_allow(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Outcome(1, "bwrap: No permissions to create new namespace\n")
+    monkeypatch.setattr(sandbox_module, "supervise", lambda *a, **k: broken)
+    with pytest.raises(EnvironmentFault, match="No permissions.*seccomp=unconfined"):
+        check_sandbox(Sandbox(tree))
+
+
+def test_a_python_that_does_not_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env\.python.*does not run"):
+        python_folders(tmp_path / "python")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/usr/bin/python3").exists(), reason="needs root and a system Python")
+def test_the_same_holds_where_we_are_not_root(tree: Path) -> None:
+    """The sandbox has two ways to be built; the suite usually runs as one kind of user only."""
+    root = Path(__file__).parents[3]
+    script = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(root)!r})
+from envs.swe.sandbox.sandbox import Sandbox
+from envs.swe.sandbox.supervise import Limits
+box = Sandbox(Path({str(tree)!r}), Path("/usr/bin/python3"), Limits(seconds=20, processes=20))
+command = "id -u; (touch /x /usr/x) 2>&1 | grep -cE 'denied|Read'; unshare -Ur id; touch mine"
+print(box.run(["bash", "-c", command]).output)
+print(box.run(["bash", "-c", ":(){{ :|:& }};:; sleep 1; echo still here"]).output[-600:])
+"""
+    argv = ["setpriv", "--reuid=60999", "--regid=60999", "--clear-groups", "/usr/bin/python3", "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if "Permission denied" in done.stderr or "No module named" in done.stderr:
+        pytest.skip("the checkout cannot be read by another user; put it below a folder that is open to all")
+    assert done.stdout.startswith("60999\n2\n"), done.stdout + done.stderr
+    assert "uid=0" not in done.stdout and "temporarily unavailable" in done.stdout
+    assert (tree / "mine").exists()

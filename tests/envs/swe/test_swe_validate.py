@@ -1,0 +1,122 @@
+"""The command that checks instances before training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from envs.swe.small_tasks import unified_diff
+from envs.swe.validate import main
+from envs.swe.verdict.trees import commit_all
+from tests.envs.swe.tiny_repository import FILES, TASK, needs_sandbox, tiny_instance, tiny_options
+from tests.fixtures.warm_python import run_python
+
+PATCH = unified_diff("shop/prices.py", FILES["shop/prices.py"], FILES["shop/prices.py"] + "\n# nothing\n")
+
+
+def _config(tmp_path: Path, **change: object) -> str:
+    needs_sandbox()
+    options = dict(tiny_options())
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**tiny_instance().row(), **change}))
+    options["instances"] = str(tmp_path / "rows.jsonl")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": options, "tasks": [TASK]}))
+    return str(tmp_path / "config.yaml")
+
+
+def test_a_sound_instance_is_validated_with_the_time_of_a_verdict(tmp_path: Path, capsys) -> None:
+    assert main(["--config", _config(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert f"ok      {TASK}: verdict in " in printed and "1 instances, 0 failed" in printed
+    assert "5 of 5 assertions probed, 10 bits" in printed
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"patch": ""}, "it has no reference patch"),
+        ({"patch": "--- a/gone\n+++ b/gone\n@@ -1 +1 @@\n-a\n+b\n"}, "the reference patch does not apply"),
+        ({"patch": PATCH}, "the reference patch is not paid: not green: tests/test_prices.py::test_total, tests/"),
+        (
+            {"PASS_TO_PASS": ["tests/test_prices.py::test_gone"]},
+            "the reference patch is not paid: unknown test ids: tests/test_prices.py::test_gone",
+        ),
+        (
+            {"FAIL_TO_PASS": ["tests/test_prices.py::test_total_of_nothing"], "PASS_TO_PASS": []},
+            "the untouched tree is paid",
+        ),
+        (
+            {"test_patch": unified_diff("tests/test_hidden.py", None, "import nowhere\n")},
+            "the reference patch is not paid: pytest cannot collect tests/test_hidden.py; "
+            "unknown test ids: tests/test_hidden.py::test_generators",
+        ),
+        (
+            {"test_patch": unified_diff("pytest.ini", None, "[pytest]\nminversion = 999\n")},
+            "the reference patch is not paid: pytest could not run the tests (exit status 4): ",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, capsys, change: dict, part: str) -> None:
+    assert main(["--config", _config(tmp_path, **change)]) == 1
+    assert f"FAILED  {TASK}: {part}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("test", "part"),
+    [
+        ("assert double(1) != 1", "its probes ask for 1 bits in all, and 8 are needed"),
+        ("assert all(double(n) == m for n, m in [(2, 4)])", "no probe tells a solution from the unsolved tree in"),
+        ("four = 4\n    assert double(int(str(four))) == 8 and double(2) == four", "8 are needed"),
+        (
+            "import pytest\n    pytest.raises(TypeError, double, None)\n    pytest.raises(TypeError, double, {})\n"
+            "    pytest.raises(TypeError, double, set())\n    pytest.raises(TypeError, double, double)",
+            "its probes ask for 2 bits in all",
+        ),
+        ("if double(3) != 6:\n        raise AssertionError", "no probe tells a solution from the unsolved tree in"),
+    ],
+    ids=[
+        "one bit",
+        "a comparison inside",
+        "the answer is an argument elsewhere",
+        "exceptions",
+        "no assertion",
+    ],
+)
+def test_an_instance_whose_probes_say_too_little_is_refused(tmp_path: Path, capsys, test: str, part: str) -> None:
+    needs_sandbox()
+    repository = tmp_path / "made"
+    (repository / "tests").mkdir(parents=True)
+    (repository / "double.py").write_text("def double(x):\n    return x\n")
+    row = {
+        **tiny_instance().row(),
+        "repo": "tiny/made",
+        "base_commit": commit_all(repository),
+        "patch": unified_diff(
+            "double.py", (repository / "double.py").read_text(), "def double(x):\n    return 2 * x\n"
+        ),
+        "test_patch": unified_diff(
+            "tests/test_double.py", None, f"from double import double\n\n\ndef test_double():\n    {test}\n"
+        ),
+        "FAIL_TO_PASS": ["tests/test_double.py::test_double"],
+        "PASS_TO_PASS": [],
+    }
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    env = {**tiny_options(), "instances": str(tmp_path / "rows.json"), "repos": {"tiny/made": str(repository)}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": env}))
+    assert main(["--config", str(tmp_path / "config.yaml")]) == 1
+    assert part in capsys.readouterr().out
+
+
+def test_a_config_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"error: .*gone\.yaml cannot be read: No such file"):
+        main(["--config", str(tmp_path / "gone.yaml")])
+    (tmp_path / "bad.yaml").write_text("env: {max_step: 3}\n")
+    with pytest.raises(SystemExit, match=r"error: .*did you mean 'env\.max_steps'"):
+        main(["--config", str(tmp_path / "bad.yaml")])
+
+
+def test_the_command_runs_as_a_module() -> None:
+    done = run_python(["-m", "envs.swe.validate", "--help"])
+    assert done.returncode == 0 and "--config" in done.stdout

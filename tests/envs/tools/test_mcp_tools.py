@@ -1,0 +1,322 @@
+"""Tools of MCP servers, played with real servers: results, failures, restarts, and what is left running."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
+from envs.loading import build_env_from
+from envs.tools import ToolEnv, load_tools
+from envs.tools.mcp import connection as connection_module
+from rollout.errors import EnvironmentFault as PoolFault
+from rollout.spec import EnvSpec
+from rollout.workers.guard import descendants
+from rollout.workers.hosts import ProcessHost
+from rollout.workers.pool import EnvPool
+from tests.envs.tools.test_tool_env import call
+from tests.fixtures.warm_python import run_python
+from tests.rollout.workers.test_env_pool import config, is_alive
+
+pytest.importorskip("mcp", reason="mcp is not installed; pip install 'slime-verlog[mcp]'")
+ROOT = Path(__file__).parents[3]
+SERVER = [sys.executable, str(ROOT / "tests/fixtures/mcp_server.py")]
+
+
+def options(timeout_s: float | None = None, **mcp: Any) -> dict[str, Any]:
+    entry: dict[str, Any] = {"mcp": mcp if "url" in mcp or "command" in mcp else {"command": SERVER, **mcp}}
+    return {
+        "max_steps": 80,
+        "data": [{"question": "Well?"}],
+        "tools": [entry | ({"timeout_s": timeout_s} if timeout_s else {})],
+    }
+
+
+def started(**keywords: Any) -> ToolEnv:
+    env = build_env_from("envs.tools", {"task": "any", "seed": 0}, options(**keywords))
+    env.reset()
+    return env
+
+
+def shown(env: ToolEnv, text: str) -> tuple[str, dict[str, float]]:
+    """The observation after one answer, and the metrics."""
+    observation, _, info = env.step(text)
+    return observation["obs_str"], info["metrics"]
+
+
+def servers() -> list[psutil.Process]:
+    """The servers that this process has started and that still run."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it ends meanwhile
+            found += [process] if SERVER[1] in process.cmdline() else []
+    return found
+
+
+def test_schemas_texts_and_pictures_come_from_the_server_and_errors_are_observations() -> None:
+    env = started(prefix="my_", exclude=["remember"])
+    assert [tool["function"]["name"] for tool in env.tools] == ["my_add", "my_paint", "my_misbehave"]
+    assert env.tools[0]["function"]["description"] == "Add two numbers."
+    assert shown(env, call("my_add", a=1, b=2)) == ("my_add: 3", {"tool_calls": 1.0})
+    observation, *_ = env.step(call("my_paint", colour="red"))
+    assert observation["obs_str"] == "my_paint: all red"
+    assert observation["multi_modal_data"]["image"][0].getpixel((5, 5)) == (255, 0, 0)
+    text, metrics = shown(env, call("my_misbehave", how="raise"))
+    assert text.startswith("my_misbehave: error: ") and metrics["tool_errors"] == 1
+    text, metrics = shown(env, call("my_misbehave", how="megabyte"))
+    assert len(text) < 8100 and "characters left out" in text and metrics["tool_errors"] == 1
+    text, metrics = shown(env, call("my_add", a="one"))
+    assert "is not of type 'integer'" in text and metrics["tool_calls"] == 4, "the schema was checked here"
+
+
+def test_a_dead_server_is_restarted_once_and_then_the_environment_is_at_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_TEST_MARK", str(tmp_path / "mark"))
+    env = started(pass_env=["MCP_TEST_MARK"])
+    text, metrics = shown(env, call("misbehave", how="exit once"))
+    assert text == "misbehave: exit once" and metrics["misbehave/restarts"] == 1
+    assert shown(env, call("add", a=1))[0] == "add: 1"
+    with pytest.raises(EnvironmentFault, match="died again after a restart"):
+        env.step(call("misbehave", how="exit"))
+    env.reset()
+    assert shown(env, call("add", a=1))[0] == "add: 1", "the next episode has a server again"
+
+
+def test_a_call_that_hangs_is_counted_and_the_server_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "ANSWER_S", 0.5)
+    env = started(timeout_s=1.0)
+    text, metrics = shown(env, call("misbehave", how="hang"))
+    assert "did not end within 1 s" in text and metrics["tool_timeouts"] == 1
+    for _ in range(60):  # starting a server may take longer than a call
+        text, metrics = shown(env, call("add", a=4))
+        if text == "add: 4":
+            break
+    assert text == "add: 4" and 1 <= metrics["tool_timeouts"] == metrics["tool_errors"] < 60
+
+
+@pytest.mark.parametrize(("how", "words"), [("change", "changed the arguments of"), ("drop", "no longer has")])
+def test_a_server_whose_tools_change_faults_the_next_episode(how: str, words: str) -> None:
+    env = started(prefix=f"{how}_")
+    shown(env, call(f"{how}_misbehave", how=how))
+    with pytest.raises(EnvironmentFault, match=f"{words} the tool 'add'; restart the run"):
+        started(prefix=f"{how}_")
+
+
+def test_with_scope_episode_each_episode_has_its_own_server_whose_state_is_never_lost_silently() -> None:
+    before = len(servers())
+    first, second = started(scope="episode"), started(scope="episode")
+    assert shown(first, call("remember", word="one"))[0] == "remember: one"
+    assert shown(second, call("remember", word="two"))[0] == "remember: two"
+    assert shown(first, call("remember", word="three"))[0] == "remember: one three"
+    with pytest.raises(EnvironmentFault, match="died in the middle of an episode, and its state is lost"):
+        first.step(call("misbehave", how="exit"))
+    with pytest.raises(EpisodeOverError):
+        first.step("after the fault, the episode's tools are released")
+    first.reset()
+    assert shown(first, call("remember", word="new"))[0] == "remember: new"
+    first.close()
+    second.close()
+    deadline = time.monotonic() + 30
+    while len(servers()) > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(servers()) <= before
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_a_server_started_ends_with_it(ends: bool, tmp_path: Path) -> None:
+    """A child in a session of its own, of a server that ends when it is told to, and of one that does not."""
+    mark = tmp_path / "pid"
+    program = f"""
+import runpy, signal, subprocess, sys, threading
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+open({str(mark)!r}, "w").write(str(child.pid))
+{"" if ends else "signal.signal(signal.SIGTERM, signal.SIG_IGN); threading.Thread(target=child.wait).start()"}
+sys.argv = [{SERVER[1]!r}]
+runpy.run_path({SERVER[1]!r}, run_name="__main__")
+"""
+    env = started(command=[sys.executable, "-c", program], scope="episode")
+    child = int(mark.read_text())
+    assert is_alive(child)
+    env.close()
+    deadline = time.monotonic() + 60
+    while is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_alive(child)
+
+
+def test_mcp_tools_are_replayable_only_if_declared() -> None:
+    assert not started().deterministic
+    assert started(deterministic=True).deterministic
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "words"),
+    [
+        ([{"mcp": {"command": "no-such-server"}}], ConfigError, r"tools\[0\]\.mcp\.command: program"),
+        (
+            [{"mcp": {"command": [sys.executable, "-m", "no_such"]}}],
+            EnvironmentFault,
+            "stderr: .*No module named no_such",
+        ),
+        ([{"mcp": {"command": "echo hello"}}], EnvironmentFault, "'echo hello' did not start"),
+        (
+            [{"mcp": {"command": "sleep 60", "start_timeout_s": 0.5}}],
+            EnvironmentFault,
+            r"did not start and list its tools within 0\.5 s",
+        ),
+        ([{"mcp": {"url": "http://127.0.0.1:9/mcp"}}], EnvironmentFault, "cannot be reached: .*connection"),
+        ([{"mcp": {"command": SERVER}}] * 2, ToolError, "two tools are called 'add' .* or an MCP server a prefix"),
+        (
+            [{"mcp": {"command": SERVER, "include": ["ad"]}}],
+            ConfigError,
+            r"mcp\.include: .* has no tool 'ad'; it has add",
+        ),
+        ([{"mcp": {"command": SERVER, "exclude": ["ad"]}}], ConfigError, r"mcp\.exclude: .* has no tool 'ad'"),
+        ([{"mcp": {"command": SERVER, "prefix": "1 "}}], ToolError, "a tool's name has letters"),
+        ([{"mcp": {}}], ConfigError, "either a command or a url"),
+        ([{"mcp": {"command": "a", "url": "b"}}], ConfigError, "either a command or a url"),
+        ([{"mcp": {"command": "echo 'a"}}], ConfigError, "cannot be split into words"),
+        ([{"mcp": {"command": "echo", "pass_env": ["NO_SUCH_NAME"]}}], ConfigError, "no variable NO_SUCH_NAME"),
+        ([{"mcp": {"command": "echo"}, "path": "x.py"}], ConfigError, "either path or mcp"),
+        ([{"mcp": {"command": "echo"}, "name": "x"}], ConfigError, "takes no name"),
+    ],
+)
+def test_a_wrong_entry_is_one_sentence(entries: Sequence[Any], error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        load_tools(entries)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def serve(port: int) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([*SERVER, str(port)])
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return process
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError("the server did not start")
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    yield free_port()
+    for process in servers():
+        process.kill()
+
+
+@pytest.mark.parametrize("scope", ["worker", "episode"])
+def test_a_server_is_reached_by_url_and_reached_again_after_its_restart(port: int, scope: str) -> None:
+    server = serve(port)
+    env = started(url=f"http://127.0.0.1:{port}/mcp", scope=scope)
+    assert shown(env, call("add", a=1, b=2))[0] == "add: 3"
+    observation, *_ = env.step(call("paint", colour="blue"))
+    assert observation["multi_modal_data"]["image"][0].getpixel((5, 5)) == (0, 0, 255)
+    server.kill()
+    server.wait()
+    with pytest.raises(EnvironmentFault, match="cannot be reached|state is lost"):
+        env.step(call("add", a=1))
+    serve(port)
+    env.reset()
+    assert shown(env, call("add", a=1))[0] == "add: 1"
+
+
+def spec(**keywords: Any) -> EnvSpec:
+    return EnvSpec("envs.tools", {"task": "any", "seed": 0}, options(**keywords))
+
+
+async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> None:
+    pool = EnvPool(config("process"))
+    session = await pool.open(spec(scope="episode"))
+    await session.step(call("remember", word="one"))
+    host = pool.workers[0].host
+    assert isinstance(host, ProcessHost)
+    started = descendants(host.process.pid)
+    assert any("mcp_server.py" in " ".join(psutil.Process(pid).cmdline()) for pid in started)
+    host.kill()
+    with pytest.raises(PoolFault, match="not deterministic"):
+        await session.step(call("remember", word="two"))
+    pool.close()
+    deadline = time.monotonic() + 60
+    while any(map(is_alive, started)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, started))
+
+
+def test_servers_end_with_the_process_that_started_them() -> None:
+    script = (
+        "import os, rollout.workers.guard as guard, envs.tools\n"
+        f"envs.tools.load_tools([{{'mcp': {{'command': {SERVER!r}}}}}])\n"
+        "print(*guard.descendants(os.getpid()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    pids = list(map(int, done.stdout.split()))
+    assert (done.returncode, done.stderr) == (0, "") and pids and not any(map(is_alive, pids))
+
+
+def _need(package: str) -> None:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed; pip install {package}")
+
+
+def test_the_time_server_converts_times() -> None:
+    _need("mcp-server-time")
+    env = started(command=f"{sys.executable} -m mcp_server_time", include=["convert_time"])
+    text, metrics = shown(
+        env, call("convert_time", source_timezone="Asia/Tokyo", time="12:00", target_timezone="Asia/Dubai")
+    )
+    assert "T07:00:00+04:00" in text and "tool_errors" not in metrics
+    text, metrics = shown(env, call("convert_time", source_timezone="Nowhere", time="12:00", target_timezone="UTC"))
+    assert "Invalid timezone" in text and metrics["tool_errors"] == 1
+
+
+@pytest.mark.parametrize("command", ["check", "play"])
+def test_the_shipped_configuration_is_checked_and_played(command: str) -> None:
+    _need("mcp-server-time")
+    zones = {"source_timezone": "Asia/Kolkata", "target_timezone": "Asia/Singapore"}
+    typed = call("convert_time", time="09:15", **zones).replace("\n", "") + "\n11:45\n/quit\n"
+    done = run_python(["-m", "inspection", command, "custom_configs/tools_mcp.yaml"], typed=typed)
+    assert done.returncode == 0, done.stderr
+    words = ["1 task: no errors"] if command == "check" else ["T11:45:00+08:00", "Your answer is right", "return 1"]
+    assert all(word in done.stdout for word in words), done.stdout
+
+
+def test_the_git_server_commits(tmp_path: Path) -> None:
+    _need("mcp-server-git")
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed; apt-get install git")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "Begin"], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "config", "user.email", "a@b.c"], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "config", "user.name", "a"], check=True)
+    (tmp_path / "file.txt").write_text("text\n")
+    command = [sys.executable, "-m", "mcp_server_git", "--repository", str(tmp_path)]
+    env = started(command=command, prefix="repo_", scope="episode")
+    assert "file.txt" in shown(env, call("repo_git_status", repo_path=str(tmp_path)))[0]
+    shown(env, call("repo_git_add", repo_path=str(tmp_path), files=["file.txt"]))
+    text, metrics = shown(env, call("repo_git_commit", repo_path=str(tmp_path), message="Add a file"))
+    assert "committed" in text and "tool_errors" not in metrics
+    env.close()
+    log = subprocess.run([*git, "log", "--format=%s"], capture_output=True, text=True, check=True)
+    assert log.stdout.split("\n")[0] == "Add a file"

@@ -1,0 +1,332 @@
+"""The tool environment: calls run, results shown, final answers graded, and nothing that a tool does stops it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, MissingDependencyError, ToolError
+from envs.loading import build_env_from
+from envs.tools import ToolEnv, build_env
+from envs.tools import execution as execution_module
+from tests.envs.tools import toolbox
+
+TOOLBOX = "tests.envs.tools.toolbox"
+ASK = [{"question": "What is 2 + 3?", "answer": "5"}]
+
+
+def build(seed: int = 0, **options: Any) -> ToolEnv:
+    options = {"tools": [TOOLBOX], "data": ASK, **options}
+    return build_env_from("envs.tools", {"task": "sums", "seed": seed}, options)
+
+
+def started(**options: Any) -> ToolEnv:
+    env = build(**options)
+    env.reset()
+    return env
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def test_a_call_runs_and_its_result_is_shown_in_both_histories() -> None:
+    env = build(grader="exact")
+    first = env.reset()
+    assert env.format_observation(first) == [{"role": "user", "content": "What is 2 + 3?"}]
+    assert first["text"] == {"long_term_context": "", "short_term_context": "What is 2 + 3?"}
+    answer = "I add them.\n" + call("add", a=2, b=3)
+    observation, done, info = env.step(answer)
+    assert not done and info["valid_action"] and info["reward"] == 0.0
+    assert env.format_observation(observation) == [{"role": "tool", "content": "5", "tool_call_id": "call00100"}]
+    assert observation["text"] == {"long_term_context": "add: 5", "short_term_context": "What is 2 + 3?"}
+    assert answer[slice(*info["action_span"])] == info["action"] == info["executed_action"] == call("add", a=2, b=3)
+    observation, done, info = env.step("So the answer is: 5")
+    assert done and info["terminated"] and info["reward"] == info["progression"] == 1.0
+    assert info["executed_action"] == info["action"] == "5"
+    with pytest.raises(EpisodeOverError):
+        env.step("5")
+
+
+def test_several_calls_run_in_order_with_one_message_each() -> None:
+    env = started()
+    text = call("counter") + "\n" + call("pay", amount=0.5) + "\n" + call("counter", step=4)
+    observation, _, info = env.step(text)
+    messages = env.format_observation(observation)
+    assert [m["content"] for m in messages] == ["count 1", '{"paid": 0.5}', "count 5"]
+    assert [m["role"] for m in messages] == ["tool"] * 3
+    assert len({m["tool_call_id"] for m in messages}) == 3 and {len(m["tool_call_id"]) for m in messages} == {9}
+    assert info["reward"] == 0.5
+    assert info["metrics"] == {"tool_calls": 3.0, "pay/amount": 0.5}
+
+
+def test_pictures_of_a_result_are_shown_beside_the_questions_pictures() -> None:
+    picture = Image.new("RGB", (30, 20), "green")
+    env = build(data=[{"question": "<image>\nWhich colour?", "answer": "red", "images": [picture]}])
+    first = env.reset()
+    assert env.format_observation(first)[0]["content"] == [
+        {"type": "image", "image": picture},
+        {"type": "text", "text": "Which colour?"},
+    ]
+    observation, *_ = env.step(call("paint", colour="red"))
+    message = env.format_observation(observation)[0]
+    assert message["role"] == "tool" and [p["type"] for p in message["content"]] == ["image", "text"]
+    pictures = observation["multi_modal_data"]
+    assert pictures["current_image"] == [picture] and pictures["image"][0].getpixel((0, 0)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("<tool_call>{'name': 'add'}</tool_call>", "not JSON"),
+        (call("subtract", a=1), "there is no tool 'subtract'; there are add"),
+        (call("add", a="1"), "is not of type 'integer'"),
+        (call("counter") + call("add"), "'a' is a required property"),
+        (call("add", a=1) * 5, "at most 4 calls"),
+        ("<think>\nhm", "neither a call nor an answer"),
+        ("<think>hm</think>\n", "neither a call nor an answer"),
+        ("", "neither a call nor an answer"),
+    ],
+)
+def test_an_invalid_answer_runs_nothing_costs_the_penalty_and_is_explained(text: str, words: str) -> None:
+    env = started()
+    observation, done, info = env.step(text)
+    assert not done and not info["valid_action"]
+    assert info["reward"] == -0.1 and info["executed_action"] == env.default_action
+    assert words in observation["obs_str"]
+    assert env.format_observation(observation) == [{"role": "user", "content": observation["obs_str"]}]
+    observation, *_ = env.step(call("counter"))
+    assert observation["obs_str"] == "counter: count 1", "nothing of the invalid answer was executed"
+
+
+MISHAPS = {
+    "raise": "ValueError: no luck",
+    "exit": "SystemExit",
+    "timeout": "asleep",
+    "hang": "did not end within 1 s",
+    "huge picture": "3000 x 3000",
+    "broken picture": "cannot be read",
+    "many pictures": "at most 4",
+    "long tuple": "not response",
+    "nan": "finite",
+}
+
+
+@pytest.mark.parametrize("how", MISHAPS)
+def test_a_failing_call_is_shown_to_the_model_and_counted(how: str) -> None:
+    toolbox.release.clear()
+    execution_module._hung.clear()
+    env = started(timeout_s=1.0 if how == "hang" else 20.0, tool_error_penalty=0.05)
+    observation, done, info = env.step(call("misbehave", how=how))
+    toolbox.release.set()
+    assert not done and info["valid_action"], "the model's call was right"
+    assert observation["obs_str"].startswith("misbehave: error: ") and MISHAPS[how] in observation["obs_str"]
+    assert info["reward"] == -0.05
+    assert info["metrics"]["tool_errors"] == 1.0
+    assert info["metrics"].get("tool_timeouts", 0.0) == float(how == "hang")
+    observation, *_ = env.step(call("add", a=1))
+    assert observation["obs_str"] == "add: 1"
+
+
+def test_long_and_unencodable_results_are_made_presentable() -> None:
+    env = started(output_chars=500)
+    observation, *_ = env.step(call("misbehave", how="megabytes") + call("misbehave", how="surrogate"))
+    assert len(observation["obs_str"]) < 1200 and "characters left out" in observation["obs_str"]
+    observation["obs_str"].encode()
+
+
+def test_the_calls_of_one_turn_share_its_time() -> None:
+    toolbox.release.clear()
+    execution_module._hung.clear()
+    env = started(turn_timeout_s=0.2, max_calls=2)
+    observation, _, info = env.step(call("misbehave", how="hang") + call("add", a=1))
+    toolbox.release.set()
+    assert "add: error: not run" in observation["obs_str"] and info["metrics"]["tool_timeouts"] == 2.0
+
+
+def test_a_broken_machine_is_a_fault_of_the_environment() -> None:
+    with pytest.raises(EnvironmentFault, match="disk is full"):
+        started().step(call("misbehave", how="machine"))
+
+
+def test_a_stateful_tool_lives_for_one_episode_and_is_always_released(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    tools = [{"path": f"{TOOLBOX}:Counter", "config": {"log": str(log), "greeting": "The counter stands at 0."}}]
+    env = build(tools=tools)
+    first = env.reset()
+    assert first["obs_str"] == "What is 2 + 3?\n\nThe counter stands at 0."
+    env.step(call("counter", step=3))
+    _, done, info = env.step("done")
+    assert done and info["reward"] == pytest.approx(0.3), "calc_reward is paid with the last turn"
+    assert log.read_text().split() == ["create", "execute", "release"]
+    env.reset()
+    env.close()
+    env.close()
+    assert log.read_text().split()[3:] == ["create", "release"]
+    with pytest.raises(EnvironmentFault, match="could not begin the episode: RuntimeError: no counter left"):
+        build(tools=[{**tools[0], "config": {"log": str(log), "fail_create": True}}]).reset()
+    assert log.read_text().split()[-1] == "release"
+
+
+def test_failures_of_calc_reward_and_release_are_counted() -> None:
+    tools = [{"path": f"{TOOLBOX}:Counter", "config": {"fail_reward": True, "fail_release": True}}]
+    _, done, info = started(tools=tools).step("done")
+    assert done and info["reward"] == 0.0
+    assert info["metrics"]["tool_errors"] == info["metrics"]["tool_release_errors"] == 1.0
+
+
+def test_a_stateful_tool_learns_the_label_and_tools_share_a_dict() -> None:
+    env = started()
+    episode = env._session._live["counter"].episode
+    assert (episode.question, episode.answer, episode.task, episode.seed) == ("What is 2 + 3?", "5", "sums", 0)
+    assert episode.shared == {}
+
+
+def test_a_wrong_answer_may_be_corrected_answer_retries_times() -> None:
+    env = started(grader="exact", answer_retries=1)
+    observation, done, info = env.step("Answer: 4")
+    assert not done and info["reward"] == 0.0 and info["valid_action"] and "wrong" in observation["obs_str"]
+    _, done, info = env.step("Answer: 6")
+    assert done and info["terminated"] and info["reward"] == 0.0
+    env = started(grader="exact", answer_retries=1)
+    env.step("Answer: 4")
+    assert env.step("Answer: 5")[2]["reward"] == 1.0
+
+
+def test_running_out_of_turns_truncates_and_still_adds_the_tools_rewards() -> None:
+    env = started(max_steps=2)
+    assert not env.step(call("counter", step=5))[1]
+    _, done, info = env.step(call("counter", step=5))
+    assert done and info["truncated"] and not info["terminated"] and info["reward"] == pytest.approx(1.0)
+
+
+def graded_by_words(answer: str, question: Any) -> tuple[float, str]:
+    return (1.0, "") if answer == question.answer else (0.2, f"Not {answer}; think of fingers.")
+
+
+def bad_grader(answer: str, question: Any) -> Any:
+    return "very good" if answer == "5" else 1 / 0
+
+
+def test_a_custom_grader_gives_score_and_feedback() -> None:
+    env = started(grader=f"{__name__}:graded_by_words", answer_retries=1)
+    observation, _, info = env.step("4")
+    assert observation["obs_str"] == "Not 4; think of fingers." and info["reward"] == 0.0
+    assert env.step("3")[2]["reward"] == 0.2
+    for answer, words in (("5", "not a number"), ("4", "ZeroDivisionError")):
+        with pytest.raises(EnvironmentFault, match=words):
+            started(grader=f"{__name__}:bad_grader").step(answer)
+
+
+def test_tools_are_shown_by_the_template_or_by_the_prompt() -> None:
+    env = started()
+    assert [schema["function"]["name"] for schema in env.tools][:2] == ["add", "paint"]
+    assert "<tools>" not in env.instruction_prompt
+    env = started(tools_in="prompt")
+    assert env.tools == () and '{"name": "add"' in env.instruction_prompt and "<tool_call>" in env.instruction_prompt
+    observation, *_ = env.step(call("add", a=1))
+    assert env.format_observation(observation) == [{"role": "user", "content": "Result of add:\n1"}]
+
+
+ADD_OF_THE_ROW = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "The sum, as this data set puts it.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+
+
+@pytest.mark.parametrize("given", [[ADD_OF_THE_ROW], json.dumps([ADD_OF_THE_ROW]), [ADD_OF_THE_ROW["function"]]])
+@pytest.mark.parametrize("place", ["sample", "row", "metadata of the row"])
+def test_a_sample_chooses_its_tools_and_their_schemas(given: Any, place: str) -> None:
+    row = {"question": "What is 2 + 3?", "answer": "5"}
+    metadata: dict[str, Any] = {"task": "sums", "seed": 0}
+    if place == "row":
+        row["tools"] = given
+    elif place == "metadata of the row":
+        row["metadata"] = {"tools": given}
+    else:
+        metadata["tools"] = given
+    env = build_env_from("envs.tools", metadata, {"tools": [TOOLBOX], "data": [row]})
+    env.reset()
+    assert [schema["function"] for schema in env.tools] == [ADD_OF_THE_ROW["function"]]
+    assert env.step(call("add", a=2))[0]["obs_str"] == "add: 2"
+    for text, words in ((call("paint", colour="red"), "there is no tool 'paint'; there are add"), (call("add"), "'a'")):
+        assert words in env.step(text)[0]["obs_str"]
+    assert "'b' was unexpected" in env.step(call("add", a=2, b=3))[0]["obs_str"], "the row's schema counts"
+
+
+def test_a_sample_may_name_its_tools_and_have_none() -> None:
+    def tools(chosen: Any) -> list[str]:
+        sample = SimpleNamespace(metadata={"tools": chosen}, prompt="What is 2 + 3?", label="5")
+        env = build_env(sample, SimpleNamespace(env={"tools": [TOOLBOX]}))
+        env.reset()
+        return [schema["function"]["name"] for schema in env.tools]
+
+    assert tools(["counter", "add"]) == ["counter", "add"]
+    assert tools([]) == [] and len(tools(None)) == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["subtract"], "the sample asks for the tool 'subtract', which env.tools does not offer; it offers add, paint"),
+        ([{"function": {"name": "subtract"}}], "asks for the tool 'subtract'"),
+        (["add", "add"], "asks for the tool 'add' twice"),
+        ("add", "tools must be a list"),
+        ({"name": "add"}, "tools must be a list"),
+        ([3], "got 3"),
+        ([{"function": {"name": "add"}}], "needs a description"),
+    ],
+)
+def test_a_sample_that_asks_for_missing_tools_is_refused(given: Any, words: str) -> None:
+    with pytest.raises((ConfigError, ToolError), match=words):
+        build(data=[{**ASK[0], "tools": given}])
+
+
+def test_without_tools_every_answer_is_final() -> None:
+    env = started(tools=(), grader="exact")
+    assert env.tools == ()
+    assert env.step(call("add", a=1))[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"tool": []}, ConfigError, "did you mean 'env.tools'"),
+        ({"answer_retries": 2}, ConfigError, "needs env.grader"),
+        ({"grader": "mathh"}, ConfigError, "env.grader must be exact, math"),
+        ({"max_calls": 0}, ConfigError, "env.max_calls must be at least 1"),
+        ({"tools": [TOOLBOX, f"{TOOLBOX}:add"]}, ToolError, "two tools are called 'add'"),
+        ({"data": "nowhere.jsonl"}, ConfigError, "cannot be read"),
+        ({"data": {"other": []}}, ConfigError, "names other, but the task is 'sums'"),
+        ({"data": [{"q": 1}]}, ConfigError, "a row has no 'question', it has q"),
+        ({"data": []}, ConfigError, "no rows"),
+        ({"data": None}, ConfigError, "there is no question"),
+    ],
+)
+def test_wrong_settings_are_refused_when_the_environment_is_built(options: Any, error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        build(**options)
+
+
+def test_an_episode_is_replayed_from_its_seed() -> None:
+    rows = [{"question": f"q{k}", "answer": str(k)} for k in range(10)]
+    shown = [build(seed, data=rows).reset()["obs_str"] for seed in range(20)]
+    assert sorted(shown[:10]) == sorted(shown[10:]) == sorted(row["question"] for row in rows)
+    assert shown == [build(seed, data=rows).reset()["obs_str"] for seed in range(20)]
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'slime-verlog\[tools\]'"):
+        build(tools=[f"{TOOLBOX}:Counter"])

@@ -1,0 +1,345 @@
+"""Tools: what is refused while they are read, what they may return, and what happens when one goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from envs.errors import ConfigError, ToolError
+from envs.tools import Tool, ToolEpisode, ToolResult, ToolSettings, load_tools, make_tool, tool
+from envs.tools.calls import find_calls
+from envs.tools.results import read_result
+from envs.tools.session import ToolSession
+
+TOOLBOX = "tests.envs.tools.toolbox"
+LIMITS = ToolSettings(output_chars=300)
+
+
+def undocumented(a: int) -> int:
+    return a
+
+
+def without_hint(a) -> int:
+    """Do.
+
+    Args:
+        a: It.
+    """
+    return a
+
+
+def without_line(a: int, b: int) -> int:
+    """Do.
+
+    Args:
+        a: It.
+    """
+    return a
+
+
+def variadic(*values: int) -> int:
+    """Do.
+
+    Args:
+        values: They.
+    """
+    return sum(values)
+
+
+def keywords(**values: int) -> int:
+    """Do.
+
+    Args:
+        values: They.
+    """
+    return sum(values.values())
+
+
+def positional(a: int, /) -> int:
+    """Do.
+
+    Args:
+        a: It.
+    """
+    return a
+
+
+def custom_type(a: Path) -> int:
+    """Do.
+
+    Args:
+        a: It.
+    """
+    return 1
+
+
+def takes_picture(a: Image.Image) -> int:
+    """Do.
+
+    Args:
+        a: It.
+    """
+    return 1
+
+
+class NoExecute(Tool):
+    """Lacks execute."""
+
+
+class UndocumentedTool(Tool):
+    def execute(self, a: int) -> int:
+        return a
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (undocumented, "no docstring"),
+        (without_hint, "missing a type hint"),
+        (without_line, "no description for the argument 'b'"),
+        (variadic, r"\*values.*name every argument"),
+        (keywords, r"\*\*values.*name every argument"),
+        (positional, "cannot be given by name"),
+        (custom_type, "custom class"),
+        (takes_picture, "not a JSON schema"),
+        (NoExecute, "no execute method"),
+        (UndocumentedTool, "no docstring"),
+        (dict, "not a subclass"),
+        (3, "function or a subclass"),
+    ],
+)
+def test_a_contract_violation_is_refused_when_the_tool_is_registered(target: Any, words: str) -> None:
+    with pytest.raises(ToolError, match=words):
+        make_tool(target)
+    if not isinstance(target, type | int):
+        with pytest.raises(ToolError, match=words):
+            tool(target)
+
+
+UNKNOWN_TYPE = {"type": "object", "properties": {"a": {"type": "int"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"name": "x y", "description": "d"}, "name has letters"),
+        ({"name": "x"}, "needs a description"),
+        ({"name": "x", "description": "d", "parameters": {"type": "array"}}, "of type object"),
+        ({"name": "x", "description": "d", "parameters": UNKNOWN_TYPE}, "not a JSON schema"),
+        ("x", "a schema is a mapping"),
+    ],
+)
+def test_a_given_schema_is_checked(schema: Any, words: str) -> None:
+    with pytest.raises(ToolError, match=words):
+        make_tool(undocumented, schema=schema)
+
+
+def test_the_schema_is_what_transformers_infers_in_openai_form() -> None:
+    (spec,) = load_tools(f"{TOOLBOX}:add")
+    assert spec.schema == {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "integer", "description": "The first number."},
+                    "b": {"type": "integer", "description": "The second number."},
+                },
+                "required": ["a"],
+            },
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"a": 1}, None),
+        ({"a": 1, "b": 2}, None),
+        ({}, "'a' is a required property"),
+        ({"a": "1"}, "add: a: '1' is not of type 'integer'"),
+        ({"a": True}, "True is not of type 'integer'"),
+        ({"a": 1.0}, "1.0 is not of type 'integer'"),
+        ({"a": 1e2}, "100.0 is not of type 'integer'"),
+        ({"a": 1, "c": 2}, "'c' was unexpected"),
+    ],
+)
+def test_arguments_are_checked_against_the_schema(arguments: dict[str, Any], words: str | None) -> None:
+    (spec,) = load_tools(f"{TOOLBOX}:add")
+    wrong = spec.check(arguments)
+    assert wrong is None if words is None else words in wrong
+
+
+def test_optional_and_nested_types_are_checked_and_converted_from_markup() -> None:
+    def f(name: str, count: int | None = None, sizes: list[int] | None = None, flag: bool = False) -> None:
+        """Do.
+
+        Args:
+            name: A name.
+            count: A count.
+            sizes: Sizes.
+            flag: A flag.
+        """
+
+    check = make_tool(f).check
+    assert check({"name": "x", "count": None, "sizes": None}) is None
+    assert check({"name": "x", "sizes": [1, "2"]}) is not None
+    converted = check.convert({"name": "3", "count": "3", "sizes": "[1, 2]", "flag": "True"})
+    assert converted == {"name": "3", "count": 3, "sizes": [1, 2], "flag": True}
+    assert check(converted) is None
+    assert check(check.convert({"name": "x", "count": "many"})) is not None
+    assert check(check.convert({"name": "x", "count": "3.0"})) is not None
+
+
+def test_a_module_offers_what_it_marks_and_its_tool_classes() -> None:
+    names = [spec.name for spec in load_tools(TOOLBOX)]
+    assert names == ["add", "paint", "pay", "later", "misbehave", "hang_async", "counter"]
+
+
+def test_tools_come_from_a_file_a_yaml_and_entries_with_names_and_options(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from envs.tools import tool\n\n\n@tool\ndef twice(a: int) -> int:\n"
+        '    """Double.\n\n    Args:\n        a: It.\n    """\n    return 2 * a\n'
+    )
+    listing = tmp_path / "tools.yaml"
+    listing.write_text(
+        f"tools:\n  - {file}\n  - {{path: '{TOOLBOX}:Counter', name: tally, config: {{greeting: hi}}, timeout_s: 3}}\n"
+        f"  - '{TOOLBOX}:make_picture'\n"
+    )
+    twice, tally, paint = load_tools(str(listing))
+    assert (twice.name, twice.target(4), twice.stateful) == ("twice", 8, False)
+    assert (tally.name, tally.config, tally.timeout_s, tally.stateful) == ("tally", {"greeting": "hi"}, 3, True)
+    assert paint.name == "paint"
+    assert load_tools(str(file))[0].schema == twice.schema
+
+
+def test_a_tool_with_two_names_in_its_module_is_offered_once(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from envs.tools import Tool, tool\n\n\n@tool\ndef twice(a: int) -> int:\n"
+        '    """Double.\n\n    Args:\n        a: It.\n    """\n    return 2 * a\n\n\n'
+        'class Bell(Tool):\n    def execute(self) -> str:\n        """Ring."""\n        return "ring"\n\n\n'
+        "double = twice\nGong = Bell\n"
+    )
+    assert [spec.name for spec in load_tools(str(file))] == ["twice", "bell"]
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "words"),
+    [
+        ([f"{TOOLBOX}:add", f"{TOOLBOX}:add"], ToolError, "two tools are called 'add'"),
+        ([{"path": f"{TOOLBOX}:pay", "name": "add"}, f"{TOOLBOX}:add"], ToolError, "another name"),
+        ([f"{TOOLBOX}:adds"], ConfigError, "did you mean add"),
+        (["no.such.module"], ConfigError, "there is no module no"),
+        (["tests.envs.textworld.text_worlds"], ConfigError, "offers no tools"),
+        ([{"path": TOOLBOX, "name": "x"}], ConfigError, "a single name does not fit"),
+        ([{"path": f"{TOOLBOX}:add", "timeout": 3}], ConfigError, "did you mean 'env.tools\\[0\\].timeout_s'"),
+        ([{"path": f"{TOOLBOX}:add", "timeout_s": 0}], ConfigError, "must be greater than 0"),
+        ("missing.yaml", ConfigError, "cannot be read"),
+    ],
+)
+def test_wrong_entries_are_refused_with_their_position(source: Any, error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        load_tools(source)
+
+
+def test_a_tool_file_that_violates_the_contract_fails_while_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text("from envs.tools import tool\n\n\n@tool\ndef f(a):\n    return a\n")
+    with pytest.raises(ToolError, match="no docstring"):
+        load_tools(str(file))
+
+
+PIXELS = np.zeros((4, 6, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "images", "reward"),
+    [
+        ("text", "text", 0, 0.0),
+        (None, "", 0, 0.0),
+        (3, "3", 0, 0.0),
+        ({"a": [1, "é"]}, '{"a": [1, "é"]}', 0, 0.0),
+        ([1, 2], "[1, 2]", 0, 0.0),
+        ({"text": "t"}, '{"text": "t"}', 0, 0.0),
+        ({"text": "t", "image": PIXELS}, "t", 1, 0.0),
+        ({"images": [PIXELS, PIXELS]}, "", 2, 0.0),
+        (Image.fromarray(PIXELS), "", 1, 0.0),
+        ([PIXELS, PIXELS], "", 2, 0.0),
+        (("text", 0.5), "text", 0, 0.5),
+        (("text", None, None), "text", 0, 0.0),
+        (({"a": 1}, 1, {"n": 2}), '{"a": 1}', 0, 1.0),
+        (ToolResult("text", (PIXELS,), 0.25), "text", 1, 0.25),
+    ],
+)
+def test_results_of_every_form_are_understood(value: Any, text: str, images: int, reward: float) -> None:
+    result = read_result(value, LIMITS)
+    assert (result.text, len(result.images), result.reward) == (text, images, reward)
+    assert all(isinstance(image, Image.Image) and image.mode == "RGB" for image in result.images)
+
+
+def test_results_are_bounded_and_can_be_encoded() -> None:
+    result = read_result("a" * 5_000_000 + "\ud800 end", LIMITS)
+    assert len(result.text) <= LIMITS.output_chars and "characters left out" in result.text
+    assert result.text.startswith("aaa") and result.text.encode().endswith(b"end")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (("a", 1, {}, 2), "not response"),
+        (("a",), "not response"),
+        (("a", "much"), "reward must be a number"),
+        (("a", float("inf")), "finite"),
+        (("a", 1, {"n": "x"}), "metric n must be a number"),
+        (("a", 1, 5), "mapping of numbers"),
+        ([PIXELS] * 5, "at most 4"),
+    ],
+)
+def test_malformed_results_are_refused(value: Any, words: str) -> None:
+    with pytest.raises(ToolError, match=words):
+        read_result(value, LIMITS)
+
+
+class AsyncTool(Tool):
+    """All four methods await, as a client of a remote sandbox would."""
+
+    async def create(self, episode: ToolEpisode) -> str:
+        await asyncio.sleep(0)
+        self.loop = asyncio.get_running_loop()
+        return "ready"
+
+    async def execute(self, word: str) -> tuple[str, float]:
+        """Say a word.
+
+        Args:
+            word: The word.
+        """
+        assert asyncio.get_running_loop() is self.loop, "connections live on one loop for the whole episode"
+        return word, 0.25
+
+    async def calc_reward(self) -> float:
+        return 0.5
+
+    async def release(self) -> None:
+        self.loop = None
+
+
+def test_a_stateful_tool_may_be_async_throughout() -> None:
+    session = ToolSession([make_tool(AsyncTool)], ToolSettings())
+    assert [result.text for result in session.create(ToolEpisode("task", 0))] == ["ready"]
+    calls, errors = session.check(find_calls('{"name": "async_tool", "arguments": {"word": "hi"}}'))
+    assert not errors
+    result = session.run(calls[0], time.monotonic() + 10)
+    assert (result.text, result.reward, session.reward()) == ("hi", 0.25, 0.5)
+    session.release()
+    assert not session.counts

@@ -1,0 +1,116 @@
+"""Reading the YAML: defaults, and one sentence for every invalid setting."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.bridge.settings import YAML_KEYS, load_settings
+from rollout.errors import ConfigError
+
+REPO = Path(__file__).parents[3]
+
+
+def load(tmp_path: Path, **keys: Any) -> Any:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"rollout_interaction_env_path": "envs.babyai", **keys}))
+    return load_settings(Namespace(custom_config_path=str(path)))
+
+
+def test_every_key_has_the_papers_default(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    assert (config.gamma_step, config.lambda_step, config.gamma_token, config.lambda_token) == (0.99, 0.95, 1.0, 1.0)
+    assert config.value_first_token_weight == 3.0
+    assert (config.history, config.memory.kind, config.memory.n, config.turn_quota) == ("window", "window", 1, "global")
+    assert not config.bootstrap_on_time_limit
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"gama_step": 0.9}, "unknown key 'gama_step'; did you mean 'gamma_step'"),
+        ({"memory": {"kindd": "full"}}, "unknown key 'memory.kindd'; did you mean 'memory.kind'"),
+        ({"n_env": "many"}, "n_env must be an integer, got 'many'"),
+        ({"n_env": True}, "n_env must be an integer, got True"),
+        ({"n_env": 0}, "n_env must be at least 1, got 0"),
+        ({"gamma_step": 1.5}, "gamma_step must be at most 1, got 1.5"),
+        ({"gamma_step": "1e-3"}, "write 1.0e-6"),
+        ({"history": "windows"}, "history must be one of 'window', 'full', got 'windows'"),
+        ({"critic_warmup": {"w_iter": 4}}, "w_epoch is 0"),
+        ({"critic_warmup": {"fraction": 0.0}}, "critic_warmup.fraction must be greater than 0, got 0.0"),
+        ({"history": "full", "use_inference_chat_template": True}, "use history: window with it"),
+        ({"rollout_batch_size": 8}, "give --rollout-batch-size instead"),
+        ({"env": ["goto"]}, "env must be a mapping"),
+        ({"max_turns": 0}, "max_turns must be at least 1"),
+    ],
+)
+def test_an_invalid_setting_is_refused_with_the_key_and_the_fix(
+    tmp_path: Path, keys: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, **keys)
+    assert words in str(error.value)
+
+
+def test_a_missing_environment_path_is_named() -> None:
+    with pytest.raises(ConfigError, match="rollout_interaction_env_path is missing"):
+        load_settings(Namespace(custom_config_path=None))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\n  b: 2", r"config.yaml:2 is not valid YAML: mapping values are not allowed here$"),
+        ("n_env: 4\nenv: {}\nn_env: 8", r"config.yaml:3 is not valid YAML: key 'n_env' is given twice$"),
+        ("- a", "must hold a mapping of settings, got list"),
+        ("", "must hold a mapping of settings, got nothing"),
+    ],
+)
+def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_settings(Namespace(custom_config_path=str(path)))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_settings(Namespace(custom_config_path=str(tmp_path / "none.yaml")))
+
+
+def test_keys_that_slime_set_on_args_are_read(tmp_path: Path) -> None:
+    args = Namespace(custom_config_path=None, rollout_interaction_env_path="envs.babyai", n_env=3)
+    assert load_settings(args).n_env == 3
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(YAML_KEYS)) | st.text(max_size=8), JUNK, max_size=4))
+def test_any_content_is_either_read_or_refused_by_name(keys: dict[str, Any]) -> None:
+    args = Namespace(custom_config_path=None, **{k: v for k, v in keys.items() if k in YAML_KEYS})
+    try:
+        load_settings(args)
+    except ConfigError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize("path", sorted((REPO / "custom_configs").glob("*.yaml")), ids=lambda p: p.name)
+def test_every_shipped_config_is_accepted(path: Path) -> None:
+    load_settings(Namespace(custom_config_path=str(path)))
+
+
+def test_the_documented_config_names_every_key() -> None:
+    text = (REPO / "custom_configs" / "babyai.yaml").read_text()
+    missing = [name for name in sorted(YAML_KEYS) if f"{name}:" not in text]
+    assert not missing

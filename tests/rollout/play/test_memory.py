@@ -1,0 +1,112 @@
+"""Memories: the past turns that a prompt shows, for every kind."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.base import make_observation
+from rollout.bridge.settings import MemorySettings
+from rollout.errors import ConfigError
+from rollout.play.memory import Exchange, build_memory, build_messages
+from tests.conftest import load_recording
+
+
+def past(count: int) -> list[Exchange]:
+    return [
+        Exchange(make_observation(f"long {k}", f"short {k}"), f"THINK: t{k}\nACTION: a{k}", k % 3 != 0, f"a{k}")
+        for k in range(count)
+    ]
+
+
+def shown(kind: str, index: int, **config: int) -> list[str]:
+    memory = build_memory(MemorySettings(kind=kind, **config))
+    kept = past(index) if memory.horizon is None else past(index)[max(0, index - memory.horizon) :]
+    messages = build_messages(memory, "rules", kept, make_observation("long now", "short now"), index, "Answer.")
+    return [f"{m['role']}: {m['content']}" for m in messages]
+
+
+def test_a_window_of_one_shows_verlogs_layout() -> None:
+    assert shown("window", 2, n=1) == [
+        "system: rules",
+        "user: Observation:\nlong 1",
+        "assistant: Previous plan:\nTHINK: t1\nACTION: a1",
+        "user: Current Observation:\nshort now\nlong now\n\nAnswer.",
+    ]
+
+
+def test_a_window_of_zero_shows_only_the_current_observation() -> None:
+    assert len(shown("window", 5, n=0)) == 2
+
+
+@given(index=st.integers(0, 30), n=st.integers(0, 40))
+def test_a_window_shows_the_last_n_turns_in_order(index: int, n: int) -> None:
+    messages = shown("window", index, n=n)
+    assert len(messages) == 2 + 2 * min(n, index)
+    assert messages[1:-1:2] == [f"user: Observation:\nlong {k}" for k in range(index - min(n, index), index)]
+
+
+def test_a_rejected_answer_never_appears_but_the_executed_action_does() -> None:
+    assert shown("window", 1, n=1)[2] == "assistant: Previous plan:\nACTION: a0"
+
+
+def test_actions_only_leaves_the_reasoning_out() -> None:
+    assert shown("actions_only", 3, n=2)[2::2] == ["assistant: a1", "assistant: a2"]
+
+
+def test_only_the_current_observation_shows_its_short_term_part() -> None:
+    assert [text for text in shown("full", 9) if "short" in text] == [shown("full", 9)[-1]]
+
+
+@given(index=st.integers(0, 40), period=st.integers(1, 7))
+def test_periodic_clear_grows_and_is_emptied_every_period_turns(index: int, period: int) -> None:
+    assert len(shown("periodic_clear", index, period=period)) == 2 + 2 * (index % period)
+
+
+def test_full_shows_everything() -> None:
+    assert len(shown("full", 25)) == 2 + 50
+
+
+def test_a_custom_memory_is_imported_by_path() -> None:
+    memory = build_memory(MemorySettings(kind="tests.rollout.play.test_memory.silent"))
+    assert memory.messages(past(3), 3) == []
+
+
+class Silent:
+    horizon = 0
+
+    def messages(self, past: object, index: int) -> list[object]:
+        return []
+
+
+def silent(config: MemorySettings) -> Silent:
+    return Silent()
+
+
+@pytest.mark.parametrize("kind", ["windw", "no.such.module", "rollout.play.memory.nothing"])
+def test_an_unknown_memory_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(ConfigError, match=kind):
+        build_memory(MemorySettings(kind=kind))
+
+
+@pytest.mark.parametrize("family", ["babyai", "babaisai"])
+def test_prompts_lay_out_history_as_verlog_does(family: str) -> None:
+    """The request for an answer is in our own words, and a rejected answer is not shown; the rest is the same."""
+    (episode,) = [e for e in load_recording("verlog_prompts.json.gz")["episodes"] if e["env"] == family]
+    memory = build_memory(MemorySettings())
+    for step, following in itertools.pairwise(episode["steps"]):
+        shown, now = following["messages"][0]["content"], following["messages"][-1]["content"]
+        long_term = now.removeprefix("Current Observation:\n").split("\n\nWhat will you do next?")[0]
+        before = make_observation(shown.removeprefix("Observation:\n"))
+        exchange = Exchange(before, following["full_action"], following["is_valid"], following["executed"])
+        messages = build_messages(memory, "", [exchange], make_observation(long_term), 1, "Answer.")
+        assert messages[0] == following["messages"][0]
+        if following["is_valid"]:
+            assert messages[1] == following["messages"][1]
+        else:
+            assert messages[1]["content"] == f"Previous plan:\nACTION: {following['executed']}"
+        assert messages[2]["content"] == f"Current Observation:\n{long_term}\n\nAnswer."
+        assert step["messages"][-1]["role"] == "user"

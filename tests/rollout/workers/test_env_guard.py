@@ -1,0 +1,88 @@
+"""Processes that an environment starts never outlive its worker: children, new sessions and daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from rollout.workers.guard import descendants
+from rollout.workers.hosts import ProcessHost
+from rollout.workers.pool import EnvPool
+from tests.rollout.workers.test_env_pool import config, is_alive, spec
+
+
+async def _with_children(tmp_path: Path) -> tuple[EnvPool, ProcessHost, list[int]]:
+    pool = EnvPool(config("process"))
+    await pool.open(spec(children=str(tmp_path / "children")))
+    host = pool.workers[0].host
+    assert isinstance(host, ProcessHost)
+    children = [int(pid) for pid in (tmp_path / "children").read_text().split()]
+    assert len(children) == 3 and all(map(is_alive, children))
+    return pool, host, children
+
+
+async def _gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + 60
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return not any(map(is_alive, pids))
+
+
+async def test_what_an_environment_starts_ends_when_its_worker_is_given_up(tmp_path: Path) -> None:
+    pool, host, children = await _with_children(tmp_path)
+    pool.close()
+    assert await _gone([*children, host.process.pid])
+
+
+async def test_what_an_environment_starts_ends_when_its_worker_dies(tmp_path: Path) -> None:
+    pool, host, children = await _with_children(tmp_path)
+    try:
+        (worker,) = (pid for pid in descendants(host.process.pid) if set(children) & descendants(pid))
+        os.kill(worker, signal.SIGKILL)
+        assert await _gone([worker, *children, host.process.pid])
+    finally:
+        pool.close()
+
+
+async def test_a_worker_whose_guard_is_killed_ends_too(tmp_path: Path) -> None:
+    pool, host, children = await _with_children(tmp_path)
+    workers = [pid for pid in descendants(host.process.pid) if set(children) & descendants(pid)]
+    os.kill(host.process.pid, signal.SIGKILL)
+    assert await _gone(workers)
+    pool.close()
+    assert await _gone(children[:1]), "what stayed in the worker's process group ends with it"
+    for pid in children[1:]:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_what_an_environment_starts_ends_when_the_trainer_is_killed(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import asyncio, sys
+        from rollout.workers.pool import EnvPool
+        from tests.rollout.workers.test_env_pool import config, spec
+
+        async def main():
+            pool = EnvPool(config("process", env_step_timeout_s=600.0))
+            session = await pool.open(spec(children=sys.argv[1], hang_at=0))
+            await session.step("ACTION: left")
+
+        asyncio.run(main())
+        """
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "children")]
+    trainer = subprocess.Popen(command, cwd=Path(__file__).parents[3], env={**os.environ, "PYTHONPATH": "."})
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "children").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pids = [int(pid) for pid in (tmp_path / "children").read_text().split()]
+    assert len(pids) == 3 and all(map(is_alive, pids))
+    trainer.kill()
+    trainer.wait(timeout=60)
+    assert asyncio.run(_gone(pids))
