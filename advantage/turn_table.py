@@ -1,7 +1,8 @@
-"""The turn table: what the advantages need to know about each sample's turns, as one float64 vector per sample.
+"""The turn table: what the advantage needs to know about each sample's turns, as one float64 vector per sample.
 
-It travels under `prompt`, the one unused key that slime passes to the ranks. slime's logger sums every list that it
-does not know, so the last reader removes the table. Layout, version 3 (integers are exact up to 2**53):
+slime passes only a fixed list of keys to the training ranks (`_split_train_data_by_dp`). Of these, `prompt` is unused,
+so the table travels there. slime's logger later sums every list that it does not know, so the last reader removes the
+table from `rollout_data`. Layout, version 3 (integers are exact up to 2**53):
 
     magic, version, segment, first_turn, kind, terminated, truncated, group, n,
     then n times: start, end, reward, action_start, anchor, staleness
@@ -12,10 +13,10 @@ from __future__ import annotations
 import enum
 import hashlib
 import math
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ _VERSION = 3.0
 _HEAD = 9
 _SPAN = 6
 _EXACT = 2**53
+_NO_TURN = (0.0, 0.0, 0.0, -1.0, -1.0, -1.0)
 
 
 class TurnKind(enum.IntEnum):
@@ -131,13 +133,18 @@ def encode_row(row: TurnRow) -> Tensor:
 
 
 def decode_row(vector: object) -> TurnRow:
-    """Read the row that `encode_row` wrote; raises TurnTableError for any other or damaged vector."""
-    if not isinstance(vector, Tensor | np.ndarray):
+    """Read the row that `encode_row` wrote.
+
+    Raises:
+        TurnTableError: the vector was not written by `encode_row`, or is damaged.
+    """
+    if isinstance(vector, np.ndarray):
+        vector = as_tensor(cast(Any, vector))
+    if not isinstance(vector, Tensor):
         raise TurnTableError(f"expected a float64 vector, got {type(vector).__name__}")
-    array: Any = vector
-    if array.dtype not in (torch.float64, np.float64) or array.ndim != 1:
-        raise TurnTableError(f"expected a float64 vector, got {array.dtype} of shape {tuple(array.shape)}")
-    data: list[float] = array.tolist()
+    if vector.dtype != torch.float64 or vector.dim() != 1:
+        raise TurnTableError(f"expected a float64 vector, got {vector.dtype} of shape {tuple(vector.shape)}")
+    data = to_list(vector)
     if not data or data[0] != _MAGIC:
         raise TurnTableError("it does not start with the turn table's magic number")
     if len(data) < _HEAD or data[1] != _VERSION:
@@ -171,7 +178,10 @@ def anchor_of(token_ids: np.ndarray[Any, np.dtype[np.int32]]) -> int:
 
 @dataclass(frozen=True)
 class TurnColumns:
-    """A rank's turns and bootstrap states as columns on the CPU, all [T], in the order of the samples."""
+    """The turn tables of a rank's samples as columns on the CPU, all [T].
+
+    There is one entry per turn and one per bootstrap sample, in the order of the samples.
+    """
 
     sample: Tensor
     """int64, position of the sample on this rank."""
@@ -195,14 +205,8 @@ class TurnColumns:
     """float64; -1 for a bootstrap entry."""
 
 
-_COLUMN_TYPES = (
-    *(torch.long, torch.float64, torch.float64, torch.bool, torch.bool, torch.bool, torch.bool),
-    *(torch.long, torch.long, torch.long, torch.float64, torch.float64, torch.float64, torch.float64),
-)
-
-
 def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
-    """Decode and check all rows of a rank's samples.
+    """Decode and check all rows of a rank's samples together.
 
     Args:
         vectors: S float64 vectors that `encode_row` wrote.
@@ -213,34 +217,100 @@ def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> Tur
     """
     if len(vectors) != len(response_lengths):
         raise TurnTableError(f"the turn table has {len(vectors)} rows for {len(response_lengths)} samples")
-    rows = [_checked_row(i, *given) for i, given in enumerate(zip(vectors, response_lengths, strict=True))]
-    entries = [entry for i, row in enumerate(rows) for entry in _entries(i, row)]
-    columns = torch.tensor(entries, dtype=torch.float64).reshape(len(entries), len(_COLUMN_TYPES)).unbind(1)
-    return TurnColumns(*(column.to(kind) for column, kind in zip(columns, _COLUMN_TYPES, strict=True)))
+    columns = _columns(vectors, response_lengths)
+    if columns is None:
+        _raise_damage(vectors, response_lengths)
+    return columns
 
 
-def _checked_row(i: int, vector: object, length: int) -> TurnRow:
+def _raise_damage(vectors: Sequence[Any], response_lengths: Sequence[int]) -> NoReturn:
+    """Name the first row that is not valid."""
+    for i, (vector, length) in enumerate(zip(vectors, response_lengths, strict=True)):
+        try:
+            row = decode_row(vector)
+        except TurnTableError as error:
+            raise TurnTableError(
+                f"sample {i}: rollout_data[{TABLE_KEY!r}] is not a turn table ({error}); {_ADVICE}"
+            ) from error
+        if row.turns and row.turns[-1].end > length:
+            raise TurnTableError(
+                f"sample {i}: its last turn ends at token {row.turns[-1].end}, its response has {length} tokens"
+            )
+    raise TurnTableError("the turn table is damaged")
+
+
+def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns | None:
+    """The rows as columns; None if any row is not valid."""
     try:
-        row = decode_row(vector)
-    except TurnTableError as error:
-        raise TurnTableError(
-            f"sample {i}: rollout_data[{TABLE_KEY!r}] is not a turn table ({error}); {_ADVICE}"
-        ) from error
-    if row.turns and row.turns[-1].end > length:
-        raise TurnTableError(
-            f"sample {i}: its last turn ends at token {row.turns[-1].end}, its response has {length} tokens"
-        )
-    return row
+        flat = as_tensor(np.concatenate([*vectors, np.zeros(0)]))
+        sizes = whole_numbers(list(map(len, vectors)))
+    except (TypeError, ValueError, RuntimeError):  # something is not a vector
+        return None
+    if flat.dtype != torch.float64 or flat.dim() != 1 or bool((sizes < _HEAD).any()):
+        return None
+    starts = sizes.cumsum(0) - sizes
+    head = flat[starts[:, None] + torch.arange(_HEAD)].unbind(1)
+    if not _valid_heads(head, sizes):
+        return None
+    segment, first_turn, kind, terminated, truncated, group = head[2:8]
+    turns = head[8].long()
+    entries = turns.clamp(min=1)
+    sample = torch.repeat_interleave(entries)
+    ends = entries.cumsum(0)
+    k = torch.arange(len(sample)) - (ends - entries)[sample]
+    bootstrap = kind[sample] == TurnKind.BOOTSTRAP
+    # A bootstrap row has no body; its entry reads from the row's head, and its columns are then overwritten.
+    body_at = torch.where(bootstrap, starts[sample], starts[sample] + _HEAD + _SPAN * k)
+    body = flat[body_at[:, None] + torch.arange(_SPAN)]
+    body = torch.where(bootstrap[:, None], torch.tensor(_NO_TURN, dtype=torch.float64), body)
+    if not _valid_bodies(body, sample, whole_numbers(response_lengths)[sample]):
+        return None
+    last = torch.zeros(len(sample), dtype=torch.bool)
+    last[ends - 1] = True
+    start, end, reward, action_start, anchor, staleness = body.unbind(1)
+    return TurnColumns(
+        sample=sample,
+        segment=segment[sample],
+        index=first_turn[sample] + k,
+        bootstrap=bootstrap,
+        held_out=kind[sample] == TurnKind.HELD_OUT,
+        terminated=(terminated[sample] == 1) & last,
+        truncated=(truncated[sample] == 1) & last,
+        start=start.long(),
+        end=end.long(),
+        action_start=action_start.long(),
+        reward=reward,
+        group=group[sample],
+        anchor=anchor,
+        staleness=staleness,
+    )
 
 
-def _entries(i: int, row: TurnRow) -> Iterator[tuple[float, ...]]:
-    """Yield the values of `TurnColumns` for each turn of sample i, or for its bootstrap state."""
-    held_out, turns = row.kind is TurnKind.HELD_OUT, row.turns or (TurnSpan(0, 0, 0.0),)
-    for k, t in enumerate(turns):
-        is_last = k == len(turns) - 1
-        ends = (not row.turns, held_out, row.terminated and is_last, row.truncated and is_last)
-        place = (i, row.segment, row.first_turn + k, *ends, t.start, t.end, t.action_start)
-        yield (*place, t.reward, row.group, t.anchor, t.staleness)
+def _valid_heads(head: Sequence[Tensor], sizes: Tensor) -> bool:
+    """What `TurnRow` and `decode_row` check of a row before its turns; each entry of `head` is [S]."""
+    magic, version, segment, first_turn, kind, terminated, truncated, group, turns = head
+    flags = torch.stack([terminated, truncated])
+    valid = (magic == _MAGIC) & (version == _VERSION) & (sizes == _HEAD + _SPAN * turns)
+    valid &= _whole_from(0, segment) & _whole_from(0, first_turn) & _whole_from(-1, group)
+    valid &= ((flags == 0) | (flags == 1)).all(0) & _whole_from(0, kind) & (kind <= max(TurnKind))
+    valid &= torch.where(kind == TurnKind.BOOTSTRAP, (turns == 0) & (flags == 0).all(0), turns > 0)
+    return bool(valid.all())
+
+
+def _valid_bodies(body: Tensor, sample: Tensor, lengths: Tensor) -> bool:
+    """What `TurnSpan` and `_raise_damage` check of turns [T, 6]; `lengths` [T] are those of their responses."""
+    start, end, reward, action_start, anchor, staleness = body.unbind(1)
+    valid = _whole_from(0, start) & _whole_from(0, end) & (start <= end) & (end <= lengths)
+    valid &= torch.isfinite(reward) & _whole_from(-1, anchor) & _whole_from(-1, action_start)
+    valid &= _whole_from(-1, staleness)
+    valid &= (action_start == -1) | ((start <= action_start) & (action_start < end))
+    apart = (start[1:] >= end[:-1]) | (sample[1:] != sample[:-1])
+    return bool(valid.all()) and bool(apart.all())
+
+
+def _whole_from(least: int, x: Tensor) -> Tensor:
+    """Whether entries are whole numbers of at least `least` that float64 holds exactly."""
+    return (x >= least) & (x < _EXACT) & (x == x.floor())
 
 
 def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> TurnColumns:

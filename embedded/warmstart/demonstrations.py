@@ -183,9 +183,9 @@ def _play(
     observation, done = env.reset(), False
     limit = min(config.max_turns or env.max_steps or 1000, most_turns or math.inf)
     while not done and len(turns) < limit:
-        messages: list[dict[str, Any]]
+        messages: list[Any]
         if getattr(env, "whole_prompts", False):
-            messages = list(map(dict, env.format_observation(observation)))
+            messages = list(env.format_observation(observation))
         else:
             messages = build_messages(
                 memory, env.instruction_prompt, list(past), observation, len(turns), env.answer_format

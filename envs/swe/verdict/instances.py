@@ -17,7 +17,7 @@ _DRAW = "DRAW_ARGUMENTS"
 """Our own column."""
 
 
-class Instance(Settings, frozen=True):
+class Instance(Settings):
     """One task: the tree at `base_commit` of `repo`, the statement, and the tests that decide.
 
     `patch` is the reference solution (never shown), `test_patch` what the tests' files get before judging;
@@ -34,6 +34,9 @@ class Instance(Settings, frozen=True):
     pass_to_pass: tuple[str, ...] = Field(alias=_TESTS[1])
     draw_arguments: bool = Field(default=True, alias=_DRAW)
     """Judge tests that the agent can read with other arguments too, on which the reference solution decides."""
+
+    def __hash__(self) -> int:
+        return hash((self.instance_id, self.repo, self.base_commit))
 
     @property
     def required(self) -> tuple[str, ...]:
