@@ -30,9 +30,10 @@ from advantage.settings import Discounts
 
 @dataclass(frozen=True)
 class Links:
-    """What the previous turn sees of a turn, in terms of the next turn ('), all [T] float64.
+    """How a turn's first token looks to the turn before it, all [T] float64.
 
-    V = v + w V' and A = a + p V' + q A'.
+    V is that token's value, A its advantage; V' and A' are those of the turn that follows. These are not known yet, so
+    each is kept as a linear form: V = v + w V' and A = a + p V' + q A'.
     """
 
     v: Tensor
@@ -66,7 +67,7 @@ def dual_discount_gae(
 
     Args:
         values: [N] floating, the value of the prefix before each token.
-        token_rewards: [N], of single tokens; None if they are all 0.
+        token_rewards: [N], the reward of each token, such as -kl_coef x KL; None if they are all 0.
         lengths: [T] int64, tokens of each turn; they sum to N.
         turn_rewards: [T] float64, given at each turn's last token.
         bootstrap: [T] bool, whether the entry is not a turn but the state after a cut episode: only its value counts.

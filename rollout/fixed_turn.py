@@ -48,7 +48,7 @@ Collect = Callable[[Any, int, EpisodeSource], Awaitable[Batch]]
 def rollout_with(
     collector: Collect, args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """A rollout function whose batches `collector` plays."""
+    """Return the batch that `collector` plays, as slime's samples, or the held-out episodes if `evaluation`."""
     if not isinstance(data_source, EpisodeSource):
         raise ConfigError(
             f"fixed-turn batches are made of episodes, but the data source is a {type(data_source).__name__}: give "
@@ -87,7 +87,7 @@ async def collect_or_draw(
 
 
 async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
-    """Play one batch."""
+    """Play the batch of `rollout_id`: all slots share its budget of turns until it is used up."""
     runtime = await get_runtime(args)
     faults = runtime.fault_counts()  # before the slots are restored, so that episodes lost at a resume are counted
     await source.open_slots(runtime)

@@ -14,8 +14,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
-from slime_verlog import ConfigError
-
 SETTINGS, CHECKPOINTS = "settings.json", "checkpoints"
 """What determines the run; and its checkpoints, which are deleted when it is finished."""
 EPISODES, METRICS, SUMMARY = "episodes.jsonl", "metrics.jsonl", "summary.json"
@@ -36,6 +34,8 @@ def check_folder(folder: Path, if_held: IfHeld, *, resumes: bool = True) -> None
     Raises:
         ConfigError: it holds a run, or something else under the name of a run's file.
     """
+    from slime_verlog import ConfigError  # not at the top: `--help` works before anything is installed
+
     held = [name for name in FILES if (folder / name).exists()]
     if not held:
         return
@@ -74,6 +74,8 @@ def claimed(folder: Path, settings: Mapping[str, Any], if_held: IfHeld = "resume
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder with settings; the lock ends with this process, however that ends."""
+    from slime_verlog import ConfigError
+
     with open(folder / SETTINGS, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,6 +90,8 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the folder holds a run with other settings; the text names the first that differs.
     """
+    from slime_verlog import ConfigError
+
     path = folder / SETTINGS
     if not path.exists():
         write_text(path, json.dumps(settings, indent=1))

@@ -25,7 +25,7 @@ class Batch:
     slots: list[Mapping[str, Any]] = field(default_factory=list)
     """The slots' state after the batch; empty unless the slots kept playing after it was cut."""
     staleness: Sequence[int] | None = None
-    """Actor updates between playing and training each turn, -1 where unknown; None while the actor is frozen."""
+    """Actor updates between playing and training each turn, -1 where unknown; None for kept turns of the warm-up."""
     waited_s: float = 0.0
     """Seconds for which it had enough turns and waited for turns that would have become too old."""
     masked: int = 0
@@ -40,7 +40,7 @@ class Batch:
         return count_turns(self.segments)
 
     def issue(self, slot: int) -> bool:
-        """Take one turn from the slot's budget; False if it is used up."""
+        """Take one turn from the budget that the slot uses, its own or the shared one; False if none is left."""
         place = slot % len(self.left)
         if self.left[place] == 0:
             return False

@@ -40,7 +40,11 @@ class WeightClock:
     """Whether weights are pushed after every rollout before the next batch is asked for; None until it is known."""
 
     def learn(self, rollout_id: int, version: int, *, asked_since: bool) -> None:
-        """Learn from a version; `asked_since`: it was requested after slime asked for this rollout's batch."""
+        """Take note of the weight version in a response.
+
+        `asked_since`: the request was sent after slime asked for this rollout's batch, so the version shows whether
+        weights were pushed in between.
+        """
         if self.first is None:
             self.first = rollout_id, version
         first_rollout, first_version = self.first
@@ -81,7 +85,7 @@ class WeightClock:
         return self.updates_after(version - self.first[1])
 
     def last_rollout(self, updates: int, max_staleness: int) -> int:
-        """The last rollout that may train on turns of weights with so many updates."""
+        """The last rollout whose actor is at most `max_staleness` updates ahead of weights with `updates` updates."""
         return self.frozen + updates + max_staleness
 
     def staleness(self, version: int, rollout_id: int) -> int:

@@ -89,7 +89,7 @@ class Runtime:
     memory: Memory
     samples: SampleWriter
     make_encoder: Callable[..., DeltaEncoder]
-    """`encoder` with other `tools`."""
+    """Makes an encoder like `encoder` whose prompts show the given `tools`."""
     traced: bool = False
     """Whether turns record where their time goes."""
     counters: Counter[str] = field(default_factory=Counter)

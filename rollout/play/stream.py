@@ -118,7 +118,10 @@ class Stream:
         return found
 
     async def pause(self) -> None:
-        """Issue no further turns until `next_batch`, and wait for those that are playing, for engines that leave."""
+        """Issue no further turns until `next_batch`, and wait for those that are playing.
+
+        Called where the engine gives its GPUs to the trainer between batches.
+        """
         self._paused = True
         await self._news.until(lambda: not self._playing or self._error is not None)
 

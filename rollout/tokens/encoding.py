@@ -223,7 +223,11 @@ def _image_encoder(
 
 
 class Composer:
-    """Composes parts for one template, and remembers which kinds of conversation it may compose."""
+    """Builds a prompt's token ids from cached pieces of template text, without rendering the template.
+
+    The first time a combination of neighbouring roles occurs, it is compared with a rendered prompt. If they differ,
+    that combination is always rendered.
+    """
 
     def __init__(self, template: ChatTemplate, text: PlainText, one_shot: OneShot) -> None:
         self._template = template
@@ -239,7 +243,7 @@ class Composer:
         rendered: Callable[[], Sequence[Part]],
         seen_tool: bool = False,
     ) -> Sequence[Part]:
-        """Parts from the end of `left` to the next response; calls `rendered` if they cannot be composed."""
+        """Return the parts from the end of `left` to the next response; if pieces cannot give them, `rendered` does."""
         composed = self._parts(left, messages, seen_tool)
         if composed is None:
             return rendered()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Usage(NamedTuple):
-    """What a period of time held; `request_s / seconds` is the mean number of requests in flight."""
+    """Totals of a period; `request_s` divided by `seconds` is the mean number of requests in flight."""
 
     seconds: float
     busy_s: float
