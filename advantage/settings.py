@@ -63,6 +63,12 @@ class Discounts:
     gamma_token: float
     lambda_token: float
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name} must be a number between 0 and 1, got {value!r}")
+
     @property
     def token_decay(self) -> float:
         return self.gamma_token * self.lambda_token

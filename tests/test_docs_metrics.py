@@ -1,4 +1,4 @@
-"""docs/metrics.md explains every number that a run logs; the trainer's are in `embedded/trainer/test_trainer.py`."""
+"""docs/metrics.md explains every number that a run logs; tests/embedded/trainer/test_trainer.py adds the trainer's."""
 
 from __future__ import annotations
 

@@ -63,8 +63,9 @@ def interval(values: Sequence[float], level: float = 0.9) -> tuple[float, float]
     """Compute Student's t interval of the mean."""
     from scipy import stats
 
-    low, high = stats.t.interval(level, len(values) - 1, np.mean(values), stats.sem(values))
-    return float(low), float(high)
+    mean, error = float(np.mean(values)), float(stats.sem(values))
+    reach = float(stats.t.ppf(0.5 + level / 2, len(values) - 1)) * error  # `t.interval` is nan for equal values
+    return mean - reach, mean + reach
 
 
 def areas(study: Study, runs: Sequence[Run]) -> dict[str, dict[int, float]]:

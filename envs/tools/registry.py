@@ -156,7 +156,8 @@ def select_tools(
         if name in selected:
             raise ConfigError(f"the sample asks for the tool {name!r} twice")
         own = {} if isinstance(entry, str) else {"schema": check_schema(entry, f"the tool {name} of the sample")}
-        selected[name] = replace(known[name], **own)
+        # A copy would compile the tool's schema again.
+        selected[name] = replace(known[name], **own) if own else known[name]
     return tuple(selected.values())
 
 

@@ -143,7 +143,7 @@ def rotate_checkpoints(args: Any, rollout_id: int, keep: int, states: Path) -> N
     common = sorted(step for step in _numbered(states, _STATES) if all(step in steps for steps in complete))
     if len(common) < keep:
         return
-    for folder, pattern in ((states, _STATES), *((folder, _STEPS) for folder in folders)):
+    for folder, pattern in (*((folder, _STEPS) for folder in folders), (states, _STATES)):
         _delete(folder, [path for step, path in _numbered(folder, pattern).items() if step < common[-keep]])
 
 

@@ -18,12 +18,15 @@ import weakref
 from collections.abc import Callable
 from multiprocessing.util import Finalize
 from pathlib import Path, PurePosixPath
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
+from envs.errors import EnvironmentFault
 from envs.swe.sandbox.sandbox import AGENT_ID, TESTBED
 
 MAX_FILE_BYTES = 4 << 20
 PREFIX = "slime-verlog-files-"
+PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
+"""Where `rm`, `cp`, `find` and others are searched."""
 _LOCK = "lock"
 """File that a process holds locked while it lives."""
 _MAX_WAITING = 16
@@ -109,16 +112,32 @@ def process_folder() -> ProcessFolder:
 def remove_tree(folder: Path) -> None:
     """Remove a tree, however deep it is and whatever its permissions are; a missing one is fine."""
     remove = ["rm", "-rf", "--", str(folder)]
-    # Only a user other than root needs permissions; chmod follows no link below the folder.
-    if run_program(*remove, check=False) and not folder.is_symlink():
-        run_program("chmod", "-R", "u+rwx", "--", str(folder), check=False)
-        run_program(*remove, check=False)
+    # Only a user other than root needs permissions, and only those of folders: a file may have links elsewhere.
+    if _run(*remove) and not folder.is_symlink():
+        _run("find", "-P", str(folder), "-type", "d", "-exec", "chmod", "u+rwx", "{}", ";")
+        _run(*remove)
 
 
-def run_program(*argv: str, check: bool = True) -> int:
-    """Run a program of this machine without our environment variables; return its exit status."""
-    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
-    return subprocess.run(argv, env=env, capture_output=True, check=check).returncode
+def run_program(*argv: str) -> None:
+    """Run a program of this machine without our environment variables.
+
+    Raises:
+        EnvironmentFault: it failed; the text is the last line that it printed.
+    """
+    with tempfile.TemporaryFile() as said:
+        if _run(*argv, stderr=said):
+            said.seek(max(0, said.seek(0, os.SEEK_END) - 1000))
+            lines = said.read().decode(errors="replace").strip().splitlines()
+            raise EnvironmentFault(f"{argv[0]} failed: {lines[-1] if lines else 'it printed nothing'}")
+
+
+def _run(*argv: str, stderr: Any = subprocess.DEVNULL) -> int:
+    env = {"PATH": PROGRAMS, "LC_ALL": "C"}
+    # A session of its own, which Ctrl-C in the terminal does not reach.
+    done = subprocess.run(
+        argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True
+    )
+    return done.returncode
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int | None:

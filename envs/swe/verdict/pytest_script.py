@@ -48,10 +48,14 @@ class Judge:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        marked = [item.nodeid for item in items if item.get_closest_marker("xfail") is not None]
-        self.tell("collected", ids=[item.nodeid for item in items], xfail=marked)
+        self.tell("collected", ids=[item.nodeid for item in items])
         if self.wanted:
             items[:] = [item for item in items if item.nodeid in self.wanted]
+
+    def pytest_collection_finish(self, session):
+        # After the hooks of every conftest, which may add marks.
+        marked = [item.nodeid for item in session.items if item.get_closest_marker("xfail") is not None]
+        self.tell("marked", ids=marked)
 
     def pytest_collectreport(self, report):
         if report.failed:

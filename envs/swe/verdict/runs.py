@@ -126,7 +126,7 @@ def read_report(outcome: Outcome, key: bytes) -> TestRun:
 
 def _outcomes(records: Sequence[tuple[str, Mapping]]) -> Mapping[str, str]:
     """One word per test; only a test that was started, set up, called, torn down and finished can be green."""
-    marked = {test for kind, values in records if kind == "collected" for test in values["xfail"]}
+    marked = {test for kind, values in records if kind == "marked" for test in values["ids"]}
     steps: dict[str, list[str]] = {}
     for kind, values in records:
         if kind == "phase":

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("scipy", reason="needs pip install 'slime-verlog[studies]'")
 
-from embedded.studies.contrasts import areas, holm, results, sign_flip_p
+from embedded.studies.contrasts import areas, holm, interval, results, sign_flip_p
 from embedded.studies.results import Run
 from embedded.studies.study import Study, load_study
 from slime_verlog import ConfigError, read_settings
@@ -28,6 +28,10 @@ STUDY = {
 
 def study(**changes: object) -> Study:
     return read_settings(Study, {**STUDY, **changes})
+
+
+def test_the_interval_of_equal_values_is_their_value() -> None:
+    assert interval([0.25] * 8) == (0.25, 0.25)
 
 
 def runs(leads: list[float], second: list[float] | None = None) -> list[Run]:

@@ -55,6 +55,24 @@ def test_a_tree_is_removed_whatever_is_in_it(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["outside"] and (outside / "file").read_text() == "safe"
 
 
+def test_a_closed_folder_is_opened_and_the_files_in_it_keep_their_rights(tmp_path: Path) -> None:
+    """A file may have another name outside of the tree; root needs no rights, so `rm` is made to fail once."""
+    tree, kept, tools = tmp_path / "tree", tmp_path / "kept", tmp_path / "tools"
+    tree.mkdir()
+    tools.mkdir()
+    kept.write_text("read-only")
+    kept.chmod(0o444)
+    os.link(kept, tree / "file")
+    failed = tools / "failed"
+    (tools / "rm").write_text(f'#!/bin/sh\n[ -e {failed} ] && exec /bin/rm "$@"\ntouch {failed}; exit 1\n')
+    (tools / "rm").chmod(0o755)
+    tree.chmod(0o555)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "PROGRAMS", f"{tools}:{folders.PROGRAMS}")
+        remove_tree(tree)
+    assert not tree.exists() and kept.stat().st_mode & 0o777 == 0o444
+
+
 def test_close_takes_a_tree_away_without_waiting_for_its_removal(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
