@@ -214,8 +214,11 @@ def _weight(expected: Expected, probe: Probe, known: Collection[str]) -> int:
 
 
 def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[Report]) -> Expected | None:
-    """What the reference reports, as an expectation; None where another solution may report something else."""
-    if not all("value" in report for report in reports):
+    """What the reference reports, as an expectation; None where another solution may report something else.
+
+    That is so where random numbers were drawn: runs of the reference can agree by chance.
+    """
+    if any("value" not in report or report["drawn"] for report in reports):
         return None
     values = tuple(report["value"] for report in reports)
     if probe.operator in ("==", "nearly", "same items"):

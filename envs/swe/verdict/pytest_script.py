@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import json
 import os
+import random
 import sys
 import types
 
@@ -95,7 +96,7 @@ class Prober:
         self.truths, self.values = set(job["truths"]), set(job["values"])
         self.leaks = job["leaks"]
         self.keys = {}
-        self.test = None
+        self.test, self.dice = None, dice()
 
     def tell(self, **record):
         self.send(json.dumps(record).encode() + b"\n")
@@ -110,7 +111,7 @@ class Prober:
         items[:] = [item for item in items if self.keys[item.nodeid] in self.wanted]
 
     def pytest_runtest_logstart(self, nodeid):
-        self.test = self.keys.get(nodeid)
+        self.test, self.dice = self.keys.get(nodeid), dice()
 
     def probe(self, number, observed=None, expected=None):
         """Report what `observed` returns or raises, and pass it on; `expected` is there in the reference alone."""
@@ -126,12 +127,22 @@ class Prober:
                 record["raised"] = names_of(type(error)) + aliases(type(error), frame)
                 record["message"] = encode(str(error)[:MAX_MESSAGE])
                 result = Raised(error)
+        record["drawn"] = any(self.dice.get(name, now) != now for name, now in dice().items())
         if expected is not None:
             record["expected"] = encode(expected())
         if str(number) in self.leaks:
             record["seen"] = sorted(set(self.leaks[str(number)]) & seen(frame))
         self.tell(**record)
         return result
+
+
+def dice():
+    """The states of the generators that most code draws from: another state means that something was drawn."""
+    states = {"random": random.getstate()}
+    if "numpy.random" in sys.modules:
+        _, key, position, *_ = sys.modules["numpy.random"].get_state()
+        states["numpy"] = (position, bytes(key))
+    return states
 
 
 def aliases(kind, frame):

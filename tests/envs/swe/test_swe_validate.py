@@ -11,7 +11,7 @@ import yaml
 from envs.swe.small_tasks import unified_diff
 from envs.swe.validate import main
 from envs.swe.verdict.trees import commit_all
-from tests.envs.swe.tiny_repository import FILES, TASK, needs_sandbox, tiny_instance, tiny_options
+from tests.envs.swe.tiny_repository import DISCOUNT, FILES, TASK, needs_sandbox, tiny_instance, tiny_options
 from tests.fixtures.warm_python import run_python
 
 PATCH = unified_diff("shop/prices.py", FILES["shop/prices.py"], FILES["shop/prices.py"] + "\n# nothing\n")
@@ -31,6 +31,15 @@ def test_a_sound_instance_is_validated_with_the_time_of_a_verdict(tmp_path: Path
     printed = capsys.readouterr().out
     assert f"ok      {TASK}: verdict in " in printed and "1 instances, 0 failed" in printed
     assert "5 of 5 assertions probed, 10 bits" in printed
+
+
+def test_where_the_reference_throws_dice_its_answers_to_other_arguments_do_not_count(tmp_path: Path, capsys) -> None:
+    """Runs can agree by chance, and another solution may throw once more."""
+    dice = "import random\n\n\ndef total(prices):\n    random.shuffle(prices)\n    return sum(prices)\n"
+    patch = unified_diff("shop/prices.py", FILES["shop/prices.py"], dice + DISCOUNT)
+    assert main(["--config", _config(tmp_path, patch=patch)]) == 0
+    printed = capsys.readouterr().out
+    assert "5 of 5 assertions probed, 10 bits; hard-coded answers pass tests/test_prices.py::test_total" in printed
 
 
 @pytest.mark.parametrize(
