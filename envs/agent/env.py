@@ -227,15 +227,16 @@ class _Running:
 
     def start(self, words: list[str], run: AgentRun, settings: AgentSettings) -> None:
         values = {"prompt": run.prompt, "task": run.task, "seed": str(run.seed), "model": settings.models[0]}
-        values["folder"] = "/testbed" if settings.sandbox else str(run.folder)
-        argv = [_filled(word, values) for word in words]
+        found = addresses(None if settings.sandbox else self.server.port, self.key)
+        places = {"folder": "/testbed" if settings.sandbox else str(run.folder), "base_url": found["OPENAI_BASE_URL"]}
+        argv = [_filled(word, values | places) for word in words]
         for name in settings.pass_env:
             if name not in os.environ:
                 raise ConfigError(f"env.pass_env: the environment has no variable {name}")
         variables = {name: os.environ[name] for name in settings.pass_env}
-        variables |= {f"AGENT_{name.upper()}": value for name, value in values.items() if name != "folder"}
-        variables |= addresses(None if settings.sandbox else self.server.port, self.key)
-        variables |= {name: _filled(value, values) for name, value in settings.variables.items()}
+        variables |= {f"AGENT_{name.upper()}": value for name, value in values.items()}
+        variables |= found
+        variables |= {name: _filled(value, values | places) for name, value in settings.variables.items()}
         on_end = lambda end: self.server.soon(self.session.ended, end)
         if settings.sandbox:
             sandbox = Sandbox(run.folder, settings.interpreter, settings.limits)

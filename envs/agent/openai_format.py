@@ -13,6 +13,7 @@ from envs.agent.request import (
     Request,
     RequestError,
     Response,
+    assistant_message,
     checked_list,
     checked_text,
     joined,
@@ -77,14 +78,19 @@ def _call(call: Mapping[str, Any]) -> Message:
     function = call.get("function")
     if not isinstance(function, Mapping):
         raise RequestError(f"a tool call has no function: {short(call)}")
-    arguments = checked_text(function.get("arguments") or "{}", "the arguments of a tool call")
-    try:
-        value = pydantic_core.from_json(arguments)
-    except ValueError:
-        value = arguments
     name = checked_text(function.get("name"), "the name of a tool call")
-    read: Message = {"type": "function", "function": {"name": name, "arguments": value}}
+    arguments = arguments_of(function.get("arguments"))
+    read: Message = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"id": checked_text(call["id"], "id"), **read} if call.get("id") else read
+
+
+def arguments_of(text: Any) -> Any:
+    """Parse the arguments of an earlier call; text that is not JSON stays as it is."""
+    text = checked_text(text or "{}", "the arguments of a tool call")
+    try:
+        return pydantic_core.from_json(text)
+    except ValueError:
+        return text
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,15 +131,12 @@ def refusal(error: RequestError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": error.kind("server_error"), "param": None, "code": None}}
 
 
-def _calls(response: Response, number: int) -> list[dict[str, Any]]:
+def _calls(response: Response, number: int) -> list[Message]:
+    """Write the calls, with their arguments as a text of JSON."""
+    calls = assistant_message(response, number).get("tool_calls", ())
+    texts = (json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls)
     return [
-        {
-            # Nine letters and digits, as Mistral's chat template demands.
-            "id": f"c{number:05d}{index:03d}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
-        }
-        for index, call in enumerate(response.calls)
+        {**call, "function": {**call["function"], "arguments": text}} for call, text in zip(calls, texts, strict=True)
     ]
 
 

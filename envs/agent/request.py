@@ -19,6 +19,8 @@ from envs.tools.calls import Call, find_calls, reasoning_end, short
 from envs.tools.schema import convert_texts
 
 Message = dict[str, Any]
+Stored = Mapping[str, tuple[Message, ...]]
+"""Messages of conversations, by the id of their last response."""
 CHARS_PER_TOKEN = 4
 """For the token counts that clients expect. The environment does not see tokens."""
 MAX_STOPS = 64
@@ -58,6 +60,12 @@ class Request:
     """The client says that it sends the request again."""
     thread: str = ""
     """Equal for requests of the same thread."""
+    items: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By name of the tool, what its calls say beside their arguments (Responses API)."""
+    stored: tuple[Message, ...] | None = None
+    """The messages that a request may continue by naming its response; None if there will be none (Responses API)."""
+    previous: str = ""
+    """The response that this request continues (Responses API)."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,29 @@ def _typed(call: Call, parameters: Mapping[str, Any]) -> Call:
         return Call(call.name, convert_texts(call.arguments, parameters))
     except (AttributeError, TypeError):  # the client's schema is not one; the arguments stay text
         return Call(call.name, call.arguments)
+
+
+def response_id(number: int) -> str:
+    """Return the name of an episode's response in the Responses API; `number` counts from 0."""
+    return f"resp_{number}"
+
+
+def assistant_message(response: Response, number: int) -> Message:
+    """Write a response as the message that the agent sends back with its next request."""
+    message: Message = {"role": "assistant", "content": response.text}
+    if response.reasoning:
+        message["reasoning_content"] = response.reasoning
+    if response.calls:
+        message["tool_calls"] = [
+            {
+                # Nine letters and digits, as Mistral's chat template demands.
+                "id": f"c{number:05d}{index:03d}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": dict(call.arguments)},
+            }
+            for index, call in enumerate(response.calls)
+        ]
+    return message
 
 
 def make_request(

@@ -1,7 +1,7 @@
 """The HTTP server that stands in for the model's API; one per process, for the agents of all its episodes.
 
-It speaks OpenAI's and Anthropic's APIs on a port of this machine and on a Unix socket, for programs in a sandbox. The
-API key of a request identifies its episode.
+It speaks OpenAI's two APIs and Anthropic's on a port of this machine and on a Unix socket, for programs in a sandbox.
+The API key of a request identifies its episode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from envs.agent import anthropic_format, openai_format
+from envs.agent import anthropic_format, openai_format, responses_format
 from envs.agent.connections import Listener, read_body
 from envs.agent.request import Request, RequestError, read_request
 from envs.agent.session import Session, Waiting
@@ -40,7 +40,13 @@ T = TypeVar("T")
 
 
 Api = ModuleType
-"""`openai_format` or `anthropic_format`: how requests are read, and answers and refusals written."""
+"""One of the `..._format` modules: how requests are read, and answers and refusals written."""
+APIS: dict[str, Api] = {
+    "/v1/chat/completions": openai_format,
+    "/v1/responses": responses_format,
+    "/v1/messages": anthropic_format,
+    "/v1/messages/count_tokens": anthropic_format,
+}
 
 
 class ModelServer:
@@ -89,7 +95,7 @@ class ModelServer:
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer a request of an episode's program; others learn only that they need a key."""
-        api = anthropic_format if http.path.startswith("/v1/messages") else openai_format
+        api = APIS.get(http.path, openai_format)
         bearer = http.headers.get("Authorization", "").partition(" ")[2].strip()
         session = self._sessions.get(http.headers.get("x-api-key") or bearer)
         try:
@@ -106,15 +112,15 @@ class ModelServer:
 
     async def _answer(self, api: Api, http: web.BaseRequest, session: Session) -> web.StreamResponse:
         match http.method, http.path:
-            case "POST", "/v1/chat/completions" | "/v1/messages":
-                return await _take(api, http, session)
             case "POST", "/v1/messages/count_tokens":
                 return web.json_response({"input_tokens": (await _read(api, http, session)).tokens})
+            case "POST", path if path in APIS:
+                return await _take(api, http, session)
             case "GET", "/v1/models":
                 models = [{"id": name, "object": "model", "created": 0} for name in session.models]
                 return web.json_response({"object": "list", "data": models})
         asked = short(f"{http.method} {http.path}")
-        raise RequestError(f"{asked} is not supported; there are /v1/chat/completions and /v1/messages", 404)
+        raise RequestError(f"{asked} is not supported; there are {', '.join(APIS)}", 404)
 
 
 async def _take(api: Api, http: web.BaseRequest, session: Session) -> web.StreamResponse:
@@ -133,7 +139,8 @@ async def _take(api: Api, http: web.BaseRequest, session: Session) -> web.Stream
 async def _read(api: Api, http: web.BaseRequest, session: Session) -> Request:
     body = await read_body(http, session)
     is_retry, thread = http.headers.get(RETRY_HEADER, "0") not in ("", "0"), http.headers.get(THREAD_HEADER, "")
-    read = functools.partial(read_request, api.read, http.path, body, is_retry, thread, session.max_bytes)
+    api_read = functools.partial(api.read, stored=session.stored) if api is responses_format else api.read
+    read = functools.partial(read_request, api_read, http.path, body, is_retry, thread, session.max_bytes)
     return await asyncio.shield(session.on_thread(read, len(body)))  # a client that leaves must not free its bytes
 
 

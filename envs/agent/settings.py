@@ -20,7 +20,7 @@ ADDRESS_MB = 65536
 
 class AgentSettings(Settings):
     """The YAML's `env:` mapping for agents. In the command and in the variables, `{prompt}`, `{task}`, `{seed}`,
-    `{model}` and `{folder}` stand for the episode's values."""
+    `{model}`, `{folder}` and `{base_url}` (of OpenAI's API) stand for the episode's values."""
 
     command: str | tuple[str, ...]
     """The agent's program with its arguments: a list, or one text that is split as in a shell. The program is looked up

@@ -31,10 +31,10 @@ from envs.harbor.places import (
 )
 from envs.harbor.settings import EXPORT, HarborSettings
 from envs.harbor.task import HarborTask
-from envs.swe.sandbox.sandbox import AGENT_ID, Sandbox, python_folders, python_in
+from envs.swe.sandbox.sandbox import Sandbox, python_folders, python_in
 from envs.swe.sandbox.supervise import Limits
 from envs.swe.sandbox.usage import walk
-from envs.swe.sandbox.workspace import Workspace
+from envs.swe.sandbox.workspace import AGENT_ID, Workspace
 
 _FILES = Path(__file__).with_name("judge")
 _SETTINGS = ("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")

@@ -20,11 +20,9 @@ from pathlib import Path
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.swe.sandbox.seccomp import seccomp_filter
 from envs.swe.sandbox.supervise import INNER_FILTER, OUTER_FILTER, Limits, Outcome, supervise
+from envs.swe.sandbox.workspace import AGENT_ID, TESTBED, process_folder
 
-TESTBED = "/testbed"
 WRITABLE_TREE = ((".", TESTBED),)
-AGENT_ID = 60999
-"""User and group of commands if the trainer runs as root, because limits on processes do not apply to root."""
 _IMAGE = "/image"
 """Where an image is put together before it becomes the root."""
 
@@ -104,7 +102,7 @@ class Sandbox:
     def _mounts(self) -> list[str]:
         mounts = [*self._system(), *self._own_files()]
         shown = [(path, str(path)) for path in python_folders(self.python)]
-        mounts += _read_only((*shown, *self.readable))
+        mounts += _read_only((*shown, (_passwd(os.getpid()), "/etc/passwd"), *self.readable))
         mounts += self._tree()
         for part in python_in((place for _, place in self.places), self.python):
             inside = [(path, place) for path, place in shown if path.is_relative_to(part)]
@@ -182,6 +180,16 @@ def _parents(path: Path, at: str = "") -> list[str]:
 
 def _read_only(shown: Iterable[tuple[Path, str]], at: str = "") -> list[str]:
     return [w for path, place in shown for w in (*_parents(Path(place), at), "--ro-bind", str(path), at + place)]
+
+
+@functools.lru_cache(maxsize=1)
+def _passwd(pid: int) -> Path:
+    """A file that names the commands' user, because programs such as Node's `os.userInfo()` fail without it."""
+    user = AGENT_ID if os.geteuid() == 0 else os.geteuid()
+    path = process_folder().make() / "passwd"
+    path.write_text(f"agent:x:{user}:{user}::/tmp:/bin/sh\n", encoding="utf-8")
+    path.chmod(0o644)
+    return path
 
 
 @functools.lru_cache(maxsize=32)

@@ -21,8 +21,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
 
 from envs.errors import EnvironmentFault
-from envs.swe.sandbox.sandbox import AGENT_ID, TESTBED
 
+TESTBED = "/testbed"
+AGENT_ID = 60999
+"""User and group of commands if the trainer runs as root, because limits on processes do not apply to root."""
 MAX_FILE_BYTES = 4 << 20
 PREFIX = "slime-verlog-files-"
 PROGRAMS = "/usr/local/bin:/usr/bin:/bin"

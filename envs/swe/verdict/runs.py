@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from envs.swe.sandbox.sandbox import TESTBED, Sandbox
+from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.supervise import Limits, Outcome
-from envs.swe.sandbox.workspace import hand_over
+from envs.swe.sandbox.workspace import TESTBED, hand_over
 from envs.swe.verdict.trees import Build, scratch_tree
 
 _FOLDER, _SCRIPTS = "/judge", ("pytest_script.py", "encoding.py")

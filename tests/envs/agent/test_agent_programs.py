@@ -211,3 +211,21 @@ def test_the_clients_of_both_apis_read_text_reasoning_and_calls(package: str, mo
     env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
     reward = played(env, ["<think>sum</think>I add.\n" + call("add", a=2, b=3), "It is 5."])
     assert reward == 1.0
+
+
+@pytest.mark.parametrize("mode", ["whole", "stream"])
+def test_the_client_of_the_responses_api_continues_by_name_and_with_items(mode: str) -> None:
+    """Both give the model the same prompt, which is that of chat completions."""
+    python = clients("openai")
+    keys = {"command": [python, str(FIXTURES / "client_agents.py"), "responses", mode], "time_limit_s": 60.0}
+    env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
+    env.reset()
+    env.step("<think>sum</think>I add.\n" + call("add", a=2, b=3))
+    system, question, answer, result = env.format_observation({"obs_str": "", "text": {}})
+    assert (system, question["content"]) == ({"role": "system", "content": "Use tools."}, "2 + 3?")
+    assert (answer["content"], answer["reasoning_content"]) == ("I add.", "sum")
+    assert answer["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
+    assert (result["role"], result["content"]) == ("tool", "5")
+    assert result["tool_call_id"] == answer["tool_calls"][0]["id"]
+    _, done, info = env.step(call("note", input="It is 5."))
+    assert done and info["reward"] == 1.0, env.run

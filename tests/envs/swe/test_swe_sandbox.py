@@ -52,6 +52,11 @@ def test_a_command_runs_in_the_tree_and_tells_its_exit_status(tree: Path) -> Non
     assert (tree / "file").read_text() == "new\n"
 
 
+def test_programs_find_the_name_and_home_of_their_user(tree: Path) -> None:
+    outcome = python(tree, "import pwd, os; print(pwd.getpwuid(os.getuid())[0::5], len(pwd.getpwall()))")
+    assert outcome.output == "('agent', '/tmp') 1\n", "and no user of the machine"
+
+
 def test_there_is_no_network(tree: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -83,7 +88,7 @@ def test_nothing_outside_of_the_tree_can_be_written(tree: Path) -> None:
 
 
 def test_files_of_the_machine_are_not_there(tree: Path) -> None:
-    names = "/etc/passwd /etc/shadow /home /var /sys /run /mnt /srv /opt /boot"
+    names = "/etc/shadow /home /var /sys /run /mnt /srv /opt /boot"
     outcome = shell(tree, f"ls -d {names} {tree.parent} {Path(__file__).parents[3]}/README.md 2>/dev/null")
     assert outcome.output == ""
 

@@ -1,0 +1,237 @@
+"""OpenAI's `/v1/responses`: requests in, responses out, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from envs.agent.openai_format import PING, arguments_of, refusal
+from envs.agent.request import (
+    Message,
+    Request,
+    RequestError,
+    Response,
+    Stored,
+    assistant_message,
+    checked_list,
+    checked_text,
+    joined,
+    make_request,
+    read_image,
+    response_id,
+    tool_schema,
+)
+from envs.tools.calls import short
+
+__all__ = ["PING", "events", "read", "refusal", "reply"]
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""The roles that are accepted, and the role that the chat template gets."""
+REFUSED = ("background", "conversation", "prompt")
+TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+"""The parameters of a custom tool, which takes one text."""
+
+
+def read(body: Mapping[str, Any], stored: Stored) -> Request:
+    """Read the request in a body; raises `RequestError` if it cannot be answered.
+
+    Args:
+        stored: the conversation up to each stored response, by its id.
+    """
+    for key in REFUSED:
+        if body.get(key):
+            raise RequestError(f"{key} is not supported; send input, and previous_response_id to continue a response")
+    earlier: tuple[Message, ...] = ()
+    previous = body.get("previous_response_id") or ""
+    if previous:
+        if not isinstance(previous, str) or previous not in stored:
+            raise RequestError(f"the response {short(previous)} is not stored here (any more); send its items again")
+        earlier = stored[previous]
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else checked_list(given, "input")
+    messages = list(earlier)
+    for item in items:
+        _add(messages, item, len(earlier))
+    instructions = checked_text(body.get("instructions") or "", "instructions")
+    system: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+    offered = [] if body.get("tool_choice") == "none" else checked_list(body.get("tools"), "tools")
+    tools = [pair for tool in offered for pair in _tools(tool)]
+    request = make_request(body, [*system, *messages], [schema for schema, _ in tools], [], "stop")
+    calls = {schema["function"]["name"]: call for schema, call in tools}
+    kept = None if body.get("store") is False else tuple(messages)
+    return replace(request, items=calls, stored=kept, previous=previous)
+
+
+def _add(messages: list[Message], item: Mapping[str, Any], start: int) -> None:
+    """Add an item. What the model generated in one response becomes one message, as chat templates expect."""
+    match item.get("type", "message"):
+        case "message":
+            message = _message(item)
+        case "reasoning":
+            texts = [*checked_list(item.get("summary"), "summary"), *checked_list(item.get("content"), "content")]
+            thought = "\n".join(checked_text(part.get("text"), "text") for part in texts)
+            message = {"role": "assistant", "content": "", **({"reasoning_content": thought} if thought else {})}
+        case "function_call" | "custom_tool_call" as kind:
+            message = {"role": "assistant", "content": "", "tool_calls": [_call(item, kind)]}
+        case "function_call_output" | "custom_tool_call_output":
+            identity = checked_text(item.get("call_id"), "call_id")
+            message = {"role": "tool", "content": _content(item.get("output"), "output"), "tool_call_id": identity}
+        case kind:
+            raise RequestError(f"an item of type {short(kind)} is not supported; send messages, reasoning and calls")
+    last = messages[-1] if len(messages) > start else {"role": ""}
+    is_same = last["role"] == message["role"] == "assistant"
+    if not is_same or (message["content"] and (last["content"] or "tool_calls" in last)):
+        messages.append(message)
+        return
+    calls = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
+    messages[-1] = {**last, **message, "content": last["content"] or message["content"]}
+    messages[-1].update({"tool_calls": calls} if calls else {})
+
+
+def _message(item: Mapping[str, Any]) -> Message:
+    role = item.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise RequestError(f"a message has the role {short(role)}; supported are {', '.join(ROLES)}")
+    return {"role": ROLES[role], "content": _content(item.get("content"), "content")}
+
+
+def _content(content: Any, what: str) -> str | list[Message]:
+    if isinstance(content, str):
+        return checked_text(content, what)
+    return joined([_part(part) for part in checked_list(content, what)])
+
+
+def _part(part: Mapping[str, Any]) -> Message:
+    match part.get("type"):
+        case "input_text" | "output_text" | "text":
+            return {"type": "text", "text": checked_text(part.get("text"), "text")}
+        case "refusal":
+            return {"type": "text", "text": checked_text(part.get("refusal"), "refusal")}
+        case "input_image":
+            return read_image(part.get("image_url"))
+    raise RequestError(f"content of type {short(part.get('type'))} is not supported; send text and images")
+
+
+def _call(item: Mapping[str, Any], kind: str) -> Message:
+    """Read an earlier call. Its arguments, a text of JSON, become an object, which chat templates expect."""
+    if kind == "custom_tool_call":
+        arguments: Any = {"input": checked_text(item.get("input"), "input")}
+    else:
+        arguments = arguments_of(item.get("arguments"))
+    function = {"name": _full_name(item), "arguments": arguments}
+    return {"id": checked_text(item.get("call_id"), "call_id"), "type": "function", "function": function}
+
+
+def _tools(tool: Mapping[str, Any], space: str = "") -> Iterator[tuple[Mapping[str, Any], dict[str, str]]]:
+    """Yield the schemas of a tool or of a namespace of tools, each with what its calls say beside their arguments."""
+    kind, name = tool.get("type"), checked_text(tool.get("name") or "", "a tool's name")
+    if kind == "namespace" and not space:
+        for inner in checked_list(tool.get("tools"), "the tools of a namespace"):
+            yield from _tools(inner, name)
+    elif kind in ("function", "custom"):
+        call = {"type": "custom_tool_call" if kind == "custom" else "function_call", "name": name}
+        call.update({"namespace": space} if space else {})
+        parameters = TEXT_INPUT if kind == "custom" else tool.get("parameters")
+        yield tool_schema(_full_name(call), tool.get("description"), parameters), call
+    else:
+        raise RequestError(f"a tool of type {short(kind)} is not supported; use functions and custom tools")
+
+
+def _full_name(call: Mapping[str, Any]) -> str:
+    """Return the name by which the model knows the tool of a call."""
+    name, space = checked_text(call.get("name"), "a tool's name"), call.get("namespace")
+    return f"{checked_text(space, 'namespace')}.{name}" if space else name
+
+
+def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
+    """Return the body of a whole response; `number` counts the episode's responses."""
+    sent, said = request.tokens, response.tokens
+    usage = {
+        "input_tokens": sent,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": said,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": sent + said,
+    }
+    return {
+        **_head(request, number),
+        "status": "completed",
+        "output": _items(response, request, number),
+        "usage": usage,
+    }
+
+
+def events(response: Response, request: Request, number: int) -> Iterator[bytes]:
+    """Yield the events of a streamed response."""
+    bodies = _events(response, request, number)
+    for count, (kind, data) in enumerate(bodies):
+        body = json.dumps({"type": f"response.{kind}", "sequence_number": count, **data})
+        yield f"event: response.{kind}\ndata: {body}\n\n".encode()
+
+
+def _events(response: Response, request: Request, number: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    begun = {**_head(request, number), "status": "in_progress", "output": [], "usage": None}
+    yield "created", {"response": begun}
+    yield "in_progress", {"response": begun}
+    for index, item in enumerate(_items(response, request, number)):
+        at = {"output_index": index, "item_id": item["id"]}
+        key = next(key for key in ("content", "arguments", "input") if key in item)
+        empty = {**item, key: [] if key == "content" else "", "status": "in_progress"}
+        yield "output_item.added", {"output_index": index, "item": empty}
+        match item["type"]:
+            case "message" | "reasoning":
+                part = item["content"][0]
+                at["content_index"] = 0
+                yield "content_part.added", {**at, "part": {**part, "text": ""}}
+                more = {"logprobs": []} if part["type"] == "output_text" else {}
+                yield f"{part['type']}.delta", {**at, "delta": part["text"], **more}
+                yield f"{part['type']}.done", {**at, "text": part["text"], **more}
+                yield "content_part.done", {**at, "part": part}
+            case "function_call":
+                yield "function_call_arguments.delta", {**at, "delta": item["arguments"]}
+                yield "function_call_arguments.done", {**at, "name": item["name"], "arguments": item["arguments"]}
+            case _:
+                yield "custom_tool_call_input.delta", {**at, "delta": item["input"]}
+                yield "custom_tool_call_input.done", {**at, "input": item["input"]}
+        yield "output_item.done", {"output_index": index, "item": item}
+    yield "completed", {"response": reply(response, request, number)}
+
+
+def _head(request: Request, number: int) -> dict[str, Any]:
+    empty = ("error", "incomplete_details", "instructions", "previous_response_id", "temperature", "top_p")
+    return {
+        "id": response_id(number),
+        "object": "response",
+        "created_at": 0,
+        "model": request.model,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "metadata": {},
+        **dict.fromkeys(empty),
+    }
+
+
+def _items(response: Response, request: Request, number: int) -> list[dict[str, Any]]:
+    """Write the response as output items."""
+    message = assistant_message(response, number)
+    done = {"status": "completed"}
+    items: list[dict[str, Any]] = []
+    if response.reasoning:
+        thought = {"type": "reasoning_text", "text": response.reasoning}
+        items.append({"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": [thought], **done})
+    if response.text or not response.calls:
+        text = {"type": "output_text", "text": response.text, "annotations": [], "logprobs": []}
+        items.append({"id": f"msg_{number}", "type": "message", "role": "assistant", "content": [text], **done})
+    for index, call in enumerate(message.get("tool_calls", ())):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        told = request.items.get(name, {"type": "function_call", "name": name})
+        whole = json.dumps(arguments, ensure_ascii=False)
+        said = {"arguments": whole}
+        if told["type"] == "custom_tool_call":
+            text = arguments.get("input")
+            said = {"input": text if isinstance(text, str) else whole}
+        items.append({"id": f"fc_{number}_{index}", "call_id": call["id"], **told, **said, **done})
+    return items
