@@ -53,7 +53,7 @@ class TurnScan:
     entry_advantage: Tensor
     """[T] the advantage that the previous turn sees, if nothing followed this turn."""
     entry_decay: Tensor
-    """[T] factor by which what reaches the turn's last token enters the entry advantage."""
+    """[T] decay from the turn's last token to the entry advantage."""
     finish: Callable[[Tensor], tuple[Tensor, Tensor]]
     """Advantages and returns [N] in the values' dtype, from what reaches each turn's last token [T]. Call it once."""
 

@@ -120,6 +120,14 @@ def interleave(pieces: Sequence[str], images: Sequence[Any]) -> list[dict[str, A
     return parts
 
 
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a chat message, without its images."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
+
+
 def make_observation(long_term: str, short_term: str = "", images: Sequence[Any] = ()) -> Observation:
     """Build an observation from BALROG's two text parts; `obs_str` has the short-term part first."""
     observation: Observation = {

@@ -1,6 +1,9 @@
 """One whole episode inside slime's own outer loop (`--custom-generate-function-path`).
 
-An aborted episode keeps its environment and continues when slime hands its sample out again.
+An aborted episode keeps its environment and continues when slime hands its sample out again. With
+`--mask-offpolicy-in-partial-rollout`, the turns played before the abort are not trained. With `history: window`, all
+samples of an episode belong to the training group of the sample that slime handed out. Every episode of a run returns
+the same form, a sample or a list, because slime decides by the first one.
 """
 
 from __future__ import annotations

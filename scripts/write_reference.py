@@ -152,6 +152,8 @@ def reference(environments: Mapping[str, type[Settings]]) -> str:
         if name in PARTS:
             parts.append({})
         parts[-1][name] = field
+    if len(parts) < len(PARTS):
+        raise KeyError(f"PARTS names {PARTS.keys() - own_fields(RolloutSettings).keys()}, which RolloutSettings lacks")
     sections = [INTRODUCTION]
     for heading, part in zip(PARTS.values(), parts, strict=True):
         sections += _section(heading, RolloutSettings, "", part, text="")

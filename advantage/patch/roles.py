@@ -59,7 +59,7 @@ def training_args() -> Any:
 
 
 def report_frozen(role: str, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """Log and return the parameters that match a pattern; raises FlagError if one matches none on all stages."""
+    """Log and return the parameters that match a pattern; raises FlagError if a pattern matches none on any stage."""
     if not patterns:
         return []
     names = list(names)

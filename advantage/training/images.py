@@ -24,7 +24,7 @@ PIXELS, CODE, TABLE = "pixel_values", "pixel_values_code", "pixel_values_table"
 
 
 def expand(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replace the three keys by `pixel_values`, float32 [patches, channels x temporal x patch^2]; leaves others."""
+    """Replace the three keys by `pixel_values`, float32 [patches, channels x temporal x patch^2]; other inputs stay."""
     if CODE not in inputs:
         return dict(inputs)
     data = inputs[PIXELS].cpu().numpy()  # one transfer for all images of a micro-batch

@@ -31,7 +31,9 @@ Reducer = Callable[[Tensor], Tensor]
 def dis_loss(
     ppo_kl: Tensor, advantages: Tensor, eps_clip: float, eps_clip_high: float, eps_clip_c: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute slime's `compute_policy_loss`: the loss per token and a mask of those without gradient (1.0); all [n].
+    """Compute the DIS loss per token and a mask of the tokens without gradient (1.0), all [n].
+
+    It takes and returns what slime's `compute_policy_loss` does, which it replaces.
 
     Args:
         ppo_kl: log pi_rollout - log pi per token, in nats.

@@ -69,7 +69,7 @@ def interval(values: Sequence[float], level: float = 0.9) -> tuple[float, float]
 
 
 def areas(study: Study, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
-    """Compute mean scores over the turns that every finished run has played (areas under curves), by variant, seed."""
+    """Compute areas under curves by variant and seed, over the turns that every finished run has played."""
     done = [run for run in runs if run.done]
     end = min((run.total("turns") for run in done), default=0.0)
     found: dict[str, dict[int, float]] = {variant: {} for variant in study.variants}

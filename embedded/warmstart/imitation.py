@@ -89,7 +89,7 @@ class Imitation:
     """Share of the demonstrated episodes of several turns in which every thought is the same."""
 
     def lengths(self, flags: EmbeddedFlags) -> dict[str, int]:
-        """Raise the flags that limit lengths where demonstrations come near them."""
+        """Return the flags that limit lengths, larger where demonstrations come near them."""
         answer = max(flags.rollout_max_response_len, _round_up(1.5 * self.longest_answer, 8))
         needed = _round_up(1.25 * self.longest_prompt + answer, 64)
         context = max(flags.rollout_max_context_len or 0, needed)
@@ -199,16 +199,19 @@ def imitate(model: GPTModel, data: RolloutData, settings: WarmStart, seed: int) 
             losses = []
             for start in range(0, len(order), settings.batch_size):
                 samples = order[start : start + settings.batch_size]
-                tokens, losses_sum = sum(data["response_lengths"][i] for i in samples), 0.0
+                tokens, loss_of_step = sum(data["response_lengths"][i] for i in samples), 0.0
                 optimizer.zero_grad()
                 for batch in micro_batches(data, samples, settings.max_tokens):
                     with precision(model):
-                        logits = predict(model, batch.ids, batch.row, batch.column)
-                        loss = -log_probs_and_entropy(logits, batch.targets, 1.0)[0].sum() / tokens
+                        # The logits get no name: they are large, and would live until the next batch.
+                        logp, _ = log_probs_and_entropy(
+                            predict(model, batch.ids, batch.row, batch.column), batch.targets, 1.0
+                        )
+                        loss = -logp.sum() / tokens
                         loss.backward()
-                    losses_sum += loss.item()
+                    loss_of_step += loss.item()
                 optimizer.step()
-                losses.append(losses_sum)
+                losses.append(loss_of_step)
                 optimizer.schedule.step(1)
                 progress.update()
             mean = sum(losses) / len(losses)

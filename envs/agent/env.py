@@ -18,11 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from envs.agent.program import Program, addresses, find_program, search_path, start_plain, start_sandboxed
-from envs.agent.request import Message, Response, read_response, text_of, with_images
+from envs.agent.request import Message, Response, read_response, with_images
 from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings
-from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation, read_env_settings
+from envs.base import (
+    BaseInteractionEnv,
+    Observation,
+    StepInfo,
+    describe_task,
+    make_observation,
+    read_env_settings,
+    text_of,
+)
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.loading import load_attribute, split_command
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox

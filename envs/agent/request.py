@@ -13,6 +13,7 @@ from typing import Any
 
 import pydantic_core
 
+from envs.base import text_of
 from envs.errors import MissingDependencyError
 from envs.questions.images import ImageError, open_image
 from envs.tools.calls import Call, find_calls, reasoning_end, short
@@ -173,14 +174,6 @@ def make_request(
         streams=body.get("stream") is True,
         thread=thread.hexdigest(),
     )
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, without images."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content)
 
 
 def checked_text(value: Any, what: str) -> str:

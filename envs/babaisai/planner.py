@@ -53,7 +53,7 @@ def find_plan(world: World, max_nodes: int = 4000) -> Plan | None:
 
 
 def _locate_you(world: World) -> int | None:
-    """Return the index of the only visible YOU thing; None for none or several, or if things turn into others."""
+    """Return the index of the only visible YOU thing; None unless there is one, and no thing turns into another."""
     if world.rules.swaps:
         return None
     tops = ((index, world.cells[index][-1]) for index, _, _ in world.interior if world.cells[index])

@@ -173,8 +173,10 @@ class Machine:
 
     def _sandbox(self, places: Iterable[str], variables: Mapping[str, str], seconds: float) -> Sandbox:
         task = self.task
-        most = self.settings
-        limits = Limits(seconds, task.memory_mb, most.address_mb, most.processes, most.file_mb, task.tree_mb)
+        settings = self.settings
+        limits = Limits(
+            seconds, task.memory_mb, settings.address_mb, settings.processes, settings.file_mb, task.tree_mb
+        )
         given = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "", **task.image.variables, **variables}
         if task.root is None:
             given["PATH"] = f"{task.python.parent}:{given['PATH']}"

@@ -196,16 +196,17 @@ def _check_tests(folder: Path, settings: HarborSettings) -> None:
     commands = {"env.test_command": settings.test_command}
     if settings.test_command is None:
         lines = read_text(folder, "tests/test.sh").splitlines()
-        commands = {f"line {n} of tests/test.sh": line.partition("#")[0] for n, line in enumerate(lines, 1)}
-    for place, command in commands.items():
-        if found := _UNPROTECTED.search(command or ""):
+        commands = {f"line {n} of tests/test.sh": line for n, line in enumerate(lines, 1)}
+    for place, line in commands.items():
+        command = (line or "") if settings.test_command is not None else (line or "").partition("#")[0]
+        if found := _UNPROTECTED.search(command):
             raise ConfigError(
                 f"{folder.name}: {place} ({found[0].strip()}) would let Python load modules of the agent in place of "
                 "the tests' own; set PYTHONPATH in [verifier.env] or env.variables instead, or list the task in "
                 "env.exclude"
             )
-        if settings.test_command is None and _NETWORK.search(command or ""):
+        if settings.test_command is None and _NETWORK.search(command):
             raise ConfigError(
-                f"{folder.name}: {place} ({str(command).strip()[:60]}) needs the network, and the "
+                f"{folder.name}: {place} ({str(line).strip()[:60]}) needs the network, and the "
                 "sandbox has none; set env.test_command to a command that judges without it"
             )

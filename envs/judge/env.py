@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from envs.agent.request import text_of
-from envs.base import BaseInteractionEnv, Observation, StepInfo
+from envs.base import BaseInteractionEnv, Observation, StepInfo, text_of
 from envs.errors import EnvironmentFault, JudgeError
 from envs.judge.client import JudgeClient
 from envs.judge.rubric import Rubric, Verdict, quoted, read_rubric, read_verdict

@@ -144,7 +144,7 @@ class Session:
 
 
 def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session], T]) -> tuple[Session, T]:
-    """Open a session on one of the servers, chosen by the seed, and what `begin` returned for it.
+    """Open a session on one of the servers, chosen by the seed, and return it with the result of `begin`.
 
     If the server is full or cannot be reached, the next one is tried; if all are full, again after a pause.
 

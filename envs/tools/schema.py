@@ -81,6 +81,7 @@ def check_schema(schema: Mapping[str, Any], where: str) -> Schema:
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         raise ToolError(f"{where}: the parameters of {name} must be a JSON schema of type object")
     _make_validator(parameters, f"{where}: the parameters of {name}")
+    _make_validator(_strict(parameters), f"{where}: the parameters of {name}")  # calls are checked with these
     return {"type": "function", "function": {**copy.deepcopy(dict(function)), "parameters": dict(parameters)}}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import random
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -98,7 +99,7 @@ class Counts:
         if words:
             self.reasoned += 1
             self.openings[" ".join(words[:8])[:_EXCERPT]] += 1
-            place = _place(episode, index, turn.response)
+            place = functools.partial(_place, episode, index, turn.response)
             _keep_largest(self.shortest, -len(words), place)
             _keep_largest(self.longest, len(words), place)
         if not turn.valid:
@@ -139,7 +140,8 @@ class Counts:
                 seen[state, executed] += repeats
                 if length >= LOOP and not changed:
                     self.looped += length
-                    _keep_largest(self.loops, length, _place(episode, start, f"{executed[:_EXCERPT]} x {length}"))
+                    text = f"{executed[:_EXCERPT]} x {length}"
+                    _keep_largest(self.loops, length, functools.partial(_place, episode, start, text))
             start += length
 
     def _sample(self, turn: Turn) -> None:
@@ -155,8 +157,9 @@ class Counts:
         return sorted(self.sample)
 
 
-def _keep_largest(found: list[tuple[int, Place]], size: int, place: Place) -> None:
-    found[:] = heapq.nlargest(3, [*found, (size, place)], key=lambda item: item[0])
+def _keep_largest(found: list[tuple[int, Place]], size: int, place: Callable[[], Place]) -> None:
+    if len(found) < 3 or size > found[-1][0]:
+        found[:] = heapq.nlargest(3, [*found, (size, place())], key=lambda item: item[0])
 
 
 def _place(episode: Episode, index: int, text: str) -> Place:

@@ -1,1 +1,1 @@
-"""Reads slime's `args` into typed settings, and reads and writes slime's `Sample`; the doors pass both through."""
+"""Reads slime's `args` into typed settings, and reads and writes slime's `Sample`."""

@@ -85,7 +85,11 @@ def join_episodes(collected: Sequence[Segment]) -> list[Segment]:
 
 
 def choose_held_out(segments: Sequence[Segment], share: float, seed: int) -> set[int]:
-    """Return ids of random episodes with about `share` of all turns, never all; raises ConfigError below 10."""
+    """Return ids of random episodes with about `share` of all turns, never all.
+
+    Raises:
+        ConfigError: there are fewer than 10 episodes.
+    """
     lengths: dict[int, int] = {}
     for segment in segments:
         episode = segment.turns[0].episode_id

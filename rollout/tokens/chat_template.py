@@ -92,7 +92,10 @@ class ChatTemplate:
         return text is not None and all(f"<{i}>" in text for i in range(len(messages)))
 
     def check_tools(self, appended: bool) -> None:
-        """Raise EncodingError unless the template shows tools and results, also after model text if `appended`."""
+        """Raise EncodingError unless the template shows tools and results.
+
+        With `appended`, it must show them after model text as well.
+        """
         if self.render([USER]) == self.render([USER], tools=False):
             raise EncodingError(
                 "the chat template ignores tools, so the model would never see them; describe them in the system "

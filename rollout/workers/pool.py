@@ -95,7 +95,10 @@ class Worker:
 
 
 class EnvPool:
-    """Places episodes on workers; `faults` counts by kind, `utilization` counts waiting and running commands."""
+    """Places episodes on workers.
+
+    `faults` counts faults and replays by kind, `utilization` counts waiting and running commands.
+    """
 
     def __init__(self, settings: RolloutSettings) -> None:
         self.settings = settings
@@ -141,7 +144,10 @@ class EnvSession:
 
     @property
     def turn_limit(self) -> int | None:
-        """Turns after which the episode ends: `max_turns`, or `DEFAULT_MAX_TURNS` without any limit."""
+        """Turns after which the episode ends: `max_turns`, or `DEFAULT_MAX_TURNS` without any limit.
+
+        None if only the environment's own limit applies.
+        """
         unlimited = self.reply is not None and not self.reply.max_steps
         return self.spec.max_turns or (DEFAULT_MAX_TURNS if unlimited else None)
 

@@ -72,9 +72,9 @@ def try_environments(
 ) -> list[str]:
     """Build every episode's environment, reset it and take a first step; raises SlimeVerlogError about the first fault.
 
-    The first episode of each module is always reset and stepped, and started a second time; further ones until
-    `budget_s` seconds have passed. Returns notes about what could not be tried and about starts that differ or leave
-    threads.
+    The first episode of each module is always reset and stepped. Until `budget_s` seconds have passed, it is also
+    started a second time, and further episodes are tried. Returns notes about what could not be tried and about starts
+    that differ or leave threads.
     """
     return asyncio.run(_try_all(episodes, settings, budget_s))
 

@@ -216,6 +216,8 @@ def test_wrong_input_is_named_with_its_position(name: str, wrong: list, message:
 def test_a_discount_outside_zero_and_one_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         advantage_settings(Namespace(**{name: value}))
+    with pytest.raises(ValueError, match=name):
+        Discounts(**{**ONES, name: value})
 
 
 def test_discounts_are_read_from_args_and_default_to_verlogs() -> None:

@@ -7,6 +7,7 @@ runs as if this file were not there. Old syntax and the standard library only, s
 
 import atexit
 import contextlib
+import fcntl
 import importlib.machinery
 import io
 import os
@@ -141,7 +142,8 @@ class Printed(io.FileIO):
 
     def __init__(self):
         super().__init__(1, "w", closefd=False)
-        self.start, self.told = os.fstat(1).st_size, b""
+        appends = fcntl.fcntl(1, fcntl.F_GETFL) & os.O_APPEND  # then the position is 0 until the first write
+        self.start, self.told = os.lseek(1, 0, os.SEEK_END if appends else os.SEEK_CUR), b""
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(self), sys.stdout.encoding, sys.stdout.errors)
 
     def write(self, data):

@@ -6,6 +6,7 @@ agent is alive (see `supervise`), so a path that was checked does not change.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import queue
@@ -115,9 +116,10 @@ def remove_tree(folder: Path) -> None:
     """Remove a tree, however deep it is and whatever its permissions are; a missing one is fine."""
     remove = ["rm", "-rf", "--", str(folder)]
     # Only a user other than root needs permissions, and only those of folders: a file may have links elsewhere.
-    if _run(*remove) and not folder.is_symlink():
-        _run("find", "-P", str(folder), "-type", "d", "-exec", "chmod", "u+rwx", "{}", ";")
-        _run(*remove)
+    with contextlib.suppress(OSError):  # this machine cannot start a process now; the next process removes the folder
+        if _run(*remove) and not folder.is_symlink():
+            _run("find", "-P", str(folder), "-type", "d", "-execdir", "chmod", "u+rwx", "{}", ";")
+            _run(*remove)
 
 
 def run_program(*argv: str) -> None:

@@ -39,7 +39,7 @@ MIN_BITS = 8
 DRAWS = 2
 """Sets of other arguments for the tests that the agent could read."""
 _RUNS = 5
-"""Runs of the reference that must agree, for each set of arguments: code may throw dice."""
+"""Runs of the reference that must agree, for each set of arguments: code may be random."""
 
 
 def load_plan(instance: Instance, pristine: Path, cache: Path, settings: JudgeSettings) -> Plan:
@@ -163,7 +163,7 @@ class _Calibration:
 
     def _drawn(self, tests: Collection[str], draw: int, own: Collection[tuple[str, int]]) -> list[Expected]:
         """Decisive probes with drawn arguments; what the reference reports is expected."""
-        run = self._play(self.reference, tests, draw=draw)
+        run = self._play(self.reference, tests, draw=draw, watch_generators=True)
         found = [_as_is(key, draw, run.probes[key[1]], reports) for key, reports in run.reports.items() if key in own]
         expected = [one for one in found if one is not None]
         for _ in range(_RUNS - 1):

@@ -1,6 +1,7 @@
 """Decides outside the agent's sandbox whether a task is solved. See `docs/swe.md`, "How a verdict is made".
 
-Invariant: code under test runs beside an expected value only after all probes were right.
+Invariant: hidden tests run only after all probes were right. On an unsolved tree only the tests that the agent could
+read run.
 """
 
 from __future__ import annotations
@@ -92,10 +93,12 @@ def run_probes(
     draw: int = 0,
     with_expected: bool = False,
     leaks: Mapping[int, Collection[str]] | None = None,
+    watch_generators: bool = False,
 ) -> ProbeRun:
     """Run the probes of `tests` on a tree; with `with_expected`, they also report what the tests expect.
 
-    `leaks` has values by probe: those that the probe's callers hold are reported as seen.
+    `leaks` has values by probe: those that the probe's callers hold are reported as seen. With `watch_generators`,
+    reports say whether random numbers were drawn.
     """
     with scratch_tree() as tree:
         build(tree)
@@ -109,6 +112,7 @@ def run_probes(
             "wanted": list(own),
             "truths": [n for n, kind in kinds.items() if kind in TRUTHS],
             "values": [n for n, kind in kinds.items() if kind not in (*TRUTHS, "none")],
+            "watch_generators": watch_generators,
             "leaks": {str(number): list(values) for number, values in (leaks or {}).items()},
         }
         # Other seeds each time: what a set prints must not matter.

@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import json
 import os
+import pickle
 import random
 import sys
 import types
@@ -96,7 +97,8 @@ class Prober:
         self.truths, self.values = set(job["truths"]), set(job["values"])
         self.leaks = job["leaks"]
         self.keys = {}
-        self.test, self.dice = None, dice()
+        self.watches = job["watch_generators"]
+        self.test, self.states = None, {}
 
     def tell(self, **record):
         self.send(json.dumps(record).encode() + b"\n")
@@ -111,7 +113,9 @@ class Prober:
         items[:] = [item for item in items if self.keys[item.nodeid] in self.wanted]
 
     def pytest_runtest_logstart(self, nodeid):
-        self.test, self.dice = self.keys.get(nodeid), dice()
+        self.test = self.keys.get(nodeid)
+        if self.watches:
+            self.states = generator_states()
 
     def probe(self, number, observed=None, expected=None):
         """Report what `observed` returns or raises, and pass it on; `expected` is there in the reference alone."""
@@ -127,7 +131,8 @@ class Prober:
                 record["raised"] = names_of(type(error)) + aliases(type(error), frame)
                 record["message"] = encode(str(error)[:MAX_MESSAGE])
                 result = Raised(error)
-        record["drawn"] = any(self.dice.get(name, now) != now for name, now in dice().items())
+        if self.watches:
+            record["drawn"] = any(self.states.get(name, now) != now for name, now in generator_states().items())
         if expected is not None:
             record["expected"] = encode(expected())
         if str(number) in self.leaks:
@@ -136,12 +141,11 @@ class Prober:
         return result
 
 
-def dice():
+def generator_states():
     """The states of the generators that most code draws from: another state means that something was drawn."""
-    states = {"random": random.getstate()}
+    states = {"random": pickle.dumps(random.getstate())}
     if "numpy.random" in sys.modules:
-        _, key, position, *_ = sys.modules["numpy.random"].get_state()
-        states["numpy"] = (position, bytes(key))
+        states["numpy"] = pickle.dumps(sys.modules["numpy.random"].get_state())
     return states
 
 

@@ -34,8 +34,9 @@ def test_a_sound_instance_is_validated_with_the_time_of_a_verdict(tmp_path: Path
 
 
 def test_where_the_reference_throws_dice_its_answers_to_other_arguments_do_not_count(tmp_path: Path, capsys) -> None:
-    """Runs can agree by chance, and another solution may throw once more."""
-    dice = "import random\n\n\ndef total(prices):\n    random.shuffle(prices)\n    return sum(prices)\n"
+    """Runs can agree by chance, and another solution may throw once more. NumPy may have any generator."""
+    dice = "import random\nimport numpy\n\nnumpy.random.set_bit_generator(numpy.random.PCG64())\n\n\n"
+    dice += "def total(prices):\n    random.shuffle(prices)\n    return sum(prices)\n"
     patch = unified_diff("shop/prices.py", FILES["shop/prices.py"], dice + DISCOUNT)
     assert main(["--config", _config(tmp_path, patch=patch)]) == 0
     printed = capsys.readouterr().out

@@ -107,3 +107,11 @@ def test_additional_properties_are_those_that_match_no_pattern() -> None:
     check = listed({"a": inner})
     assert check({"a": {"x-1": 1}}) is None
     assert "Additional properties are not allowed ('y' was unexpected)" in str(check({"a": {"x-1": 1, "y": 2}}))
+
+
+def test_what_becomes_unreadable_once_null_is_allowed_is_refused_when_the_tool_is_listed() -> None:
+    inner = {"nullable": True, "type": "object", "properties": {"b": {"type": "string"}}}
+    properties = {"a": inner, "c": {"$ref": "#/properties/a/properties/b"}}
+    parameters = {"type": "object", "properties": properties}
+    with pytest.raises(ToolError, match="which is not in them"):
+        check_schema({"name": "f", "description": "F.", "parameters": parameters}, "the server")
