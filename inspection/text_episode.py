@@ -68,8 +68,8 @@ async def _play(
         response = await player(session, messages, index)
         info = (await session.step(response)).info
         assert info is not None
-        story.add(messages, images_of(messages), response, info)
         conversation.answered(shown, response, info["valid_action"], info["executed_action"])
+        story.add(messages, images_of(messages), response, {**info, "notes": conversation.notes})
         if info["terminated"]:
             return StopReason.TERMINATED
         if info["truncated"]:

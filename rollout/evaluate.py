@@ -160,6 +160,7 @@ def _outcome(turn: Turn) -> dict[str, Any]:
         "progression": turn.progression,
         "metrics": turn.metrics,
         "finish_reason": str(turn.generation.finish_reason),
+        "notes": turn.notes,
     }
 
 

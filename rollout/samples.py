@@ -30,6 +30,7 @@ from rollout.bridge.sample import (
     set_start,
 )
 from rollout.errors import ConfigError
+from rollout.play.metrics import count_notes
 from rollout.spec import EpisodeSpec, session_of
 from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import FinishReason, Prompt, SampleKind, Segment, Turn
@@ -88,6 +89,7 @@ def turn_facts(turn: Turn) -> dict[str, Any]:
         "env_metrics": dict(turn.metrics),
         "engine_s": turn.engine_s,
         "env_s": turn.env_s,
+        **({} if turn.notes is None else {"notes": turn.notes}),
     }
 
 
@@ -190,6 +192,7 @@ def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
         "success": segment.turns[-1].progression >= 1.0,
         "valid_turns": sum(turn.valid for turn in segment.turns),
         "length_stops": sum(turn.generation.finish_reason is FinishReason.LENGTH for turn in segment.turns),
+        "notes_events": count_notes(segment.turns),
     }
     if segment.turns[-1].truncated:
         part.status = Sample.Status.TRUNCATED

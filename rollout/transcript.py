@@ -54,7 +54,8 @@ class Transcript:
         Args:
             prompt: the messages of its prompt.
             images: a `data:` URI per image in `prompt`, in order; shorter if images are not kept.
-            info: the environment's, as in `envs.base.StepInfo`; `finish_reason` says why the response ended, if known.
+            info: the environment's, as in `envs.base.StepInfo`; `finish_reason` says why the response ended, if known,
+                and `notes` what the model has noted after it.
             tokens: lists with one entry per token of the response, such as `text` and `log_probs`.
             ids: the token ids of the prompt and of the response.
         """
@@ -72,6 +73,7 @@ class Transcript:
                 "finish_reason": info.get("finish_reason"),
                 "tokens": dict(tokens) if tokens is not None else None,
                 "token_ids": self._token_ids(*ids) if ids is not None else None,
+                **({"notes": info["notes"]} if info.get("notes") else {}),
                 **({"thread": int(numbers["thread"])} if "thread" in numbers else {}),
             }
         )

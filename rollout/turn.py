@@ -59,6 +59,21 @@ class SampleKind(enum.StrEnum):
     """An episode whose environment was lost; nothing is trained on."""
 
 
+class NotesEvent(enum.StrEnum):
+    """What a valid response did to the model's notes; each is logged as `turn/notes_<value>_ratio`."""
+
+    WRITTEN = "written"
+    """It has a line of notes with text."""
+    EMPTY = "empty"
+    """Its line of notes is empty, so the old notes stay."""
+    CUT = "cut"
+    """Its notes are longer than `memory.notes_chars`."""
+    COPIED = "copied"
+    """Its notes are the old ones, unchanged."""
+    ACTION = "action"
+    """Its notes contain `ACTION:`; harmless, because only responses are searched for actions."""
+
+
 class ImageChain(Mapping[str, "torch.Tensor"]):
     """Training inputs of several images, in order: one tensor per key, concatenated along dim 0 on each read.
 
@@ -156,6 +171,10 @@ class Turn:
     metrics: Mapping[str, float] = field(default_factory=dict)
     engine_s: float = 0.0
     env_s: float = 0.0
+    notes: str | None = None
+    """The model's notes after this turn; None unless the memory asks for notes."""
+    notes_events: Sequence[str] = ()
+    """Values of `NotesEvent`."""
     spans: tuple[Span, ...] = ()
     """Requests to the engine, then the environment's step; empty unless `rollout.bridge.sample.is_traced`."""
 

@@ -10,7 +10,7 @@ from rollout.evaluate import EpisodeResult, eval_metrics
 from rollout.play.metrics import FAULTS, batch_metrics, whole_episode_metrics
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.transcript import Transcript
-from rollout.turn import StopReason
+from rollout.turn import NotesEvent, StopReason
 from tests.fixtures.metrics_page import PAGE, unexplained
 from tests.rollout.play.test_metrics import IDLE, segment
 
@@ -34,7 +34,10 @@ def test_every_name_of_a_batch_with_several_tasks_is_explained() -> None:
 
 def test_every_name_of_whole_episodes_is_explained() -> None:
     facts = {"stop": StopReason.TERMINATED, "episode_turns": 2, "episode_return": 1.0, "success": 1.0}
-    assert not unexplained(whole_episode_metrics([{**facts, "valid_turns": 2, "length_stops": 0}]))
+    notes = dict.fromkeys(NotesEvent, 1)
+    assert not unexplained(
+        whole_episode_metrics([{**facts, "valid_turns": 2, "length_stops": 0, "notes_events": notes}])
+    )
 
 
 def test_every_name_of_an_evaluation_is_explained() -> None:

@@ -11,7 +11,6 @@ import math
 import random
 import re
 import traceback
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,9 +20,10 @@ from tqdm import tqdm
 from envs.loading import load_env_module
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError, EnvironmentFault, SlimeVerlogError
-from rollout.play.memory import Exchange, build_memory, build_messages
+from rollout.play.memory import Conversation, build_memory
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode, pick_task, read_tasks
+from rollout.workers.worker import make_reply
 
 DEMONSTRATION_SEEDS = range(2_000_000_000, 3_000_000_000)
 """Seeds of demonstrated episodes. By default, training seeds start at 0 and evaluation seeds at 1,000,000,000.
@@ -178,27 +178,22 @@ def _response(thought: str, action: str) -> str:
 def _play(
     config: RolloutSettings, spec: EpisodeSpec, player: Player, most_turns: int | None, *, is_random: bool
 ) -> list[Demonstration]:
-    memory, env, turns, info = build_memory(config.memory), spec.env.build(), [], {"progression": 0.0}
-    past: deque[Exchange] = deque(maxlen=memory.horizon)
-    observation, done = env.reset(), False
+    conversation = Conversation(build_memory(config.memory))
+    env, turns, info = spec.env.build(), [], {"progression": 0.0}
+    reply = make_reply(env, env.reset())
     limit = min(config.max_turns or env.max_steps or 1000, most_turns or math.inf)
-    while not done and len(turns) < limit:
-        messages: list[Any]
-        if getattr(env, "whole_prompts", False):
-            messages = list(env.format_observation(observation))
-        else:
-            messages = build_messages(
-                memory, env.instruction_prompt, list(past), observation, len(turns), env.answer_format
-            )
+    while not reply.done and len(turns) < limit:
+        messages = conversation.show(reply)
         _check_kind(spec, is_random, env, messages)
-        response, played = player(env, observation["text"]["long_term_context"])
-        shown = observation
+        shown = reply.observation
+        response, played = player(env, shown["text"]["long_term_context"])
         observation, done, info = env.step(played)
-        past.append(Exchange(shown, played, info["valid_action"], info["executed_action"]))
+        reply = make_reply(env, observation, done=done, info=info)
+        conversation.answered(shown, played, info["valid_action"], info["executed_action"])
         seed = spec.env.metadata["seed"]
         turns.append(Demonstration(messages, response, spec.name, seed, len(turns), valid=info["valid_action"]))
     env.close()
-    return [replace(turn, progression=info["progression"], finished=done) for turn in turns]
+    return [replace(turn, progression=info["progression"], finished=reply.done) for turn in turns]
 
 
 def _check_kind(spec: EpisodeSpec, is_random: bool, env: Any, messages: list[dict[str, Any]]) -> None:

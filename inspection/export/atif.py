@@ -22,7 +22,7 @@ NOTES = (
     "was sent."
 )
 _ROOT_KEYS = ("env_path", "task", "options", "max_turns", "task_name", "seed", "setting", "stop", "metrics")
-_STEP_KEYS = ("reward", "executed_action", "valid", "terminated", "truncated", "finish_reason")
+_STEP_KEYS = ("reward", "executed_action", "valid", "terminated", "truncated", "finish_reason", "notes")
 _RESULT_KEYS = ("return", "success", "progression", "valid_action_ratio")
 
 SaveImage = Callable[[str, str], str]

@@ -52,6 +52,11 @@ class Game:
         return self._conversation.messages
 
     @property
+    def request(self) -> str:
+        """The end of the current prompt, which says how to answer."""
+        return self._conversation.request
+
+    @property
     def total(self) -> float:
         """The return so far."""
         return sum(float(turn.info["reward"]) for turn in self.turns)

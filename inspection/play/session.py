@@ -22,7 +22,8 @@ Type an action, or a whole answer (THINK: ... ACTION: ...). Commands:
   /restart     the same episode from the beginning
   /next        the episode of the next seed
   /quit        end (also Ctrl-D)
-To answer with a text that begins with /, write // instead. A \\n in your answer becomes a line break."""
+To answer with a text that begins with /, write // instead. A \\n in your answer becomes a line break, so
+NOTES: the key is red\\nACTION: go writes notes, if the YAML says memory: {kind: inline_notes}."""
 
 
 class Session:
@@ -92,13 +93,13 @@ class Session:
                 print(f"unknown command /{name}; /help lists the commands")
 
     def _answer(self, line: str) -> None:
-        before, request = list(self.game.messages), self.game.reply.answer_format
+        before, request = list(self.game.messages), self.game.request
         info = self.game.answer(line.replace("\\n", "\n"))
         reward, executed = float(info["reward"]), printable(info["executed_action"])
         invalid = f"INVALID, executed instead: {executed or 'nothing'}"
         outcome = f"valid, executed: {executed}" if info["valid_action"] else invalid
         print(f"reward {reward:.4g}   {outcome}   {self._score()}\n")
-        same = request if self.game.reply.answer_format == request else ""
+        same = request if self.game.request == request else ""
         self._show(self.game.messages if self._full else new_messages(before, self.game.messages, same))
         if self.game.over is not None:
             progress = f"progression {info['progression']:.2g}"

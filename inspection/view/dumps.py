@@ -205,6 +205,7 @@ def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, wit
                 "response": text or decoder.response(ids),
                 "executed_action": facts.get("executed_action"),
                 "valid": facts.get("valid_action"),
+                "notes": facts.get("notes"),
                 "reward": reward,
                 "terminated": bool(is_last and metadata.get("terminated")),
                 "truncated": bool(is_last and metadata.get("truncated")),

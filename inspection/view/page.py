@@ -96,6 +96,8 @@ def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[
         "valid": turn.get("valid"),
         "reward": number(turn.get("reward")),
     }
+    if turn.get("notes"):
+        packed["notes"] = turn["notes"]
     if end := next((name for name in ("terminated", "truncated", "done") if turn.get(name)), None):
         packed["end"] = end
     if tokens := turn.get("tokens"):

@@ -32,6 +32,8 @@ NEEDS_INSTALL = (
     *("actor_values", "critic_frozen", "value_pretraining"),
 )
 """Keys of the YAML that only `advantage.patch.install` puts into effect."""
+CHARS_PER_TOKEN = 4
+"""Of English text, about; whether notes fit is estimated before a tokenizer is loaded."""
 
 
 def installs_advantages(args: Any) -> bool:
@@ -68,6 +70,7 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
     if getattr(args, "rollout_function_path", None) == CONTINUOUS:
         _check_continuous(RolloutFlags.read(args), config)
     _check_context(args)
+    _check_notes(RolloutFlags.read(args), config)
     _refuse(args, hooks_in_use(args) | {"batches", "plays"})
     _check_outer_loop(args)
     if getattr(args, "debug_rollout_only", False):
@@ -89,6 +92,7 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
 def check_generate(args: Any, config: RolloutSettings) -> None:
     """Check the flags of whole episodes in slime's own loop; raises ConfigError, which names the flag to change."""
     _check_context(args)
+    _check_notes(RolloutFlags.read(args), config)
     _refuse(args, hooks_in_use(args))
     if config.critic_warmup.w_epoch:
         raise ConfigError(
@@ -242,6 +246,26 @@ def _check_context(args: Any) -> None:
         raise ConfigError(
             f"--rollout-max-context-len {context} is longer than the model's max_position_embeddings {longest}, which "
             "is all that the engine serves; lower it, or extend the model's rope and give --sglang-context-length"
+        )
+
+
+def _check_notes(flags: RolloutFlags, config: RolloutSettings) -> None:
+    """A response must have room for notes of full length and an action, a prompt for the notes and an observation."""
+    if config.memory.kind != "inline_notes":
+        return
+    chars, response = config.memory.notes_chars, flags.rollout_max_response_len
+    tokens = -(-chars // CHARS_PER_TOKEN)
+    advice = f"lower memory.notes_chars: {chars} (about {tokens} tokens)"
+    if tokens >= response:
+        raise ConfigError(
+            f"a response of --rollout-max-response-len {response} tokens has no room for an action after notes of full "
+            f"length: {advice} or raise the flag"
+        )
+    if not flags.fits(tokens + 1):
+        raise ConfigError(
+            f"a prompt has no room for an observation beside notes of full length: {advice} or raise "
+            f"--rollout-max-context-len {flags.rollout_max_context_len}, of which a response takes {response}, and "
+            f"--rollout-max-prompt-len {flags.rollout_max_prompt_len}"
         )
 
 

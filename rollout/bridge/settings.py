@@ -17,11 +17,14 @@ class MemorySettings(Settings):
 
     kind: str = "window"
     """`window`: the last `n` turns. `actions_only`: the same, with the executed action in place of each response.
-    `periodic_clear`: all turns since the last clearing. `full`: all turns. Or the import path of a factory."""
+    `periodic_clear`: all turns since the last clearing. `full`: all turns. `inline_notes`: the last `n` turns, and the
+    notes that the model wrote last. Or the import path of a factory."""
     n: int = Field(default=1, ge=0)
-    """Past turns that `window` and `actions_only` show."""
+    """Past turns that `window`, `actions_only` and `inline_notes` show."""
     period: int = Field(default=16, ge=1)
     """Turns after which `periodic_clear` empties the memory."""
+    notes_chars: int = Field(default=400, ge=1, le=4096)
+    """Characters of notes that `inline_notes` shows; longer notes are cut."""
 
 
 class EngineSettings(Settings):
@@ -123,6 +126,11 @@ class RolloutSettings(AdvantageSettings):
             raise ConfigError(
                 "use_inference_chat_template drops earlier reasoning, so tokens cannot be appended; "
                 "use history: window with it, or leave it false"
+            )
+        if self.history == "full" and self.memory.kind == "inline_notes":
+            raise ConfigError(
+                "history: full shows every response, and the notes in them, in one conversation that only grows; "
+                "memory.kind: inline_notes replaces the old notes in each prompt, so use history: window with it"
             )
         return self
 

@@ -141,6 +141,7 @@ class Episode:
         reply = await self.session.step(text)
         info = reply.info
         assert info is not None
+        self.conversation.answered(shown, text, info["valid_action"], info["executed_action"])
         turn = Turn(
             episode_id=self.spec.episode_id,
             index=self.index,
@@ -157,9 +158,10 @@ class Episode:
             metrics={name: float(value) for name, value in (info.get("metrics") or {}).items()},
             engine_s=engine_s,
             env_s=reply.seconds,
+            notes=self.conversation.notes,
+            notes_events=self.conversation.notes_events,
             spans=self._take_spans(sent_s, reply),
         )
-        self.conversation.answered(shown, text, turn.valid, turn.executed_action)
         self.answers.append(tuple(generation.token_ids))
         self.index += 1
         self.total_reward += turn.reward

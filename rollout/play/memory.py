@@ -7,6 +7,7 @@ response.
 from __future__ import annotations
 
 import importlib
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,16 @@ from typing import Any, Protocol
 from envs.base import PICTURE_PLACE, Observation, interleave
 from rollout.bridge.settings import MemorySettings
 from rollout.errors import ConfigError
+from rollout.turn import NotesEvent
 from rollout.workers.reply import EnvReply
 
 Message = dict[str, Any]
+
+NOTES_REQUEST = (
+    "Before your action you may write one line of notes. Later prompts show your last notes:\n"
+    "NOTES: what you want to remember, at most {} characters"
+)
+_NOTES = re.compile(r"^[ \t]*NOTES:(.*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,13 @@ class WindowMemory:
 
 
 @dataclass(frozen=True)
+class NotesMemory(WindowMemory):
+    """The last n turns; prompts also show the notes that the model wrote last, up to `notes_chars` characters."""
+
+    notes_chars: int = 400
+
+
+@dataclass(frozen=True)
 class PeriodicClearMemory:
     """Grows turn by turn and is emptied every `period` turns; in between, prompts share prefixes."""
 
@@ -83,11 +98,13 @@ def build_memory(config: MemorySettings) -> Memory:
             return PeriodicClearMemory(config.period)
         case "full":
             return WindowMemory(None)
+        case "inline_notes":
+            return NotesMemory(config.n, notes_chars=config.notes_chars)
     module, _, name = config.kind.rpartition(".")
     if not module:
         raise ConfigError(
-            f"memory.kind '{config.kind}' is unknown; use window, actions_only, periodic_clear, full "
-            "or the import path of a factory (module.function)"
+            f"memory.kind '{config.kind}' is unknown; use window, actions_only, periodic_clear, full, "
+            "inline_notes or the import path of a factory (module.function)"
         )
     try:
         return getattr(importlib.import_module(module), name)(config)
@@ -131,15 +148,22 @@ class Conversation:
         self._memory = memory
         self.past: deque[Exchange] = deque(maxlen=memory.horizon if memory else 0)
         self.messages: list[Message] = []
+        self.notes: str | None = "" if isinstance(memory, NotesMemory) else None
+        """The model's notes; None unless the memory asks for them."""
+        self.notes_events: tuple[NotesEvent, ...] = ()
+        """What the last response did to the notes."""
+        self.request = ""
+        """The end of the last prompt, which says how to answer."""
         self._index = 0
 
     def show(self, reply: EnvReply) -> list[Message]:
         """Add the environment's reply. Returns the new messages: the whole prompt, unless `history` is full."""
+        self.request = reply.answer_format
         if reply.whole_prompts:
-            self.messages = list(map(dict, reply.messages))
+            self.messages, self.notes = list(map(dict, reply.messages)), None
             return self.messages
         if self._memory is not None:
-            system, ask, past = reply.instruction_prompt, reply.answer_format, list(self.past)
+            system, ask, past = reply.instruction_prompt, self._ask_for_notes(), list(self.past)
             self.messages = build_messages(self._memory, system, past, reply.observation, self._index, ask)
             return self.messages
         *earlier, last = reply.messages
@@ -150,12 +174,45 @@ class Conversation:
         return new
 
     def answered(self, shown: Observation, answer: str, valid: bool, executed_action: str) -> None:
-        """Add a response to the observation `shown`."""
+        """Add a response to the observation `shown`; a valid one may replace the notes."""
         self._index += 1
+        self.notes_events = ()
+        if isinstance(self._memory, NotesMemory) and self.notes is not None and valid:
+            self.notes, self.notes_events = read_notes(answer, self.notes, self._memory.notes_chars)
         if self._memory is None:
             self.messages.append({"role": "assistant", "content": answer})
         else:
             self.past.append(Exchange(shown, answer, valid, executed_action))
+
+    def _ask_for_notes(self) -> str:
+        """Add the request for notes to the environment's request; return it with the notes before it."""
+        if not isinstance(self._memory, NotesMemory):
+            return self.request
+        notes = f"Your notes:\n{self.notes}" if self.notes else ""
+        request = NOTES_REQUEST.format(self._memory.notes_chars)
+        self.request = f"{self.request}\n\n{request}" if self.request else request
+        return f"{notes}\n\n{self.request}" if notes else self.request
+
+
+def read_notes(answer: str, before: str, most: int) -> tuple[str, tuple[NotesEvent, ...]]:
+    """Return the notes after a valid response and what it did to them; its last line of notes counts.
+
+    Args:
+        before: the notes so far, which stay if the response has none.
+        most: characters after which notes are cut.
+    """
+    lines = _NOTES.findall(answer)
+    written = lines[-1].strip() if lines else ""
+    if not written:
+        return before, (NotesEvent.EMPTY,) if lines else ()
+    notes = written[:most].rstrip()
+    found = {
+        NotesEvent.WRITTEN: True,
+        NotesEvent.CUT: len(written) > most,
+        NotesEvent.COPIED: notes == before,
+        NotesEvent.ACTION: "ACTION:" in notes,
+    }
+    return notes, tuple(event for event, happened in found.items() if happened)
 
 
 def _ask(message: Mapping[str, Any], answer_format: str) -> Message:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollout.turn import FinishReason, Segment, StopReason, Turn
+from rollout.turn import FinishReason, NotesEvent, Segment, StopReason, Turn
 from rollout.workers.utilization import Usage
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def batch_metrics(
         **{f"rollout/faults/{name}": float(faults[name]) for name in sorted({*FAULTS, *faults})},
         **_load_metrics(load, len(turns)),
         **_turn_metrics(turns, stale),
+        **_notes_metrics(count_notes(turns), sum(turn.valid for turn in turns)),
     }
     names = sorted({segment.task_name for segment in segments})
     for name in names:
@@ -110,6 +111,16 @@ def _turn_metrics(turns: Sequence[Turn], stale: Sequence[int]) -> dict[str, floa
     }
 
 
+def count_notes(turns: Iterable[Turn]) -> dict[str, int]:
+    """Number of turns per `NotesEvent`; empty if the memory does not ask for notes."""
+    asked = [turn for turn in turns if turn.notes is not None]
+    return {str(event): sum(event in turn.notes_events for turn in asked) for event in NotesEvent} if asked else {}
+
+
+def _notes_metrics(counts: Mapping[str, int], valid: int) -> dict[str, float]:
+    return {f"turn/notes_{event}_ratio": count / max(valid, 1) for event, count in counts.items()}
+
+
 def _episode_metrics(segments: Sequence[Segment]) -> dict[str, float]:
     """Metrics of the episodes that ended in this batch; only their number if none did."""
     ended = [segment for segment in segments if segment.stop.is_end]
@@ -137,6 +148,9 @@ def whole_episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, fl
     lengths = [facts["episode_turns"] for facts in played]
     stops = Counter(facts["stop"] for facts in episodes)
     turns, paid = sum(lengths), sum(facts["episode_return"] for facts in played)
+    valid, notes = sum(facts["valid_turns"] for facts in played), Counter[str]()
+    for facts in played:
+        notes.update(facts.get("notes_events", {}))
     return {
         "rollout/turns": float(turns),
         "rollout/episodes_finished": float(len(played)),
@@ -147,8 +161,9 @@ def whole_episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, fl
         "episode/turns": mean(lengths),
         "episode/success": mean(facts["success"] for facts in played),
         "turn/reward": paid / max(turns, 1),
-        "turn/valid_action_ratio": sum(facts["valid_turns"] for facts in played) / max(turns, 1),
+        "turn/valid_action_ratio": valid / max(turns, 1),
         "turn/length_stop_ratio": sum(facts["length_stops"] for facts in played) / max(turns, 1),
+        **_notes_metrics(notes, valid),
     }
 
 

@@ -45,7 +45,7 @@ class EnvHost:
         seconds = time.perf_counter() - began
         with _placed(env, "reset"):
             refuse_coroutine(observation, "reset")
-            return _within(_reply(env, observation, seconds), spec.limits)
+            return _within(make_reply(env, observation, seconds), spec.limits)
 
     def start(self, key: int, spec: EnvSpec) -> EnvReply:
         began = time.perf_counter()
@@ -61,7 +61,7 @@ class EnvHost:
         with _placed(env, "step"):
             refuse_coroutine(answer, "step")
             observation, done, info = read_step(answer)
-            reply = _within(_reply(env, observation, seconds, done, info), spec.limits)
+            reply = _within(make_reply(env, observation, seconds, done, info), spec.limits)
             if parts:
                 reply = replace(reply, parts=[(name, start - began, end - began) for name, start, end in parts])
             _ = reply.digest  # here, because hashing images would delay the trainer
@@ -118,9 +118,14 @@ def _placed(env: BaseInteractionEnv, method: str) -> Iterator[None]:
         raise EnvironmentFault(f"{error} (returned by {method}{f', {place}' if place else ''})") from error
 
 
-def _reply(
-    env: BaseInteractionEnv, observation: Observation, seconds: float, done: bool = False, info: StepInfo | None = None
+def make_reply(
+    env: BaseInteractionEnv,
+    observation: Observation,
+    seconds: float = 0.0,
+    done: bool = False,
+    info: StepInfo | None = None,
 ) -> EnvReply:
+    """Collect what the environment shows now; raises EnvironmentFault if it breaks its contract."""
     check_observation(observation)
     message = env.format_observation(observation)
     reply = EnvReply(

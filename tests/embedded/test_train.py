@@ -14,7 +14,11 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 
 from embedded.arguments import make_args
 from embedded.train import train
+from embedded.warmstart.policy import build_policy, save_policy
+from embedded.warmstart.tokenizer import train_tokenizer
 from rollout.errors import CheckpointError, ConfigError
+from rollout.play.memory import NOTES_REQUEST
+from tests.embedded.conftest import SIZE, TEXTS, sharpen
 
 YAML = {
     "rollout_interaction_env_path": "tests.fixtures.counting_env",
@@ -98,6 +102,23 @@ def test_slots_play_on_while_the_trainer_works(make: Any) -> None:
     stale = [metrics["turn/staleness_max"] for _, metrics in recorder.updates]
     assert max(stale) == 1.0 and all(metrics["rollout/turns"] == 12 for _, metrics in recorder.updates)
     assert all("actor/dis_ess" in metrics for _, metrics in recorder.updates[1:])
+
+
+def test_a_run_with_notes_asks_for_them_and_counts_them(make: Any, tmp_path: Path) -> None:
+    recorder = Recorder()
+    keys = {"memory": {"kind": "inline_notes", "n": 0, "notes_chars": 16}}
+    # The request for notes is one token, or prompts would be longer than this policy reads.
+    tokenizer = train_tokenizer(TEXTS, ["Current Observation:\n", NOTES_REQUEST.format(16)])
+    save_policy(sharpen(build_policy(tokenizer, SIZE, seed=1)), tokenizer, tmp_path / "policy")
+    train(make(keys, num_rollout=2, hf_checkpoint=str(tmp_path / "policy")), recorder)
+    for _, metrics in recorder.updates:
+        names = [f"turn/notes_{event}_ratio" for event in ("written", "empty", "cut", "copied", "action")]
+        assert all(0 <= metrics[name] <= 1 for name in names)
+    for sample in recorder.evaluations[0][1].data["count"]["samples"]:
+        story, messages = sample.metadata["story"], sample.metadata["messages"]
+        assert all("at most 16 characters" in messages[turn["prompt"][-1]]["content"] for turn in story)
+    with pytest.raises(ConfigError, match="notes_chars: 400 .about 100 tokens"):
+        train(make({"memory": {"kind": "inline_notes"}}), Recorder())
 
 
 def test_one_policy_is_evaluated_alike_every_time(make: Any) -> None:

@@ -66,6 +66,18 @@ def test_a_whole_conversation_shows_only_its_new_messages(play: Any) -> None:
     assert shown.split("> ")[2].endswith("[user]\nYou stand on step 2.\n\n")
 
 
+def test_a_person_writes_notes_and_sees_them_in_the_next_prompts(play: Any) -> None:
+    keys = {"memory": {"kind": "inline_notes", "n": 0}}
+    code = GAME.replace(
+        "        valid =", "        response_text = response_text.split('ACTION: ')[-1]\n        valid ="
+    )
+    first, second, third, again = play("NOTES: floor 1\\nACTION: up", "up", "/undo", code=code, **keys).split("> ")[:4]
+    assert "Your notes" not in first and "NOTES: what you want to remember" in first
+    shown = "You stand on step {}.\n\nYour notes:\nfloor 1\n\n"
+    assert second.endswith(shown.format(1)) and third.endswith(shown.format(2))
+    assert shown.format(1) in again
+
+
 def test_the_end_of_an_episode_is_announced_and_undo_goes_back(play: Any) -> None:
     shown = play("up", "up", "up", "up", "/undo 2", "/undo", "/undo", "/undo")
     assert "3 turns, return 1" in shown and "the episode is over (terminated): progression 1" in shown

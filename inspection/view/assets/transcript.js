@@ -96,7 +96,8 @@ function answerBubble(episode, index, isRaw) {
   if (page.colour && turn.tokens) blocks = [tokenBlock(turn.tokens, page.colour, episode.limit)];
   const wrong = turn.valid === false;
   const note = wrong ? `invalid, played: ${visible(String(turn.action ?? ""))}` : null;
-  const result = bubble("assistant", note, blocks);
+  const notes = turn.notes ? h("details", { class: "ending notes", open: "" }, h("summary", null, "notes after this turn"), textBlock(turn.notes)) : null;
+  const result = bubble("assistant", note, blocks, notes);
   if (wrong) result.classList.add("invalid");
   return result;
 }

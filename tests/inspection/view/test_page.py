@@ -163,6 +163,15 @@ def test_reasoning_action_and_invalid_answers_are_told_apart(browser: Browser, p
     assert browser.text(f"{CURRENT} .bubble.assistant .mono") == "THINK: step 2 looks safe.\nACTION: left"
 
 
+def test_notes_stand_below_the_answer_that_wrote_or_kept_them(browser: Browser, tmp_path: Path) -> None:
+    episode = invented_episode()
+    episode["story"][1] |= {"notes": f"the key is red {HOSTILE}"}
+    browser.open(write_page(tmp_path, [episode]), "#episode=1&turn=2")
+    browser.wait(f"document.querySelector('{CURRENT} .filled') && true")
+    assert "the key is red" in browser.text(f"{CURRENT} .notes .text")
+    assert len(browser.texts(".notes")) == 1 and browser.evaluate("document.title") != "owned"
+
+
 def test_the_world_plays_as_an_animation(browser: Browser, page: Path) -> None:
     browser.open(page, "#episode=11")
     browser.wait("document.querySelector('.world')?.width > 100")

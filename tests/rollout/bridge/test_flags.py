@@ -45,6 +45,11 @@ FIXED_TURN_FAULTS = [
     ({"data_source_path": None}, "--data-source-path rollout.data_source.EpisodeSource"),
     ({"use_dynamic_batch_size": False}, "--use-dynamic-batch-size"),
     ({"rollout_max_context_len": 30}, "--rollout-max-context-len 30 leaves no room"),
+    ({"memory": {"kind": "inline_notes"}}, "response-len 32 tokens .* memory.notes_chars: 400 .about 100 tokens"),
+    (
+        {"memory": {"kind": "inline_notes", "notes_chars": 24}, "rollout_max_context_len": 38},
+        "for an observation .* memory.notes_chars: 24 .about 6 tokens. .* --rollout-max-context-len 38, .* takes 32",
+    ),
     ({"sglang_context_length": 4000}, "--sglang-context-length 4000"),
     ({"custom_megatron_init_path": None}, "--custom-megatron-init-path advantage.patch.install"),
     ({"advantage_estimator": "grpo"}, "--advantage-estimator is grpo"),
@@ -173,6 +178,7 @@ def test_debug_rollout_only_needs_no_training_flags(tmp_path: Path) -> None:
         ({"critic_warmup": {"w_epoch": 2}}, "--rollout-function-path rollout.fixed_turn"),
         ({"custom_convert_samples_to_train_data_path": None}, "--custom-convert-samples-to-train-data-path"),
         ({"advantage_estimator": "gspo"}, "--advantage-estimator is gspo"),
+        ({"memory": {"kind": "inline_notes"}}, "memory.notes_chars: 400"),
         ({"rollout_max_context_len": 30}, "--rollout-max-context-len"),
     ],
 )

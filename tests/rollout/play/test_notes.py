@@ -1,0 +1,285 @@
+"""Inline notes: a valid response may replace them, and later prompts show them, in every rollout and after a resume."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.base import PICTURE_PLACE, make_observation
+from envs.loading import build_env_from
+from inspection.export.atif import trajectory_of
+from inspection.export.conversations import rows_of
+from inspection.text_episode import play_text_episode
+from inspection.view.sources import read_run
+from rollout import continuous, fixed_turn
+from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.settings import MemorySettings, load_settings
+from rollout.bridge.whole_episodes import episode_facts
+from rollout.data_source import EpisodeSource
+from rollout.evaluate import play_episodes
+from rollout.fixed_turn import collect_or_draw
+from rollout.generate import generate
+from rollout.play.memory import Conversation, build_memory, read_notes
+from rollout.play.metrics import whole_episode_metrics
+from rollout.play.runtime import close_runtimes, get_runtime
+from rollout.tasks import make_episode, read_tasks
+from rollout.workers.pool import EnvPool
+from rollout.workers.reply import EnvReply
+from rollout.workers.worker import make_reply
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine, draw
+from tests.fixtures.slime_dumps import save_like_slime
+
+NOTES = {"memory": {"kind": "inline_notes", "n": 1, "notes_chars": 24}}
+RESPONSES = (
+    "THINK: so.\nNOTES: the key is red\nACTION: left",
+    "NOTES: went right first\nACTION: right",
+    "NOTES: an invalid move is not remembered\nACTION: dance",
+    "NOTES:\nACTION: right",
+    "NOTES: <|im_end|> this note is longer than its limit\nACTION: left",
+    "ACTION: left",
+)
+
+
+def writes(body: dict[str, Any], number: int) -> str:
+    return RESPONSES[draw(body, len(RESPONSES))]
+
+
+@pytest.mark.parametrize(
+    ("answer", "notes", "events"),
+    [
+        ("NOTES: red key\nACTION: go", "red key", ["written"]),
+        ("THINK: NOTES: no\n  NOTES:  red  \r\nACTION: go", "red", ["written"]),
+        ("NOTES: a\nNOTES: b\nACTION: go", "b", ["written"]),
+        ("NOTES: old\nACTION: go", "old", ["written", "copied"]),
+        ("NOTES: 123456789 1\nACTION: go", "123456789", ["written", "cut"]),
+        ("NOTES: ACTION: go", "ACTION: go", ["written", "action"]),
+        ("NOTES: \nACTION: go", "old", ["empty"]),
+        ("ACTION: go", "old", []),
+        ("my NOTES: red\nACTION: go", "old", []),
+    ],
+)
+def test_the_last_line_of_notes_replaces_the_old_ones_unless_it_is_empty(
+    answer: str, notes: str, events: list[str]
+) -> None:
+    assert read_notes(answer, "old", 10) == (notes, tuple(events))
+
+
+def reply(step: int, **facts: Any) -> EnvReply:
+    observation = make_observation(f"step {step}", images=facts.pop("images", ()))
+    message = {"role": "user", "content": f"step {step}"}
+    return EnvReply(observation, [message], "rules", facts.pop("answer_format", "Answer."), "left", True, **facts)
+
+
+def talk(responses: Sequence[tuple[str, bool]], **config: Any) -> list[str]:
+    """The last message of each prompt while these responses, valid or not, are given."""
+    conversation = Conversation(build_memory(MemorySettings(kind="inline_notes", **config)))
+    prompts = [conversation.show(reply(0))]
+    for step, (answer, valid) in enumerate(responses, 1):
+        conversation.answered(reply(step - 1).observation, answer, valid, "left")
+        prompts.append(conversation.show(reply(step)))
+    assert all(messages[0] == {"role": "system", "content": "rules"} for messages in prompts)
+    return [messages[-1]["content"] for messages in prompts]
+
+
+def test_prompts_ask_for_notes_and_show_the_last_ones_of_a_valid_response() -> None:
+    answers = [("NOTES: red\nACTION: a", True), ("NOTES: blue\nACTION: b", False), ("ACTION: c", True)]
+    first, *later = talk(answers, n=0, notes_chars=30)
+    request = "Before your action you may write one line of notes. Later prompts show your last notes:\n"
+    request += "NOTES: what you want to remember, at most 30 characters"
+    assert first == f"Current Observation:\nstep 0\n\nAnswer.\n\n{request}"
+    assert later == [
+        f"Current Observation:\nstep {step}\n\nYour notes:\nred\n\nAnswer.\n\n{request}" for step in (1, 2, 3)
+    ]
+
+
+def test_the_page_on_memory_shows_the_prompt_that_the_model_sees() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    env = build_env_from(str(docs / "examples" / "treasure.py"), {"task": "treasure", "seed": 2}, {})
+    page = (docs / "memory.md").read_text(encoding="utf-8")
+    answer = page[page.index("THINK: It is") :].split("\n```")[0]
+    conversation = Conversation(build_memory(MemorySettings(kind="inline_notes", n=0)))
+    shown = env.reset()
+    observation, done, info = env.step(answer)
+    conversation.answered(shown, answer, info["valid_action"], info["executed_action"])
+    messages = conversation.show(make_reply(env, observation, done=done, info=info))
+    prompt = "\n".join(f"[{message['role']}]\n{message['content']}\n" for message in messages)
+    assert f"```text\n{prompt}```" in page
+
+
+@given(st.lists(st.tuples(st.text(max_size=40) | st.text("NOTES: x\n", max_size=40), st.booleans()), max_size=6))
+def test_whatever_was_answered_notes_are_one_short_line_of_a_valid_response(responses: list[tuple[str, bool]]) -> None:
+    conversation = Conversation(build_memory(MemorySettings(kind="inline_notes", notes_chars=5)))
+    for answer, valid in responses:
+        before = conversation.notes
+        conversation.answered(make_observation(""), answer, valid, "left")
+        assert conversation.notes is not None and len(conversation.notes) <= 5 and "\n" not in conversation.notes
+        assert conversation.notes == before or (valid and conversation.notes in answer)
+
+
+def test_an_image_mark_in_the_notes_shows_no_image() -> None:
+    conversation = Conversation(build_memory(MemorySettings(kind="inline_notes", n=0)))
+    observation = make_observation("here", f"a map {PICTURE_PLACE} of it")
+    observation["multi_modal_data"] = {"current_image": ["map"]}
+    shown = EnvReply(observation, [{"role": "user", "content": "x"}], "", "Answer.", "left", True)
+    conversation.answered(observation, f"NOTES: {PICTURE_PLACE}\nACTION: a", True, "a")
+    content = conversation.show(shown)[-1]["content"]
+    assert [part["type"] for part in content] == ["text", "image", "text"]
+    assert f"Your notes:\n{PICTURE_PLACE}\n" in content[-1]["text"]
+
+
+def test_without_a_request_of_the_environment_the_notes_are_still_asked_for() -> None:
+    conversation = Conversation(build_memory(MemorySettings(kind="inline_notes")))
+    assert conversation.show(reply(0, answer_format=""))[-1]["content"].endswith("at most 400 characters")
+    assert "step 0\n\nBefore your action" in conversation.messages[-1]["content"]
+
+
+def test_nothing_is_added_to_whole_prompts() -> None:
+    conversation = Conversation(build_memory(MemorySettings(kind="inline_notes")))
+    assert conversation.show(reply(0, whole_prompts=True)) == [{"role": "user", "content": "step 0"}]
+    conversation.answered(reply(0).observation, "NOTES: x\nACTION: a", True, "a")
+    assert conversation.notes is None and conversation.notes_events == ()
+
+
+def prompts(engine: ScriptedEngine) -> list[str]:
+    return [engine.tokenizer.decode(body["input_ids"]) for body in engine.requests]
+
+
+def notes_in(prompt: str) -> str | None:
+    return prompt.split("Your notes:\n")[1].split("\n")[0] if "Your notes:\n" in prompt else None
+
+
+async def play(
+    folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, **keys: Any
+) -> tuple[list[Any], list[Any]]:
+    """Batches first..last-1, each saved and, if they are not the first, resumed; and the prompts that were sent."""
+    async with ScriptedEngine(chatml_tokenizer(), writes) as engine:
+        args = rollout_args(folder, engine.port, **{**NOTES, **keys}, load=str(folder / "save") if first else None)
+        source, outputs = EpisodeSource(args), []
+        if first:
+            source.load(first - 1)
+        for number in range(first, last):
+            outputs.append(await collect_or_draw(args, number, source, collect))
+            source.save(number)
+        await close_runtimes()
+    return outputs, [body["input_ids"] for body in engine.requests]
+
+
+def turns_of(output: Any) -> list[Any]:
+    return [s for group in output.samples for s in group if s.metadata["kind"] == "turn"]
+
+
+@pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
+async def test_batches_show_the_notes_and_count_them(tmp_path: Path, collect: Any) -> None:
+    outputs, _ = await play(tmp_path, 0, 2, collect)
+    after: dict[Any, str] = {}
+    tokenizer = chatml_tokenizer()
+    for output in outputs:
+        turns = turns_of(output)
+        valid = [s for s in turns if s.metadata["valid_action"]]
+        for event, mark in {"empty": "NOTES:\n", "written": "NOTES: ", "cut": "its limit"}.items():
+            share = sum(mark in sample.response for sample in valid) / len(valid)
+            assert output.metrics[f"turn/notes_{event}_ratio"] == pytest.approx(share)
+        assert 0 <= output.metrics["turn/notes_copied_ratio"] < 1 and output.metrics["turn/notes_action_ratio"] == 0
+        after |= {(s.metadata["episode_id"], s.metadata["round_number"]): s.metadata["notes"] for s in turns}
+        for sample in turns:
+            before = after.get((sample.metadata["episode_id"], sample.metadata["round_number"] - 1))
+            prompt = tokenizer.decode(sample.tokens[: -sample.response_length])
+            assert before is None or notes_in(prompt) == (before or None)
+    assert len(set(after.values())) > 2
+
+
+async def test_dumps_of_batches_keep_the_notes_for_the_viewer(tmp_path: Path) -> None:
+    ((output,), _) = await play(tmp_path, 0, 1)
+    samples = [sample for group in output.samples for sample in group]
+    save_like_slime(tmp_path / "dump", samples, 0)
+    turns = [turn for episode in read_run(tmp_path / "dump") for turn in episode["story"]]
+    expected = Counter(sample.metadata["notes"] for sample in turns_of(output))
+    assert Counter(turn["notes"] for turn in turns) == expected and len(expected) > 2
+
+
+async def test_episodes_of_text_players_show_record_and_export_notes(tmp_path: Path) -> None:
+    settings = load_settings(rollout_args(tmp_path, **NOTES, env={"max_length": 30}))
+    seen: list[str | None] = []
+
+    async def player(session: Any, messages: Sequence[Any], index: int) -> str:
+        seen.append(notes_in(messages[-1]["content"]))
+        return RESPONSES[index % 3]
+
+    pool = EnvPool(settings)
+    try:
+        spec = make_episode(settings, read_tasks(settings)[0], 0, 7)
+        facts = await play_text_episode(pool, settings, spec, player)
+    finally:
+        pool.close()
+    agent = [step for step in trajectory_of(facts, lambda key, uri: "")["steps"] if step["source"] == "agent"]
+    notes = [step["extra"]["notes"] for step in agent]
+    assert seen == [None, *notes[:-1]] and set(notes) == {"the key is red", "went right first"}
+    rows = list(rows_of(facts))
+    assert [notes_in(row["messages"][-2]["content"]) for row in rows] == seen
+
+
+async def test_other_memories_log_nothing_about_notes(tmp_path: Path) -> None:
+    ((output,), _) = await play(tmp_path, 0, 1, memory={"n": 1})
+    assert not [name for name in output.metrics if "notes" in name]
+    assert not [s for group in output.samples for s in group if "notes" in s.metadata]
+
+
+async def test_control_tokens_in_notes_stay_text(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: RESPONSES[4]) as engine:
+        args = rollout_args(tmp_path, engine.port, **NOTES, env={"max_length": 30}, seed_start=7, n_env=1)
+        await collect_or_draw(args, 0, EpisodeSource(args))
+        await close_runtimes()
+    plain, noted = (body["input_ids"] for body in engine.requests[:2])
+    end = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert "Your notes:\n<|im_end|> this note" in engine.tokenizer.decode(noted)
+    # The second prompt also shows the first turn, which is two messages more.
+    assert noted.count(end) == plain.count(end) + 2
+
+
+async def test_a_whole_episode_in_slimes_own_loop_shows_and_counts_notes(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: RESPONSES[number % 2]) as engine:
+        args = rollout_args(tmp_path, engine.port, **NOTES, env={"max_length": 30}, seed_start=7)
+        sample = EpisodeSource(args).get_samples(1)[0][0]
+        samples = await generate(args, sample, RolloutFlags.read(args).sampling_params())
+        await close_runtimes()
+    shown = [notes_in(prompt) for prompt in prompts(engine)]
+    assert shown[:3] == [None, "the key is red", "went right first"]
+    metrics = whole_episode_metrics(episode_facts(samples))
+    assert metrics["turn/notes_written_ratio"] == 1.0 and metrics["turn/notes_copied_ratio"] == 0.0
+
+
+async def test_held_out_episodes_show_notes_and_record_them(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: RESPONSES[number % 3]) as engine:
+        args = rollout_args(tmp_path, engine.port, **NOTES, env={"max_length": 30}, eval={"episodes": 1})
+        (result,) = await play_episodes(await get_runtime(args), EpisodeSource(args).eval_episodes(), 1)
+        await close_runtimes()
+    shown = [notes_in(prompt) for prompt in prompts(engine)]
+    recorded = [turn.get("notes") for turn in result.facts()["story"]]
+    assert shown[0] is None and shown[1:] == recorded[:-1] and set(recorded) == {"the key is red", "went right first"}
+
+
+def test_a_run_resumed_after_any_turn_sends_the_prompts_of_an_unbroken_run(tmp_path: Path) -> None:
+    turns = 24
+    keys = {"rollout_batch_size": 1, "global_batch_size": 1, "n_env": 1, "env": {"max_length": 12}}
+    whole = asyncio.run(play(tmp_path, 0, turns, **keys))[1]
+    shown = [notes_in(chatml_tokenizer().decode(ids)) for ids in whole]
+    assert len(set(shown)) > 3 and sum(notes is None for notes in shown) > 1, "notes change, and episodes begin"
+    for turn in range(1, turns):
+        assert asyncio.run(play(tmp_path, turn, turn + 1, **keys))[1] == whole[turn : turn + 1]
+
+
+def test_turns_that_a_checkpoint_keeps_keep_their_notes(tmp_path: Path) -> None:
+    keys = {"critic_warmup": {"w_epoch": 1, "w_iter": 1}, "num_critic_only_steps": 2}
+    whole, _ = asyncio.run(play(tmp_path, 0, 2, **keys))
+    ((resumed,), _) = asyncio.run(play(tmp_path, 1, 2, **keys))
+    drawn, expected = ([s.metadata["notes"] for s in turns_of(output)] for output in (resumed, whole[1]))
+    assert drawn == expected and any(drawn)
