@@ -156,7 +156,7 @@ def _exit_code(
 
 def _write_results(folder: RunFolder, points: Sequence[SweepPoint]) -> None:
     table = build_table(folder.player, points, folder.rows)
-    formats = {"json": table.as_json(), "csv": table.as_csv(), "md": table.as_markdown(), "tex": table.as_latex()}
+    formats = {"json": table.as_json(), "csv": table.as_csv(), "md": table.as_markdown()}
     for suffix, text in formats.items():
         folder.write(f"table.{suffix}", text)
     written = [f"table.{{{','.join(formats)}}}"]

@@ -1,11 +1,10 @@
-"""The table of a run: mean ± standard error per setting and task, as text, JSON, CSV, Markdown, LaTeX and plot."""
+"""The table of a run: mean ± standard error per setting and task, as text, JSON, CSV, Markdown and plot."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -115,15 +114,6 @@ class Table:
         marks = ["---"] * names + ["---:"] * (len(titles) - names)
         return "\n".join(f"| {' | '.join(line)} |" for line in (titles, marks, *lines)) + f"\n\n{self.caption}\n"
 
-    def as_latex(self) -> str:
-        """A table for `\\usepackage{booktabs}`."""
-        names, lines = self._grid()
-        titles, *rows = (" & ".join(map(_latex, line)) + r" \\" for line in lines)
-        alignment = "l" * names + "r" * (len(lines[0]) - names)
-        head = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", titles, r"\midrule"]
-        tail = [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_latex(self.caption)}}}", r"\end{table}", ""]
-        return "\n".join([*head, *rows, *tail])
-
     def _grid(self) -> tuple[int, list[list[str]]]:
         """How many columns name a row, and the titles and rows as texts.
 
@@ -188,13 +178,6 @@ def _caption(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mappi
     if len(played) < len(wanted):
         sentences.append(f"Incomplete: {len(played)} of {len(wanted)} episodes were played.")
     return " ".join(sentences)
-
-
-_LATEX = {"±": r"$\pm$", DASH: "--", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-
-
-def _latex(text: str) -> str:
-    return re.sub(r"[&%$#_{}~^\\±–]", lambda found: _LATEX.get(found[0], "\\" + found[0]), text)
 
 
 SHOWN = ("success", "return")

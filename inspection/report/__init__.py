@@ -7,13 +7,12 @@ the action, what share of actions is valid, and how do episodes fail.
     slime-verlog report outputs/update_0 outputs/update_20     # side by side, with alarms over updates
 
 RUN is a folder with episodes.jsonl, or the file. Settings and players of one file become columns. The report is written
-beside the first run: report.md, report.json and PNG plots. docs/report.md explains every number.
+beside the first run: report.md and report.json. docs/report.md explains every number.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 
@@ -23,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write; default: beside the first run")
     legal = "legal actions, separated by commas; default: those of a built-in game, else those that were executed"
     parser.add_argument("--actions", metavar="A,B,...", help=legal)
-    parser.add_argument("--no-plots", action="store_true", help="write no pictures")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,26 +32,15 @@ def run(options: argparse.Namespace) -> int:
 
     actions = [name.strip() for name in (options.actions or "").split(",") if name.strip()]
     columns = read_columns(options.runs, actions)
-    series = find_series(columns)
-    alarms = find_alarms(series)
+    alarms = find_alarms(find_series(columns))
     first = options.runs[0]
     folder = options.out or (first if first.is_dir() else first.parent)
-    plots: list[str] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not options.no_plots:
-            from inspection.report.plots import draw_plots
-
-            try:
-                plots = draw_plots(folder, columns, series)
-            except ImportError:
-                missing = "Plots need matplotlib (pip install matplotlib); the report is written without them."
-                print(missing, file=sys.stderr)
         write_json(folder / "report.json", columns, alarms)
-        write_page(folder / "report.md", columns, alarms, plots)
+        write_page(folder / "report.md", columns, alarms)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder with --out") from error
-    files = ", ".join(["report.md", "report.json", *plots])
-    written = [f"Written to {folder}: {files}", f"See the episodes: slime-verlog view {first}"]
+    written = [f"Written to {folder}: report.md, report.json", f"See the episodes: slime-verlog view {first}"]
     print(summarize(columns, alarms, written))
     return 0

@@ -79,8 +79,6 @@ class Question(Settings):
     """One of the four questions."""
 
     text: str
-    plot: str
-    """Which plot shows it."""
     headlines: tuple[str, ...]
     """Keys of the numbers that answer it if all are healthy."""
 

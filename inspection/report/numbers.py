@@ -90,7 +90,6 @@ def _reasoning(counts: Counts) -> dict[str, Value]:
     return {
         "answers_with_reasoning": _share(counts.reasoned, counts.turns),
         "reasoning_words": Value(statistics.median(words)) if words else Value(None, _NO_REASONING),
-        "reasoning_words_p95": Value(float(words[min(int(0.95 * len(words)), len(words) - 1)]) if words else None),
         "response_tokens": Value(statistics.median(tokens)) if tokens else Value(None, "tokens are not recorded"),
         "text_after_action": _share(counts.late, counts.turns),
         "cut_answers": _share(counts.cut, counts.finish_known, "the record does not say why answers ended"),

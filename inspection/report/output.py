@@ -65,9 +65,9 @@ def _as_json(column: Column) -> dict[str, Any]:
     }
 
 
-def write_page(path: Path, columns: Sequence[Column], alarms: Sequence[Alarm], plots: Sequence[str]) -> None:
-    """Write the report as Markdown; `plots` are names of PNG files beside it."""
-    path.write_text(_render("report.md.j2", columns, alarms, plots=plots), "utf-8", "replace")
+def write_page(path: Path, columns: Sequence[Column], alarms: Sequence[Alarm]) -> None:
+    """Write the report as Markdown."""
+    path.write_text(_render("report.md.j2", columns, alarms), "utf-8", "replace")
 
 
 def summarize(columns: Sequence[Column], alarms: Sequence[Alarm], written: Sequence[str]) -> str:

@@ -79,7 +79,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_table_of_an_uninterrupted_one(tm
     keys = [(episode["task_name"], episode["seed"]) for episode in read_episodes(out)]
     assert len(keys) == len(set(keys)) == 12
     assert evaluate(*given, "--out", str(tmp_path / "whole")) == 0
-    for name in ("table.csv", "table.json", "table.md", "table.tex"):
+    for name in ("table.csv", "table.json", "table.md"):
         assert (out / name).read_text() == (tmp_path / "whole" / name).read_text()
 
 

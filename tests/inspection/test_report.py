@@ -106,26 +106,12 @@ def test_several_runs_stand_side_by_side_with_short_names(tmp_path: Path, capsys
     assert "|  | a/eval | b/eval |" in page
 
 
-def test_plots_and_page_are_written_beside_the_run(tmp_path: Path) -> None:
-    _fill(tmp_path, 20, 0.9, 1.0, "update 0")
-    _fill(tmp_path, 25, 0.9, 1.0, "update 1")
-    report(tmp_path / "episodes.jsonl", plots=True)
+def test_the_page_is_written_beside_the_run(tmp_path: Path) -> None:
+    _fill(tmp_path, 20, 0.9, 1.0)
+    report(tmp_path / "episodes.jsonl")
     page = (tmp_path / "report.md").read_text()
-    for name in ("diversity", "reasoning", "validity", "failures", "updates"):
-        assert (tmp_path / f"report_{name}.png").read_bytes()[:4] == b"\x89PNG"
-        assert f"](report_{name}.png)" in page
     for question in ("diverse", "enough reasoning", "valid?", "fail?"):
         assert re.search(rf"^## .*{re.escape(question)}", page, re.MULTILINE)
-
-
-def test_without_matplotlib_the_report_says_so_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    _fill(tmp_path, 20, 1.0, 1.0)
-    report(tmp_path, plots=True)
-    assert "Plots need matplotlib" in capsys.readouterr().err
-    assert (tmp_path / "report.md").exists() and not list(tmp_path.glob("*.png"))
 
 
 @pytest.mark.parametrize("player", ["expert", "random"])
@@ -197,7 +183,7 @@ def test_an_environment_that_was_lost_before_the_first_turn_is_reported(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     write(tmp_path, [], stop="failed", fault="game.py, line 3: broken")
-    report(tmp_path, plots=True)
+    report(tmp_path)
     assert not recwarn.list
     column = numbers(tmp_path)
     assert column["questions"]["4"]["verdict"] == "act"
@@ -215,7 +201,7 @@ def test_hostile_text_changes_neither_terminal_nor_page(tmp_path: Path, capsys: 
     evil = "\x1b[2J\x1b]0;x\x07<script>alert(1)</script> `|` | ![x](http://x) \u202e $x_{$ \ud800 " + "A" * 3000
     turns = [make_turn(evil, f"THINK: {evil}\nACTION: {evil}", evil[:200], k % 2 == 0) for k in range(30)]
     write(tmp_path, turns, task_name=evil[:90], setting=evil[:60], stop=evil[:30], fault=evil, seed=evil[:50])
-    report(tmp_path, plots=True)
+    report(tmp_path)
     shown = capsys.readouterr().out
     page = (tmp_path / "report.md").read_text()
     for text in (shown, page):
@@ -259,7 +245,7 @@ EPISODE = {"messages": [{"role": "user", "content": "x"}], "story": [TURN]}
 def test_broken_files_are_refused_in_one_sentence(tmp_path: Path, line: str, said: str) -> None:
     (tmp_path / "episodes.jsonl").write_text(line)
     with pytest.raises(SystemExit) as end:
-        main(["report", str(tmp_path), "--no-plots"])
+        main(["report", str(tmp_path)])
     text = str(end.value.code)
     assert text.startswith("error: ") and said in text and "Traceback" not in text and "\n" not in text
     assert str(tmp_path) in text and not (tmp_path / "report.md").exists()
