@@ -18,8 +18,8 @@ SETTINGS, CHECKPOINTS = "settings.json", "checkpoints"
 """What determines the run; and its checkpoints, which are deleted when it is finished."""
 EPISODES, METRICS, SUMMARY = "episodes.jsonl", "metrics.jsonl", "summary.json"
 FILES = (
-    *(SETTINGS, CHECKPOINTS, EPISODES, METRICS, SUMMARY, "config.yaml", "critic", "curve.png", "episodes.txt"),
-    *("episodes_before.txt", "policy_after", "policy_before", "policy_best", "tensorboard"),
+    *(SETTINGS, CHECKPOINTS, EPISODES, METRICS, SUMMARY, "config.yaml", "critic", "curve.png"),
+    *("policy_after", "policy_before", "policy_best", "tensorboard"),
 )
 """Everything that a run of `slime-verlog train` writes."""
 IfHeld = Literal["refuse", "resume", "overwrite"]

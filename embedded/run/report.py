@@ -1,10 +1,10 @@
-"""What a run writes: summary, learning curve, metrics, policies, and its held-out episodes as records and as text."""
+"""What a run writes: summary, learning curve, metrics, policies, and the records of its held-out episodes."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,6 @@ LINE = (
     ("KL", "actor/ref_kl", ".3f"),
     ("entropy", "actor/entropy", ".2f"),
 )
-SHOWN_EPISODES = 8
 
 
 @dataclass
@@ -140,9 +139,6 @@ class RunReport:
         if self.evaluations:
             summary |= self._results()
             plot_curve(self.folder / "curve.png", self.history, self.evaluations)
-            titles = "Held-out episodes of the untrained policy", "Last held-out episodes"
-            for name, title, episodes in zip(("episodes_before", "episodes"), titles, self._ends(), strict=True):
-                write_text(self.folder / f"{name}.txt", readable(title, episodes[-SHOWN_EPISODES:]))
         write_text(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
@@ -189,27 +185,6 @@ def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     n = len(episodes)
     rate = mean(e["success"] for e in episodes)
     return {"mean": round(rate, 4), "se": round((rate * (1 - rate) / n) ** 0.5, 4), "n": n}
-
-
-def readable(title: str, episodes: Iterable[Mapping[str, Any]]) -> str:
-    """Format episodes turn by turn: observation, response, executed action and reward."""
-    text_of = lambda content: content if isinstance(content, str) else "\n".join(p.get("text", "") for p in content)
-    indent = lambda text, mark: [mark + line for line in text.splitlines()]
-    lines = [title, "=" * len(title)]
-    for k, episode in enumerate(episodes):
-        outcome = "won" if episode["success"] else f"not won ({episode['stop']})"
-        lines += ["", f"{episode['task_name']}, seed {episode['seed']}: {outcome} after {episode['turns']} turns", ""]
-        for number, turn in enumerate(episode["story"], start=1):
-            texts = [text_of(episode["messages"][index]["content"]) for index in turn["prompt"]]
-            if number == 1:
-                # Show one whole prompt; of the others, the first paragraph, which names the mission.
-                prompt = "\n\n".join(texts) if k == 0 else texts[0].split("\n\n")[0]
-                lines += [*indent(prompt, "    | "), ""]
-            shown = texts[-1].split("Current Observation:\n")[-1].split("\n\n")[0]
-            note = "" if turn["valid"] else f"  (invalid; executed: {turn['executed_action']})"
-            lines += [f"  turn {number}", *indent(shown, "    "), *indent(turn["response"], "  > ")]
-            lines += [f"    reward {turn['reward']:g}{note}"]
-    return "\n".join(lines) + "\n"
 
 
 def plot_curve(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedded.run.folder import SETTINGS, claim, leaves
+from embedded.run.folder import claim, leaves
 from embedded.run.log import read_rows
 from embedded.studies.study import Study, check_study, run_keys
 from slime_verlog import read_settings
@@ -72,7 +71,7 @@ def make_plan(study: Study, out: Path, only: Sequence[str] | None = None, *, kee
 
 
 def left_to_do(plan: Plan) -> list[tuple[str, int]]:
-    """List the runs that are not finished. Those that another study in the output folder has done are copied first.
+    """List the runs that are not finished.
 
     Raises:
         ConfigError: a folder holds a run with other settings.
@@ -82,27 +81,9 @@ def left_to_do(plan: Plan) -> list[tuple[str, int]]:
         folder = plan.run_folder(variant, seed)
         if folder.exists():
             claim(folder, plan.settings(variant, seed))
-        if not (folder / DONE).exists() and not _copy_from_other_study(plan, variant, seed):
+        if not (folder / DONE).exists():
             left.append((variant, seed))
     return left
-
-
-def _copy_from_other_study(plan: Plan, variant: str, seed: int) -> bool:
-    """Tell whether another study had the same run, and copy it.
-
-    Runs of studies that compare time are not copied, because the machine was not the same for them.
-    """
-    target, settings = plan.run_folder(variant, seed), plan.settings(variant, seed)
-    if plan.study.compares_time or plan.keep_policies or target.exists():
-        return False
-    for done in sorted(plan.out.glob(f"*/*/seed_{seed}/{DONE}")):
-        if json.loads(done.with_name(SETTINGS).read_text(encoding="utf-8")) == settings:
-            target.mkdir(parents=True)
-            for name in (SETTINGS, "run.yaml", ROWS, DONE):  # the last file makes the copy a finished run
-                shutil.copyfile(done.with_name(name), target / name)
-            print(f"{plan.run_name(variant, seed)}: copied from {done.parent}/", flush=True)
-            return True
-    return False
 
 
 def overview(plan: Plan) -> str:

@@ -17,10 +17,10 @@ from inspection.evaluate.players import PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.run_folder import RunFolder
 from inspection.evaluate.sweep import Key, SweepPoint, read_sweep, without_speed
-from inspection.evaluate.table import build_table, plot_sweep
+from inspection.evaluate.table import build_table
 from inspection.target import check_numbers
 from rollout.spec import EpisodeSpec
-from slime_verlog import INTERRUPTED, MissingDependencyError, SlimeVerlogError
+from slime_verlog import INTERRUPTED, SlimeVerlogError
 
 HOPELESS = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
@@ -35,7 +35,7 @@ class StoppedError(SlimeVerlogError):
 
 
 def evaluate(options: Namespace) -> int:
-    """Play the episodes that are missing in `--out`, and write table, plot and captions.
+    """Play the episodes that are missing in `--out`, and write the table.
 
     Returns:
         The exit code: 0, 1 after more failures than allowed, 130 after Ctrl-C.
@@ -159,14 +159,7 @@ def _write_results(folder: RunFolder, points: Sequence[SweepPoint]) -> None:
     formats = {"json": table.as_json(), "csv": table.as_csv(), "md": table.as_markdown()}
     for suffix, text in formats.items():
         folder.write(f"table.{suffix}", text)
-    written = [f"table.{{{','.join(formats)}}}"]
     print(table.as_text())
-    if points[0].values:
-        try:
-            plot_sweep(table, folder.path / "sweep.png")
-            written.append("sweep.png")
-        except MissingDependencyError as error:
-            print(f"no plot: {error}", file=sys.stderr)
-    print(f"\nwritten to {folder.path}: episodes.jsonl, {', '.join(written)}")
+    print(f"\nwritten to {folder.path}: episodes.jsonl, table.{{{','.join(formats)}}}")
     name = shlex.quote(str(folder.path))
     print(f"read the episodes:  slime-verlog view {name}\nsee what to change: slime-verlog report {name}", flush=True)

@@ -1,4 +1,4 @@
-"""Reads the command line with the framework's own parsers, and refuses flags that none of them knows.
+"""Reads the command line with the framework's own parsers, refuses flags that none of them knows, and names idle ones.
 
 Each of slime's parsers ignores flags that it does not know, so slime itself never notices a misspelt flag.
 """
@@ -14,14 +14,19 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Any, NoReturn
 
+from rollout.bridge.checks import BATCHES, hooks_in_use
+from rollout.bridge.flags import sentences
 from rollout.bridge.framework import FRAMEWORK
+from rollout.bridge.roles import overrides_of
 from rollout.errors import ConfigError, SlimeVerlogError
 
 ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
 """Flags of the engine's parser, which slime skips if no engine starts."""
+DISCOUNTS = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
+SLIME_DISCOUNTS = {"gamma": "gamma_step and gamma_token", "lambd": "lambda_step and lambda_token"}
 
 
 def parse_command_line() -> Any:
@@ -113,3 +118,45 @@ def _reason(error: Exception) -> str:
         return f"{type(error).__name__}: {text}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} at {frame.filename}:{frame.lineno}: {frame.line}"
+
+
+def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
+    """Return one sentence per flag without effect; `given` are the flags on the command line, without slime's own."""
+    hooks = hooks_in_use(args)
+    idle = [sentence for flag, sentence in sentences("warned", hooks).items() if flag in given]
+    return [*idle, *_replaced(args, hooks), *_discounts(args, hooks)]
+
+
+def _replaced(args: Any, hooks: Collection[str]) -> list[str]:
+    found: list[str] = []
+    evaluates = getattr(args, "eval_function_path", None)
+    if "batches" in hooks and evaluates and evaluates not in BATCHES:
+        found.append(f"--eval-function-path {evaluates} plays the evaluations, so eval in the YAML is not read")
+    if "plays" in hooks and getattr(args, "loss_type", None) == "custom_loss":
+        found.append(
+            f"--loss-type custom_loss: {args.custom_loss_function_path} replaces the policy loss, so clipping, entropy "
+            "and KL flags have no effect unless it reads them"
+        )
+    return found
+
+
+def _discounts(args: Any, hooks: Collection[str]) -> list[str]:
+    if "patch" not in hooks:
+        return []
+    found: list[str] = []
+    actor, critic = overrides_of(args, "actor"), overrides_of(args, "critic")
+    for role, overrides in (("actor", actor), ("critic", critic)):
+        found += [
+            f"{args.megatron_config_path} sets {name} for the {role}, which nothing reads: the discounts are {keys} "
+            "in the YAML"
+            for name, keys in SLIME_DISCOUNTS.items()
+            if name in overrides
+        ]
+    found += [
+        f"{args.megatron_config_path} sets {name} {critic[name]} for the critic alone: it changes the critic's targets "
+        "and not the actor's advantages, which each role computes for itself; set it in the YAML for both"
+        + (", or lambda_critic for the critic" if name.startswith("lambda") else "")
+        for name in DISCOUNTS
+        if name in critic and name not in actor
+    ]
+    return found

@@ -34,7 +34,7 @@ def small(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_run_writes_summary_curve_metrics_and_readable_episodes(small: str, tmp_path: Path) -> None:
+def test_a_run_writes_summary_curve_and_metrics(small: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     warm = WarmStart(episodes=2, epochs=1, size=PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64))
     flags: dict[str, Any] = {
@@ -51,8 +51,6 @@ def test_a_run_writes_summary_curve_metrics_and_readable_episodes(small: str, tm
     assert summary["wall_time_s"] > 0 and 0 <= summary["valid_action_ratio_after"] <= 1
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((out / "tensorboard").glob("events.out.tfevents.*"))
-    text = (out / "episodes.txt").read_text()
-    assert text.count("goto, seed ") == 5 and "your task is: go to" in text and "reward" in text
     assert not list(out.glob(".*"))
     for page in ("quickstart", "studies"):  # name every file, and no other
         table = re.findall(r"^\| (`.+?`) \|", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,7 +97,6 @@ def test_a_sweep_has_one_row_per_value_and_task_in_four_formats_and_a_plot(
     lines = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
     assert [float(line["turns"]) for line in lines] == [row["turns"]["mean"] for row in rows]
     assert (out / "table.md").read_text().startswith("| setting | task | n | failed | win rate |")
-    assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_engines_episodes_have_the_text_and_log_prob_of_every_token(engine: ScriptedEngine, tmp_path: Path) -> None:
@@ -253,15 +251,6 @@ def test_an_engine_that_refuses_every_request_ends_the_run_in_a_sentence(
     engine.script = lambda *_: lambda: web.json_response({"error": {"message": "wrong key"}}, status=401)
     with pytest.raises(SystemExit, match="error: http://127.0.0.1.*/generate refused the request: HTTP 401: wrong key"):
         evaluate(*write_config(tmp_path), *at(engine, tmp_path))
-
-
-def test_without_matplotlib_there_is_a_table_and_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert evaluate(*write_config(tmp_path), "--player", "random", "--sweep", "memory.n=1,2") == 0
-    assert "no plot: matplotlib is missing" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "sweep.png").exists() and (tmp_path / "out" / "table.md").exists()
 
 
 def test_a_cell_is_the_mean_with_its_standard_error() -> None:

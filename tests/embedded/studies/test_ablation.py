@@ -109,17 +109,6 @@ def test_runs_in_parallel_processes_give_the_same_rows(
         assert one[0] == two[0]
 
 
-def test_a_run_that_another_study_has_done_is_copied(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_study(plan(tiny(small, updates=2), tmp_path), 1)
-    monkeypatch.setattr("embedded.train.train", lambda *_: pytest.fail("a finished run was run again"))
-    other = tiny(small, name="other", updates=2, variants={"same": {}})
-    assert "| same | 1 | " in run_study(plan(other, tmp_path), 1)
-    rows = [tmp_path / name / "seed_0" / "rows.jsonl" for name in ("tiny/v", "other/same")]
-    assert rows[0].read_text() == rows[1].read_text()
-
-
 @pytest.mark.parametrize("method", ["update", "evaluation"])
 def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_once(
     method: str, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
