@@ -80,6 +80,8 @@ def test_a_task_is_made_from_the_archive_and_its_solution_takes_the_bug_out(mini
     assert again == instance
     env = build_env_from("envs.swe", {"task": "mini", "seed": 0}, {"cache_dir": str(mini)})
     env.reset()
+    assert env.step("submit")[2]["reward"] == 0.0
+    env.reset()
     env.step(call("edit", path="mini.py", old="x * x", new="x + x"))
     assert env.step("submit")[2]["reward"] == 1.0
 
@@ -146,11 +148,6 @@ def _check_cheat(name: str) -> None:
     code = CHEATS["tests emptied once their module is imported"][0]
     cheated = _play(name, call("run", command=f"cat >> {SMALL_TASKS[name].path} <<'END'\n{code}\nEND"))
     assert not cheated.verdict.solved and "not at hand" in cheated.verdict.reason
-
-
-def test_a_real_task_pays_its_solution_and_nothing_else() -> None:
-    _check_task("cachetools_expired_membership", 214)
-    _check_cheat("cachetools_expired_membership")
 
 
 @pytest.mark.slow
