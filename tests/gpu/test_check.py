@@ -19,6 +19,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     return run_python(["-m", "tests.gpu.check", *flags], env=environment)
 
 
+@pytest.mark.slow
 def test_all_checks_run_and_hold_without_a_gpu_when_asked_to() -> None:
     done = run("--device", "cpu", "--turns", "32", "--longest", "40")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
