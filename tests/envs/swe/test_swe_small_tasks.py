@@ -18,7 +18,7 @@ from envs.swe.env import SWEEnv, SWESettings
 from envs.swe.small_tasks import CACHETOOLS, SMALL_TASKS, TOOLZ, Package, SmallTask, small_instance
 from envs.swe.verdict.runs import run_tests
 from envs.swe.verdict.trees import build_tree, default_cache
-from tests.envs.swe.honest_variants import variants
+from tests.envs.swe.honest_repairs import variants
 from tests.envs.swe.swe_cheats import CHEATS
 from tests.envs.swe.tiny_repository import call, needs_sandbox, ordinary_run
 
