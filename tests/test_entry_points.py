@@ -14,6 +14,7 @@ import yaml
 from rollout.bridge.settings import load_settings
 from rollout.tasks import try_each_task
 from slime_verlog import SlimeVerlogError
+from tests.cases import pairs
 from tests.fixtures.played_episodes import invented_episode, write_run
 from tests.fixtures.warm_python import run_python
 
@@ -69,8 +70,9 @@ def test_settings_and_tasks_are_refused_with_one_sentence(tmp_path: Path, mistak
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("mistake", ["a misspelt key", "a misspelt task", "an environment that raises"])
+@pytest.mark.parametrize(
+    ("command", "mistake"), pairs(COMMANDS, ["a misspelt key", "a misspelt task", "an environment that raises"])
+)
 def test_a_command_prints_the_sentence_and_nothing_else(tmp_path: Path, command: str, mistake: str) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     path, sentence = write(tmp_path, mistake)

@@ -139,7 +139,7 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
 
 
 def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> list[Demonstration]:
-    """Play the demonstrations, at random where there is no expert.
+    """Play the demonstrations. Environments without an expert are played at random.
 
     Raises:
         ConfigError: as `demonstrate`, or the environment rejects most answers.

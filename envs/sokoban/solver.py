@@ -53,7 +53,7 @@ def _is_blocked(room: Room, boxes: int) -> bool:
 
 
 def find_pushes(room: Room, state: State, max_nodes: int = MAX_NODES) -> tuple[Push, ...] | None:
-    """Return pushes that solve the room from here; None if there is no way or the search gives up."""
+    """Return pushes that solve the room from here, or None if none are found within `max_nodes` states."""
     if is_stuck(room, state.boxes):
         return None
     distances = push_distances(room)

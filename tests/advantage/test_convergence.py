@@ -17,6 +17,7 @@ import torch.multiprocessing as mp
 from advantage.critic import SIGNIFICANCE, find_trend, warmup_losses, watch_warmup
 from advantage.ranks import Group
 from advantage.settings import AdvantageSettings
+from tests.fixtures.warm_python import WARM
 
 
 def run(losses: list[float], args: Namespace, data: dict[str, Any] | None = None, group: Group | None = None) -> list:
@@ -130,7 +131,7 @@ def test_a_run_resumed_in_its_warm_up_tests_the_remaining_updates() -> None:
 
 
 def test_the_loss_is_that_of_all_ranks(tmp_path: Path) -> None:
-    mp.spawn(_worker, args=(str(tmp_path),), nprocs=2)
+    mp.start_processes(_worker, args=(str(tmp_path),), nprocs=2, start_method=WARM)
     assert torch.load(tmp_path / "0.pt") == torch.load(tmp_path / "1.pt") == [5.0, 5.0, 5.0, 5.0]
 
 

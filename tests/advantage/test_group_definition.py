@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 from advantage.group import compute_advantages
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
 from tests.advantage.batches import FakeSample, make_args, rollout_data
+from tests.fixtures.warm_python import WARM
 
 ESTIMATORS = ("grpo", "rloo", "gigpo")
 GAMMA = 0.9
@@ -142,7 +143,7 @@ def test_episodes_of_400_turns_agree_with_the_definition(estimator: str) -> None
 
 def test_how_samples_are_spread_over_ranks_changes_nothing(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[embedded]'")
-    mp.spawn(_worker, args=(str(tmp_path),), nprocs=WORLD)
+    mp.start_processes(_worker, args=(str(tmp_path),), nprocs=WORLD, start_method=WARM)
     found: dict[str, dict[tuple[int, int], list[float]]] = {}
     for rank in range(WORLD):
         for estimator, rows in torch.load(tmp_path / f"{rank}.pt").items():

@@ -25,6 +25,7 @@ from advantage.settings import KL_SPLIT
 from advantage.training.whitening import whiten
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
+from tests.fixtures.warm_python import WARM
 
 WORLD = 4
 LAYOUTS = {
@@ -51,7 +52,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the four processes saw: layout (and check) to None or the text of what went wrong."""
     pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[embedded]'")
     folder = tmp_path_factory.mktemp("layouts")
-    mp.spawn(_worker, args=(str(folder),), nprocs=WORLD)
+    mp.start_processes(_worker, args=(str(folder),), nprocs=WORLD, start_method=WARM)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from embedded.trainer.ppo import PpoTrainer
 from embedded.warmstart.imitation import WarmStart
 from embedded.warmstart.policy import PolicySize
 from rollout.errors import CheckpointError, ConfigError
-from tests.embedded.test_train import Recorder
+from tests.embedded.test_train import Recorder, maker
 from tests.embedded.test_train import make as make  # a fixture
+from tests.fixtures.warm_python import warm_engines
 
 BATCHES = 4
 ANY = {"batches": BATCHES, "passes": 3, "patience": 1, "least_explained_variance": None}
@@ -33,15 +35,22 @@ def pretraining_flags(folder: Path) -> dict[str, Any]:
     return {"num_rollout": BATCHES, "num_critic_only_steps": BATCHES, "save": str(folder)}
 
 
-@pytest.fixture
-def saved(make: Any, tmp_path: Path) -> Path:
-    recorder = Recorder()
-    train(make({"value_pretraining": ANY}, **pretraining_flags(tmp_path / "critic")), recorder)
+@pytest.fixture(scope="module")
+def pretrained(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, recorder = tmp_path_factory.mktemp("pretrained"), Recorder()
+    args = maker(policy_folder, folder)({"value_pretraining": ANY}, **pretraining_flags(folder / "critic"))
+    with warm_engines():
+        train(args, recorder)
     *collecting, (_, last) = recorder.updates
     assert [row["warmup/kept_turns"] for _, row in recorder.updates] == [12.0 * k for k in range(1, BATCHES + 1)]
     assert not any("critic/value_loss" in row for _, row in collecting), "nothing trains while turns are collected"
     assert last["critic/passes"] <= 3 and "critic/held_out_explained_variance" in last
-    return tmp_path / "critic"
+    return folder / "critic"
+
+
+@pytest.fixture
+def saved(pretrained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(pretrained, tmp_path / "critic")
 
 
 def weights_of(folder: Path) -> Path:

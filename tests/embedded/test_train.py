@@ -46,7 +46,12 @@ class Recorder:
 
 @pytest.fixture
 def make(policy_folder: Path, tmp_path: Path) -> Any:
-    path = tmp_path / "run.yaml"
+    return maker(policy_folder, tmp_path)
+
+
+def maker(policy_folder: Path, folder: Path) -> Any:
+    """A function that makes the arguments of a run from keys and flags; its YAML is in `folder`."""
+    path = folder / "run.yaml"
 
     def build(keys: Mapping[str, Any] | None = None, **flags: Any) -> Any:
         path.write_text(yaml.safe_dump({**YAML, **(keys or {})}))

@@ -145,10 +145,10 @@ CASES = [
     Case(
         "tests.envs.harbor.task_folders",
         "count-errors",
-        {"max_steps": 20},
+        {"max_steps": 8},
         answers=("ACTION: run ls", "run head -3 events.txt", "run echo {} > errors.json"),
         seeds_differ=False,
-        fuzzed_answers=40,
+        fuzzed_answers=25,
     ),
     Case(
         "tests.envs.swe.tiny_repository",

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.fixtures.warm_python import run_python
 from tests.gpu import check
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
-ROOT = Path(__file__).parents[2]
-
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
-    command = [sys.executable, "-m", "tests.gpu.check", *flags]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    return run_python(["-m", "tests.gpu.check", *flags], env=environment)
 
 
+@pytest.mark.slow
 def test_all_checks_run_and_hold_without_a_gpu_when_asked_to() -> None:
-    done = run("--device", "cpu", "--turns", "128", "--longest", "40")
+    done = run("--device", "cpu", "--turns", "32", "--longest", "40")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     lines = done.stdout.splitlines()
     assert "no GPU was checked" in lines[0] and lines[-1] == "all checks hold"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -69,12 +71,18 @@ def train(config: str, out: Path, *flags: str) -> int:
     return int(caught.value.code or 0)
 
 
-def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    assert train(write(tmp_path), out, "--updates", "3", "--episodes", "2", "--seed", "4") == 0
-    text = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run of three updates, and what it printed."""
+    folder, printed = tmp_path_factory.mktemp("played"), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, warm_engines(), contextlib.redirect_stdout(printed):
+        patch.setattr(embedded.launch, "IMITATION", FAST)
+        assert train(write(folder), folder / "out", "--updates", "3", "--episodes", "2", "--seed", "4") == 0
+    return folder / "out", printed.getvalue()
+
+
+def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(played: tuple[Path, str]) -> None:
+    out, text = played
     assert "tests.fixtures.island has no expert_action(env), so the policy imitates random actions" in text
     assert text.index("warning: only 2 of 3 updates train the policy") < text.index("before: win rate")
     assert "verdict: 2 held-out episodes are too few to tell: " in text
@@ -93,11 +101,10 @@ def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(
     assert not list(out.glob(".*"))
 
 
-def test_the_episodes_are_records_and_the_policies_load_with_transformers(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert train(write(tmp_path), out, "--updates", "2", "--set-flag", "eval_interval=1") == 0
+def test_the_episodes_are_records_and_the_policies_load_with_transformers(played: tuple[Path, str]) -> None:
+    out, _ = played
     episodes = list(read_episodes(out))
-    assert Counter(e["setting"] for e in episodes) == {"update 0": 3, "update 1": 3, "update 2": 3}
+    assert Counter(e["setting"] for e in episodes) == {"update 0": 2, "update 3": 2}
     first = episodes[0]
     assert first["env_path"] == "tests.fixtures.island" and first["seed"] == 1_000_000_000
     assert first["story"][0]["response"].startswith("THINK:") and first["player"] == "policy"

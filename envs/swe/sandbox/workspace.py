@@ -137,7 +137,7 @@ def run_program(*argv: str) -> None:
 
 def _run(*argv: str, stderr: Any = subprocess.DEVNULL) -> int:
     env = {"PATH": PROGRAMS, "LC_ALL": "C"}
-    # A session of its own, which Ctrl-C in the terminal does not reach.
+    # In a new session, so that Ctrl-C in the terminal does not interrupt it.
     done = subprocess.run(
         argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True
     )

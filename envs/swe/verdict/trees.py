@@ -262,7 +262,7 @@ def build_reference(tree: Path, pristine: Path, instance: Instance) -> None:
     """Make the tree that an agent with the reference solution would leave behind.
 
     Raises:
-        ConfigError: there is no reference solution, or it does not apply.
+        ConfigError: the instance has no reference patch, or the patch does not apply.
     """
     if not instance.patch.strip():
         raise ConfigError(f"{instance.instance_id}: it has no reference patch, so its tests cannot be validated")

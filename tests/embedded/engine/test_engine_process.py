@@ -24,7 +24,7 @@ from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
 from embedded.train import train
 from rollout.errors import ConfigError, EngineError
-from tests.fixtures.warm_python import CONTEXT
+from tests.fixtures.warm_python import CONTEXT, warm_engines
 
 ROOT = Path(__file__).parents[3]
 CONTINUOUS = "rollout.continuous.generate_rollout"
@@ -41,7 +41,7 @@ KEYS = {
 
 @pytest.fixture(autouse=True)
 def _warm_engines() -> None:
-    """Not here: these tests start the engine's process as a run does."""
+    """Not here: most of these tests start the engine's process as a run does."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,8 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def running(policy_folder: Path) -> Iterator[EngineProcess]:
-    with EngineProcess(EngineOptions(model_path=str(policy_folder), max_running_requests=4)) as engine:
+    options = EngineOptions(model_path=str(policy_folder), max_running_requests=4)
+    with warm_engines(), EngineProcess(options) as engine:
         yield engine
 
 
@@ -129,6 +130,7 @@ def test_new_weights_abort_the_answers_in_flight(running: EngineProcess, policy_
 
 def test_a_model_that_cannot_be_served_is_named(tmp_path: Path) -> None:
     with (
+        warm_engines(),
         pytest.raises(ConfigError, match="is not a model folder"),
         EngineProcess(EngineOptions(model_path=str(tmp_path))) as engine,
     ):
@@ -166,7 +168,12 @@ def train_and_wait(folder: Path, policy: Path, trains: bool) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the engine in /proc")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+# What SIGKILL does not prevent, SIGTERM does not either.
+@pytest.mark.parametrize(
+    "how",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+    ids=lambda how: how.name,
+)
 def test_the_engine_ends_with_its_trainer(
     how: signal.Signals, policy_folder: Path, tmp_path: Path, memory: Path
 ) -> None:

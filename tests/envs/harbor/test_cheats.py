@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from envs.errors import ConfigError
+from tests.cases import some
 from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_image, make_task, play, run, start
 
 PLANT = "mkdir -p {0} && printf '{1}' > {0}/{2} && chmod +x {0}/{2}"
@@ -57,16 +58,16 @@ def test_the_tests_have_a_home_that_the_agent_did_not_have(tmp_path: Path) -> No
     assert info["reward"] == 0.0
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "echo 'raise SystemExit(0)' > pytest.py",
-        "mkdir p; echo 'raise SystemExit(0)' > p/__init__.py; ln -s p pytest",
-        "echo 'import os; os._exit(0)' > argparse.py",
-        "mkdir x-1.dist-info; printf '[pytest11]\\nx = evil\\n' > x-1.dist-info/entry_points.txt",
-        "rmdir /app/sub; ln -s /tmp /app/sub",
-    ],
-)
+SHADOWS = [
+    "echo 'raise SystemExit(0)' > pytest.py",
+    "mkdir p; echo 'raise SystemExit(0)' > p/__init__.py; ln -s p pytest",
+    "echo 'import os; os._exit(0)' > argparse.py",
+    "mkdir x-1.dist-info; printf '[pytest11]\\nx = evil\\n' > x-1.dist-info/entry_points.txt",
+    "rmdir /app/sub; ln -s /tmp /app/sub",
+]
+
+
+@pytest.mark.parametrize("command", some(SHADOWS, SHADOWS[1:4:2]))
 def test_modules_in_the_working_directory_do_not_replace_the_tests_own(tmp_path: Path, command: str) -> None:
     make_task(tmp_path, test=PYTEST, files=FAILS)
     assert play(tmp_path, command)[1]["reward"] == 0.0
@@ -77,7 +78,7 @@ def test_modules_in_the_working_directory_do_not_replace_the_tests_own(tmp_path:
     ("test", "options"),
     [
         (PYTEST.replace("-m", "-W ignore -m"), {}),
-        (PYTEST.replace("-m", "-X utf8 -Bm"), {}),
+        pytest.param(PYTEST.replace("-m", "-X utf8 -Bm"), {}, marks=pytest.mark.slow),
         (PYTEST, {"test_command": "bash /tests/test.sh"}),
         ("python3 /tests/run.py", {}),
     ],

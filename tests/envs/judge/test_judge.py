@@ -19,6 +19,7 @@ from envs.judge.client import JudgeTokenizer
 from envs.judge.rubric import quoted
 from envs.loading import build_env_from
 from slime_verlog import read_settings
+from tests.cases import some
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.judge_server import JudgeServer, Script
@@ -186,7 +187,7 @@ def controls(tokenizer: Any, ids: list[int]) -> list[int]:
     return [i for i in ids if i in special]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some(FAMILIES, ["qwen3", "llama3_2"]))
 def test_an_answer_never_becomes_control_tokens_of_the_judges_prompt(family: str, tmp_path: Path) -> None:
     tokenizer, folder = saved_tokenizer(family, tmp_path)
 
@@ -211,7 +212,7 @@ def test_an_answer_never_becomes_control_tokens_of_the_judges_prompt(family: str
         assert plain and controls(tokenizer, prompt(ATTACK, prompt_api)) == plain, prompt_api
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some(FAMILIES, ["chatml", "qwen3", "mistral_nemo"]))
 def test_the_judges_tokens_are_those_of_its_chat_template(family: str, tmp_path: Path) -> None:
     tokenizer, folder = saved_tokenizer(family, tmp_path)
     harmless = [{"role": "system", "content": "Judge."}, {"role": "user", "content": ' {"a": "é\\n"}\n'}]

@@ -115,6 +115,8 @@ ROW = {
         "tests/test_orders.py::test_parse[2.5-2.5]",
         "tests/test_orders.py::TaxTest::test_tax_of_nothing",
     ],
+    # Other arguments double the runs of a verdict; `test_probe_draws.py` tests them.
+    "DRAW_ARGUMENTS": False,
 }
 
 

@@ -171,7 +171,7 @@ sys.setprofile(watch)
         "import contextlib, pytest\n@contextlib.contextmanager\ndef calm(*a, **k):\n    yield\npytest.raises = calm\n",
         RED,
     ),
-    "raises and approx of a pytest of its own": (
+    "raises and approx of a replaced pytest": (
         _AT_END_OF_IMPORT
         + _EQUAL
         + "import contextlib, pytest\n@contextlib.contextmanager\ndef calm(*a, **k):\n    yield\n"

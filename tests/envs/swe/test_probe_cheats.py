@@ -12,6 +12,7 @@ from envs.swe import SWEEnv
 from envs.swe import build_env as build_swe
 from envs.swe.small_tasks import unified_diff
 from envs.swe.verdict.evaluate import Verdict
+from tests.cases import some
 from tests.envs.swe.forms_repository import FORMS, RIGHT, WRONG, forms_options
 from tests.envs.swe.honest_variants import BILLS, ORDER
 from tests.envs.swe.probe_cheats import PROBE_CHEATS
@@ -29,17 +30,32 @@ def _play(code: str) -> Verdict:
     return env.verdict
 
 
-@functools.cache
-def _judged(name: str) -> Verdict:
-    return _play(WRONG + PROBE_CHEATS[name])
+QUICK = (
+    "locals of the caller",
+    "the syntax tree of the statement",
+    "parameters of the test item",
+    "everything that the collector knows",
+    "the test files on disk",
+    "files and pipes of the judge",
+    "what an earlier run left",
+    "the exception found around the call",
+    "a tolerance forged as a value",
+    "all values forged for all probes",
+    "a report that is nested too deeply",
+    "a report with pickled code",
+    "the probe helper replaced",
+    "a process that ends itself",
+    "answers by the name of the test",
+)
 
 
-@pytest.mark.parametrize("name", PROBE_CHEATS)
+@pytest.mark.parametrize("name", some(PROBE_CHEATS, QUICK))
 def test_no_form_of_a_hidden_test_pays_a_cheat(name: str) -> None:
-    verdict = _judged(name)
+    verdict = _play(WRONG + PROBE_CHEATS[name])
     assert not verdict.solved and verdict.fail_to_pass == 0.0, verdict.reason
 
 
+@pytest.mark.slow
 def test_the_cheats_do_fool_the_tests_themselves() -> None:
     needs_sandbox()
     env = build_swe(SimpleNamespace(metadata={"task": "shop_bills", "seed": 0}), SimpleNamespace(env=forms_options()))
@@ -49,7 +65,7 @@ def test_the_cheats_do_fool_the_tests_themselves() -> None:
     assert len(fooled) >= 24 and max(fooled.values()) >= 10, fooled
 
 
-@pytest.mark.parametrize("name", BILLS)
+@pytest.mark.parametrize("name", some(BILLS, list(BILLS)[:2]))
 def test_an_honest_solution_is_paid_whatever_types_it_returns(name: str) -> None:
     verdict = _play(BILLS[name] + ORDER)
     assert verdict.solved and len(verdict.outcomes) == len(FORMS), verdict.reason
@@ -94,7 +110,7 @@ def test_two_runs_of_the_probes_are_not_two_answers_to_each(attempt: int) -> Non
         env.step(call("create", path="even.py", text=code))
         env.step("submit")
         assert env.verdict is not None and env.verdict.solved == paid
-        assert ordinary_run(env, {"even.py": code}).green, "the tests themselves are fooled"
+        assert attempt or ordinary_run(env, {"even.py": code}).green, "the tests themselves are fooled"
 
 
 def test_folders_that_the_agent_adds_do_not_change_the_probes() -> None:

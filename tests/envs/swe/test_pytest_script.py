@@ -1,4 +1,4 @@
-"""The plugin that reports on the tests of a repository, in a pytest of its own."""
+"""The plugin that reports on a repository's tests, run by pytest in a separate process."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import some
 from tests.envs.swe.honest_variants import ORDERS
 from tests.envs.swe.orders_repository import RIGHT, WRONG, orders_env
 from tests.envs.swe.swe_cheats import CHEATS
@@ -23,7 +24,22 @@ def test_the_corpus_holds_at_least_forty_attacks() -> None:
     assert len({*CHEATS, *CODE, *FILES}) >= 40
 
 
-@pytest.mark.parametrize("name", CHEATS)
+QUICK = (
+    "tests emptied once their module is imported",
+    "assertions removed by an import hook",
+    "failing tests marked as expected to fail",
+    "pytest.approx that equals everything",
+    "answers that equal everything",
+    "the expected value read from the caller's source",
+    "the expected exception found in the caller's block",
+    "a report hook beside the judge's",
+    "the judge's own hook replaced",
+    "an exit status of its own",
+    "a mark left in memory for the next run",
+)
+
+
+@pytest.mark.parametrize("name", some(CHEATS, QUICK))
 def test_a_cheat_is_not_paid_and_the_verdict_says_why(name: str) -> None:
     code, reason = CHEATS[name]
     env, info = _play(WRONG + code)
@@ -31,13 +47,13 @@ def test_a_cheat_is_not_paid_and_the_verdict_says_why(name: str) -> None:
     assert reason in env.verdict.reason
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", some(HONEST, ["the reference", "own exceptions"]))
 def test_an_honest_solution_is_paid(name: str) -> None:
     env, info = _play(HONEST[name])
     assert info["reward"] == 1.0, env.verdict.reason
 
 
-def test_a_cheat_is_not_paid_a_share_either() -> None:
-    for name in ("tests emptied once their module is imported", "answers that equal everything"):
-        env, info = _play(WRONG + CHEATS[name][0], dense_reward=True)
-        assert info["reward"] == 0.0, (name, env.verdict)
+@pytest.mark.parametrize("name", some(QUICK[:5:4], QUICK[:1]))
+def test_a_cheat_is_not_paid_a_share_either(name: str) -> None:
+    env, info = _play(WRONG + CHEATS[name][0], dense_reward=True)
+    assert info["reward"] == 0.0, (name, env.verdict)

@@ -9,6 +9,7 @@ import pytest
 
 from envs.errors import ConfigError
 from envs.swe.verdict.trees import apply_changes, collect_changes, is_protected
+from tests.cases import some
 from tests.envs.swe.tiny_repository import DISCOUNT, HIDDEN, call, needs_sandbox, tiny_env, tiny_instance
 
 FAKE_REPORT = """
@@ -121,6 +122,14 @@ CODE = {
 }
 
 
+EVERY_FILE = "all settings and plugins at once"
+FILES[EVERY_FILE] = {
+    path: text
+    for name, files in FILES.items()
+    if name not in ("a pytest of one's own", "a conftest folder")
+    for path, text in files.items()
+}
+
 NEVER_FOOLED = {
     "edited tests",
     "a pytest of one's own",
@@ -153,7 +162,7 @@ def _append(env, code: str) -> None:
     env.step(call("run", command=f"cat >> shop/prices.py <<'END'\n{code}\nEND"))
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", some(FILES, [EVERY_FILE, "a pytest of one's own", "a conftest folder"]))
 def test_files_that_configure_or_replace_the_tests_do_not_count(name: str) -> None:
     env = tiny_env()
     for path, text in FILES[name].items():
@@ -164,7 +173,20 @@ def test_files_that_configure_or_replace_the_tests_do_not_count(name: str) -> No
     assert "required tests are not green" in _unpaid(env)
 
 
-@pytest.mark.parametrize("name", CODE)
+QUICK = (
+    "os._exit at import",
+    "sys.exit in a test",
+    "expecting to fail",
+    "pytest.exit",
+    "patched runner",
+    "forged lines",
+    "forged chain with the judge's own key",
+    "closing the pipe",
+    "rewriting the tests",
+)
+
+
+@pytest.mark.parametrize("name", some(CODE, QUICK))
 def test_code_that_tampers_with_its_judge_is_not_paid(name: str) -> None:
     env = tiny_env()
     _append(env, CODE[name])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,22 +11,8 @@ import pytest
 from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.seccomp import REFUSED, REFUSED_INSIDE
 from envs.swe.sandbox.supervise import Limits, Outcome
-from envs.swe.sandbox.workspace import hand_over, remove_tree
-from tests.envs.swe.tiny_repository import needs_sandbox
 
 LIMITS = Limits(seconds=20, memory_mb=128, processes=40, file_mb=32, tree_mb=32, tmp_mb=64, output_mb=2)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Path]:
-    needs_sandbox()
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    hand_over(tree)
-    yield tree
-    remove_tree(tree)
 
 
 def python(tree: Path, code: str, limits: Limits = LIMITS) -> Outcome:
@@ -77,6 +62,15 @@ for folder in ('/tmp', '/dev/shm'):
 held = bytearray(b'x') * (40 << 20)
 """,
 }
+CHILDREN = """
+def in_children(work):
+    for _ in range(20):
+        if os.fork() == 0:
+            work()
+            time.sleep(15)
+            os._exit(0)
+        time.sleep(0.02)
+"""
 SOCKETS = """
 import errno, socket
 held = []
@@ -86,16 +80,10 @@ def stuff(sock):
         while True: sock.send(block)
     except OSError:
         pass
-def in_children(work):
-    for _ in range(20):
-        if os.fork() == 0:
-            work()
-            time.sleep(5)
-            os._exit(0)
-        time.sleep(0.02)
 """
 MEMORY |= {
     "UNIX sockets": SOCKETS
+    + CHILDREN
     + """
 def work():
     for _ in range(400):
@@ -146,17 +134,14 @@ for _ in range(300):
     stuff(client)
     held.append((client, server.accept()))
 """,
-    "pipes": """
+    "pipes": CHILDREN
+    + """
 def work():
     for _ in range(500):
         read, write = os.pipe()
         os.set_blocking(write, False)
         os.write(write, block)
-for _ in range(20):
-    if os.fork() == 0:
-        work()
-        time.sleep(15)
-        os._exit(0)
+in_children(work)
 time.sleep(10)
 """,
     "page tables": """

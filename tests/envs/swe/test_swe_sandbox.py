@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,23 +16,9 @@ from envs.swe.sandbox import sandbox as sandbox_module
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox, find_bwrap, python_folders
 from envs.swe.sandbox.supervise import Limits, Outcome
 from envs.swe.sandbox.usage import tree_bytes
-from envs.swe.sandbox.workspace import hand_over, remove_tree
-from tests.envs.swe.tiny_repository import needs_sandbox
+from envs.swe.sandbox.workspace import hand_over
 
 LIMITS = Limits(seconds=20, memory_mb=400, processes=40, file_mb=4, tree_mb=16, tmp_mb=8, output_mb=2)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Path]:
-    needs_sandbox()
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    hand_over(tree)
-    yield tree
-    # Some are deeper than pytest's own cleaning up can reach.
-    remove_tree(tree)
 
 
 def shell(tree: Path, script: str, **options: object) -> Outcome:

@@ -18,7 +18,7 @@ from envs.swe.env import SWEEnv, SWESettings
 from envs.swe.small_tasks import CACHETOOLS, SMALL_TASKS, TOOLZ, Package, SmallTask, small_instance
 from envs.swe.verdict.runs import run_tests
 from envs.swe.verdict.trees import build_tree, default_cache
-from tests.envs.swe.honest_variants import variants
+from tests.envs.swe.honest_repairs import variants
 from tests.envs.swe.swe_cheats import CHEATS
 from tests.envs.swe.tiny_repository import call, needs_sandbox, ordinary_run
 
@@ -79,6 +79,8 @@ def test_a_task_is_made_from_the_archive_and_its_solution_takes_the_bug_out(mini
     again, _ = small_instance("mini", mini, judge)
     assert again == instance
     env = build_env_from("envs.swe", {"task": "mini", "seed": 0}, {"cache_dir": str(mini)})
+    env.reset()
+    assert env.step("submit")[2]["reward"] == 0.0
     env.reset()
     env.step(call("edit", path="mini.py", old="x * x", new="x + x"))
     assert env.step("submit")[2]["reward"] == 1.0
@@ -146,11 +148,6 @@ def _check_cheat(name: str) -> None:
     code = CHEATS["tests emptied once their module is imported"][0]
     cheated = _play(name, call("run", command=f"cat >> {SMALL_TASKS[name].path} <<'END'\n{code}\nEND"))
     assert not cheated.verdict.solved and "not at hand" in cheated.verdict.reason
-
-
-def test_a_real_task_pays_its_solution_and_nothing_else() -> None:
-    _check_task("cachetools_expired_membership", 214)
-    _check_cheat("cachetools_expired_membership")
 
 
 @pytest.mark.slow

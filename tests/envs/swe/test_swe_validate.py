@@ -38,7 +38,7 @@ def test_where_the_reference_throws_dice_its_answers_to_other_arguments_do_not_c
     dice = "import random\nimport numpy\n\nnumpy.random.set_bit_generator(numpy.random.PCG64())\n\n\n"
     dice += "def total(prices):\n    random.shuffle(prices)\n    return sum(prices)\n"
     patch = unified_diff("shop/prices.py", FILES["shop/prices.py"], dice + DISCOUNT)
-    assert main(["--config", _config(tmp_path, patch=patch)]) == 0
+    assert main(["--config", _config(tmp_path, patch=patch, DRAW_ARGUMENTS=True)]) == 0
     printed = capsys.readouterr().out
     assert "5 of 5 assertions probed, 10 bits; hard-coded answers pass tests/test_prices.py::test_total" in printed
 
@@ -77,7 +77,11 @@ def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, capsys, change:
     ("test", "part"),
     [
         ("assert double(1) != 1", "its probes ask for 1 bits in all, and 8 are needed"),
-        ("assert all(double(n) == m for n, m in [(2, 4)])", "no probe tells a solution from the unsolved tree in"),
+        pytest.param(
+            "assert all(double(n) == m for n, m in [(2, 4)])",
+            "no probe tells a solution from the unsolved tree in",
+            marks=pytest.mark.slow,
+        ),
         ("four = 4\n    assert double(int(str(four))) == 8 and double(2) == four", "8 are needed"),
         (
             "import pytest\n    pytest.raises(TypeError, double, None)\n    pytest.raises(TypeError, double, {})\n"

@@ -25,6 +25,7 @@ from rollout.spec import EnvSpec
 from rollout.workers.guard import descendants
 from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
+from tests.cases import some
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.warm_python import run_python
 from tests.rollout.workers.test_env_pool import config, is_alive
@@ -106,7 +107,10 @@ def test_a_call_that_hangs_is_counted_and_the_server_is_replaced(monkeypatch: py
     assert text == "add: 4" and 1 <= metrics["tool_timeouts"] == metrics["tool_errors"] < 60
 
 
-@pytest.mark.parametrize(("how", "words"), [("change", "changed the arguments of"), ("drop", "no longer has")])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("change", "changed the arguments of"), pytest.param("drop", "no longer has", marks=pytest.mark.slow)],
+)
 def test_a_server_whose_tools_change_faults_the_next_episode(how: str, words: str) -> None:
     env = started(prefix=f"{how}_")
     shown(env, call(f"{how}_misbehave", how=how))
@@ -134,7 +138,7 @@ def test_with_scope_episode_each_episode_has_its_own_server_whose_state_is_never
     assert len(servers()) <= before
 
 
-@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("ends", some([True, False], [False]))
 def test_what_a_server_started_ends_with_it(ends: bool, tmp_path: Path) -> None:
     """A child in a session of its own, of a server that ends when it is told to, and of one that does not."""
     mark = tmp_path / "pid"
@@ -183,7 +187,12 @@ def test_mcp_tools_are_replayable_only_if_declared() -> None:
             ConfigError,
             r"mcp\.include: .* has no tool 'ad'; it has add",
         ),
-        ([{"mcp": {"command": SERVER, "exclude": ["ad"]}}], ConfigError, r"mcp\.exclude: .* has no tool 'ad'"),
+        pytest.param(
+            [{"mcp": {"command": SERVER, "exclude": ["ad"]}}],
+            ConfigError,
+            r"mcp\.exclude: .* has no tool 'ad'",
+            marks=pytest.mark.slow,
+        ),
         ([{"mcp": {"command": SERVER, "prefix": "1 "}}], ToolError, "a tool's name has letters"),
         ([{"mcp": {}}], ConfigError, "either a command or a url"),
         ([{"mcp": {"command": "a", "url": "b"}}], ConfigError, "either a command or a url"),
@@ -223,7 +232,7 @@ def port() -> Iterator[int]:
         process.kill()
 
 
-@pytest.mark.parametrize("scope", ["worker", "episode"])
+@pytest.mark.parametrize("scope", some(["worker", "episode"], ["worker"]))
 def test_a_server_is_reached_by_url_and_reached_again_after_its_restart(port: int, scope: str) -> None:
     server = serve(port)
     env = started(url=f"http://127.0.0.1:{port}/mcp", scope=scope)
@@ -279,6 +288,7 @@ def _need(package: str) -> None:
         pytest.skip(f"{package} is not installed; pip install {package}")
 
 
+@pytest.mark.slow
 def test_the_time_server_converts_times() -> None:
     _need("mcp-server-time")
     env = started(command=f"{sys.executable} -m mcp_server_time", include=["convert_time"])
@@ -290,7 +300,7 @@ def test_the_time_server_converts_times() -> None:
     assert "Invalid timezone" in text and metrics["tool_errors"] == 1
 
 
-@pytest.mark.parametrize("command", ["check", "play"])
+@pytest.mark.parametrize("command", some(["check", "play"], ["play"]))
 def test_the_shipped_configuration_is_checked_and_played(command: str) -> None:
     _need("mcp-server-time")
     zones = {"source_timezone": "Asia/Kolkata", "target_timezone": "Asia/Singapore"}
@@ -301,6 +311,7 @@ def test_the_shipped_configuration_is_checked_and_played(command: str) -> None:
     assert all(word in done.stdout for word in words), done.stdout
 
 
+@pytest.mark.slow
 def test_the_git_server_commits(tmp_path: Path) -> None:
     _need("mcp-server-git")
     if shutil.which("git") is None:

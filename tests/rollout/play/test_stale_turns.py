@@ -22,6 +22,7 @@ from rollout.play.stream import Stream
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import Utilization
+from tests.cases import pairs
 from tests.fixtures.virtual_time import run_in_virtual_time
 from tests.rollout.test_continuous import TURNS, Trainer, no_gap_and_none_twice
 
@@ -236,8 +237,7 @@ def test_one_very_slow_step_is_waited_for_or_loses_its_loss(ahead: bool) -> None
     assert waited > 100 and masked > 5
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("mode", ["wait", "mask"])
+@pytest.mark.parametrize(("mode", "ahead"), pairs(["wait", "mask"], [False, True]))
 async def test_a_step_that_hangs_is_trained_in_time_or_without_loss(tmp_path: Path, mode: str, ahead: bool) -> None:
     """Its worker is replaced and the episode replayed; a run that resumes in the middle continues without a gap."""
     limit = 2 if ahead else 1

@@ -1,0 +1,25 @@
+"""What several tests of the sandbox need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envs.swe.sandbox.workspace import hand_over, remove_tree
+from tests.envs.swe.tiny_repository import needs_sandbox
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Path]:
+    """An empty tree that belongs to the agent's user. Skips where the sandbox cannot run."""
+    needs_sandbox()
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    hand_over(tree)
+    yield tree
+    # Some are deeper than pytest's own cleaning up can reach.
+    remove_tree(tree)
