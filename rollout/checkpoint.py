@@ -24,7 +24,7 @@ from rollout.errors import CheckpointError
 from rollout.play.slots import check_slot, read_ids, read_whole
 from rollout.tokens.image_files import png_of, png_uri
 from rollout.tokens.token_prefix import TokenPrefix
-from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
+from rollout.turn import FinishReason, Generation, ImageChain, NotesEvent, Prompt, Segment, StopReason, Turn
 
 FORMAT, VERSION = "slime-verlog-rollout", "4"
 READABLE = ("3", VERSION)
@@ -225,6 +225,7 @@ def _read_turn(item: Mapping[str, Any], images: list[str], tensors: Mapping[str,
         "prompt": _read_prompt(item["prompt"], images, tensors),
         "generation": Generation(**{**generation, **compact}),
         "action_span": None if span is None else (span[0], span[1]),
+        "notes_events": tuple(map(NotesEvent, item.get("notes_events", ()))),
         "spans": (),
     }
     return Turn(**{**item, **changed})

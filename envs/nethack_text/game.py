@@ -52,6 +52,7 @@ def make(
     import_extra(package, "NetHack", "nethack")
     if actions is not None:
         kwargs["actions"] = _find_actions(actions)
+    kwargs.setdefault("fix_moon_phase", seeded)  # otherwise today's date decides over luck and night
     try:
         env = gymnasium.make(task, observation_keys=_KEYS, disable_env_checker=True, **kwargs)
     except gymnasium.error.Error as error:

@@ -16,7 +16,7 @@ FUNCTIONS = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "
 ROOM = "MiniHack-Room-5x5-v0"
 
 
-def make(task: str = ROOM, seed: int = 5, **env: Any) -> GymnasiumText:
+def make(task: str = ROOM, seed: int = 6, **env: Any) -> GymnasiumText:
     return build_env(SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env={**FUNCTIONS, **env}))
 
 
@@ -31,6 +31,13 @@ def test_message_screen_status_things_and_inventory_are_shown_in_words() -> None
     assert "inventory:\na: a +0 short sword (weapon in hand)" in shown
     assert "reach the staircase down" in env.instruction_prompt and "- northwest" in env.instruction_prompt
     env.close()
+
+
+def test_the_seed_decides_over_the_moon_and_not_the_date() -> None:
+    """NetHack's luck follows the moon of the day; by the date, two games of one day cannot have different moons."""
+    greetings = [make(seed=seed).reset()["text"]["long_term_context"].split("\n")[0] for seed in (0, 3, 6)]
+    assert ["Full moon" in line for line in greetings] == [True, False, False]
+    assert ["New moon" in line for line in greetings] == [False, True, False]
 
 
 def test_reaching_the_stairs_wins() -> None:
