@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,26 @@ def test_a_module_that_tools_would_import_is_not_paid(tmp_path: Path, tests: str
     assert reward == 0.0, said
 
 
+JUDGE = Path(__file__).parents[3] / "envs" / "harbor" / "judge"
+
+
+def test_an_installed_module_does_not_import_a_module_of_the_agent(tmp_path: Path) -> None:
+    folders = judge, app, installed = [tmp_path / name for name in ("judge", "app", "installed")]
+    for folder in folders:
+        folder.mkdir()
+    shutil.copy(JUDGE / "sitecustomize.py", judge)
+    for name in ("places", "fixed", "python_path", "shipped"):
+        (judge / name).write_text(str(app) if name == "places" else "")
+    (app / "planted.py").write_text("print('the agent ran')")
+    (installed / "tool.py").write_text(
+        "try:\n    import planted\nexcept ImportError:\n    print('planted not found')\n"
+    )
+    path = f"{judge}:{installed}:{app}"
+    command = [sys.executable, "-c", "import tool"]
+    done = subprocess.run(command, cwd=app, env={"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "planted not found\n"), done.stderr
+
+
 IMPORTING = [name for name in TESTS if "run" not in name and "shell" not in name and "scr" not in name]
 # By default, each meets one kind of tests, in this order: `sys.exit` meets the command, whose exit status it would be.
 EXITING = [
@@ -76,6 +99,10 @@ def test_tests_that_the_agents_code_ends_or_skips_have_failed(tmp_path: Path, te
     assert reward == 0.0, said
 
 
+ONCE = "answers = [42]\n\n\ndef answer():\n    return answers.pop() if answers else 41\n"
+"""Right for the test that calls it first, whichever that is: settings that skip the other one would be paid."""
+
+
 # Only tests that lie in the agent's folder would obey most of these settings.
 @pytest.mark.parametrize("tests", some(["pytest imports", "copied tests"], ["copied tests"]))
 @pytest.mark.parametrize(
@@ -87,14 +114,14 @@ def test_tests_that_the_agents_code_ends_or_skips_have_failed(tmp_path: Path, te
         ),
         ("tests/conftest.py", "def pytest_collection_modifyitems(items):\n    del items[:1]\n"),
         ("pytest.ini", "[pytest]\naddopts = --collect-only\n"),
-        ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = '--deselect tests/test_it.py::test_it -p evil'\n"),
+        ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = '--deselect tests/test_it.py::test_more'\n"),
         ("tests/pytest.ini", "[pytest]\naddopts = -p evil\n"),
-        ("setup.cfg", "[tool:pytest]\npython_functions = nothing\naddopts = --co\n"),
+        ("setup.cfg", "[tool:pytest]\npython_functions = *_it\n"),
         ("x-1.dist-info/entry_points.txt", "[pytest11]\nx = evil\n"),
     ],
 )
 def test_settings_of_pytest_that_the_agent_wrote_pay_nothing(tmp_path: Path, tests: str, name: str, text: str) -> None:
-    files = {name: text, "evil.py": EXITS, "solution.py": WRONG}
+    files = {name: text, "evil.py": EXITS, "solution.py": ONCE}
     files |= {"x-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: x\nVersion: 1\n"} if "dist-info" in name else {}
     reward, said = episode(tmp_path, tests, files)
     assert reward == 0.0, said
