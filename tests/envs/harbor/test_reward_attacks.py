@@ -45,11 +45,17 @@ def test_a_process_that_stays_behind_does_not_write_the_reward(
 
 @pytest.mark.parametrize(
     ("prints", "planted"),
-    [("sys.stdout.write('0'); sys.stdout.flush()", "1"), ("sys.stdout.write('0')", "01"), ("assert right", "1")],
-    ids=["at once", "shorter", "nothing"],
+    [
+        ("sys.stdout.write('0'); sys.stdout.flush()", "1"),
+        ("sys.stdout.write('0')", "01"),
+        ("assert right", "1"),
+        ("subprocess.run(['printf', '0'])", "0.9"),
+    ],
+    ids=["at once", "shorter", "nothing", "by a program"],
 )
 def test_what_a_script_prints_as_its_reward_is_restored(tmp_path: Path, prints: str, planted: str) -> None:
-    program = WITH_DAEMON.format(write=REWRITE.replace("'1'", repr(planted)))
+    # The file is never empty for a moment, so the daemon's text is there whenever the daemon is ended.
+    program = WITH_DAEMON.format(write=REWRITE.replace("'w'", "'r+'").replace("'1'", repr(planted)))
     # The script waits until the daemon has written over what it printed.
     check = CHECK_RUNS.replace("assert ", "right = ") + f"import sys, time\ntry:\n    {prints}\n"
     check += "finally:\n    time.sleep(0.3)\n"
