@@ -257,7 +257,7 @@ class _Run:
 
     def _keep_last_policy(self) -> int:
         """Write the latest checkpoint's policy as `policy_after/`; returns how many updates it had."""
-        from transformers import AutoConfig
+        from transformers.models.auto.configuration_auto import AutoConfig
 
         from embedded.engine.decoder import write_policy
         from embedded.trainer.checkpoint import saved_actor

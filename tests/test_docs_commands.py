@@ -126,7 +126,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SHORTER = {"train": ("--updates", "1", "--episodes", "4"), "evaluate": ("--episodes", "8")}
+SMALL = ("--set-flag", "rollout_batch_size=32", "--set-flag", "global_batch_size=16")
+SHORTER = {"train": ("--updates", "1", "--episodes", "4", *SMALL), "evaluate": ("--episodes", "8")}
 """Options that make a command short enough for a test."""
 
 

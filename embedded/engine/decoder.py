@@ -221,7 +221,8 @@ def load_hf_model(folder: str | Path) -> Any:
     Raises:
         ConfigError: no such folder, or a kind of model that the decoder does not support.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import AutoConfig
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError(f"'{folder}' is not a model folder: it has no config.json; give a Hugging Face model folder")

@@ -68,7 +68,7 @@ class Engine:
         Raises:
             ConfigError: the folder is not a model folder, or the engine does not support its model.
         """
-        from transformers import AutoTokenizer
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         self.options, self.model_path = options, options.model_path
         self.decoder = self._load_decoder()

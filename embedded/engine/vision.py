@@ -108,7 +108,7 @@ def load_vision_model(folder: str | Path) -> Any:
     Raises:
         ConfigError: the engine does not support this model.
     """
-    from transformers import AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
 
     kind = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("model_type")
     if kind not in SERVED_TYPES:

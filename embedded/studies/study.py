@@ -15,6 +15,8 @@ from rollout.bridge.overrides import merge
 from slime_verlog import ConfigError, Field, Settings, read_settings, read_yaml
 
 FOLDER = Path(__file__).with_name("definitions")
+PLAYED = ("rollout_interaction_env_path", "env", "tasks", "eval", "max_turns")
+"""Keys that decide which environments are built and how they are tried."""
 
 
 class Variant(Settings):
@@ -144,8 +146,7 @@ def check_study(study: Study) -> None:
             read_settings(WarmStart, variant.warm, "warm.")
         except ConfigError as error:
             raise ConfigError(f"variant {name!r}: {error}") from error
-        fields = ("rollout_interaction_env_path", "env", "tasks", "eval", "max_turns")
-        played = [getattr(settings, field) for field in fields]
+        played = [getattr(settings, field) for field in PLAYED]
         if played not in built:
             built.append(played)
             try_each_task(settings)

@@ -48,7 +48,7 @@ class PpoTrainer:
         Raises:
             ConfigError: a flag is rejected, or the checkpoint is unknown or of an unsupported shape.
         """
-        from transformers import AutoConfig
+        from transformers.models.auto.configuration_auto import AutoConfig
 
         self.args, self.flags = args, (flags := embedded_flags(args))
         self._settings = advantage_settings(args)

@@ -110,7 +110,7 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
         ConfigError: there is neither an expert nor a list of actions, prompts have images, answers are rejected, or
             the shape of `settings.model` is not supported.
     """
-    from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import AutoTokenizer
 
     given = load_hf_model(settings.model) if settings.model else None
     turns = _demonstrate(config, settings, seed)

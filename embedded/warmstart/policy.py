@@ -39,7 +39,8 @@ class PolicySize(Settings):
 
 def build_policy(tokenizer: Any, size: PolicySize | None = None, seed: int = 0) -> Any:
     """Build a randomly initialized Qwen2 model for the tokenizer's vocabulary."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
 
     size = size or PolicySize()
     config = Qwen2Config(

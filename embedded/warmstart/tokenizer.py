@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tokenizers import pre_tokenizers, trainers
-from transformers import AddedToken, Qwen2Tokenizer
+from tokenizers import AddedToken, pre_tokenizers, trainers
+from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ANSWER_PHRASES = ("Previous plan:\n", "THINK:", "\nACTION:")
@@ -64,7 +64,7 @@ def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_siz
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
-    added: list[str | AddedToken] = [AddedToken(phrase, normalized=False) for phrase in plain]
+    added: list[Any] = [AddedToken(phrase, normalized=False) for phrase in plain]
     tokenizer.add_tokens(added)
     return tokenizer
 

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from types import ModuleType
@@ -28,8 +29,10 @@ from envs.tools.calls import short
 
 PATIENCE_S = 15.0
 """Seconds between the bytes that keep a waiting client from timing out."""
-BACKLOG = 8
+ACCEPTED = 8
 """Connections accepted at a time, far fewer than `MAX_UNKNOWN`, so that a flood leaves time to read each one's key."""
+QUEUED = 1024
+"""Connections that the kernel keeps until then; the clients of others would try again after seconds."""
 START_S = 30.0
 RETRY_HEADER = "x-stainless-retry-count"
 """Set by OpenAI's and Anthropic's clients."""
@@ -88,8 +91,12 @@ class ModelServer:
         self._listener = Listener(self._handle)
         runner = web.ServerRunner(self._listener)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=BACKLOG).start()
-        await web.UnixSite(runner, str(self.socket), backlog=BACKLOG).start()
+        tcp, unix = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
+        unix.bind(str(self.socket))
+        for listening in (tcp, unix):
+            # asyncio accepts as many at a time as it lets the kernel keep, so the kernel is told afterwards.
+            await web.SockSite(runner, listening, backlog=ACCEPTED).start()
+            listening.listen(QUEUED)
         self.socket.chmod(0o666)
         self.port = runner.addresses[0][1]
 

@@ -172,7 +172,7 @@ class JudgeTokenizer:
     """
 
     def __init__(self, folder: str) -> None:
-        from transformers import AutoTokenizer
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder)

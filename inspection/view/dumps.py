@@ -37,7 +37,7 @@ class Decoder:
         chosen = folder or next((str(path) for path in beside if path.is_dir()), None)
         if chosen is None:
             return cls()
-        from transformers import AutoTokenizer
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         try:
             return cls(AutoTokenizer.from_pretrained(chosen))

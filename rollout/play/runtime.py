@@ -184,7 +184,7 @@ def encoders_of(
 
 
 def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
-    from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import AutoTokenizer
 
     from rollout.tokens.processor import load_processor
 

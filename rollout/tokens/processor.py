@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ def load_processor(path: str) -> Any | None:
     settings = _image_settings(path)
     if settings is None:
         return None
-    from transformers import AutoProcessor, AutoTokenizer
+    from transformers.models.auto.processing_auto import AutoProcessor
+    from transformers.models.auto.tokenization_auto import AutoTokenizer
 
     try:
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=True)
@@ -38,7 +40,7 @@ def load_processor(path: str) -> Any | None:
 
 def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], template: str | None) -> Any:
     """Build a Qwen processor for images only; `settings` are the contents of `preprocessor_config.json`."""
-    import transformers
+    transformers: Any = importlib.import_module("transformers")
 
     slow = getattr(transformers, "Qwen2VLImageProcessorPil", None) or transformers.Qwen2VLImageProcessor
     base = getattr(transformers, name)

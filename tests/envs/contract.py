@@ -86,7 +86,7 @@ CASES = [
     Case("envs.crafter", "default", {"max_steps": 40, "vlm": True}, ("crafter",), fuzzed_answers=200),
     Case("envs.sokoban", "two_boxes", {"max_steps": 60}),
     Case("envs.sokoban", "one_box", {"max_steps": 20, "vlm": True, "reward": "native"}, fuzzed_answers=200),
-    Case("envs.textworld", "custom", {"max_steps": 40}, answers=_COMMANDS),
+    Case("envs.textworld", "custom", {"max_steps": 40}, answers=_COMMANDS, fuzzed_answers=1000),
     Case(
         "envs.textworld",
         "treasure_hunter",
@@ -106,7 +106,7 @@ CASES = [
         fuzzed_actions=_CELLS,
     ),
     Case("envs.alfworld", "all", {"source": "demo", "max_steps": 10}, answers=_CHORES, fuzzed_answers=100),
-    Case(_BALROG, "BabyAI-MixedTrainLocal-v0/goto", {"max_steps": 30}),
+    Case(_BALROG, "BabyAI-MixedTrainLocal-v0/goto", {"max_steps": 30}, fuzzed_answers=1000),
     Case(_BALROG, "treasure_hunter", {"max_steps": 30}, answers=("right", "look"), fuzzed_answers=1000),
     Case("envs.balrog", "babyai/BabyAI-MixedTrainLocal-v0/goto", fuzzed_answers=500),
     Case("envs.balrog", "babaisai/env/two_room-make_you", {"max_steps": 40, "vlm": True}, fuzzed_answers=500),
@@ -122,7 +122,14 @@ CASES = [
     ),
     Case("envs.gymnasium_text", "NetHackScore-v0", {**_NETHACK, "max_steps": 60}, ("nle",), fuzzed_answers=500),
     Case("envs.geo3k", "angles", {"data": _ANGLES}, ("math_verify",), (r"\boxed{3}", "x"), fuzzed_answers=200),
-    Case("envs.tools", "sums", {"tools": _TOOLS, "data": _SUMS, "max_steps": 5}, ("jsonschema",), _TOOL_ANSWERS),
+    Case(
+        "envs.tools",
+        "sums",
+        {"tools": _TOOLS, "data": _SUMS, "max_steps": 5},
+        ("jsonschema",),
+        _TOOL_ANSWERS,
+        fuzzed_answers=1000,
+    ),
     Case(
         "envs.tools",
         "mcp",
@@ -156,6 +163,7 @@ CASES = [
         {"max_steps": 60},
         answers=("view", "view shop/prices.py 2 4", "view tests", "view README.md"),
         seeds_differ=False,
+        fuzzed_answers=1000,
     ),
 ]
 

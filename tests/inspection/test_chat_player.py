@@ -93,7 +93,7 @@ def test_a_fault_that_stays_ends_the_run_and_the_same_command_goes_on(tmp_path: 
 def test_a_slow_endpoint_is_asked_again_after_the_timeout_and_then_given_up(tmp_path: Path) -> None:
     quick = {"timeout_s": 0.3, "max_retries": 1, "backoff_s": 0.01}
     with (
-        ChatServer(lambda *_: "ACTION: left", delay_s=5.0) as server,
+        ChatServer(lambda *_: "ACTION: left", delay_s=2.0) as server,
         pytest.raises(SystemExit, match="failed 2 times; last: no answer within engine.timeout_s: 0.3"),
     ):
         evaluate(*options(server, tmp_path, engine=quick))

@@ -11,6 +11,7 @@ import yaml
 
 from inspection.command import main
 from inspection.target import default_task
+from tests.cases import some
 from tests.fixtures.broken_envs import BROKEN
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.warm_python import run_python
@@ -122,7 +123,8 @@ def checks_of(text: str) -> list[dict[str, str]]:
     return json.loads(text)["tasks"][0]["checks"]
 
 
-@pytest.mark.parametrize("mistake", BROKEN)
+# `test_broken_envs.py` has each of them told apart; here the command shows what it was told.
+@pytest.mark.parametrize("mistake", some(BROKEN, [*BROKEN][::7]))
 def test_each_broken_environment_is_explained_in_one_sentence(
     tmp_path: Path, mistake: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import pairs
 from tests.scripts.conftest import REPO, Command, job_environment, train_flags
 from tests.scripts.test_run_scripts import SCRIPTS
 
@@ -45,8 +46,7 @@ def test_the_example_in_the_docs_is_valid_shell() -> None:
     assert subprocess.run(["bash", "-n", str(EXAMPLE)], capture_output=True, text=True).stderr == ""
 
 
-@pytest.mark.parametrize("options", [(), ("--disaggregated", "--", "--seed", "7")], ids=" ".join)
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(("script", "options"), pairs(SCRIPTS, [(), ("--disaggregated", "--", "--seed", "7")]))
 def test_the_file_submits_the_job_of_the_dry_run_with_the_same_yaml_files(
     command: Command, tmp_path: Path, script: str, options: tuple[str, ...]
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cases import pairs
 from tests.scripts.conftest import REPO, Command, Fresh, by_flag, job_environment, train_flags
 from tests.scripts.test_run_scripts import SCRIPTS as CLUSTER_SCRIPTS
 
@@ -144,8 +145,7 @@ esac
 """A `python3` in which preflight writes down its environment, after Megatron has looked at it."""
 
 
-@pytest.mark.parametrize("options", [("--dry-run",), ()], ids=["--dry-run", "started"])
-@pytest.mark.parametrize("script", CLUSTER_SCRIPTS)
+@pytest.mark.parametrize(("script", "options"), pairs(CLUSTER_SCRIPTS, [("--dry-run",), ()]))
 def test_preflight_runs_in_the_environment_that_ray_gives_to_the_job(
     fresh: Fresh, script: str, options: tuple[str, ...]
 ) -> None:

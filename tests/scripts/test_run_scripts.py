@@ -14,6 +14,7 @@ from envs.loading import load_attribute
 from rollout.bridge.checks import check_flags
 from rollout.bridge.settings import YAML_KEYS, RolloutSettings, check_keys, load_settings
 from slime_verlog import read_settings
+from tests.cases import pairs
 from tests.scripts.conftest import REPO, Command, by_flag, job_environment, recorded_flags, train_flags
 
 SCRIPTS = sorted(
@@ -22,8 +23,7 @@ SCRIPTS = sorted(
 VARIANTS = [(), ("--disaggregated",), ("--model", "Qwen3-4B")]
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=" ".join)
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(("script", "options"), pairs(SCRIPTS, VARIANTS))
 def test_every_flag_is_one_that_train_py_takes_with_as_many_values(
     command: Command, script: str, options: tuple[str, ...]
 ) -> None:

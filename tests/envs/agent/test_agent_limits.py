@@ -8,6 +8,7 @@ import io
 import json
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -201,6 +202,17 @@ def test_connections_without_a_key_make_room_for_others(agent: Agent) -> None:
     agent.post(request())
     assert agent.next() is not None
     assert not closed(half) and sum(map(closed, silent)) <= 2
+
+
+def test_connections_that_are_opened_at_once_are_kept_until_the_server_has_time(agent: Agent) -> None:
+    has_time = threading.Event()
+    agent.server.soon(has_time.wait)
+    try:
+        links = [agent.connect() for _ in range(100)]
+    finally:
+        has_time.set()
+    links[-1].sendall(agent.head(len(request())) + request())
+    assert agent.next() is not None
 
 
 def test_an_episode_has_a_limited_number_of_connections(agent: Agent) -> None:

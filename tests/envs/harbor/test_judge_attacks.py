@@ -21,7 +21,7 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize("tests", TESTS)
+@pytest.mark.parametrize("tests", some(TESTS, [*TESTS][::2]))
 def test_an_honest_module_is_paid(tmp_path: Path, tests: str) -> None:
     reward, said = episode(tmp_path, tests, HONEST)
     assert reward == 1.0, said
@@ -37,7 +37,7 @@ ALL_NAMES = tuple(name for names in NAMES for name in names if name != "conftest
 """Whoever imports one of them is found out. A `conftest.py` would end pytest before."""
 
 
-@pytest.mark.parametrize("tests", TESTS)
+@pytest.mark.parametrize("tests", some(TESTS, [*TESTS][1::2]))
 @pytest.mark.parametrize("names", some([ALL_NAMES, *NAMES], [ALL_NAMES]))
 def test_a_module_that_tools_would_import_is_not_paid(tmp_path: Path, tests: str, names: tuple[str, ...]) -> None:
     reward, said = episode(tmp_path, tests, {"solution.py": WRONG + "print(41)\n", **dict.fromkeys(names, EXITS)})

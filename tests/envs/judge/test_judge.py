@@ -113,7 +113,7 @@ def test_feedback_on_a_tool_result_is_a_separate_message() -> None:
     ],
 )
 def test_a_fault_is_retried_and_reported_if_it_persists(fault: Any, words: str) -> None:
-    hasty = {"timeout_s": 2.0 if fault == 30.0 else 20.0, "max_retries": 1}
+    hasty = {"timeout_s": 1.0 if fault == 30.0 else 20.0, "max_retries": 1}
     ((_, _, info),), server = play(lambda body, number: fault if number == 0 else GOOD, **hasty)
     assert info["metrics"]["judge/score"] == pytest.approx(0.9) and info["metrics"]["judge/retries"] == 1.0
     assert len(server.requests) == 2

@@ -33,15 +33,10 @@ def _play(code: str) -> Verdict:
 QUICK = (
     "locals of the caller",
     "the syntax tree of the statement",
-    "parameters of the test item",
     "everything that the collector knows",
-    "the test files on disk",
     "files and pipes of the judge",
     "what an earlier run left",
-    "the exception found around the call",
-    "a tolerance forged as a value",
     "all values forged for all probes",
-    "a report that is nested too deeply",
     "a report with pickled code",
     "the probe helper replaced",
     "a process that ends itself",
@@ -100,7 +95,7 @@ def _even_options() -> dict[str, Any]:
     return write_repository("even", {"even.py": wrong}, row)
 
 
-@pytest.mark.parametrize("attempt", range(4))
+@pytest.mark.parametrize("attempt", some(range(4), [0]))
 def test_two_runs_of_the_probes_are_not_two_answers_to_each(attempt: int) -> None:
     """A probe that is wrong runs again; code that knows which run it is in must be right in one of them everywhere."""
     needs_sandbox()

@@ -28,13 +28,10 @@ QUICK = (
     "tests emptied once their module is imported",
     "assertions removed by an import hook",
     "failing tests marked as expected to fail",
-    "pytest.approx that equals everything",
+    "an exit status of its own",
     "answers that equal everything",
     "the expected value read from the caller's source",
-    "the expected exception found in the caller's block",
-    "a report hook beside the judge's",
     "the judge's own hook replaced",
-    "an exit status of its own",
     "a mark left in memory for the next run",
 )
 

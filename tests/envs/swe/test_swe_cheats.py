@@ -175,8 +175,6 @@ def test_files_that_configure_or_replace_the_tests_do_not_count(name: str) -> No
 
 QUICK = (
     "os._exit at import",
-    "sys.exit in a test",
-    "expecting to fail",
     "pytest.exit",
     "patched runner",
     "forged lines",
