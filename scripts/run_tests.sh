@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the project with everything that its tests use, then runs ruff, and the type checker beside the tests, which
 # build the documentation. Arguments go to pytest:
-#   bash scripts/run_tests.sh                 the default suite, with up to four test files at a time
+#   bash scripts/run_tests.sh                 the default suite, several test files at a time
 #   bash scripts/run_tests.sh -m slow         the slow tests, one at a time
 #   bash scripts/run_tests.sh tests/advantage one folder
 set -euo pipefail
@@ -15,7 +15,9 @@ install envs,embedded,dev,docs
 try_install text-games
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 # A test of the default suite that takes five minutes hangs: it fails, and its stack is printed.
-default=(-m "not slow" --timeout 300 --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
+# Two workers more than cores, six at most: a third of a worker's time is spent waiting for servers and environments.
+workers=$(($(nproc) < 4 ? $(nproc) + 2 : 6))
+default=(-m "not slow" --timeout 300 --numprocesses "$workers" --dist loadfile --no-loadscope-reorder)
 case " $* " in *" -m "*) selection=() ;; *) selection=("${default[@]}") ;; esac
 "$VENV/bin/python" -m ruff check .
 "$VENV/bin/python" -m ruff format --check .
