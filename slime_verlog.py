@@ -4,8 +4,6 @@ Settings are read once, from the YAML, slime's `args` or a study, into frozen py
 refused there, with a `ConfigError` that names the key, the value and the fix.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import select

@@ -5,8 +5,6 @@ batches is independent. In value pretraining, explained variance is 1 - Var(retu
 trained tokens of held-out turns; returns have lambda 1, so they hardly depend on the critic.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

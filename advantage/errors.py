@@ -1,7 +1,5 @@
 """Errors of the advantage computation. Each message names the wrong value and what to change."""
 
-from __future__ import annotations
-
 from slime_verlog import ConfigError, SlimeVerlogError
 
 

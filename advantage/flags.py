@@ -1,7 +1,5 @@
 """The flags of slime that the advantages depend on, and the combinations of them that would give wrong advantages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

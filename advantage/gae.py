@@ -15,8 +15,6 @@ and nothing is divided by a power of a discount, so any discount and any length 
 Sources: Verlog's paper, appendix B.3; GAE: Schulman et al. 2016. docs/algorithms.md compares the other forms.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Episodes are compared by the returns of whole episodes, never turn by turn: thos
 selection. GiGPO also compares turns with the same anchor, which is the prompt. docs/algorithms.md has the definitions.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import MutableMapping
 from dataclasses import dataclass

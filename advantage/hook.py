@@ -4,8 +4,6 @@ slime calls it in the processes of the actor and of the critic, before whitening
 -kl_coef x KL. slime's critic has no log-probs, so its KL is 0, and KL never enters the value targets.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import MutableMapping

@@ -4,8 +4,6 @@ A policy that games its reward often changes its actions first: their KL then gr
 the reasoning, and `ActionHackingWatch` warns.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import MutableMapping, Sequence

@@ -1,7 +1,5 @@
 """Packs the turn tokens of one rank's samples end to end, as the scan inside turns needs them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast

@@ -16,8 +16,6 @@ follows each turn, only the first tokens of rows are needed; the others are comp
 CPU's cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast

@@ -8,8 +8,6 @@ table from `rollout_data`. Layout, version 3 (integers are exact up to 2**53):
     then n times: start, end, reward, action_start, anchor, staleness
 """
 
-from __future__ import annotations
-
 import enum
 import hashlib
 import math

@@ -11,8 +11,6 @@ Times are CPU time of one thread. Compare ratios: milliseconds depend on the mac
     python benchmarks/encoding.py [--tokenizer FOLDER] [--turns 4 40 400] [--no-images]
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics

@@ -9,8 +9,6 @@ A response has the form `THINK: <words> ACTION: <action>`. Its length is drawn f
 responses of the same distribution. As in SGLang, an update aborts those in flight and raises the weight version.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import heapq

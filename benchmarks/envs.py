@@ -9,8 +9,6 @@ requests of a program, and the row of envs.harbor runs one shell command per ste
 not counted: servers, the agent's program, commands in the sandbox, ScienceWorld's Java.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util

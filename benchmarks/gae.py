@@ -13,8 +13,6 @@ One thread; times are CPU time, the best of several rounds.
   block with one discount, as slime had.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import random

@@ -19,8 +19,6 @@ Columns, of rollouts alone; continuous loops play on while training runs.
 - host ms: CPU milliseconds of the rollout process per turn
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

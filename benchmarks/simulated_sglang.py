@@ -12,8 +12,6 @@ The 3 ms and the share of the peak are assumptions. As in SGLang's default sched
 before running ones go on. Loading weights takes no time.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ slime's `slime.rollout.sglang_rollout.generate_rollout` runs unchanged, with `ro
 episodes. Reads cases as JSON lines from stdin, and prints one JSON line per case.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """slime's flags for a run on this machine, as a checked model, and the `args` namespace that slime's hooks expect."""
 
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
 serves: Llama-, Qwen2-, Qwen3- and Mistral-shaped ones, in float32. The output is the same as the quickstart's.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ On a cluster these are two jobs (`scripts/run_value_pretraining.sh`). Here, `val
 for both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ It is `slime-verlog train` with a default configuration. The same command again 
 shows the result of a finished one.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 The rollout's event loop runs in a thread here, so continuous batches are played while the trainer works.
 """
 
-from __future__ import annotations
-
 import time
 from argparse import Namespace
 from collections.abc import Container, Mapping

@@ -4,8 +4,6 @@ A batch has `rollout_batch_size` starts, each played `n_samples_per_prompt` time
 one training group, so `global_batch_size` counts episodes. In `generate_turns` it counts turns.
 """
 
-from __future__ import annotations
-
 import asyncio
 from argparse import Namespace
 

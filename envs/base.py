@@ -1,7 +1,5 @@
 """The contract between the rollout and every environment, and helpers to implement it."""
 
-from __future__ import annotations
-
 import abc
 import itertools
 from collections.abc import Mapping, Sequence

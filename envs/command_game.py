@@ -3,8 +3,6 @@
 One response is one command and one turn. A command that the game does not understand does not change it.
 """
 
-from __future__ import annotations
-
 import abc
 import re
 

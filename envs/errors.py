@@ -3,8 +3,6 @@
 `rollout.errors` holds the whole model.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import linecache

@@ -3,8 +3,6 @@
 The path of an environment is a module name (`envs.crafter`) or a `.py` file with a function `build_env(sample, args)`.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """Gives each episode its own state of the process-wide random generators, for games that draw from them."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

@@ -4,8 +4,6 @@ Every response executes exactly one legal action. An invalid one executes the de
 penalty instead of the game's reward.
 """
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Times parts of an environment's step, such as tool calls and judges; a worker sends the times with its reply."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

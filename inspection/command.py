@@ -4,8 +4,6 @@ Each part is a module of this package with `add_arguments(parser)` and `run(opti
 imports other packages inside `run`, so that `--help` answers at once, even before they are installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

@@ -7,8 +7,6 @@ Prints the difference B - A of win rate, return, progression and turns, with a 9
 bootstrap, and the seeds that only one of the two won.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

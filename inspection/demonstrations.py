@@ -8,8 +8,6 @@ made another action play. Only this answer is trained on: `step_loss_mask` is 0 
 have their own rows. Every message has this key, because parquet fills missing keys with null, which slime reads as 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """slime's log hooks: slime's own metrics computed without bootstrap samples, and metrics of turns and episodes."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 from collections import Counter

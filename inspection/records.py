@@ -3,8 +3,6 @@
 Two keys are added to the facts: `setting` (the point of a sweep, `-` without one) and `player`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Text for a terminal: aligned, bold and coloured, and without control characters of an environment."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 The environment, the memory and the limits are those of a rollout; there is neither a tokenizer nor an engine.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any

@@ -15,8 +15,6 @@ OUT gets policy_before/ (after imitation), policy_after/ (the last) and policy_b
 folders, the held-out episodes of every evaluation (episodes.jsonl), metrics.jsonl, curve.png and summary.json.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 
 from embedded import launch

@@ -4,8 +4,6 @@ The state is one safetensors file, synced in a separate folder and then renamed,
 none. Nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

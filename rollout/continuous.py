@@ -1,7 +1,5 @@
 """Batches cut from slots that never stop playing, also while the trainer works (`rollout/play/stream.py`)."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -3,8 +3,6 @@
 Invariant: an episode's task and seed depend on its id alone, not on the order in which requests finish.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 An error that stops a batch names what reproduces it. A bad response of the model is data, never an error.
 """
 
-from __future__ import annotations
-
 from envs.errors import ConfigError as ConfigError
 from envs.errors import EnvironmentFault as EnvironmentFault
 from envs.errors import EpisodeOverError as EpisodeOverError

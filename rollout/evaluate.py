@@ -1,7 +1,5 @@
 """Plays held-out episodes to their end; results per task in slime's evaluation format."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

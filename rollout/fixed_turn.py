@@ -4,8 +4,6 @@
 bootstrap sample, and it continues in the next batch. No turn is thrown away or generated twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial

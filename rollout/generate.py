@@ -6,8 +6,6 @@ samples of an episode belong to the training group of the sample that slime hand
 the same form, a sample or a list, because slime decides by the first one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ The framework's own parser reads the flags, this project's checks follow, and on
 The verdict is one sentence, on the last line; slime's own output is shown only after an unexpected error.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Each turn is one sample in its own training group. A bootstrap sample shares the group of its segment's last turn.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Records that describe an episode and its environment; worker processes import them without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace

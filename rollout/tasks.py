@@ -1,7 +1,5 @@
 """Tasks and episodes of a configuration: which there are, and how one is drawn. Nothing here loads torch."""
 
-from __future__ import annotations
-
 import random
 
 from envs.mixture import TaskSpec, expand_tasks

@@ -3,8 +3,6 @@
 Messages and images that several prompts show are stored once, so a transcript grows linearly with its episode.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

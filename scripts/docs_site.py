@@ -6,8 +6,6 @@ A page writes `advantage/hook.py::compute_advantages`. In the site this is a lin
 with the file's source. The line is looked up when the site is built.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

@@ -7,8 +7,6 @@ This needs no access to the Hugging Face hub. The file has four bits per weight,
 hub's. The folder also gets `critic/`: the model's first layers, for a smaller critic (`--critic-layers`).
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import zipfile

@@ -4,8 +4,6 @@ It also names the schema in the first line of each YAML file in custom_configs/ 
 change to a settings model, a YAML file or a script: python scripts/write_reference.py
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

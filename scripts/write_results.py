@@ -8,8 +8,6 @@ contrasts has a page in docs/results/, where `<!-- contrasts: NAME -->` and `<!-
 plot by length.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Long lists of cases: a few run by default, one or two for each mechanism, and the others are slow."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 

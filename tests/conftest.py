@@ -1,7 +1,5 @@
 """What all tests share: the recordings, and the system packages that would unlock skipped tests."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Documents name files and tests that exist, link to pages that exist, and the README's environment works."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every command of the documents is run by a test, or its block says what it needs. The tutorial is run as written."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

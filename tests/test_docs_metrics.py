@@ -1,7 +1,5 @@
 """docs/metrics.md explains every number that a run logs; tests/embedded/trainer/test_trainer.py adds the trainer's."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every command refuses the same mistake in the same words: one sentence, no traceback, before anything expensive."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Folders are layers: no two of them import each other, and the main hook loads few of the project's files."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What surrounds the code tells the truth: packages, declared dependencies, the built wheel, workflows, hooks."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

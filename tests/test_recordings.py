@@ -1,7 +1,5 @@
 """The recordings that define parity are in the repository, and a test without its recording fails."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The configuration reference and the schema match the settings models, and every YAML names and matches the schema."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every mistake in a settings mapping gives one sentence that names the key, the value and what was expected."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 

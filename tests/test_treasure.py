@@ -1,7 +1,5 @@
 """The tutorial's environment keeps the contract, and leaves room between random play and its expert."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

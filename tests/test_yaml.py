@@ -1,7 +1,5 @@
 """The one reader of YAML: what is not a settings file is refused in one sentence, before it takes time or memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -6,8 +6,6 @@ or would whiten without context parallelism. Where the framework has that flag, 
 it for the critic when `--megatron-config-path` is used.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

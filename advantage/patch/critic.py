@@ -4,8 +4,6 @@ All passes use the returns and old values from before the first one. With `value
 last batch alone, which has all turns; values and returns are computed again after each pass and not clipped.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

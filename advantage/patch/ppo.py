@@ -1,7 +1,5 @@
 """Replaces `compute_advantages_and_returns` in frameworks that cannot call the hook or whiten over the wrong ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, MutableMapping, Sequence
 from types import ModuleType
 from typing import Any

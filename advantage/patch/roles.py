@@ -3,8 +3,6 @@
 A pattern that matches nothing is refused, and so is an optimizer's state that was saved with another list.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import re

@@ -1,7 +1,5 @@
 """What the patch adds around slime's micro-batches and training steps: images, staleness, and checks of metrics."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType

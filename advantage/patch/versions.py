@@ -3,8 +3,6 @@
 miles lacks `--custom-advantage-function-path`. slime up to v0.3.1 and miles whiten without context parallelism.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

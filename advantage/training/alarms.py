@@ -1,7 +1,5 @@
 """Warns about a policy that has moved far from the one that played the turns."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping

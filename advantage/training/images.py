@@ -8,8 +8,6 @@
 - `pixel_values_table`: float32 [k, 3, 256], the processor's value for each channel's byte
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from typing import cast

@@ -8,8 +8,6 @@ and f(r) carries no gradient. A masked token stays in the mean's denominator. So
 Optimization (arXiv 2607.07508), equations 1 to 3.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ With weight w, the mean over a turn's n tokens becomes (w l_0 + l_1 + ... + l_{n
 error and averages over the micro-batch's tokens; slime takes the whole and averages over each turn's tokens first.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

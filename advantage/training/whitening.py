@@ -1,7 +1,5 @@
 """Whitens advantages over the trained tokens of all data- and context-parallel ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

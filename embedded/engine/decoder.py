@@ -4,8 +4,6 @@ Invariant: `cache[..., row, :, :n, :]` holds the keys and values of the row's fi
 The forward pass is written by hand, because for small models on a CPU most time goes into Python around the operators.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Control requests need a local client or the admin key, and idle connections are closed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import ipaddress

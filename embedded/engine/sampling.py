@@ -3,8 +3,6 @@
 Each request has its own random numbers, so its tokens do not depend on the requests that run beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 

@@ -4,8 +4,6 @@ It has the same scheduler as a text model. Each row has a cache of transformers.
 tokens can stand for different images.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The last lines of a run: its results, what went wrong, and the commands that continue from here."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import sys

@@ -3,8 +3,6 @@
 Invariant: nothing that a run wrote is deleted, except by the same run when it continues, or if the user asks for it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

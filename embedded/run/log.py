@@ -1,7 +1,5 @@
 """Every number of a run as JSON lines, one row per update and per evaluation, and what they say about the actor."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

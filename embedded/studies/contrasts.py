@@ -4,8 +4,6 @@ A contrast adds up areas under held-out curves with signs, for example dual_400 
 are paired: each gives one value. The first contrast of a study is the primary one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The runs of a study: which there are, what determines each of them, and which are done."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

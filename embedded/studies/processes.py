@@ -1,7 +1,5 @@
 """Runs independent jobs side by side, each in its own process, and reports those that fail or are killed."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

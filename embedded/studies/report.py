@@ -1,7 +1,5 @@
 """A study's table, plots and CSV files, from the rows that its runs wrote."""
 
-from __future__ import annotations
-
 import csv
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence

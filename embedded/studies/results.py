@@ -1,7 +1,5 @@
 """What a study's runs wrote: curves over turns and time, and the means and intervals that a table shows."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Mapping, Sequence

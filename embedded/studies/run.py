@@ -11,8 +11,6 @@ checkpoint. For each seed, variants with the same warm start share one initial p
 and prints the runs. A study's file is described in docs/studies.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

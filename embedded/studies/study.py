@@ -3,8 +3,6 @@
 Keys, flags and warm-start settings are given twice: for the whole study, and for a variant, whose values win.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self

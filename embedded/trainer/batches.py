@@ -4,8 +4,6 @@ Invariants: all samples of a training group are in the same optimizer step; a st
 groups; a sample without trainable tokens is never in a training micro-batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ They replace three parts through Megatron's layer spec; each computes what the s
 3. RMS norms: PyTorch has no fused backward pass on a CPU; here it is written out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any

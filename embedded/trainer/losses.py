@@ -1,7 +1,5 @@
 """PPO's losses per token: functions of flat tensors with one entry per response token."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -4,8 +4,6 @@ Parts that need a GPU, or are slow without one, are replaced: attention, rotary 
 `embedded.trainer.layers`, and clipping of gradient norms, which stock code does in memory on "cuda", by torch's own.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 The only input is the converter's train data. Advantages come from the hook in `custom_advantage_function_path`.
 """
 
-from __future__ import annotations
-
 import math
 from argparse import Namespace
 from collections import defaultdict

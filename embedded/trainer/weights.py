@@ -3,8 +3,6 @@
 Megatron fuses the queries, keys and values of each group into one matrix, and gate and up projection into another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

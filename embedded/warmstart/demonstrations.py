@@ -5,8 +5,6 @@ The expert is `expert_action(env)` of the environment's module. Some actions are
 (`inspection/demonstrations.py`) every response is the expert's.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """Make the policy that training starts from: a tokenizer, and weights that imitate demonstrations."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """A tiny Qwen2-shaped policy with random weights, as a Hugging Face folder; imitation trains it first."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Self
 

@@ -3,8 +3,6 @@
 Each phrase that all prompts of a game repeat becomes one token, which keeps prompts short enough for a CPU.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Anthropic's `/v1/messages`: requests in, responses out, whole or as a stream of events."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

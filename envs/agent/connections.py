@@ -4,8 +4,6 @@ A connection belongs to an episode from its first request with that episode's ke
 but headers, and the oldest such connection is closed when there are too many.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """OpenAI's `/v1/chat/completions`: requests in, responses out, whole or as a stream of events."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Starts an agent's program, on this machine or in a sandbox, and ends it with everything that it started."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -3,8 +3,6 @@
 Bodies are read on a thread; what would take long or much memory is refused.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

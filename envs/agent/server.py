@@ -4,8 +4,6 @@ It speaks OpenAI's two APIs and Anthropic's on a port of this machine and on a U
 The API key of a request identifies its episode.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

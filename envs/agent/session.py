@@ -3,8 +3,6 @@
 Everything here runs on the event loop of the server. A request waits until the model has answered those before it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fnmatch
 import time

@@ -1,7 +1,5 @@
 """The settings of an agent's environment."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 `env.options` in the YAML are the settings of `envs.swe`; a task is an instance id.
 """
 
-from __future__ import annotations
-
 import shutil
 
 from envs.agent.env import AgentRun

@@ -1,7 +1,5 @@
 """Reads the games of a downloaded ALFWorld data set: `json_2.1.1/SPLIT/FAMILY-.../TRIAL/game.tw-pddl`."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -4,8 +4,6 @@ Domain, grammar, goals and possible places of objects come from the alfworld pac
 Every game starts unsolved, with everything that its goal needs in the room.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass

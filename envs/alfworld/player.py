@@ -1,7 +1,5 @@
 """Plays one ALFWorld game: sends commands, returns text and outcome, and plans with the game's planner."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -5,8 +5,6 @@ BALROG prints a Python object; this game says so in a sentence and shows the nex
 `truncated` unless `time_limit: terminated` is set, as in BALROG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path

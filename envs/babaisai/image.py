@@ -1,7 +1,5 @@
 """Draws the grid for vision models: plain shapes on black, words on light blocks."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@ Random numbers are drawn from NumPy's legacy generator in the order of the publi
 the same seed gives the same level in both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple

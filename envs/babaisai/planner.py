@@ -4,8 +4,6 @@ A node is a world right after a push. Walking without a push does not change the
 with several YOU things or with `noun is noun` rules are not searched.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from itertools import count

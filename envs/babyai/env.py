@@ -3,8 +3,6 @@
 Text, missions, rewards and endings equal BALROG's for the same seed and actions. `errands` is our own task.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

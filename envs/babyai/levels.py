@@ -4,8 +4,6 @@ The mixed tasks draw random numbers in the order of the fork that BALROG uses (B
 `Level_MixedTrainLocal`), so the same seed gives the same world in both.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging

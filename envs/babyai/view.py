@@ -5,8 +5,6 @@ is column i, row j. The text equals that of the text fork of Minigrid (BartekCup
 "You see ", and the visible cells are those of Minigrid's `Grid.process_vis`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter

@@ -4,8 +4,6 @@ The package is not on PyPI. Observations, instruction, legal actions, step limit
 parsing, penalty and bookkeeping are the same as in all games here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import importlib

@@ -5,8 +5,6 @@ steps is `truncated` here, but `terminated` in BALROG. The world draws the rando
 images even if none is shown, so `vlm` does not change the game.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 

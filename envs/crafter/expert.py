@@ -3,8 +3,6 @@
 It knows the whole map. Every turn it decides from the current world alone, so its advice need not be followed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ into one palette, so that light is computed per color instead of per pixel. Only
 Arrays are x-major as in crafter, and transposed at the end.
 """
 
-from __future__ import annotations
-
 from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import NamedTuple

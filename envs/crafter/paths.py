@@ -1,7 +1,5 @@
 """Path search for the scripted player: the first move of the cheapest path, through rock and over water."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 

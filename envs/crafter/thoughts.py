@@ -1,7 +1,5 @@
 """Reasoning of the scripted player: its current need, where the needed thing is, and what the action does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from envs.crafter.expert import SOURCE, Job, decide, find_job

@@ -1,7 +1,5 @@
 """Describes the actions and what the player sees in BALROG's words, and translates responses to actions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from operator import itemgetter

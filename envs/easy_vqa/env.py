@@ -3,8 +3,6 @@
 The tasks are `train` and `test`; the seed selects the question. A wrong answer may be corrected in further turns.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ The problems come from slime's own data set (`--prompt-data`, `--input-key probl
 --multimodal-keys '{"image": "images"}'`), or from the parquet files themselves (`env: {data: train.parquet}`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 

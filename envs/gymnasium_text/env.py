@@ -6,8 +6,6 @@ Discrete actions are read from the environment (`action_names` and other usual p
 its mapping `action_aliases`, if there is one, holds other ways to write them.
 """
 
-from __future__ import annotations
-
 import difflib
 import enum
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@
 takes only what the export does not hold: working directory, variables and user.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import re

@@ -1,7 +1,5 @@
 """The environment: a task's files, a shell to work on them, and the task's own tests at the end."""
 
-from __future__ import annotations
-
 import fnmatch
 from dataclasses import replace
 from pathlib import Path

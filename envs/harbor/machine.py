@@ -4,8 +4,6 @@ The programs that judge are protected from what the agent wrote: modules, settin
 `judge` beside this file is shown to the tests' sandbox as `/judge`, read-only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -4,8 +4,6 @@ Each is a folder of the tree of an episode, mounted at its path. Links in them a
 here, only paths without a link on the way are written to.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath

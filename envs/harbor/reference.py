@@ -1,7 +1,5 @@
 """Uses a task's reference solution: to check the task, and as the expert that plays it with the agent's tools."""
 
-from __future__ import annotations
-
 import base64
 import shlex
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 A task that cannot be played here is refused, with the line or key that asks for what is missing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -6,8 +6,6 @@
 4. The reward file counts only if the tests ended by themselves, within their limits, and pytest came to its end.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

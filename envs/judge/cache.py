@@ -1,7 +1,5 @@
 """Keeps verdicts in a SQLite file that workers and runs share; a damaged file is renamed and replaced by a new one."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import logging

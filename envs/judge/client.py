@@ -1,7 +1,5 @@
 """Asks a judge over HTTP, through OpenAI's chat API or SGLang's `/generate`, with a cache, retries and a deadline."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

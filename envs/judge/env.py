@@ -3,8 +3,6 @@
 In the YAML: `env: {inner: envs.tools, options: {...}, judge: {url: ..., rubric: rubric.yaml}}`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a judge is asked, and how its verdict is read: a rubric from the YAML, one JSON object in return."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

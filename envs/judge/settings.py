@@ -1,7 +1,5 @@
 """The settings of the judge and of the environment that it judges."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any, Literal, Self

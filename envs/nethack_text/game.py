@@ -4,8 +4,6 @@ The text is our own: the message, then the screen, the status, the things in sig
 inventory. BALROG's text needs its fork of NLE; `envs.balrog` plays it. The actions have the names that BALROG uses.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Environments of OpenEnv servers, over their WebSocket protocol and with the package websockets alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from envs.base import BaseInteractionEnv, describe_task, read_env_settings

@@ -3,8 +3,6 @@
 The server's state, which may hold the solution, is never asked for.
 """
 
-from __future__ import annotations
-
 import base64
 import difflib
 import json

@@ -4,8 +4,6 @@ A response that the server refuses changes nothing there: the default action is 
 observation is shown again with the reason. Each refusal is a turn.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

@@ -13,8 +13,6 @@ full server sends before any request, and after `FACTORY_ERROR` and `SESSION_ERR
 Source: `openenv/core/env_server` (`types.py`, `http_server.py`, `mcp_types.py`) of the package openenv 0.10.0.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ good, with an `EnvironmentFault`. The client of the package openenv (0.10.0) doe
 surplus reply for that to the next request, and passes on any `reward` and `done`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,7 +1,5 @@
 """An MCP environment: the model calls its tools, and every call is a step on the server."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

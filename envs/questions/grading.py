@@ -1,7 +1,5 @@
 """Finds the final answer in the model's text and compares it with the reference."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Opens images of every kind: PIL images, arrays, files, data URIs, rows of a parquet file."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import io

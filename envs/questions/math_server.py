@@ -6,8 +6,6 @@ ends this process, and its parent starts another.
 The process reads one JSON list `[reference, answer]` per line and writes `true` or `false`. Its first line is "ready".
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -4,8 +4,6 @@ Invariants: task and seed decide the question; one pass over the data shows ever
 between the texts.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import itertools

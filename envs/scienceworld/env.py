@@ -4,8 +4,6 @@ A command is valid if the game's parser understands it. Any other command change
 instead. The reward is the change of the game's score, which goes from 0 to 1 and drops to -1 when the task is failed.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

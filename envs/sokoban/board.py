@@ -3,8 +3,6 @@
 The outermost cells of a room are walls, so shifting a set of floor cells by one cell never wraps around an edge.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Draws a room with 32 x 32 pixels per cell, with NumPy alone."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draws solvable levels from a seed: carve a room, pull the boxes off their targets, and solve the result by search."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path

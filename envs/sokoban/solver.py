@@ -1,7 +1,5 @@
 """A scripted player: weighted A* over pushes, without pushes into cells from which a box cannot reach any target."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

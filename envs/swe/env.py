@@ -1,7 +1,5 @@
 """The environment: a task's repository, tools to work on it, and a verdict at the end of the episode."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Mapping

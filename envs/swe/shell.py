@@ -4,8 +4,6 @@ Invariants: any text is a legal response. Nothing that the agent does reaches th
 reward comes from `judge_files` alone, once, after the agent's last command.
 """
 
-from __future__ import annotations
-
 import abc
 import json
 import time

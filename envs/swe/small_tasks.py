@@ -1,7 +1,5 @@
 """Makes the tasks of `small_tasks.yaml` from releases that pip fetches, pinned by checksum; each has one bug."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 Invariants: a result has at most `output_chars` characters, says when it was cut, and contains no markup of chats.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

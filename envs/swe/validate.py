@@ -3,8 +3,6 @@
 The reference patch must be rewarded, and the untouched tree must not.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -4,8 +4,6 @@ A response's move goes to the game as it is. Whether it is valid is for the game
 penalty, and the game ends after `invalid_moves_allowed` of them in a row.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ It runs in a separate process with a fixed hash seed, because some of TextWorld'
 from the process-wide random generator. In any other process the same recipe could give another game.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

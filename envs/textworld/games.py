@@ -4,8 +4,6 @@ All workers of a machine share the cache. A game's folder appears complete or no
 match their checksums; damaged games are built again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

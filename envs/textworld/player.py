@@ -1,7 +1,5 @@
 """Plays one built TextWorld game: sends commands, returns cleaned text, score and outcome."""
 
-from __future__ import annotations
-
 import re
 import threading
 import warnings

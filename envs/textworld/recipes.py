@@ -3,8 +3,6 @@
 A `GameRecipe` determines its game completely, so its key identifies the built game on any machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ Three forms are accepted: JSON between `<tool_call>` tags (Hermes, Qwen), `<func
 that is rewarded for it learns to write it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

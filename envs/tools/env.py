@@ -4,8 +4,6 @@ Invariants: any text is a legal answer. An answer with a call that cannot be rea
 nothing and costs the format penalty. An answer without calls is the final one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

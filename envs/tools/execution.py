@@ -4,8 +4,6 @@ A function that hangs cannot be stopped from outside. Its daemon thread (for an 
 of its loop) is left running and counted. While `MAX_HUNG` calls of a tool hang, the tool is not called in this process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading

@@ -7,8 +7,6 @@ otherwise it has no stdin and is ended at once. A script without imports from el
 episode. What the program orphans becomes a child of this process, so nothing escapes by starting a new session.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -3,8 +3,6 @@
 A tool that violates its contract is refused while it is loaded; the error names the function and the fix.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence

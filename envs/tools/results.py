@@ -1,7 +1,5 @@
 """Defines tools with state, the record of a tool on offer, and results: text, images, reward and metrics."""
 
-from __future__ import annotations
-
 import abc
 import functools
 import inspect

@@ -5,8 +5,6 @@ remains may still be slow on some arguments, so every check has a deadline; patt
 can be interrupted. Arguments that a schema does not name are refused.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import json

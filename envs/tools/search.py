@@ -4,8 +4,6 @@ The corpus is a JSONL file with one `{"title": ..., "text": ...}` per line; `id`
 `tools: [{path: "envs.tools.search:Search", config: {corpus: wiki.jsonl, top_k: 3}}]`.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import fcntl

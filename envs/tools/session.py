@@ -4,8 +4,6 @@ Invariant: when a call fails, its result is an error message and the failure is 
 environment only if it cannot begin the episode or raises `EnvironmentFault`.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence

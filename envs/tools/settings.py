@@ -1,7 +1,5 @@
 """The settings of the tool environment, which geo3k and easy_vqa extend, and those of one MCP server."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any, Literal, Self

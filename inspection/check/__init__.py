@@ -9,8 +9,6 @@ For SWE tasks, it also tries the reference patch. The environment runs in a work
 environment that hangs or crashes gives a row with an error. The exit code is 0 if there are no errors.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from typing import Any

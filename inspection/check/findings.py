@@ -1,7 +1,5 @@
 """Judges what the scripted players saw: one finding per question that an author would ask."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

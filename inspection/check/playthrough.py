@@ -1,7 +1,5 @@
 """Plays one episode with a scripted player and measures it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks every task of a target: builds it, plays it twice, compares replays, and prints what was found."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections import Counter

@@ -14,8 +14,6 @@ Each episode is appended to OUT/episodes.jsonl when it ends. The same command co
 failed episodes again. The exit code is 0 only if every episode was played (see --allow-failures).
 """
 
-from __future__ import annotations
-
 import argparse
 
 

@@ -1,7 +1,5 @@
 """Compares two evaluations by pairs of equal setting, task and seed, with a paired bootstrap."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

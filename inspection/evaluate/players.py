@@ -1,7 +1,5 @@
 """Tells what `--player` names: a scripted player, a model's folder, an SGLang address or an OpenAI-compatible one."""
 
-from __future__ import annotations
-
 import difflib
 import enum
 import hashlib

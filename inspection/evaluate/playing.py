@@ -1,7 +1,5 @@
 """Connects a player with the episodes of one point of a sweep: serves a folder, opens clients and environments."""
 
-from __future__ import annotations
-
 import asyncio
 from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

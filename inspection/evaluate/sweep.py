@@ -1,7 +1,5 @@
 """Reads the YAML with `--set` and `--sweep` into points: checked settings, and the episodes to play with each."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -14,8 +14,6 @@ atif: Harbor's trajectory format, one file per episode in the folder OUT, or one
 with token ids and log-probs where they were recorded.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Specification: `docs/rfcs/0001-trajectory-format.md` of Harbor. The first prompt
 response an agent step, and what the environment shows next that step's observation. Images are files, named by path.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

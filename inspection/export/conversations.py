@@ -4,8 +4,6 @@ A row is the longest run of turns whose prompts continue each other: the whole e
 under a memory window. `step_loss_mask` is slime's: 0 on responses that are only shown, for example as memory.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

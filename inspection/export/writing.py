@@ -1,7 +1,5 @@
 """Writes exported episodes, a few at a time: JSONL and Parquet rows, and ATIF documents in a folder or a file."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -8,8 +8,6 @@ prompt, then the reward, whether the answer was valid, and the executed action. 
 prompt, /actions, /expert asks the environment's expert, /undo [N], /restart, /next (seed), /quit, /help.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One episode that a person plays: the environment in a worker process, the prompt, and undo by replay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self

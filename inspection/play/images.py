@@ -1,7 +1,5 @@
 """Writes an observation's images to files, and shows them in terminals that can."""
 
-from __future__ import annotations
-
 import base64
 import io
 import os

@@ -1,7 +1,5 @@
 """The dialogue of `slime-verlog play`: shows prompts, reads answers and commands."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

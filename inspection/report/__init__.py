@@ -10,8 +10,6 @@ RUN is a folder with episodes.jsonl, or the file. Settings and players of one fi
 beside the first run: report.md and report.json. docs/report.md explains every number.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

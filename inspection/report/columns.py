@@ -4,8 +4,6 @@ Growing responses with falling validity, and vanishing variance of returns, prec
 RAGEN (arXiv 2504.20073) and RAGEN-2 (arXiv 2604.06268).
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections import Counter

@@ -7,8 +7,6 @@ I(X;Z), and calls a low I(X;Z) template collapse: responses vary, but not with t
 policy's log-probs of each response under each prompt; those here need only the recorded text.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Sorts the invalid responses by cause, and finds the legal action that each probably meant."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """The numbers of the report, from `measures.yaml`: what each means, its healthy range, and what to do outside of it."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Computes the numbers of one column."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Writes the report: the summary on the terminal, `report.md` and `report.json`."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Reads `episodes.jsonl` as checked episodes and turns, and splits each response into reasoning and action."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -9,8 +9,6 @@ ended. The server has no passwords: give it only addresses that you trust. Web p
 names them. Ctrl-C ends it.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 

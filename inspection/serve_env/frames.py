@@ -1,7 +1,5 @@
 """What the frames of `slime-verlog serve-env` hold: checked requests, observations, and their JSON schemas."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

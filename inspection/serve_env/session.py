@@ -1,7 +1,5 @@
 """One client's session: its frames become steps of an environment in the worker pool."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence

@@ -9,8 +9,6 @@ RUN is a file of episodes, a folder that holds one, or what slime writes for --d
 and --save-debug-train-data. `episodes.html#episode=3&turn=12` opens a turn; both numbers start at 1.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

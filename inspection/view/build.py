@@ -1,7 +1,5 @@
 """What `slime-verlog view` does: builds the page once, keeps rewriting it, or exports an animation."""
 
-from __future__ import annotations
-
 import itertools
 import time
 import webbrowser

@@ -3,8 +3,6 @@
 A block of episodes is gzip in base64. A chunk has one JSON document per line: first the messages and images that its
 episodes share, then its episodes."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """Reads a recorded episode's prompts: messages with roles, and what each prompt shows for the first time."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Replays a recorded episode in its environment, and draws its states as images or as an animated GIF."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finds and reads the episodes of a run: `episodes.jsonl`, a folder with such files, or slime's dumps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Draws the worlds of a page's episodes: as tiles where they repeat, and as PNG images elsewhere."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import itertools

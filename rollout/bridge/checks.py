@@ -3,8 +3,6 @@
 The checks run in `python -m rollout.preflight` and when slime makes its data source.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each of slime's parsers ignores flags that it does not know, so slime itself never notices a misspelt flag.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import difflib

@@ -1,7 +1,5 @@
 """Overrides of a YAML's keys and of slime's flags: `KEY=VALUE` on a command line, and mappings that are merged."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Flags of actor and critic after `--megatron-config-path`; checks and rotation of their checkpoints."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

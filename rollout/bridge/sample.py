@@ -1,7 +1,5 @@
 """Reads and writes the fields of slime's `Sample`; of the other files, only `rollout/samples.py` names fields."""
 
-from __future__ import annotations
-
 import base64
 import importlib
 import uuid

@@ -1,7 +1,5 @@
 """The custom YAML as a settings model; invalid settings are refused here, before any GPU is used."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 

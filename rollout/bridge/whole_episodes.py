@@ -3,8 +3,6 @@
 slime accepts a list of samples in place of one, but still reads attributes of a single sample from it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How many actor updates lie between playing a turn and training it, told by the engine's weight versions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rollout.turn import Generation

@@ -1,7 +1,5 @@
 """Client of SGLang's `/generate`: one prompt in, one checked generation out, with bounded retries."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

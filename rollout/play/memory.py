@@ -4,8 +4,6 @@ With a memory, only the current observation shows its short-term part, and the e
 response.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections import deque

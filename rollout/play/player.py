@@ -1,7 +1,5 @@
 """The loop that plays: every rollout calls `play` with a place, a stop rule, and what to do with each turn."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine

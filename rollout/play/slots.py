@@ -1,7 +1,5 @@
 """Saves slots to a checkpoint and restores them: a live episode is its seed and responses, which are played again."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -6,8 +6,6 @@ the batches up to that one have a place for it. If the turns still playing could
 waits for them (`stale_turns: wait`), or they lose their loss (`mask`).
 """
 
-from __future__ import annotations
-
 import asyncio
 from bisect import bisect_right, insort
 from collections import Counter

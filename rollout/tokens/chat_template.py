@@ -1,7 +1,5 @@
 """What a chat template writes around and between messages, learnt once by rendering short conversations."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

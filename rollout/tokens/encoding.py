@@ -3,8 +3,6 @@
 Only the template writes control tokens.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The reference encoding, which renders a whole conversation at once, and the comparison with it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Loads a checkpoint's image processor, even if AutoProcessor fails because torchvision is not installed."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@ It forks the worker, adopts its orphans, and kills all of them when the worker e
 SIGKILL) or on SIGTERM. It runs no environment code, which could hang it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib

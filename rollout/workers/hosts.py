@@ -1,7 +1,5 @@
 """Where environments run: a thread, a worker process or a Ray actor, each behind the interface `Host`."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Cuts observations that are too large: text in the middle, with a note; of too many images the first are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """An environment's reply to `reset` or `step`, the check that it keeps the environment contract, and its digest."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import inspect

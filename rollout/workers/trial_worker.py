@@ -1,7 +1,5 @@
 """The worker's side of a trial: a worker with a time limit per command and one-sentence faults."""
 
-from __future__ import annotations
-
 import contextlib
 import reprlib
 import signal

@@ -1,7 +1,5 @@
 """How busy a resource is: the time with at least one request in flight, and the mean number of requests."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 A worker process reads pickled commands over a private socket, and ends when it closes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import random

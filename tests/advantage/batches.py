@@ -1,7 +1,5 @@
 """Random batches as slime's rollout data, and their advantages by definition."""
 
-from __future__ import annotations
-
 import random
 from argparse import Namespace
 from dataclasses import dataclass

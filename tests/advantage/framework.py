@@ -1,7 +1,5 @@
 """The framework that `in_framework` runs in: its modules, its arguments, and our functions installed in it."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from argparse import Namespace

@@ -3,8 +3,6 @@
 The framework is the one on PYTHONPATH. Prints one JSON object: check to null, or to what went wrong.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import random

@@ -1,7 +1,5 @@
 """Training's GAE on one process, with the order of the turns given as indices instead of a turn table."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The definition of dual-discount GAE, token by token in float64, as simple as possible."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 

@@ -1,7 +1,5 @@
 """The trend test at the end of the critic's warm-up, with simulated error rates."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random

@@ -1,7 +1,5 @@
 """Tensors on a GPU stay there, tested with a pretended device that refuses to mix with the CPU."""
 
-from __future__ import annotations
-
 import random
 from argparse import Namespace
 from typing import Any

@@ -1,7 +1,5 @@
 """dual_discount_gae equals its definition for all kinds of episodes, and refuses invalid input."""
 
-from __future__ import annotations
-
 import random
 from argparse import Namespace
 from itertools import pairwise

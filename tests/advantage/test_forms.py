@@ -1,7 +1,5 @@
 """Every form of GAE equals its definition, written out turn by turn, for all kinds of episodes."""
 
-from __future__ import annotations
-
 import random
 from argparse import Namespace
 from typing import Any

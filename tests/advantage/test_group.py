@@ -1,7 +1,5 @@
 """Estimators without a critic equal their definitions, are unbiased as claimed, and leave out incomplete episodes."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """Estimators without a critic equal their definition, also over sharded batches and for incomplete episodes."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The hook computes advantages by definition from slime's rollout data, and refuses invalid batches."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """KL of reasoning and action tokens separately, and the action-hacking warning with its error rates."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator

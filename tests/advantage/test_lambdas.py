@@ -1,7 +1,5 @@
 """Another lambda for the critic, and one that depends on the turn's length, against the definition in float64."""
 
-from __future__ import annotations
-
 import random
 from argparse import Namespace
 from typing import Any

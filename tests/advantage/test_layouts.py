@@ -1,7 +1,5 @@
 """Every parallel layout gives the single-process result, over real Megatron process groups (gloo, four processes)."""
 
-from __future__ import annotations
-
 import os
 import random
 import traceback

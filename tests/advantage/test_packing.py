@@ -1,7 +1,5 @@
 """Turns are packed as their spans and loss masks say; runs of trained tokens count what a loop over tokens counts."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

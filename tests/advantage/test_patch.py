@@ -1,7 +1,5 @@
 """The patch works in both roles of every supported framework, refuses others, and can be undone completely."""
 
-from __future__ import annotations
-
 import ast
 import json
 import sys

@@ -1,7 +1,5 @@
 """Value pretraining through the hook that training calls: what is measured, what is hidden, and when it stops."""
 
-from __future__ import annotations
-
 import random
 from argparse import Namespace
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The turn table is decoded exactly, and everything else is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from itertools import groupby

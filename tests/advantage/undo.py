@@ -1,7 +1,5 @@
 """Takes `advantage.patch.install` back, so that the next test finds the framework unpatched."""
 
-from __future__ import annotations
-
 import sys
 
 

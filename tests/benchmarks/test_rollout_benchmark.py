@@ -1,7 +1,5 @@
 """The rollout benchmark: the simulated engine is like SGLang, every loop runs against it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

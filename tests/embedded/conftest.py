@@ -1,7 +1,5 @@
 """What the embedded tests share: a tiny random policy with its own tokenizer, and a server over it."""
 
-from __future__ import annotations
-
 import random
 from argparse import Namespace
 from collections.abc import Iterator

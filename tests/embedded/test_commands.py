@@ -1,7 +1,5 @@
 """Every command reports a mistake as one sentence on stderr, without a traceback, and exits with code 1."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

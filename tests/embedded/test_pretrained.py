@@ -1,7 +1,5 @@
 """A model that exists, trained in place of the quickstart's own: shapes, files and refusals; not whether it learns."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

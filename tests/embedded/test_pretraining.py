@@ -1,7 +1,5 @@
 """Value pretraining on one machine: a run that trains the critic alone, and PPO that starts from what it saved."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the quickstart leaves behind, from a run far too short to learn."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The whole loop on one machine: rollout hooks, engine and trainer, with a policy of a few thousand weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path

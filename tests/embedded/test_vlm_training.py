@@ -1,7 +1,5 @@
 """easy-vqa end to end on a CPU: pictures, several turns, the embedded engine with a tiny VLM, samples that train."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

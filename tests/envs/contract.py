@@ -4,8 +4,6 @@ To put another environment under the contract, add one line to `CASES`. Its opti
 `MOST_TURNS` turns (a small `max_steps` does).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import string

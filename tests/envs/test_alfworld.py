@@ -1,7 +1,5 @@
 """ALFWorld: demo games of every family, the planner's way to win, and games of a data set on disk."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """BALROG through its own `make_env`: with a stand-in of the same shape, and with the real package where it is."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import sys

@@ -1,7 +1,5 @@
 """Games with free commands: what is taken for one command, and what happens to all the rest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The contract of `envs/base.py`, kept by every environment; cases and fuzzed answers are in `contract.py`."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random

@@ -1,7 +1,5 @@
 """Questions about small pictures, with the package's own data."""
 
-from __future__ import annotations
-
 import pytest
 
 from envs.errors import ConfigError

@@ -1,7 +1,5 @@
 """Geometry problems: read from parquet or from slime's samples, checked by value, with retries and feedback."""
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path

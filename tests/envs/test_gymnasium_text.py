@@ -1,7 +1,5 @@
 """Any gymnasium environment with text becomes one of ours: observations, actions, endings, settings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

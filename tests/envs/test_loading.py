@@ -1,7 +1,5 @@
 """Environment modules are found by name or file, and what is wrong with one is said in a sentence."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mixtures: expansion of the YAML's task list, sweeps and unique names."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

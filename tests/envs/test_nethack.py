@@ -1,7 +1,5 @@
 """NetHack and MiniHack in words: what is shown, names and keys of actions, seeds, endings, and what is refused."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ScienceWorld with its real simulator: commands, rewards, endings, seeds, Java processes, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

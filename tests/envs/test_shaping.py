@@ -1,7 +1,5 @@
 """The shaped reward of games: it pays for the way, and cannot change which policy is best."""
 
-from __future__ import annotations
-
 import importlib
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Sokoban: generated and written levels, moves, rewards and endings, the search, and the scripted player."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

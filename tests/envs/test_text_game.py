@@ -1,7 +1,5 @@
 """What all games share: finding the action in an answer, paying for it, templates."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

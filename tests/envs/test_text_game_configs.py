@@ -1,7 +1,5 @@
 """The games' settings models, and the YAMLs of the text games and of the mixture."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """TextArena's games by id: what the model sees, rewards, invalid moves, seeds, and the games that are refused."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What scripted players think: what they name is really seen, and the reason they give is what the plan does."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """Words from the cache give the ids of the whole text, on every tokenizer that splits text with one expression."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

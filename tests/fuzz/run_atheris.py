@@ -3,8 +3,6 @@
 Needs `pip install atheris`.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

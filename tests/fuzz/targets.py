@@ -4,8 +4,6 @@ Model answers, tool output, engine answers, configuration and checkpoints all co
 bytes, builds its input from them and calls the real code.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -3,8 +3,6 @@
 `python tests/fuzz/run_atheris.py TARGET -runs=100000` lets a coverage-guided fuzzer choose the inputs.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

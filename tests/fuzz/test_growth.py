@@ -4,8 +4,6 @@ What is compared is the CPU time of a text with that of one four times as long; 
 as long, and is found long before its absolute time matters.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import time

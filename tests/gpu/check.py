@@ -7,8 +7,6 @@ Advantages against the float64 definition, their exchange over a real process gr
 itself on the CPU, and the embedded loop (engine, rollout, trainer) with the log-probs of both sides held together.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The GPU checks themselves, tried where there is no GPU: they run, they hold, and a wrong result does not pass."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

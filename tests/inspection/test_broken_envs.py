@@ -1,7 +1,5 @@
 """A broken environment is refused with one sentence that names the file, the line and the fix."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

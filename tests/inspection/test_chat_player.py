@@ -1,7 +1,5 @@
 """Players behind an OpenAI-compatible endpoint: what is sent, what is repeated, and what a refusal costs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`slime-verlog check`: broken environments end in a sentence, and questionable ones in a warning."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

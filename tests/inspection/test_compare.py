@@ -1,7 +1,5 @@
 """`slime-verlog compare`: pairs by setting, task and seed, paired bootstrap intervals, and what cannot be paired."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Demonstrations as slime's supervised data: prompts as in a rollout, with training only on the expert's answers."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

@@ -1,7 +1,5 @@
 """`slime-verlog evaluate`: scripted players, a model's folder and an engine; tables, resumed runs, failures."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json

@@ -1,7 +1,5 @@
 """An evaluation that was cut, killed or interrupted goes on where it stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

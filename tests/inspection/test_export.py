@@ -1,7 +1,5 @@
 """`slime-verlog export`: recorded episodes as rows for supervised training and as ATIF trajectories."""
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import json

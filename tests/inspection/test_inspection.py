@@ -1,7 +1,5 @@
 """The command `slime-verlog`: help without any package, and the page of episodes that an evaluation wrote."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

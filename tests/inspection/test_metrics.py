@@ -1,7 +1,5 @@
 """The log hooks pass the metrics of whole episodes, from slime's own loop, to slime's logger."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`slime-verlog play`: a person plays through a pipe or a terminal, with the prompts of a rollout."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

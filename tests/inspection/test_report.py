@@ -1,7 +1,5 @@
 """`slime-verlog report` as a person uses it: verdicts, alarms over updates, several runs, and files that are broken."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

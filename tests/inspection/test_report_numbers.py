@@ -1,7 +1,5 @@
 """The numbers of `slime-verlog report`, against values computed by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """`slime-verlog serve-env`: other trainers play our environments over OpenEnv's protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

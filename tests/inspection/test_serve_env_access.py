@@ -1,7 +1,5 @@
 """Who may use `slime-verlog serve-env`: programs may, pages in a browser may not, and silent sessions end."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import http.client

@@ -1,7 +1,5 @@
 """Episodes played without a tokenizer: the same prompts as in a rollout, recorded as JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

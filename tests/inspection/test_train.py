@@ -1,7 +1,5 @@
 """`slime-verlog train`: what it leaves behind in environments with and without an expert, and what it refuses."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

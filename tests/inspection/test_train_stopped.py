@@ -1,7 +1,5 @@
 """`slime-verlog train` stopped by Ctrl-C or a kill: one sentence, nothing lost, and an exact `--resume`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Agents through the rollouts: every request is a sample, whatever the agent does with its history."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

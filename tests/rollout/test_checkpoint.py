@@ -1,7 +1,5 @@
 """Resume: a stopped run continues with the same batches that an uninterrupted run plays."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

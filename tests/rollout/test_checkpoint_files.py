@@ -1,7 +1,5 @@
 """What a checkpoint's file holds, and what happens if it is damaged, foreign, missing or cannot be written."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

@@ -1,7 +1,5 @@
 """Continuous batches: the slots never wait, no turn is lost or doubled, and none is older than `max_staleness`."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """Same seeds and same engine answers give the same bytes, in any order of completion and with any backend."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Drills: faults in a fifth of all environment steps, and weight loads that hit answers in flight."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from pathlib import Path

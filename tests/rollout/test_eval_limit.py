@@ -1,7 +1,5 @@
 """Held-out episodes have their own turn limit, because training waits for the longest of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fixed-turn batches: exact counts, no turn lost or doubled, cut episodes bootstrapped, faults bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Whole episodes inside slime's own outer loop: one sample with all turns, or one sample per turn."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Geometry problems from slime's own data set through `generate`: two tries, the picture in both, a graded sample."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

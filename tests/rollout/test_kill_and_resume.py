@@ -1,7 +1,5 @@
 """A run that is killed at any moment and started again plays the batches of a run that was never killed."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

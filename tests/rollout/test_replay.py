@@ -1,7 +1,5 @@
 """Every sample carries the rollout data that training replays; missing data is an error."""
 
-from __future__ import annotations
-
 import base64
 from argparse import Namespace
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tools through the rollout: in both histories, the prompt is what the chat template shows of the same conversation."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Games as pictures, with or without text, through the rollout in both histories: no turn is blind."""
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """What tests of the training scripts share: a fresh shell beside a slime checkout, and the recorded flags."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -7,8 +7,6 @@ SGLang's own flags come from `sglang_flags.json` ({flag: values}) where one is g
 `sglang` can be imported.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

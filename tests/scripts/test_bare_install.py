@@ -4,8 +4,6 @@ The environment is real but costs no download: a virtual environment into which 
 and theirs, are linked from the one that runs the tests. `find_spec` finds nothing else there.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The documentation site: it builds without warnings, and its links lead to the lines that the pages name."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

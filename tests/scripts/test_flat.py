@@ -1,7 +1,5 @@
 """`--flat` prints a run as one file in slime's style: the same job, the same YAML files, and docs/examples has it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A job from nothing: help without an installation, the printed script, and the Ray cluster that it is given to."""
 
-from __future__ import annotations
-
 import http.server
 import os
 import re

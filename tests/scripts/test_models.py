@@ -1,7 +1,5 @@
 """Models and data sets: what is complete is left alone, what was interrupted goes on, what is empty is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The scripts' command lines through slime's own parser, and mistakes refused before anything starts."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every way in which a kill can leave the parts of a run, and what the script resumes from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

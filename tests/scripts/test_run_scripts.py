@@ -1,7 +1,5 @@
 """The training scripts: flags that train.py has, hooks that exist, the paper's numbers, and resumption."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from argparse import Namespace

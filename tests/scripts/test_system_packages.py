@@ -1,7 +1,5 @@
 """System packages of the tests: installed where that is possible, required in CI, named elsewhere."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A slime checkout on CPU for a session of tests: a tiny model, its Megatron checkpoint, and engines over it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

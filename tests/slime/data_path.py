@@ -5,8 +5,6 @@ the framework's own RolloutManager methods, split, and given to its own advantag
 Prints one JSON object: check to null, or to what went wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -4,8 +4,6 @@ Payments and endings come from the ledger, values, log-probs and KL from the rec
 discounted sums are `tests.advantage.reference.brute_force`, which shares no code with what is tested.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

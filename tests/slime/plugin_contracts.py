@@ -3,8 +3,6 @@
 Prints one JSON object: how many contracts ran, and the names of those that failed. Their errors are above it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What slime's own adapter trains of an agent that edits its history; ours trains every token."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """slime's own train_async.py, and slots that play while slime trains: versions, saved states, kills, staleness."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

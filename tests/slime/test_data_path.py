@@ -1,7 +1,5 @@
 """Turns and whole episodes in the data path of every supported framework: miles from PyPI, slime from SLIME_PATH."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rollout without training, then training without rollout, on what the first saved: slime's two debug modes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Estimators without a critic, and supervised training on scripted play, in slime's own train.py."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """slime's own math grader gives the verdicts that the list of answers says it gives."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,7 +1,5 @@
 """Corrections for turns of older weights, inside slime's own train.py: DIS with two critic passes, and slime's TIS."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Whole episodes inside slime's own rollout loops: over-sampling, abort, partial rollout, filters, and fully async."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

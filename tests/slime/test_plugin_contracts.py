@@ -1,7 +1,5 @@
 """slime's own contract tests for plugins, on our hooks, in every checkout that SLIME_PATH names."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

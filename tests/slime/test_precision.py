@@ -1,7 +1,5 @@
 """In float32, training and rollout must agree to rounding: what bf16 blurs would show here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Killed and started again: the run goes on with the same episodes, turns and weights as if nothing had happened."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

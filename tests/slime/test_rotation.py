@@ -1,7 +1,5 @@
 """What a run leaves on disk: both roles' last common steps, TensorBoard events, and a model that others can load."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

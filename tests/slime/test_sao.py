@@ -1,7 +1,5 @@
 """`preset: sao` inside slime's own train.py: lambdas, frozen attention, values, staleness, and a resume."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

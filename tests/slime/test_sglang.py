@@ -1,7 +1,5 @@
 """slime's train.py with a real SGLang behind slime's own router: turns, log-probs, versions and targets."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """slime's timeline viewer reads where each turn's time went: engine, environment, tools, judge."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -3,8 +3,6 @@
 One run, looked at from many sides: what the environments paid against what Megatron trained on.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Value pretraining inside slime's own train.py, and PPO that starts from the critic which it saved."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Callable

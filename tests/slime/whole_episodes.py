@@ -5,8 +5,6 @@ converts and splits them, and its trainer's logger adds them up. slime is the on
 check to null, or to what went wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

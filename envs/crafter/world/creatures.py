@@ -1,7 +1,5 @@
 """Crafter's animals, monsters and arrows; random draws are in the order of the original."""
 
-from __future__ import annotations
-
 from envs.crafter.world.grid import Creature, Direction, Grid
 from envs.crafter.world.player import Player
 from envs.crafter.world.rules import ARROW, COW, MATERIAL_ID, SKELETON, STRIDE, WALKABLE, ZOMBIE

@@ -1,7 +1,5 @@
 """The player: effects of actions, of hunger, thirst, fatigue and damage, and the achievements; and plants to eat."""
 
-from __future__ import annotations
-
 from envs.crafter.world.grid import Being, Creature, Direction, Grid
 from envs.crafter.world.rules import (
     ACHIEVEMENTS,

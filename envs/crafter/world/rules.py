@@ -1,7 +1,5 @@
 """Crafter's rules as lookup tables, read from the `crafter` package."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

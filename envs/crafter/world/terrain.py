@@ -4,8 +4,6 @@ Random numbers are drawn cell by cell in the original's order, x before y. The n
 original's time, is computed for all cells at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

@@ -4,8 +4,6 @@ All random draws of the original are made in the same order from the same genera
 that BALROG renders. So the same seed and actions give the same episode as in BALROG.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, cast
 

@@ -5,8 +5,6 @@ but none of the trainer's other files, environment variables or processes. `plac
 and `root` takes system and Python from an exported image.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

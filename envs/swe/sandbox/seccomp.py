@@ -6,8 +6,6 @@ processes only; and `personality`, which `setarch` needs. See the kernel's
 `Documentation/userspace-api/seccomp_filter.rst`.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import platform

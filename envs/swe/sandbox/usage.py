@@ -3,8 +3,6 @@
 Such files are memory files, deleted files that are still open or mapped, pipes, and /tmp.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

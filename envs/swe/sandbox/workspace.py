@@ -4,8 +4,6 @@ Invariant: files are read and written without following a link out of the tree. 
 agent is alive (see `supervise`), so a path that was checked does not change.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -4,8 +4,6 @@ A probe is valid if the reference reports what the test expects in several runs 
 if the unsolved tree reports something else, and its expected value is in none of the frames and literals around it.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import hashlib

@@ -4,8 +4,6 @@ Invariant: hidden tests run only after all probes were right. On an unsolved tre
 read run.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time

@@ -1,7 +1,5 @@
 """Tasks in SWE-Gym's format, read from JSON, JSON lines or parquet."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterable, Mapping

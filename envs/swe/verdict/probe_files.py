@@ -6,8 +6,6 @@
 For the reference solution alone there is a second version, in which a probe also computes what is expected.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import random

@@ -4,8 +4,6 @@ Tested code shares a process with pytest, so it could forge a green report. `eva
 report: the probes must have shown the right values before.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

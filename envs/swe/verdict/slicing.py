@@ -3,8 +3,6 @@
 What the package computed or may have changed stays, so that the probes see the same state as the tests.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Collection, Mapping
 from pathlib import Path

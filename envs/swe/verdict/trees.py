@@ -3,8 +3,6 @@
 Invariant: the agent's tree is read as plain bytes, without links, pipes, devices, caches and git data.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

@@ -3,8 +3,6 @@
 Invariant: a report, which comes from untrusted code, is decoded into numbers, text and containers of them only.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """The alarm names the number, its healthy range and what to do, once each time a metric leaves its range."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

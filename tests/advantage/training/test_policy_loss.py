@@ -1,7 +1,5 @@
 """DIS: the gradient of its definition, nothing outside the interval, finite everywhere."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The first-token value weight applies to exactly one token per turn, and reproduces Verlog's loss."""
 
-from __future__ import annotations
-
 import random
 from argparse import Namespace
 from typing import Any

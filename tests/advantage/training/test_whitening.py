@@ -1,7 +1,5 @@
 """Whitening has mean 0 and variance 1 over trained tokens; Verlog's recorded advantages are reproduced."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

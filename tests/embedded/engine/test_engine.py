@@ -1,7 +1,5 @@
 """The embedded engine answers like SGLang, with the log-probabilities of transformers."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from pathlib import Path

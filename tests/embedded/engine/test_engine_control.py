@@ -1,7 +1,5 @@
 """A running engine is told to abort, to pause and to load new weights, and answers those who poll it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The embedded engine against clients that send invalid, huge or incomplete requests, and against remote clients."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The engine's process: new weights abort what is in flight, and the process never outlives its trainer."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """The judge against the embedded engine: a model that learnt one verdict gives it, one that learnt nothing does not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sampled tokens follow the distribution that the parameters define."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The embedded engine with a vision-language model: log-probabilities equal those of one forward pass."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """Alarms of a run: raised once, with what to try; and what is warned of before training begins."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Ablations: every variant runs, a second start repeats nothing, and the report holds what the runs wrote."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import json

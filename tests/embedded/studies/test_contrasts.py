@@ -1,7 +1,5 @@
 """Planned contrasts: exact tests, Holm's correction, looks and verdicts, and the committed result computed anew."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 from collections import defaultdict

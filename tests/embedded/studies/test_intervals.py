@@ -1,7 +1,5 @@
 """Interquartile means and their bootstrap intervals are those of the package rliable."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Jobs in processes: one that is killed is reported, the others finish, and an interrupt leaves none behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A study's table and plot hold what its runs wrote."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

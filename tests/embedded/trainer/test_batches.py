@@ -1,7 +1,5 @@
 """Every sample is trained on exactly once, in the step of its group, at its own positions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

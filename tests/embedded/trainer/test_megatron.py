@@ -1,7 +1,5 @@
 """Megatron-core's models compute what the Hugging Face models compute, and weights survive the way there and back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

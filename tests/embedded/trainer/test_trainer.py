@@ -1,7 +1,5 @@
 """The PPO trainer against plain loops over the same numbers, and what must never happen."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the trainer does with its critic: first tokens, several updates per batch, and frozen attention."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Critic warm-up with replay in the whole loop: who trains, what is played, and which critic the targets come from."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

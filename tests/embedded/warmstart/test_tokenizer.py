@@ -1,7 +1,5 @@
 """The policy's tokenizer encodes any text, and loads back as it was saved."""
 
-from __future__ import annotations
-
 import unicodedata
 from pathlib import Path
 from typing import Any

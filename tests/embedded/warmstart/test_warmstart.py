@@ -1,7 +1,5 @@
 """Demonstrations have the prompts of a rollout, and imitation learns them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace

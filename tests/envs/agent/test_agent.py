@@ -1,7 +1,5 @@
 """Agents as black boxes, played with real programs: turns, endings, bad programs, and what is left running."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

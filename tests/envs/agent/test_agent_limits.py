@@ -1,7 +1,5 @@
 """What one agent may cost its server: requests, pictures and connections beyond the limits are refused or closed."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import io

@@ -1,7 +1,5 @@
 """The programs of agents: in commands, in a sandbox, with public clients, and what is left of them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

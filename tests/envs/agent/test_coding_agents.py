@@ -1,7 +1,5 @@
 """The coding agents of docs/agents.md, as it starts them, correct a small repository in the sandbox."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Responses API: items become messages, and responses are stored as far as there is room."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

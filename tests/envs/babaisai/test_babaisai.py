@@ -1,7 +1,5 @@
 """BabaIsAI against what BALROG and Verlog recorded, its options, its endings and its scripted player."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The law of motion of BabaIsAI, on small maps and on random ones."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

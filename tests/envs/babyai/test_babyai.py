@@ -1,7 +1,5 @@
 """BabyAI: parity with the recordings, every registered level, options, and the scripted expert."""
 
-from __future__ import annotations
-
 import random
 import sys
 from types import SimpleNamespace

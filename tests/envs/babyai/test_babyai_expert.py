@@ -1,7 +1,5 @@
 """The scripted BabyAI player beside minigrid's own bot, on every registered level."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """BabyAI's errands: one mission after another until the time is up, alike at any length."""
 
-from __future__ import annotations
-
 import random
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """`envs.balrog` with the stand-in package in BALROG's place, whether or not the real one is installed."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The `crafter` package as the reference: its own step, with chunks that keep their objects in order of arrival."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

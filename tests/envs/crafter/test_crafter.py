@@ -1,7 +1,5 @@
 """Crafter as the agent meets it: parity with the recordings, answers, prompt, options, endings and metrics."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

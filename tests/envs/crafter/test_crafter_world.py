@@ -1,7 +1,5 @@
 """Crafter's world step for step against the `crafter` package: land, dynamics, random draws, pictures and words."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

@@ -1,7 +1,5 @@
 """Test scripts of every kind that tasks have, and an agent that leaves files for them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.envs.harbor.task_folders import make_task, play

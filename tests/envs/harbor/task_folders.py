@@ -1,7 +1,5 @@
 """Task folders in Harbor's format for tests, and a small image that is made from this machine's programs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Attacks of an agent on its tests: none is paid, and none becomes an error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attacks on the programs that judge: what the agent wrote is neither imported nor obeyed."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Episodes of Harbor tasks: time limits, rewards, commands that people type, and exported images."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

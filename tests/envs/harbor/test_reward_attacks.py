@@ -1,7 +1,5 @@
 """Attacks on the reward: programs of the agent neither write it nor stay behind to do so later."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Task folders: what is read, and the sentence about each task that cannot be played here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

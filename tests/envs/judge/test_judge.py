@@ -1,7 +1,5 @@
 """A language model as judge: rubric in, strict verdict out, reward and feedback around any environment."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

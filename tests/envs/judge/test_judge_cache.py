@@ -1,7 +1,5 @@
 """The judge's cache: what a kept verdict depends on, and what happens when the file is damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`envs.openenv` on a small server that this process starts: the task names the game."""
 
-from __future__ import annotations
-
 import functools
 from types import SimpleNamespace
 from typing import Any

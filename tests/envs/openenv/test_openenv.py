@@ -1,7 +1,5 @@
 """Environments of OpenEnv servers, played on a small server; their faults are in test_openenv_faults.py."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """OpenEnv servers that break the protocol, restart, change or are full: each costs one episode at most."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """120 answers as models write them: whether our grader takes them, whether slime's does, and why they differ."""
 
-from __future__ import annotations
-
 SIGN = "slime's grader does not know the sign"
 UNIT = "slime's grader does not know the unit"
 LETTER = "slime's grader reads o as a variable"

@@ -1,7 +1,5 @@
 """Final answers: found in what the model wrote, and held against the reference, by value rather than by letter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

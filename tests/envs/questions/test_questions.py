@@ -1,7 +1,5 @@
 """Questions: pictures keep their place between the texts, and what cannot be shown is refused by name."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What several tests of the sandbox need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A shop with three bugs, and hidden tests that say what they expect in a dozen ways: cheats are played on it."""
 
-from __future__ import annotations
-
 import functools
 
 from envs.swe.small_tasks import unified_diff

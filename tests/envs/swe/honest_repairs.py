@@ -1,7 +1,5 @@
 """Honest repairs of the shipped tasks, each unlike the reference: the judge must pay every one."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 

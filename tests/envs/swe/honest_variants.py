@@ -1,7 +1,5 @@
 """Honest ways to solve the tests' own small tasks, each unlike the reference: the judge must pay every one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 BILLS: Mapping[str, str] = {

@@ -1,7 +1,5 @@
 """A shop whose orders have three bugs, as an SWE task for cheats: exceptions, tolerances, containers, unittest."""
 
-from __future__ import annotations
-
 import functools
 from types import SimpleNamespace
 

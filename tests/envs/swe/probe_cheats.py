@@ -3,8 +3,6 @@
 These look for what the test expects, wherever a process can look. Those of `probe_forgeries.py` forge or patch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tests.envs.swe.probe_forgeries import FORGERIES

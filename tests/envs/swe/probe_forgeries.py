@@ -1,7 +1,5 @@
 """Cheats against probes that forge, patch or remember instead of looking for what the test expects."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 _FORGE = """

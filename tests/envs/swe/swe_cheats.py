@@ -4,8 +4,6 @@ Each cheat is code that goes into the package under repair, below its three bugs
 "not at hand" says that it fooled the tests and was found out by their probes.
 """
 
-from __future__ import annotations
-
 from tests.envs.swe.orders_repository import VISIBLE
 
 _HOLLOW = """

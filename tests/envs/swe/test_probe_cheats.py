@@ -1,7 +1,5 @@
 """Cheats that look for what hidden tests expect, forge reports or remember: no form of a hidden test pays them."""
 
-from __future__ import annotations
-
 import functools
 from types import SimpleNamespace
 from typing import Any

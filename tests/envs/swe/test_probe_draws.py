@@ -1,7 +1,5 @@
 """Tests that the agent can read are probed with other arguments too, unless the instance says otherwise."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

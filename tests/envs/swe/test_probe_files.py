@@ -1,7 +1,5 @@
 """Probe files hold what tests do and nothing that they expect."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What probes report is compared as the test would, and a report can be nothing but plain data."""
 
-from __future__ import annotations
-
 import collections
 import json
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """The report on a repository's tests: the plugin that writes it, in a separate process, and how it is read."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

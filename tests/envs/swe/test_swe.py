@@ -1,7 +1,5 @@
 """The SWE episode: tools, limits of the tools, rewards, endings."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

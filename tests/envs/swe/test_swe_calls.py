@@ -1,7 +1,5 @@
 """How tool calls are read out of answers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The cheat corpus: code that would pass any test, right or wrong. None of it is paid; honest solutions are."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cases import some

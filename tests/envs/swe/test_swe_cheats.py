@@ -1,7 +1,5 @@
 """Ways to be paid without solving the task. Each is tried for real, and each must earn nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

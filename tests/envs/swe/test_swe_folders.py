@@ -1,7 +1,5 @@
 """The folders of a process and its episodes: closing does not wait for the disk, and nothing stays behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Reading tasks in SWE-Gym's format, finding their repositories, and keeping pristine trees."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

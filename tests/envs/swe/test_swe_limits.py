@@ -1,7 +1,5 @@
 """Bombs against the sandbox's limits: memory and disk space that no folder and no process's size shows."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

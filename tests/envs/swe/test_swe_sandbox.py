@@ -1,7 +1,5 @@
 """The sandbox, attacked for real: what a command can reach, and how much it can use."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Small tasks made of released packages: how they are made, and that the real ones can be solved."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import subprocess

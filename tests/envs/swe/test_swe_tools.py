@@ -1,7 +1,5 @@
 """The tools of the SWE environment: what they return, where they may not go, and that no answer breaks them."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

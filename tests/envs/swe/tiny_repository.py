@@ -3,8 +3,6 @@
 It is also an environment module (`build_env`), so that the shared contract can play it.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

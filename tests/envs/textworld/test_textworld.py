@@ -1,7 +1,5 @@
 """TextWorld: what is generated, understood, shown and paid; the expert; games of the user's own."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

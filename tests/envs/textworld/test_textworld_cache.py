@@ -1,7 +1,5 @@
 """The cache of built games: whole or absent, repaired when damaged, shared by workers, bounded."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Small gymnasium environments with text, for the tests of the adapter that wraps them."""
 
-from __future__ import annotations
-
 import enum
 import string
 from typing import Any

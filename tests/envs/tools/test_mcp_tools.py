@@ -1,7 +1,5 @@
 """Tools of MCP servers, played with real servers: results, failures, restarts, and what is left running."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import shutil

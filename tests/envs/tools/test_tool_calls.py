@@ -1,7 +1,5 @@
 """Reading tool calls out of answers: every way of writing them, and everything that can be wrong with one."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

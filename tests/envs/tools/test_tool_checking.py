@@ -1,7 +1,5 @@
 """Schemas from elsewhere: what cannot be checked is refused when the tool is listed, and every check ends."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The configurations of tools, judge, geometry and agents hold keys that exist, and their environments start."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The examples of docs/tools.md are tools that load and run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tool environment: calls run, results shown, final answers graded, and nothing that a tool does stops it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

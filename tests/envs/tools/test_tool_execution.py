@@ -1,7 +1,5 @@
 """One call of a tool: its time limit, what it raises, and what becomes of calls that never end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

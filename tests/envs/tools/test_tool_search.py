@@ -1,7 +1,5 @@
 """The search tool: a local index, built once, that finds passages by their words."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

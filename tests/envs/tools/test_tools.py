@@ -1,7 +1,5 @@
 """Tools: what is refused while they are read, what they may return, and what happens when one goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

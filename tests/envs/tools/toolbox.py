@@ -1,7 +1,5 @@
 """Tools for tests: good ones, and every kind that misbehaves."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The options of `slime-verlog view`, as its parser makes them."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any

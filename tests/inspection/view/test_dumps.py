@@ -1,7 +1,5 @@
 """slime's own dumps as episodes, written by slime's own functions where a checkout is at hand."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

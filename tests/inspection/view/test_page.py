@@ -1,7 +1,5 @@
 """The page in headless Chromium: clicks, keyboard, search, links, worlds, tokens, comparison, hostile text, themes."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The command `slime-verlog view`: what it reads, what it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Worlds: what environments draw, replays of records, tiles, and animations."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

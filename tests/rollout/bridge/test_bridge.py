@@ -1,7 +1,5 @@
 """Only the bridge and `rollout/samples.py` know the fields of slime's `Sample`."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import os

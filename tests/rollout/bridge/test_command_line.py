@@ -1,7 +1,5 @@
 """Preflight around the framework's parser: unknown flags are refused, other output is held back."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

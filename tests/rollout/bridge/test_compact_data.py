@@ -1,7 +1,5 @@
 """Tokens, masks and log-probs travel as arrays from the engine's answer to the training rank, without loss."""
 
-from __future__ import annotations
-
 import pickle
 from argparse import Namespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Reading the YAML: defaults, and one sentence for every invalid setting."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 from typing import Any

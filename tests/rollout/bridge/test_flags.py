@@ -1,7 +1,5 @@
 """Combinations of flags that would train wrongly are refused before a batch is played; the error names the flag."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`--megatron-config-path`: each role needs its own save folder, both compute the same advantages."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 from typing import Any

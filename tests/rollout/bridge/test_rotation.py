@@ -1,7 +1,5 @@
 """Old checkpoints are deleted only if newer ones are complete for the actor, the critic and the rollout."""
 
-from __future__ import annotations
-
 import logging
 from argparse import Namespace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine client: malformed answers are refused with the reason, faults are retried within limits."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

@@ -1,7 +1,5 @@
 """Memories: the past turns that a prompt shows, for every kind."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

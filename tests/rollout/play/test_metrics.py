@@ -1,7 +1,5 @@
 """Every batch logs the same metrics, and each is computed as documented."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

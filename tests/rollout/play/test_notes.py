@@ -1,7 +1,5 @@
 """Inline notes: a valid response may replace them, and later prompts show them, in every rollout and after a resume."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Value pretraining's data: episodes joined over batches and held out whole, and the flags that it needs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

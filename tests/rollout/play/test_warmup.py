@@ -1,7 +1,5 @@
 """Critic warm-up: batches drawn from the kept segments."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Large pictures are scaled down, and the engine gets the scaled picture where that is the same to it."""
 
-from __future__ import annotations
-
 import base64
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures: ids, grids, pixels and logits equal one-shot processing, for engine and training."""
 
-from __future__ import annotations
-
 import base64
 import gc
 import io

@@ -1,7 +1,5 @@
 """Thinking models: earlier reasoning in both modes, in training and rollout."""
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from typing import Any

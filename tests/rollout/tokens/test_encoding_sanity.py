@@ -1,7 +1,5 @@
 """The sanity check names the first difference; smaller guarantees of the encoder."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Real chat templates: every kind of conversation gets the ids of its one-shot encoding."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pictures in training data: some kB of PNG, and on the training rank the processor's own tensors, bit for bit."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """Growing prompts share one buffer without affecting each other."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

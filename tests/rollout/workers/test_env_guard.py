@@ -1,7 +1,5 @@
 """Processes that an environment starts never outlive its worker: children, new sessions and daemons."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Environment workers under real faults: every session shows the episode that its seed determines."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

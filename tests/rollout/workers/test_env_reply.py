@@ -1,7 +1,5 @@
 """The environment contract, checked on every reply where the environment runs."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import socket

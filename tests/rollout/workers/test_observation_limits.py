@@ -1,7 +1,5 @@
 """Large observations are cut in the worker with a note, counted, and encoded off the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """`env_backend: ray` on a real local cluster of two nodes, one of which is killed."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

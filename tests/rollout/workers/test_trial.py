@@ -1,7 +1,5 @@
 """The trial before a run: what it plays, what it leaves out, and what it forgives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -5,8 +5,6 @@
 The tokenizer has one token per character. The engine's answers differ and have eight tokens each.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The project's converter, with every fourth of the rollout's log-probs changed by log 10, up and down in turn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

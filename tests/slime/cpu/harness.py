@@ -4,8 +4,6 @@
 model, checkpoints, ledger of the environments, record of the training; it may be started, killed and resumed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@
 Writes `curve.csv` (seed, updates so far, held-out win rate, its standard error, turns an episode) and `curve.png`.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import csv

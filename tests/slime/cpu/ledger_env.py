@@ -5,8 +5,6 @@ answer, or is always the same with `steady: true`. An episode of seed s ends by 
 time limit. With `slow: {seed: S, until: FILE, at_most_s: T}`, the first step of seed S waits until the file exists.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

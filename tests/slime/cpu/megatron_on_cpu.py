@@ -4,8 +4,6 @@
 TransformerEngine's layers have, because slime's weight conversion knows those.
 """
 
-from __future__ import annotations
-
 import os
 from itertools import pairwise
 from types import ModuleType

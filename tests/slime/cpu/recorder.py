@@ -4,8 +4,6 @@ Each holds the rank's whole rollout data as it stood when training began, and pe
 the weight of every response token in the reducer, and the size of the gradient at every logit position.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from pathlib import Path

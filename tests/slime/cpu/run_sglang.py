@@ -1,7 +1,5 @@
 """Starts a real SGLang server on a CPU without AMX: run_sglang.py SERVER FLAGS... (see `install_sglang.sh`)."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

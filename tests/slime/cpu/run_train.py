@@ -1,7 +1,5 @@
 """Runs a script of a slime checkout, unchanged, in this harness: run_train.py SCRIPT ARGUMENTS..."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

@@ -4,8 +4,6 @@ slime spreads over many processes (driver, Ray actors, spawned servers); this fo
 reaches all of them. Nothing is imported here before it is asked for.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.abc
 import importlib.util

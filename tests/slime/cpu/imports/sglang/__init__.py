@@ -1,7 +1,5 @@
 """The few names of SGLang that slime imports when its engines run elsewhere; one file, all submodules."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys

@@ -3,8 +3,6 @@
 slime preloads a library from the folder above the package; `__file__` points to where the run has put an empty one.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

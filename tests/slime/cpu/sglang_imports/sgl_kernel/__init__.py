@@ -1,7 +1,5 @@
 """Stand-in for SGLang's compiled kernels: importable, and of no use on a CPU without AMX."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

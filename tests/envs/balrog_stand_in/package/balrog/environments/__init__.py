@@ -1,7 +1,5 @@
 """A package of BALROG's shape with a toy behind it: walk to a door in a corridor."""
 
-from __future__ import annotations
-
 import numpy as np
 from PIL import Image
 
