@@ -1,7 +1,8 @@
 """Fills the tables of docs/results.md from the raw numbers in docs/results/.
 
     python scripts/write_results.py                       after a change of the page or of the tables' columns
-    python scripts/write_results.py outputs/ablations     first copies raw.csv and plot.png of every study on the page
+    python scripts/write_results.py outputs/ablations     first adds the finished runs of every study on the page to its
+                                                          raw.csv, and copies its plot.png
 
 A study's place on a page begins with the line `<!-- study: NAME -->` and ends with `<!-- end -->`. A study with planned
 contrasts has a page in docs/results/, where `<!-- contrasts: NAME -->` and `<!-- areas: NAME -->` are filled too, and a
@@ -9,7 +10,6 @@ plot by length.
 """
 
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from embedded.studies.contrasts import area_lines, contrast_lines  # noqa: E402
-from embedded.studies.report import plot_by_length, table_lines  # noqa: E402
+from embedded.studies.report import plot_by_length, table_lines, write_csv  # noqa: E402
 from embedded.studies.results import Run, read_csv  # noqa: E402
 from embedded.studies.study import Study, load_study  # noqa: E402
 
@@ -45,12 +45,18 @@ def study_names(page: Path) -> list[str]:
 
 
 def copy_study(source: Path, name: str) -> None:
-    """Copy the raw numbers and the plot of a study that has been run in `source`."""
+    """Add the raw numbers of the finished runs in `source` to the study's, and copy its plot.
+
+    Runs that were finished elsewhere stay; a run with the same variant and seed is replaced.
+    """
     if not (source / "raw.csv").is_file():
         return
     (RAW / name).mkdir(exist_ok=True)
-    shutil.copyfile(source / "raw.csv", RAW / name / "raw.csv")
     study, plot = load_study(name), source / "plot.png"
+    new = [run for run in read_csv(source / "raw.csv", study.measure) if run.done]
+    runs = {(run.variant, run.seed): run for run in [*finished_runs(study), *new]}
+    order = list(study.variants)
+    write_csv(RAW / name / "raw.csv", sorted(runs.values(), key=lambda run: (order.index(run.variant), run.seed)))
     if study.contrasts:
         plot_by_length(plot, study, finished_runs(study))
     # A palette makes the file a quarter as large.

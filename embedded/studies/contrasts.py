@@ -44,15 +44,17 @@ def sign_flip_p(values: Sequence[float]) -> float:
     return float((np.abs(sums) >= abs(sum(values)) - 1e-9).mean())
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence[float], tests: int | None = None) -> list[float]:
     """Adjust by Holm's step-down method: p-values that may each be compared with the joint error level.
+
+    With more `tests` than p-values, those still missing count as larger than all that are known, which is conservative.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        largest = max(largest, min(1.0, ((tests or len(p_values)) - rank) * p_values[place]))
         adjusted[place] = largest
     return adjusted
 
@@ -88,10 +90,10 @@ def results(study: Study, runs: Sequence[Run]) -> list[Result]:
     values = {name: _values(signs, found, study.seeds) for name, signs in study.contrasts.items()}
     decided: dict[str, Result] = {}
     for look, alpha in LOOKS.items():
-        tested = list(values)[: 1 if look == min(LOOKS) else None]
-        tested = [name for name in tested if len(values[name]) >= look]
+        planned = list(values)[: 1 if look == min(LOOKS) else None]
+        tested = [name for name in planned if len(values[name]) >= look]
         p_values = [sign_flip_p(values[name][:look]) for name in tested]
-        for name, p, adjusted in zip(tested, p_values, holm(p_values), strict=True):
+        for name, p, adjusted in zip(tested, p_values, holm(p_values, len(planned)), strict=True):
             if name not in decided or decided[name].verdict.startswith("open"):
                 verdict = _verdict(values[name][:look], adjusted, alpha, last=look == max(LOOKS))
                 decided[name] = Result(name, tuple(values[name][:look]), p, adjusted, verdict)

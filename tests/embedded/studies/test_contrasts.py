@@ -61,6 +61,18 @@ def test_holm_multiplies_the_smallest_p_most_and_never_lets_a_larger_p_pass_a_sm
     assert holm([]) == []
 
 
+def test_holm_counts_planned_tests_that_have_no_p_value_yet() -> None:
+    assert holm([0.001, 0.01], tests=4) == pytest.approx([0.004, 0.03])
+
+
+def test_a_contrast_with_seeds_is_corrected_for_one_without() -> None:
+    leads = [0.5, -0.2] * 3 + [0.5] * 6
+    late = [run for run in runs([0.0] * 12, leads) if run.variant != "new" or run.seed < 8]
+    first, second = results(study(), late)
+    assert first.verdict == "open after 8 seeds"
+    assert second.p is not None and second.adjusted == pytest.approx(2 * second.p)
+
+
 def test_fewer_seeds_than_the_first_look_decide_nothing() -> None:
     verdicts = [found.verdict for found in results(study(), runs([0.5] * 7))]
     assert verdicts == ["open: 7 of 8 seeds for its first look", "open: 7 of 12 seeds for its first look"]
