@@ -11,9 +11,9 @@ from envs.agent.request import (
     Response,
     checked_list,
     checked_text,
-    joined,
+    content_of,
     make_request,
-    read_image,
+    role_of,
     tool_schema,
 )
 from envs.tools.calls import short
@@ -39,17 +39,15 @@ def read(body: Mapping[str, Any]) -> Request:
 
 def _messages(message: Mapping[str, Any]) -> list[Message]:
     """Return one message as several: each tool result becomes a separate message, before the rest."""
-    role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant", "system"):
-        raise RequestError(f"a message has the role {short(role)}; supported are user, assistant and system")
+    role, content = role_of(message, "user", "assistant", "system"), message.get("content")
     if isinstance(content, str):
         return [{"role": role, "content": checked_text(content, "content")}]
     blocks = checked_list(content, "content")
     if role == "assistant":
         return [_assistant(blocks)]
     results = [_result(block) for block in blocks if block.get("type") == "tool_result"]
-    parts = [_part(block) for block in blocks if block.get("type") != "tool_result"]
-    return [*results, *([{"role": role, "content": joined(parts)}] if parts or not results else [])]
+    parts = [block for block in blocks if block.get("type") != "tool_result"]
+    return [*results, *([{"role": role, "content": content_of(parts, "content")}] if parts or not results else [])]
 
 
 def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
@@ -85,25 +83,9 @@ def _call(block: Mapping[str, Any]) -> Message:
 
 
 def _result(block: Mapping[str, Any]) -> Message:
-    content = block.get("content") or ""
-    if not isinstance(content, str):
-        content = joined([_part(part) for part in checked_list(content, "the content of a tool_result")])
-    elif content:
-        checked_text(content, "the content of a tool_result")
+    content = content_of(block.get("content"), "the content of a tool_result")
     identity = checked_text(block.get("tool_use_id") or "", "tool_use_id")
     return {"role": "tool", "content": content, "tool_call_id": identity}
-
-
-def _part(block: Mapping[str, Any]) -> Message:
-    match block.get("type"):
-        case "text":
-            return {"type": "text", "text": checked_text(block.get("text"), "text")}
-        case "image":
-            source = block.get("source")
-            if not isinstance(source, Mapping) or source.get("type") != "base64":
-                raise RequestError("pictures must be sent as base64; addresses are not fetched")
-            return read_image(f"data:{source.get('media_type')};base64,{source.get('data')}")
-    raise RequestError(f"content of type {short(block.get('type'))} is not supported; send text and pictures")
 
 
 def _text(value: Any, what: str) -> str:

@@ -4,25 +4,22 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pydantic_core
-
 from envs.agent.request import (
     Message,
     Request,
     RequestError,
     Response,
+    arguments_of,
     assistant_message,
     checked_list,
     checked_text,
-    joined,
+    content_of,
     make_request,
-    read_image,
+    role_of,
     tool_schema,
 )
 from envs.tools.calls import short
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""The roles that are accepted, and the role that the chat template gets."""
 PING = b": the model is busy\n\n"
 """Sent to a client that waits for a stream; a comment, which clients skip."""
 
@@ -43,15 +40,8 @@ def read(body: Mapping[str, Any]) -> Request:
 
 
 def _message(message: Mapping[str, Any]) -> Message:
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise RequestError(f"a message has the role {short(role)}; supported are {', '.join(ROLES)}")
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        content = checked_text(content or "", "content")
-    else:
-        content = joined([_part(part) for part in checked_list(content, "content")])
-    read: Message = {"role": ROLES[role], "content": content}
+    role = role_of(message, "system", "developer", "user", "assistant", "tool")
+    read: Message = {"role": role, "content": content_of(message.get("content"), "content")}
     if calls := checked_list(message.get("tool_calls"), "tool_calls"):
         read["tool_calls"] = [_call(call) for call in calls]
     for key in ("tool_call_id", "name", "reasoning_content"):
@@ -60,19 +50,8 @@ def _message(message: Mapping[str, Any]) -> Message:
     return read
 
 
-def _part(part: Mapping[str, Any]) -> Message:
-    match part.get("type"):
-        case "text" | "refusal" as kind:
-            key = "text" if kind == "text" else "refusal"
-            return {"type": "text", "text": checked_text(part.get(key), key)}
-        case "image_url":
-            image = part.get("image_url")
-            return read_image(image.get("url") if isinstance(image, Mapping) else image)
-    raise RequestError(f"content of type {short(part.get('type'))} is not supported; send text and pictures")
-
-
 def _call(call: Mapping[str, Any]) -> Message:
-    """Read an earlier call. Its arguments, a text of JSON, become an object, which chat templates expect."""
+    """Read an earlier call."""
     function = call.get("function")
     if not isinstance(function, Mapping):
         raise RequestError(f"a tool call has no function: {short(call)}")
@@ -80,15 +59,6 @@ def _call(call: Mapping[str, Any]) -> Message:
     arguments = arguments_of(function.get("arguments"))
     read: Message = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"id": checked_text(call["id"], "id"), **read} if call.get("id") else read
-
-
-def arguments_of(text: Any) -> Any:
-    """Parse the arguments of an earlier call; text that is not JSON stays as it is."""
-    text = checked_text(text or "{}", "the arguments of a tool call")
-    try:
-        return pydantic_core.from_json(text)
-    except ValueError:
-        return text
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:

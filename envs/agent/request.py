@@ -3,6 +3,7 @@
 Bodies are read on a thread; what would take long or much memory is refused.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,18 +111,14 @@ def read_response(text: str, request: Request, max_calls: int) -> Response:
     if errors or found.span is None:
         return Response(kept[start:].strip(), reasoning, (), errors, stop, found.span)
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
-    calls = tuple(_typed(call, schemas.get(call.name, {})) for call in found.calls)
-    return Response(kept[start : found.span[0]].strip(), reasoning, calls, (), stop, found.span)
-
-
-def _typed(call: Call, parameters: Mapping[str, Any]) -> Call:
-    """Return the call; arguments from markup, which are text, become JSON where the schema expects something else."""
-    if not call.as_text:
-        return call
-    try:
-        return Call(call.name, convert_texts(call.arguments, parameters))
-    except (AttributeError, TypeError):  # the client's schema is not one; the arguments stay text
-        return Call(call.name, call.arguments)
+    calls = []
+    for call in found.calls:
+        arguments = call.arguments
+        if call.as_text:
+            with contextlib.suppress(AttributeError, TypeError):  # of a schema that is none; the arguments stay text
+                arguments = convert_texts(arguments, schemas.get(call.name, {}))
+        calls.append(Call(call.name, arguments))
+    return Response(kept[start : found.span[0]].strip(), reasoning, tuple(calls), (), stop, found.span)
 
 
 def response_id(number: int) -> str:
@@ -194,18 +191,52 @@ def checked_list(value: Any, what: str) -> list[Mapping[str, Any]]:
     return value
 
 
-def read_image(url: Any) -> Message:
-    """Make the content part of an image from its data URI, which is not decoded yet; refuse other addresses."""
+def role_of(message: Mapping[str, Any], *known: str) -> str:
+    """Return a message's role for the chat template, in which a developer is the system; refuse one not in `known`."""
+    role = message.get("role")
+    if not isinstance(role, str) or role not in known:
+        raise RequestError(f"a message has the role {short(role)}; supported are {', '.join(known)}")
+    return "system" if role == "developer" else role
+
+
+def content_of(content: Any, what: str) -> str | list[Message]:
+    """Read a text, or a list of content parts, which become one text unless one of them is an image."""
+    if isinstance(content, str):
+        return checked_text(content, what)
+    parts = [_part(part) for part in checked_list(content, what)]
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
+
+
+def _part(part: Mapping[str, Any]) -> Message:
+    """Read a content part of any of the three APIs. An image's data URI is not decoded yet."""
+    match part.get("type"):
+        case "text" | "input_text" | "output_text":
+            return {"type": "text", "text": checked_text(part.get("text"), "text")}
+        case "refusal":
+            return {"type": "text", "text": checked_text(part.get("refusal"), "refusal")}
+        case "image_url" | "input_image":
+            image = part.get("image_url")
+            url = image.get("url") if isinstance(image, Mapping) else image
+        case "image":
+            source = part.get("source")
+            is_inline = isinstance(source, Mapping) and source.get("type") == "base64"
+            url = f"data:{source.get('media_type')};base64,{source.get('data')}" if is_inline else source
+        case kind:
+            raise RequestError(f"content of type {short(kind)} is not supported; send text and images")
     if not isinstance(url, str) or not url.startswith("data:"):
-        raise RequestError(f"pictures must be sent as data: URIs, got {short(url)}; addresses are not fetched")
+        raise RequestError(f"images must be sent as data: URIs or as base64, got {short(url)}; none are fetched")
     return {"type": "image", "image": url}
 
 
-def joined(parts: Sequence[Message]) -> str | list[Message]:
-    """Join content parts to one text, unless one is an image."""
-    if any(part["type"] == "image" for part in parts):
-        return list(parts)
-    return "".join(part["text"] for part in parts)
+def arguments_of(text: Any) -> Any:
+    """Parse the arguments of an earlier call, as chat templates expect; text that is not JSON stays as it is."""
+    text = checked_text(text or "{}", "the arguments of a tool call")
+    try:
+        return pydantic_core.from_json(text)
+    except ValueError:
+        return text
 
 
 def tool_schema(name: Any, description: Any, parameters: Any) -> Mapping[str, Any]:
@@ -276,13 +307,13 @@ def check_images(messages: Sequence[Message], max_pixels: int) -> None:
 
 def with_images(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with decoded images in place of data URIs."""
-    return [{**message, "content": _decoded(message["content"])} for message in messages]
-
-
-def _decoded(content: str | list[Message]) -> str | list[Message]:
-    if isinstance(content, str):
-        return content
-    return [{**part, "image": open_image(part["image"])} if part["type"] == "image" else part for part in content]
+    decoded = []
+    for message in messages:
+        content = message["content"]
+        if not isinstance(content, str):
+            content = [{**part, "image": open_image(part["image"])} if "image" in part else part for part in content]
+        decoded.append({**message, "content": content})
+    return decoded
 
 
 def _images(messages: Sequence[Message]) -> Iterator[str]:

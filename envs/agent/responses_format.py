@@ -5,28 +5,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from envs.agent.openai_format import PING, arguments_of, refusal
+from envs.agent.openai_format import PING, refusal
 from envs.agent.request import (
     Message,
     Request,
     RequestError,
     Response,
     Stored,
+    arguments_of,
     assistant_message,
     checked_list,
     checked_text,
-    joined,
+    content_of,
     make_request,
-    read_image,
     response_id,
+    role_of,
     tool_schema,
 )
 from envs.tools.calls import short
 
 __all__ = ["PING", "events", "read", "refusal", "reply"]
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""The roles that are accepted, and the role that the chat template gets."""
 REFUSED = ("background", "conversation", "prompt")
 TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """The parameters of a custom tool, which takes one text."""
@@ -66,7 +65,8 @@ def _add(messages: list[Message], item: Mapping[str, Any], start: int) -> None:
     """Add an item. What the model generated in one response becomes one message, as chat templates expect."""
     match item.get("type", "message"):
         case "message":
-            message = _message(item)
+            role = role_of(item, "system", "developer", "user", "assistant")
+            message = {"role": role, "content": content_of(item.get("content"), "content")}
         case "reasoning":
             texts = [*checked_list(item.get("summary"), "summary"), *checked_list(item.get("content"), "content")]
             thought = "\n".join(checked_text(part.get("text"), "text") for part in texts)
@@ -75,7 +75,7 @@ def _add(messages: list[Message], item: Mapping[str, Any], start: int) -> None:
             message = {"role": "assistant", "content": "", "tool_calls": [_call(item, kind)]}
         case "function_call_output" | "custom_tool_call_output":
             identity = checked_text(item.get("call_id"), "call_id")
-            message = {"role": "tool", "content": _content(item.get("output"), "output"), "tool_call_id": identity}
+            message = {"role": "tool", "content": content_of(item.get("output"), "output"), "tool_call_id": identity}
         case kind:
             raise RequestError(f"an item of type {short(kind)} is not supported; send messages, reasoning and calls")
     last = messages[-1] if len(messages) > start else {"role": ""}
@@ -88,32 +88,8 @@ def _add(messages: list[Message], item: Mapping[str, Any], start: int) -> None:
     messages[-1].update({"tool_calls": calls} if calls else {})
 
 
-def _message(item: Mapping[str, Any]) -> Message:
-    role = item.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise RequestError(f"a message has the role {short(role)}; supported are {', '.join(ROLES)}")
-    return {"role": ROLES[role], "content": _content(item.get("content"), "content")}
-
-
-def _content(content: Any, what: str) -> str | list[Message]:
-    if isinstance(content, str):
-        return checked_text(content, what)
-    return joined([_part(part) for part in checked_list(content, what)])
-
-
-def _part(part: Mapping[str, Any]) -> Message:
-    match part.get("type"):
-        case "input_text" | "output_text" | "text":
-            return {"type": "text", "text": checked_text(part.get("text"), "text")}
-        case "refusal":
-            return {"type": "text", "text": checked_text(part.get("refusal"), "refusal")}
-        case "input_image":
-            return read_image(part.get("image_url"))
-    raise RequestError(f"content of type {short(part.get('type'))} is not supported; send text and images")
-
-
 def _call(item: Mapping[str, Any], kind: str) -> Message:
-    """Read an earlier call. Its arguments, a text of JSON, become an object, which chat templates expect."""
+    """Read an earlier call."""
     if kind == "custom_tool_call":
         arguments: Any = {"input": checked_text(item.get("input"), "input")}
     else:
