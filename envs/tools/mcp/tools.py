@@ -20,8 +20,7 @@ from envs.tools.settings import McpSettings
 START_GRACE_S = 10.0
 _lock = threading.Lock()
 _servers: dict[tuple[str, float | None], McpServer] = {}
-_specs: dict[tuple[str, float | None], tuple[ToolSpec, ...]] = {}
-"""The servers of this process and the tools that they offer, by their settings."""
+"""The servers of this process, by their settings and the time limit of a call."""
 
 
 def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -> tuple[ToolSpec, ...]:
@@ -42,16 +41,15 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
     place, shared = (settings.model_dump_json(), timeout_s), settings.scope == "worker"
     with _lock:
         server = _servers.setdefault(place, McpServer(settings))
-    if shared or place not in _specs:
+    if shared or not server.specs:
         try:
             listing = server.offered()
         except ConfigError as error:
             raise ConfigError(f"{key}.{error}") from error
-        if place not in _specs:
-            _specs[place] = tuple(_spec(server, tool, listing, timeout_s) for tool in listing.values())
+        server.specs = server.specs or tuple(_spec(server, tool, listing, timeout_s) for tool in listing.values())
         if not shared:
             server.close()
-    return _specs[place]
+    return server.specs
 
 
 def _spec(server: McpServer, tool: Mapping[str, Any], listing: Mapping[str, Any], timeout_s: float | None) -> ToolSpec:
@@ -169,6 +167,7 @@ class McpServer:
     def __init__(self, settings: McpSettings, known: Listing | None = None, fresh: bool = False) -> None:
         self.settings = settings
         self.restarts = 0
+        self.specs: tuple[ToolSpec, ...] = ()
         self._known = known
         self._fresh = fresh
         self._called = False
