@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from envs.agent.parts import Message
 from envs.agent.program import Program, addresses, find_program, search_path, start_plain, start_sandboxed
-from envs.agent.request import Message, Response, read_response, with_images
+from envs.agent.request import Response, read_response, with_images
 from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings

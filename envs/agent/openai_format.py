@@ -4,20 +4,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from envs.agent.request import (
-    Message,
-    Request,
-    RequestError,
-    Response,
-    arguments_of,
-    assistant_message,
-    checked_list,
-    checked_text,
-    content_of,
-    make_request,
-    role_of,
-    tool_schema,
-)
+from envs.agent import parts
+from envs.agent.parts import Message, RequestError
+from envs.agent.request import Request, Response, assistant_message, make_request
 from envs.tools.calls import short
 
 PING = b": the model is busy\n\n"
@@ -30,8 +19,8 @@ def read(body: Mapping[str, Any]) -> Request:
         raise RequestError(f"one answer per request is supported, but n is {short(body['n'])}")
     if body.get("functions"):
         raise RequestError("functions are not supported; use tools")
-    messages = [_message(message) for message in checked_list(body.get("messages"), "messages")]
-    offered = [] if body.get("tool_choice") == "none" else checked_list(body.get("tools"), "tools")
+    messages = [_message(message) for message in parts.objects(body.get("messages"), "messages")]
+    offered = [] if body.get("tool_choice") == "none" else parts.objects(body.get("tools"), "tools")
     stops = body.get("stop") or []
     if not isinstance(stops, str | list):
         raise RequestError(f"stop must be a text or a list of texts, got {short(stops)}")
@@ -40,13 +29,13 @@ def read(body: Mapping[str, Any]) -> Request:
 
 
 def _message(message: Mapping[str, Any]) -> Message:
-    role = role_of(message, "system", "developer", "user", "assistant", "tool")
-    read: Message = {"role": role, "content": content_of(message.get("content"), "content")}
-    if calls := checked_list(message.get("tool_calls"), "tool_calls"):
+    role = parts.role(message, "system", "developer", "user", "assistant", "tool")
+    read: Message = {"role": role, "content": parts.content(message.get("content"), "content")}
+    if calls := parts.objects(message.get("tool_calls"), "tool_calls"):
         read["tool_calls"] = [_call(call) for call in calls]
     for key in ("tool_call_id", "name", "reasoning_content"):
         if message.get(key):
-            read[key] = checked_text(message[key], key)
+            read[key] = parts.text(message[key], key)
     return read
 
 
@@ -55,17 +44,17 @@ def _call(call: Mapping[str, Any]) -> Message:
     function = call.get("function")
     if not isinstance(function, Mapping):
         raise RequestError(f"a tool call has no function: {short(call)}")
-    name = checked_text(function.get("name"), "the name of a tool call")
-    arguments = arguments_of(function.get("arguments"))
+    name = parts.text(function.get("name"), "the name of a tool call")
+    arguments = parts.arguments(function.get("arguments"))
     read: Message = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"id": checked_text(call["id"], "id"), **read} if call.get("id") else read
+    return {"id": parts.text(call["id"], "id"), **read} if call.get("id") else read
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, Mapping):
         raise RequestError(f"a tool of type {short(tool.get('type'))} is not supported; use functions")
-    return tool_schema(function.get("name"), function.get("description"), function.get("parameters"))
+    return parts.tool(function.get("name"), function.get("description"), function.get("parameters"))
 
 
 def reply(response: Response, request: Request, number: int) -> dict[str, Any]:

@@ -12,31 +12,19 @@ from typing import Any
 
 import pydantic_core
 
+from envs.agent import parts
+from envs.agent.parts import Message, RequestError
 from envs.base import text_of
 from envs.errors import MissingDependencyError
 from envs.questions.images import ImageError, open_image
-from envs.tools.calls import Call, find_calls, reasoning_end, short
+from envs.tools.calls import Call, find_calls, reasoning_end
 from envs.tools.schema import convert_texts
 
-Message = dict[str, Any]
 Stored = Mapping[str, tuple[Message, ...]]
 """Messages of conversations, by the id of their last response."""
 CHARS_PER_TOKEN = 4
 """For the token counts that clients expect. The environment does not see tokens."""
 MAX_STOPS = 64
-
-
-class RequestError(Exception):
-    """A request that cannot be answered; the text tells the agent why. It is data, not a fault."""
-
-    def __init__(self, text: str, status: int = 400) -> None:
-        super().__init__(text)
-        self.status = status
-
-    def kind(self, of_server: str) -> str:
-        """Return the error's type in OpenAI's and Anthropic's APIs, which differ in that of a server's error."""
-        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-        return kinds.get(self.status, "invalid_request_error" if self.status < 500 else of_server)
 
 
 @dataclass(frozen=True)
@@ -164,91 +152,11 @@ def make_request(
     return Request(
         messages=tuple(messages),
         tools=tuple(tools),
-        stops=tuple(checked_text(stop, stops_key) for stop in stops),
-        model=checked_text(body.get("model"), "model"),
+        stops=tuple(parts.text(stop, stops_key) for stop in stops),
+        model=parts.text(body.get("model"), "model"),
         streams=body.get("stream") is True,
         thread=thread.hexdigest(),
     )
-
-
-def checked_text(value: Any, what: str) -> str:
-    """Refuse what is not a text that tokenizers can encode."""
-    if not isinstance(value, str):
-        raise RequestError(f"{what} must be text, got {short(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{what} holds half of a surrogate pair, which cannot be encoded") from error
-    return value
-
-
-def checked_list(value: Any, what: str) -> list[Mapping[str, Any]]:
-    """Refuse what is not a list of mappings; None is an empty one."""
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-        raise RequestError(f"{what} must be a list of objects, got {short(value)}")
-    return value
-
-
-def role_of(message: Mapping[str, Any], *known: str) -> str:
-    """Return a message's role for the chat template, in which a developer is the system; refuse one not in `known`."""
-    role = message.get("role")
-    if not isinstance(role, str) or role not in known:
-        raise RequestError(f"a message has the role {short(role)}; supported are {', '.join(known)}")
-    return "system" if role == "developer" else role
-
-
-def content_of(content: Any, what: str) -> str | list[Message]:
-    """Read a text, or a list of content parts, which become one text unless one of them is an image."""
-    if isinstance(content, str):
-        return checked_text(content, what)
-    parts = [_part(part) for part in checked_list(content, what)]
-    if any(part["type"] == "image" for part in parts):
-        return parts
-    return "".join(part["text"] for part in parts)
-
-
-def _part(part: Mapping[str, Any]) -> Message:
-    """Read a content part of any of the three APIs. An image's data URI is not decoded yet."""
-    match part.get("type"):
-        case "text" | "input_text" | "output_text":
-            return {"type": "text", "text": checked_text(part.get("text"), "text")}
-        case "refusal":
-            return {"type": "text", "text": checked_text(part.get("refusal"), "refusal")}
-        case "image_url" | "input_image":
-            image = part.get("image_url")
-            url = image.get("url") if isinstance(image, Mapping) else image
-        case "image":
-            source = part.get("source")
-            is_inline = isinstance(source, Mapping) and source.get("type") == "base64"
-            url = f"data:{source.get('media_type')};base64,{source.get('data')}" if is_inline else source
-        case kind:
-            raise RequestError(f"content of type {short(kind)} is not supported; send text and images")
-    if not isinstance(url, str) or not url.startswith("data:"):
-        raise RequestError(f"images must be sent as data: URIs or as base64, got {short(url)}; none are fetched")
-    return {"type": "image", "image": url}
-
-
-def arguments_of(text: Any) -> Any:
-    """Parse the arguments of an earlier call, as chat templates expect; text that is not JSON stays as it is."""
-    text = checked_text(text or "{}", "the arguments of a tool call")
-    try:
-        return pydantic_core.from_json(text)
-    except ValueError:
-        return text
-
-
-def tool_schema(name: Any, description: Any, parameters: Any) -> Mapping[str, Any]:
-    """Describe a tool in OpenAI's form; refuse it without a name, or if its parameters are not an object."""
-    if parameters is not None and not isinstance(parameters, Mapping):
-        raise RequestError(f"the parameters of a tool must be a JSON schema, got {short(parameters)}")
-    function = {
-        "name": checked_text(name, "a tool's name"),
-        "description": checked_text(description or "", "a tool's description"),
-        "parameters": dict(parameters or {"type": "object", "properties": {}}),
-    }
-    return {"type": "function", "function": function}
 
 
 BYTES_PER_VALUE = 32
