@@ -306,13 +306,12 @@ def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
             raise TypeError("its action schema is not a mapping")
         return {"action": action, "observation": observation}
     except urllib.error.HTTPError as error:
-        raise EnvironmentFault(
-            f"{url} is not an OpenEnv server: its {SCHEMA_PATH} answers HTTP {error.code}; correct env.url"
-        ) from error
+        cause, found = error, f"its {SCHEMA_PATH} answers HTTP {error.code}"
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise EnvironmentFault(f"no server answers at {url} ({reason}); start it, or correct env.url") from error
     except http.client.HTTPException as error:
-        raise EnvironmentFault(f"{url} is not an OpenEnv server: it does not speak HTTP; correct env.url") from error
+        cause, found = error, "it does not speak HTTP"
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise EnvironmentFault(f"{url} is not an OpenEnv server: its {SCHEMA_PATH} has no schemas ({error})") from error
+        cause, found = error, f"its {SCHEMA_PATH} has no schemas ({error})"
+    raise EnvironmentFault(f"{url} is not an OpenEnv server: {found}; correct env.url") from cause

@@ -62,7 +62,10 @@ class Player(Being):
         self.health -= damage
 
     def update(self) -> None:
-        self._act("Sleep" if self._stays_asleep() else self.action)
+        if self.sleeping and self.inventory["energy"] >= rules.ITEM_LIMITS["energy"]:
+            self.sleeping = False
+            self.achievements["wake_up"] += 1
+        self._act("Sleep" if self.sleeping else self.action)
         self._tire()
         self._heal_or_suffer()
         for name, amount in self.inventory.items():
@@ -71,13 +74,6 @@ class Player(Being):
         if self.health < self._last_health:
             self.sleeping = False
         self._last_health = self.health
-
-    def _stays_asleep(self) -> bool:
-        """Wake a sleeping player who is rested; return whether another sleeps on."""
-        if self.sleeping and self.inventory["energy"] >= rules.ITEM_LIMITS["energy"]:
-            self.sleeping = False
-            self.achievements["wake_up"] += 1
-        return self.sleeping
 
     def _act(self, action: str) -> None:
         target = self.cell + self.facing[0] * rules.STRIDE + self.facing[1]
