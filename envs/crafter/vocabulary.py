@@ -127,7 +127,7 @@ def describe(world: World) -> tuple[str, str]:
     dx, dy = player.facing
     front = view[(_MIDDLE_X + dx) * _ROWS + _MIDDLE_Y + dy]
     parts.append(f"You face {rules.KIND_NAMES[front]} at your front.")
-    return "\n\n".join(parts), describe_inventory(player.inventory)
+    return "\n\n".join(parts), _describe_inventory(player.inventory)
 
 
 def _crop(world: World) -> bytes:
@@ -140,7 +140,7 @@ def _crop(world: World) -> bytes:
     return b"".join([world.kinds[start : start + _ROWS] for start in starts])
 
 
-def describe_inventory(inventory: dict[str, int]) -> str:
+def _describe_inventory(inventory: dict[str, int]) -> str:
     """Return the vitals, out of 9, and the items carried."""
     status = "\n".join([f"- {vital}: {inventory[vital]}/9" for vital in rules.VITALS])
     things = [f"- {name}: {count}" for name, count in inventory.items() if count and name not in rules.VITALS]

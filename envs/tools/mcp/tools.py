@@ -9,12 +9,13 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, ToolError
 from envs.tools.mcp.connection import ANSWER_S, Connection, Listing, close_all, find_program, list_tools, reason
 from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec
-from envs.tools.schema import check_schema
+from envs.tools.schema import Schema, check_schema
 from envs.tools.settings import McpSettings
 
 START_GRACE_S = 10.0
@@ -54,14 +55,9 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
 
 def _spec(server: McpServer, tool: Mapping[str, Any], listing: Mapping[str, Any], timeout_s: float | None) -> ToolSpec:
     settings, name = server.settings, tool["name"]
-    described = {
-        "name": settings.prefix + name,
-        "description": (tool.get("description") or "").strip() or tool.get("title") or name,
-        "parameters": tool["inputSchema"],
-    }
     own = settings.scope == "episode"
     return ToolSpec(
-        check_schema(described, settings.label),
+        read_schema(tool, settings.label, settings.prefix),
         EpisodeTool if own else functools.partial(_call, server, name),
         {"settings": settings, "known": listing, "tool": name} if own else {},
         timeout_s,
@@ -69,6 +65,21 @@ def _spec(server: McpServer, tool: Mapping[str, Any], listing: Mapping[str, Any]
         deterministic=settings.deterministic,
         source=settings.label,
     )
+
+
+def read_schema(tool: Mapping[str, Any], label: str, prefix: str = "") -> Schema:
+    """Return a tool's schema in OpenAI's form from MCP's description, whose keys may be in its own form or in Python's.
+
+    Raises:
+        ToolError: the name or the schema cannot be used; the text begins with `label`.
+    """
+    name = tool["name"]
+    described = {
+        "name": prefix + name,
+        "description": (tool.get("description") or "").strip() or tool.get("title") or name,
+        "parameters": tool["inputSchema"] if "inputSchema" in tool else tool["input_schema"],
+    }
+    return check_schema(described, label)
 
 
 class EpisodeTool(Tool):
@@ -98,16 +109,11 @@ async def _call(server: McpServer, name: str, /, **arguments: Any) -> ToolResult
     before = server.restarts
     result = await server.call(name, arguments)
     restarts = server.restarts - before
-    texts, images = parts_of(result)
-    text = "\n".join(texts)
-    failed = bool(result.get("isError"))
-    return ToolResult(
-        f"error: {text}" if failed else text, images, metrics={"restarts": restarts} if restarts else {}, failed=failed
-    )
+    return replace(tool_result(result), metrics={"restarts": restarts} if restarts else {})
 
 
-def parts_of(result: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
-    """Return a result's texts, and its images as data URIs; keys may be in the protocol's form or in Python's."""
+def tool_result(result: Mapping[str, Any]) -> ToolResult:
+    """Return MCP's result, with images as data URIs; keys may be in the protocol's form or in Python's."""
     texts, images = [], []
     for part in result["content"]:
         match part["type"]:
@@ -125,7 +131,8 @@ def parts_of(result: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
     structured = result.get("structuredContent", result.get("structured_content"))
     if not result["content"] and structured is not None:
         texts.append(json.dumps(structured, ensure_ascii=False))
-    return texts, tuple(images)
+    text, failed = "\n".join(texts), bool(result.get("isError", result.get("is_error")))
+    return ToolResult(f"error: {text}" if failed else text, tuple(images), failed=failed)
 
 
 EXIT_S = 5.0
