@@ -197,21 +197,22 @@ class _Stderr:
 
     def __init__(self) -> None:
         self._line = ""
-        self._reader = threading.Thread(target=self._read, name="mcp-stderr", daemon=True)
+        self._reader: threading.Thread | None = None
 
     def writer(self) -> Any:
         """Return the file that the command writes to."""
-        self._fd, write = os.pipe()
+        read, write = os.pipe()
+        self._reader = threading.Thread(target=self._read, args=(read,), name="mcp-stderr", daemon=True)
         self._reader.start()
         return os.fdopen(write, "w")
 
     def last_line(self) -> str:
         """Return the last line; of a command that has just ended, all lines are read first."""
-        if self._reader.is_alive():
+        if self._reader is not None:
             self._reader.join(READ_S)
         return self._line
 
-    def _read(self) -> None:
-        with open(self._fd, encoding="utf-8", errors="replace") as lines:
+    def _read(self, pipe: int) -> None:
+        with open(pipe, encoding="utf-8", errors="replace") as lines:
             while line := lines.readline(STDERR_CHARS):
                 self._line = line.strip() or self._line
