@@ -78,7 +78,7 @@ def _part(part: Mapping[str, Any]) -> Message:
         case kind:
             raise RequestError(f"content of type {short(kind)} is not supported; send text and images")
     if not isinstance(url, str) or not url.startswith("data:"):
-        raise RequestError(f"images must be sent as data: URIs or as base64, got {short(url)}; none are fetched")
+        raise RequestError(f"images must be sent as base64 or data: URIs, got {short(url)}; addresses are not fetched")
     return {"type": "image", "image": url}
 
 
