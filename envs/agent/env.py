@@ -216,10 +216,7 @@ class AgentEnv(BaseInteractionEnv):
     def close(self) -> None:
         episode, self._episode = self._episode, None
         if episode is not None:
-            try:
-                episode.stop()
-            finally:
-                episode.remove()
+            episode.close()
 
 
 class _Running:
@@ -264,8 +261,12 @@ class _Running:
         finally:
             self.server.close(self.key)
 
-    def remove(self) -> None:
-        remove_tree(self._outer)
+    def close(self) -> None:
+        """Stop, and remove the episode's files."""
+        try:
+            self.stop()
+        finally:
+            remove_tree(self._outer)
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

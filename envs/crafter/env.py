@@ -87,8 +87,10 @@ class Crafter(TextGame):
         return advise(self.world)
 
     def explain(self) -> str:
-        """Return the reasoning behind `advice`."""
-        return explain(self.world)
+        """Return the reasoning behind `advice`: the need, where the needed thing is, and what the action does."""
+        goal, action = decide(self.world)
+        need, sought = _need(self.world, goal)
+        return " ".join(part for part in (need, _seen(self.world, sought), _deed(self.world, action)) if part)
 
     def render(self) -> np.ndarray:
         """Draw what the player sees, as a uint8 array (252, 252, 3)."""
@@ -132,13 +134,6 @@ _NEEDS = {
     "skeleton": ("I am healthy and have not defeated a skeleton yet.", ("skeleton",)),
 }
 """Sentence and sought kinds of each goal."""
-
-
-def explain(world: World) -> str:
-    """Return the reasoning behind `advise(world)`: the need, where the needed thing is, and what the action does."""
-    goal, action = decide(world)
-    need, sought = _need(world, goal)
-    return " ".join(part for part in (need, _seen(world, sought), _deed(world, action)) if part)
 
 
 def _need(world: World, goal: str | None) -> tuple[str, Iterable[str]]:

@@ -58,7 +58,7 @@ def _spec(server: McpServer, tool: Mapping[str, Any], listing: Mapping[str, Any]
     own = settings.scope == "episode"
     return ToolSpec(
         read_schema(tool, settings.label, settings.prefix),
-        EpisodeTool if own else functools.partial(_call, server, name),
+        EpisodeTool if own else functools.partial(server.call, name),
         {"settings": settings, "known": listing, "tool": name} if own else {},
         timeout_s,
         create_timeout_s=2 * settings.start_timeout_s + START_GRACE_S,
@@ -97,19 +97,11 @@ class EpisodeTool(Tool):
 
     async def execute(self, /, *args: Any, **kwargs: Any) -> ToolResult:
         assert self._server is not None
-        return await _call(self._server, self.config["tool"], **kwargs)
+        return await self._server.call(self.config["tool"], **kwargs)
 
     def release(self) -> None:
         if self._server is not None:
             self._server.close()
-
-
-async def _call(server: McpServer, name: str, /, **arguments: Any) -> ToolResult:
-    """Call a tool; the metric `restarts` counts how often that restarted the server."""
-    before = server.restarts
-    result = await server.call(name, arguments)
-    restarts = server.restarts - before
-    return replace(tool_result(result), metrics={"restarts": restarts} if restarts else {})
 
 
 def tool_result(result: Mapping[str, Any]) -> ToolResult:
@@ -192,13 +184,17 @@ class McpServer:
             raise ConfigError(f"mcp.command: program {words[0]!r} was not found next to this Python or in PATH")
         return asyncio.run_coroutine_threadsafe(self._offered(), loop).result()
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Call a tool, on any event loop; returns the protocol's result: `content`, `isError`, `structuredContent`.
+    async def call(self, name: str, /, **arguments: Any) -> ToolResult:
+        """Call a tool, on any event loop; the metric `restarts` counts how often that restarted the server.
 
         Raises:
             EnvironmentFault: the server is dead and could not be restarted, or its state is lost.
         """
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), mcp_loop()))
+        before = self.restarts
+        asking = asyncio.run_coroutine_threadsafe(self._call(name, arguments), mcp_loop())
+        result = tool_result(await asyncio.wrap_future(asking))
+        restarts = self.restarts - before
+        return replace(result, metrics={"restarts": restarts} if restarts else {})
 
     def close(self) -> None:
         """Begin to end the server."""
