@@ -18,6 +18,7 @@ from envs.base import text_of
 from envs.errors import MissingDependencyError
 from envs.questions.images import ImageError, open_image
 from envs.tools.calls import Call, find_calls, reasoning_end
+from envs.tools.results import encodable
 from envs.tools.schema import convert_texts
 
 Stored = Mapping[str, tuple[Message, ...]]
@@ -85,7 +86,7 @@ class Response:
 
 def read_response(text: str, request: Request, max_calls: int) -> Response:
     """Split the model's text into reasoning, text and, if the request offers tools, calls."""
-    text = text.encode("utf-8", "replace").decode()
+    text = encodable(text)
     start = reasoning_end(text)
     start = len(text) if start is None else start
     reasoning = text[:start].strip().removeprefix("<think>").removesuffix("</think>").strip()

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-from envs.errors import EnvironmentFault, MissingDependencyError
+from envs.errors import EnvironmentFault
+from envs.loading import import_extra
 from envs.openenv.protocol import (
     CALL_TOOL,
     SCHEMA_PATH,
@@ -193,13 +194,9 @@ def is_local(url: str) -> bool:
 
 
 def _connect(url: str, settings: OpenEnvSettings) -> Any:
-    try:
-        from websockets.exceptions import InvalidHandshake, InvalidURI
-        from websockets.sync.client import connect
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "OpenEnv servers need the package websockets; install it with: pip install 'slime-verlog[openenv]'"
-        ) from error
+    connect = import_extra("websockets.sync.client", "an OpenEnv server", "openenv").connect
+    from websockets.exceptions import InvalidHandshake, InvalidURI
+
     seconds = settings.connect_timeout_s
     try:
         connecting = connect(

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, ToolError
+from envs.errors import ConfigError, EnvironmentFault, ToolError
+from envs.loading import import_extra
 from envs.tools.mcp.connection import ANSWER_S, Connection, Listing, close_all, find_program, list_tools, reason
 from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec
 from envs.tools.schema import Schema, check_schema
@@ -139,13 +140,8 @@ def mcp_loop() -> asyncio.AbstractEventLoop:
         MissingDependencyError: the package mcp is not installed.
     """
     global _loop
-    try:
-        import mcp.client.stdio
-        import mcp.client.streamable_http  # noqa: F401 - imported here, because it takes seconds
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "MCP tools need the package mcp; install it with: pip install 'slime-verlog[mcp]'"
-        ) from error
+    for client in ("stdio", "streamable_http"):  # here, because it takes seconds
+        import_extra(f"mcp.client.{client}", "an MCP tool", "mcp")
     with _lock:
         if _loop is None:
             logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a traceback per line that is not JSON
