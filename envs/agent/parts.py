@@ -72,9 +72,9 @@ def _part(part: Mapping[str, Any]) -> Message:
             image = part.get("image_url")
             url = image.get("url") if isinstance(image, Mapping) else image
         case "image":
-            source = part.get("source")
-            is_inline = isinstance(source, Mapping) and source.get("type") == "base64"
-            url = f"data:{source.get('media_type')};base64,{source.get('data')}" if is_inline else source
+            url = source = part.get("source")
+            if isinstance(source, Mapping) and source.get("type") == "base64":
+                url = f"data:{source.get('media_type')};base64,{source.get('data')}"
         case kind:
             raise RequestError(f"content of type {short(kind)} is not supported; send text and images")
     if not isinstance(url, str) or not url.startswith("data:"):
