@@ -15,24 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import slime_verlog
-from slime_verlog import ConfigError, MissingDependencyError, SlimeVerlogError
-
-__all__ = [
-    "ConfigError",
-    "EnvironmentFault",
-    "EpisodeOverError",
-    "JudgeError",
-    "MissingDependencyError",
-    "SlimeVerlogError",
-    "ToolError",
-    "describe",
-    "did_you_mean",
-    "one_line",
-    "place_of",
-    "place_of_function",
-    "place_of_method",
-    "text_of",
-]
+from slime_verlog import ConfigError as ConfigError
+from slime_verlog import MissingDependencyError as MissingDependencyError
+from slime_verlog import SlimeVerlogError
 
 _OURS = Path(slime_verlog.__file__).resolve().parent
 _PACKAGES = ("advantage", "embedded", "envs", "inspection", "rollout", "slime_verlog.py")

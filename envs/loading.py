@@ -155,8 +155,8 @@ def split_command(command: str | Sequence[str], key: str) -> list[str]:
         raise ConfigError(f"{key} cannot be split into words ({error}); write a list instead") from error
 
 
-def import_extra(module: str, game: str, extra: str, note: str = "") -> ModuleType:
-    """Import the part of an environment that needs the packages of `extra`, one of slime-verlog's extras.
+def import_extra(module: str, what: str, extra: str, note: str = "") -> ModuleType:
+    """Import a module for `what`, which needs the packages of `extra`, one of slime-verlog's extras.
 
     Raises:
         MissingDependencyError: a package is not installed; the message gives the command that installs it.
@@ -165,7 +165,7 @@ def import_extra(module: str, game: str, extra: str, note: str = "") -> ModuleTy
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"{game} needs the package {error.name}; install it with: pip install 'slime-verlog[{extra}]'{note}"
+            f"{what} needs the package {error.name}; install it with: pip install 'slime-verlog[{extra}]'{note}"
         ) from error
 
 

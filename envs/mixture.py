@@ -96,14 +96,14 @@ def _expand(
     if path is None or path == MIXTURE:
         raise ConfigError(f"{where}env is missing: a mixture does not say which environment plays {entry.task!r}")
     shared = default_options if default_path in (path, MIXTURE) else {}
-    points = list(itertools.product(*entry.sweep.values()))
+    combinations = list(itertools.product(*entry.sweep.values()))
     base = entry.name or entry.task
     specs = []
-    for point in points:
-        swept = dict(zip(entry.sweep, point, strict=True))
+    for values in combinations:
+        swept = dict(zip(entry.sweep, values, strict=True))
         label = ",".join(f"{key}={value}" for key, value in swept.items())
         name, options = f"{base}/{label}" if label else base, {**shared, **entry.options, **swept}
-        weight = entry.weight / len(points)
+        weight = entry.weight / len(combinations)
         specs.append(TaskSpec(name=name, env_path=path, task=entry.task, weight=weight, options=options))
     return specs
 

@@ -12,14 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from envs.base import (
-    BaseInteractionEnv,
-    Observation,
-    StepInfo,
-    describe_task,
-    make_observation,
-    read_env_settings,
-)
+from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation, read_env_settings
 from envs.errors import ConfigError, EpisodeOverError
 from slime_verlog import Field, Settings
 

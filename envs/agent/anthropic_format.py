@@ -4,18 +4,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from envs.agent.request import (
-    Message,
-    Request,
-    RequestError,
-    Response,
-    checked_list,
-    checked_text,
-    joined,
-    make_request,
-    read_image,
-    tool_schema,
-)
+from envs.agent import parts
+from envs.agent.parts import Message, RequestError
+from envs.agent.request import Request, Response, make_request
 from envs.tools.calls import short
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -26,11 +17,11 @@ def read(body: Mapping[str, Any]) -> Request:
     """Read the request in a body; raises `RequestError` if it cannot be answered."""
     system = _text(body.get("system") or "", "system")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    for message in checked_list(body.get("messages"), "messages"):
+    for message in parts.objects(body.get("messages"), "messages"):
         messages += _messages(message)
     choice = body.get("tool_choice")
     unwanted = isinstance(choice, Mapping) and choice.get("type") == "none"
-    tools = [] if unwanted else [_tool(tool) for tool in checked_list(body.get("tools"), "tools")]
+    tools = [] if unwanted else [_tool(tool) for tool in parts.objects(body.get("tools"), "tools")]
     stops = body.get("stop_sequences") or []
     if not isinstance(stops, list):
         raise RequestError(f"stop_sequences must be a list of texts, got {short(stops)}")
@@ -39,17 +30,17 @@ def read(body: Mapping[str, Any]) -> Request:
 
 def _messages(message: Mapping[str, Any]) -> list[Message]:
     """Return one message as several: each tool result becomes a separate message, before the rest."""
-    role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant", "system"):
-        raise RequestError(f"a message has the role {short(role)}; supported are user, assistant and system")
+    role, content = parts.role(message, "user", "assistant", "system"), message.get("content")
     if isinstance(content, str):
-        return [{"role": role, "content": checked_text(content, "content")}]
-    blocks = checked_list(content, "content")
+        return [{"role": role, "content": parts.text(content, "content")}]
+    blocks = parts.objects(content, "content")
     if role == "assistant":
         return [_assistant(blocks)]
     results = [_result(block) for block in blocks if block.get("type") == "tool_result"]
-    parts = [_part(block) for block in blocks if block.get("type") != "tool_result"]
-    return [*results, *([{"role": role, "content": joined(parts)}] if parts or not results else [])]
+    others = [block for block in blocks if block.get("type") != "tool_result"]
+    if others or not results:
+        results.append({"role": role, "content": parts.content(others, "content")})
+    return results
 
 
 def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
@@ -57,9 +48,9 @@ def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
     for block in blocks:
         match block.get("type"):
             case "text":
-                texts.append(checked_text(block.get("text"), "text"))
+                texts.append(parts.text(block.get("text"), "text"))
             case "thinking":
-                thoughts.append(checked_text(block.get("thinking"), "thinking"))
+                thoughts.append(parts.text(block.get("thinking"), "thinking"))
             case "redacted_thinking":
                 pass
             case "tool_use":
@@ -78,45 +69,29 @@ def _call(block: Mapping[str, Any]) -> Message:
     arguments = block.get("input") or {}
     if not isinstance(arguments, Mapping):
         raise RequestError(f"the input of a tool_use must be an object, got {short(arguments)}")
-    checked_text(json.dumps(arguments, ensure_ascii=False), "the input of a tool_use")
-    name = checked_text(block.get("name"), "the name of a tool_use")
-    identity = checked_text(block.get("id") or "", "id")
+    parts.text(json.dumps(arguments, ensure_ascii=False), "the input of a tool_use")
+    name = parts.text(block.get("name"), "the name of a tool_use")
+    identity = parts.text(block.get("id") or "", "id")
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
 
 
 def _result(block: Mapping[str, Any]) -> Message:
-    content = block.get("content") or ""
-    if not isinstance(content, str):
-        content = joined([_part(part) for part in checked_list(content, "the content of a tool_result")])
-    elif content:
-        checked_text(content, "the content of a tool_result")
-    identity = checked_text(block.get("tool_use_id") or "", "tool_use_id")
+    content = parts.content(block.get("content"), "the content of a tool_result")
+    identity = parts.text(block.get("tool_use_id") or "", "tool_use_id")
     return {"role": "tool", "content": content, "tool_call_id": identity}
-
-
-def _part(block: Mapping[str, Any]) -> Message:
-    match block.get("type"):
-        case "text":
-            return {"type": "text", "text": checked_text(block.get("text"), "text")}
-        case "image":
-            source = block.get("source")
-            if not isinstance(source, Mapping) or source.get("type") != "base64":
-                raise RequestError("pictures must be sent as base64; addresses are not fetched")
-            return read_image(f"data:{source.get('media_type')};base64,{source.get('data')}")
-    raise RequestError(f"content of type {short(block.get('type'))} is not supported; send text and pictures")
 
 
 def _text(value: Any, what: str) -> str:
     """Return a text, or the texts of a list of blocks."""
     if isinstance(value, str):
-        return checked_text(value, what)
-    return "\n\n".join(checked_text(block.get("text"), what) for block in checked_list(value, what))
+        return parts.text(value, what)
+    return "\n\n".join(parts.text(block.get("text"), what) for block in parts.objects(value, what))
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     if tool.get("type", "custom") != "custom":
         raise RequestError(f"a tool of type {short(tool['type'])} is not supported; use tools with an input_schema")
-    return tool_schema(tool.get("name"), tool.get("description"), tool.get("input_schema"))
+    return parts.tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 
 def reply(response: Response, request: Request, number: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from envs.agent.request import RequestError
+from envs.agent.parts import RequestError
 from envs.agent.session import Session
 
 MAX_UNKNOWN = 128

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from envs.agent.parts import Message
 from envs.agent.program import Program, addresses, find_program, search_path, start_plain, start_sandboxed
-from envs.agent.request import Message, Response, read_response, with_images
+from envs.agent.request import Response, read_response, with_images
 from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings
@@ -215,10 +216,7 @@ class AgentEnv(BaseInteractionEnv):
     def close(self) -> None:
         episode, self._episode = self._episode, None
         if episode is not None:
-            try:
-                episode.stop()
-            finally:
-                episode.remove()
+            episode.close()
 
 
 class _Running:
@@ -263,8 +261,12 @@ class _Running:
         finally:
             self.server.close(self.key)
 
-    def remove(self) -> None:
-        remove_tree(self._outer)
+    def close(self) -> None:
+        """Stop, and remove the episode's files."""
+        try:
+            self.stop()
+        finally:
+            remove_tree(self._outer)
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

@@ -4,25 +4,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pydantic_core
-
-from envs.agent.request import (
-    Message,
-    Request,
-    RequestError,
-    Response,
-    assistant_message,
-    checked_list,
-    checked_text,
-    joined,
-    make_request,
-    read_image,
-    tool_schema,
-)
+from envs.agent import parts
+from envs.agent.parts import Message, RequestError
+from envs.agent.request import Request, Response, assistant_message, make_request
 from envs.tools.calls import short
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""The roles that are accepted, and the role that the chat template gets."""
 PING = b": the model is busy\n\n"
 """Sent to a client that waits for a stream; a comment, which clients skip."""
 
@@ -33,8 +19,8 @@ def read(body: Mapping[str, Any]) -> Request:
         raise RequestError(f"one answer per request is supported, but n is {short(body['n'])}")
     if body.get("functions"):
         raise RequestError("functions are not supported; use tools")
-    messages = [_message(message) for message in checked_list(body.get("messages"), "messages")]
-    offered = [] if body.get("tool_choice") == "none" else checked_list(body.get("tools"), "tools")
+    messages = [_message(message) for message in parts.objects(body.get("messages"), "messages")]
+    offered = [] if body.get("tool_choice") == "none" else parts.objects(body.get("tools"), "tools")
     stops = body.get("stop") or []
     if not isinstance(stops, str | list):
         raise RequestError(f"stop must be a text or a list of texts, got {short(stops)}")
@@ -43,59 +29,32 @@ def read(body: Mapping[str, Any]) -> Request:
 
 
 def _message(message: Mapping[str, Any]) -> Message:
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise RequestError(f"a message has the role {short(role)}; supported are {', '.join(ROLES)}")
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        content = checked_text(content or "", "content")
-    else:
-        content = joined([_part(part) for part in checked_list(content, "content")])
-    read: Message = {"role": ROLES[role], "content": content}
-    if calls := checked_list(message.get("tool_calls"), "tool_calls"):
+    role = parts.role(message, "system", "developer", "user", "assistant", "tool")
+    read: Message = {"role": role, "content": parts.content(message.get("content"), "content")}
+    if calls := parts.objects(message.get("tool_calls"), "tool_calls"):
         read["tool_calls"] = [_call(call) for call in calls]
     for key in ("tool_call_id", "name", "reasoning_content"):
         if message.get(key):
-            read[key] = checked_text(message[key], key)
+            read[key] = parts.text(message[key], key)
     return read
 
 
-def _part(part: Mapping[str, Any]) -> Message:
-    match part.get("type"):
-        case "text" | "refusal" as kind:
-            key = "text" if kind == "text" else "refusal"
-            return {"type": "text", "text": checked_text(part.get(key), key)}
-        case "image_url":
-            image = part.get("image_url")
-            return read_image(image.get("url") if isinstance(image, Mapping) else image)
-    raise RequestError(f"content of type {short(part.get('type'))} is not supported; send text and pictures")
-
-
 def _call(call: Mapping[str, Any]) -> Message:
-    """Read an earlier call. Its arguments, a text of JSON, become an object, which chat templates expect."""
+    """Read an earlier call."""
     function = call.get("function")
     if not isinstance(function, Mapping):
         raise RequestError(f"a tool call has no function: {short(call)}")
-    name = checked_text(function.get("name"), "the name of a tool call")
-    arguments = arguments_of(function.get("arguments"))
+    name = parts.text(function.get("name"), "the name of a tool call")
+    arguments = parts.arguments(function.get("arguments"))
     read: Message = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"id": checked_text(call["id"], "id"), **read} if call.get("id") else read
-
-
-def arguments_of(text: Any) -> Any:
-    """Parse the arguments of an earlier call; text that is not JSON stays as it is."""
-    text = checked_text(text or "{}", "the arguments of a tool call")
-    try:
-        return pydantic_core.from_json(text)
-    except ValueError:
-        return text
+    return {"id": parts.text(call["id"], "id"), **read} if call.get("id") else read
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, Mapping):
         raise RequestError(f"a tool of type {short(tool.get('type'))} is not supported; use functions")
-    return tool_schema(function.get("name"), function.get("description"), function.get("parameters"))
+    return parts.tool(function.get("name"), function.get("description"), function.get("parameters"))
 
 
 def reply(response: Response, request: Request, number: int) -> dict[str, Any]:

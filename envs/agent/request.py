@@ -3,6 +3,7 @@
 Bodies are read on a thread; what would take long or much memory is refused.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,31 +12,20 @@ from typing import Any
 
 import pydantic_core
 
+from envs.agent import parts
+from envs.agent.parts import Message, RequestError
 from envs.base import text_of
 from envs.errors import MissingDependencyError
 from envs.questions.images import ImageError, open_image
-from envs.tools.calls import Call, find_calls, reasoning_end, short
+from envs.tools.calls import Call, find_calls, reasoning_end
+from envs.tools.results import encodable
 from envs.tools.schema import convert_texts
 
-Message = dict[str, Any]
 Stored = Mapping[str, tuple[Message, ...]]
 """Messages of conversations, by the id of their last response."""
 CHARS_PER_TOKEN = 4
 """For the token counts that clients expect. The environment does not see tokens."""
 MAX_STOPS = 64
-
-
-class RequestError(Exception):
-    """A request that cannot be answered; the text tells the agent why. It is data, not a fault."""
-
-    def __init__(self, text: str, status: int = 400) -> None:
-        super().__init__(text)
-        self.status = status
-
-    def kind(self, of_server: str) -> str:
-        """Return the error's type in OpenAI's and Anthropic's APIs, which differ in that of a server's error."""
-        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-        return kinds.get(self.status, "invalid_request_error" if self.status < 500 else of_server)
 
 
 @dataclass(frozen=True)
@@ -96,7 +86,7 @@ class Response:
 
 def read_response(text: str, request: Request, max_calls: int) -> Response:
     """Split the model's text into reasoning, text and, if the request offers tools, calls."""
-    text = text.encode("utf-8", "replace").decode()
+    text = encodable(text)
     start = reasoning_end(text)
     start = len(text) if start is None else start
     reasoning = text[:start].strip().removeprefix("<think>").removesuffix("</think>").strip()
@@ -110,18 +100,14 @@ def read_response(text: str, request: Request, max_calls: int) -> Response:
     if errors or found.span is None:
         return Response(kept[start:].strip(), reasoning, (), errors, stop, found.span)
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
-    calls = tuple(_typed(call, schemas.get(call.name, {})) for call in found.calls)
-    return Response(kept[start : found.span[0]].strip(), reasoning, calls, (), stop, found.span)
-
-
-def _typed(call: Call, parameters: Mapping[str, Any]) -> Call:
-    """Return the call; arguments from markup, which are text, become JSON where the schema expects something else."""
-    if not call.as_text:
-        return call
-    try:
-        return Call(call.name, convert_texts(call.arguments, parameters))
-    except (AttributeError, TypeError):  # the client's schema is not one; the arguments stay text
-        return Call(call.name, call.arguments)
+    calls = []
+    for call in found.calls:
+        arguments = call.arguments
+        if call.as_text:
+            with contextlib.suppress(AttributeError, TypeError):  # of a schema that is none; the arguments stay text
+                arguments = convert_texts(arguments, schemas.get(call.name, {}))
+        calls.append(Call(call.name, arguments))
+    return Response(kept[start : found.span[0]].strip(), reasoning, tuple(calls), (), stop, found.span)
 
 
 def response_id(number: int) -> str:
@@ -167,57 +153,11 @@ def make_request(
     return Request(
         messages=tuple(messages),
         tools=tuple(tools),
-        stops=tuple(checked_text(stop, stops_key) for stop in stops),
-        model=checked_text(body.get("model"), "model"),
+        stops=tuple(parts.text(stop, stops_key) for stop in stops),
+        model=parts.text(body.get("model"), "model"),
         streams=body.get("stream") is True,
         thread=thread.hexdigest(),
     )
-
-
-def checked_text(value: Any, what: str) -> str:
-    """Refuse what is not a text that tokenizers can encode."""
-    if not isinstance(value, str):
-        raise RequestError(f"{what} must be text, got {short(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{what} holds half of a surrogate pair, which cannot be encoded") from error
-    return value
-
-
-def checked_list(value: Any, what: str) -> list[Mapping[str, Any]]:
-    """Refuse what is not a list of mappings; None is an empty one."""
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-        raise RequestError(f"{what} must be a list of objects, got {short(value)}")
-    return value
-
-
-def read_image(url: Any) -> Message:
-    """Make the content part of an image from its data URI, which is not decoded yet; refuse other addresses."""
-    if not isinstance(url, str) or not url.startswith("data:"):
-        raise RequestError(f"pictures must be sent as data: URIs, got {short(url)}; addresses are not fetched")
-    return {"type": "image", "image": url}
-
-
-def joined(parts: Sequence[Message]) -> str | list[Message]:
-    """Join content parts to one text, unless one is an image."""
-    if any(part["type"] == "image" for part in parts):
-        return list(parts)
-    return "".join(part["text"] for part in parts)
-
-
-def tool_schema(name: Any, description: Any, parameters: Any) -> Mapping[str, Any]:
-    """Describe a tool in OpenAI's form; refuse it without a name, or if its parameters are not an object."""
-    if parameters is not None and not isinstance(parameters, Mapping):
-        raise RequestError(f"the parameters of a tool must be a JSON schema, got {short(parameters)}")
-    function = {
-        "name": checked_text(name, "a tool's name"),
-        "description": checked_text(description or "", "a tool's description"),
-        "parameters": dict(parameters or {"type": "object", "properties": {}}),
-    }
-    return {"type": "function", "function": function}
 
 
 BYTES_PER_VALUE = 32
@@ -276,13 +216,13 @@ def check_images(messages: Sequence[Message], max_pixels: int) -> None:
 
 def with_images(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with decoded images in place of data URIs."""
-    return [{**message, "content": _decoded(message["content"])} for message in messages]
-
-
-def _decoded(content: str | list[Message]) -> str | list[Message]:
-    if isinstance(content, str):
-        return content
-    return [{**part, "image": open_image(part["image"])} if part["type"] == "image" else part for part in content]
+    decoded = []
+    for message in messages:
+        content = message["content"]
+        if not isinstance(content, str):
+            content = [{**part, "image": open_image(part["image"])} if "image" in part else part for part in content]
+        decoded.append({**message, "content": content})
+    return decoded
 
 
 def _images(messages: Sequence[Message]) -> Iterator[str]:

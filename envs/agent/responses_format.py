@@ -5,28 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from envs.agent.openai_format import PING, arguments_of, refusal
-from envs.agent.request import (
-    Message,
-    Request,
-    RequestError,
-    Response,
-    Stored,
-    assistant_message,
-    checked_list,
-    checked_text,
-    joined,
-    make_request,
-    read_image,
-    response_id,
-    tool_schema,
-)
+from envs.agent import parts
+from envs.agent.openai_format import PING, refusal
+from envs.agent.parts import Message, RequestError
+from envs.agent.request import Request, Response, Stored, assistant_message, make_request, response_id
 from envs.tools.calls import short
 
 __all__ = ["PING", "events", "read", "refusal", "reply"]
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""The roles that are accepted, and the role that the chat template gets."""
 REFUSED = ("background", "conversation", "prompt")
 TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """The parameters of a custom tool, which takes one text."""
@@ -48,13 +34,13 @@ def read(body: Mapping[str, Any], stored: Stored) -> Request:
             raise RequestError(f"the response {short(previous)} is not stored here (any more); send its items again")
         earlier = stored[previous]
     given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else checked_list(given, "input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else parts.objects(given, "input")
     messages = list(earlier)
     for item in items:
         _add(messages, item, len(earlier))
-    instructions = checked_text(body.get("instructions") or "", "instructions")
+    instructions = parts.text(body.get("instructions") or "", "instructions")
     system: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-    offered = [] if body.get("tool_choice") == "none" else checked_list(body.get("tools"), "tools")
+    offered = [] if body.get("tool_choice") == "none" else parts.objects(body.get("tools"), "tools")
     tools = [pair for tool in offered for pair in _tools(tool)]
     request = make_request(body, [*system, *messages], [schema for schema, _ in tools], [], "stop")
     calls = {schema["function"]["name"]: call for schema, call in tools}
@@ -66,16 +52,17 @@ def _add(messages: list[Message], item: Mapping[str, Any], start: int) -> None:
     """Add an item. What the model generated in one response becomes one message, as chat templates expect."""
     match item.get("type", "message"):
         case "message":
-            message = _message(item)
+            role = parts.role(item, "system", "developer", "user", "assistant")
+            message = {"role": role, "content": parts.content(item.get("content"), "content")}
         case "reasoning":
-            texts = [*checked_list(item.get("summary"), "summary"), *checked_list(item.get("content"), "content")]
-            thought = "\n".join(checked_text(part.get("text"), "text") for part in texts)
+            texts = [*parts.objects(item.get("summary"), "summary"), *parts.objects(item.get("content"), "content")]
+            thought = "\n".join(parts.text(part.get("text"), "text") for part in texts)
             message = {"role": "assistant", "content": "", **({"reasoning_content": thought} if thought else {})}
         case "function_call" | "custom_tool_call" as kind:
             message = {"role": "assistant", "content": "", "tool_calls": [_call(item, kind)]}
         case "function_call_output" | "custom_tool_call_output":
-            identity = checked_text(item.get("call_id"), "call_id")
-            message = {"role": "tool", "content": _content(item.get("output"), "output"), "tool_call_id": identity}
+            identity = parts.text(item.get("call_id"), "call_id")
+            message = {"role": "tool", "content": parts.content(item.get("output"), "output"), "tool_call_id": identity}
         case kind:
             raise RequestError(f"an item of type {short(kind)} is not supported; send messages, reasoning and calls")
     last = messages[-1] if len(messages) > start else {"role": ""}
@@ -88,59 +75,35 @@ def _add(messages: list[Message], item: Mapping[str, Any], start: int) -> None:
     messages[-1].update({"tool_calls": calls} if calls else {})
 
 
-def _message(item: Mapping[str, Any]) -> Message:
-    role = item.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise RequestError(f"a message has the role {short(role)}; supported are {', '.join(ROLES)}")
-    return {"role": ROLES[role], "content": _content(item.get("content"), "content")}
-
-
-def _content(content: Any, what: str) -> str | list[Message]:
-    if isinstance(content, str):
-        return checked_text(content, what)
-    return joined([_part(part) for part in checked_list(content, what)])
-
-
-def _part(part: Mapping[str, Any]) -> Message:
-    match part.get("type"):
-        case "input_text" | "output_text" | "text":
-            return {"type": "text", "text": checked_text(part.get("text"), "text")}
-        case "refusal":
-            return {"type": "text", "text": checked_text(part.get("refusal"), "refusal")}
-        case "input_image":
-            return read_image(part.get("image_url"))
-    raise RequestError(f"content of type {short(part.get('type'))} is not supported; send text and images")
-
-
 def _call(item: Mapping[str, Any], kind: str) -> Message:
-    """Read an earlier call. Its arguments, a text of JSON, become an object, which chat templates expect."""
+    """Read an earlier call."""
     if kind == "custom_tool_call":
-        arguments: Any = {"input": checked_text(item.get("input"), "input")}
+        arguments: Any = {"input": parts.text(item.get("input"), "input")}
     else:
-        arguments = arguments_of(item.get("arguments"))
+        arguments = parts.arguments(item.get("arguments"))
     function = {"name": _full_name(item), "arguments": arguments}
-    return {"id": checked_text(item.get("call_id"), "call_id"), "type": "function", "function": function}
+    return {"id": parts.text(item.get("call_id"), "call_id"), "type": "function", "function": function}
 
 
 def _tools(tool: Mapping[str, Any], space: str = "") -> Iterator[tuple[Mapping[str, Any], dict[str, str]]]:
     """Yield the schemas of a tool or of a namespace of tools, each with what its calls say beside their arguments."""
-    kind, name = tool.get("type"), checked_text(tool.get("name") or "", "a tool's name")
+    kind, name = tool.get("type"), parts.text(tool.get("name") or "", "a tool's name")
     if kind == "namespace" and not space:
-        for inner in checked_list(tool.get("tools"), "the tools of a namespace"):
+        for inner in parts.objects(tool.get("tools"), "the tools of a namespace"):
             yield from _tools(inner, name)
     elif kind in ("function", "custom"):
         call = {"type": "custom_tool_call" if kind == "custom" else "function_call", "name": name}
         call.update({"namespace": space} if space else {})
         parameters = TEXT_INPUT if kind == "custom" else tool.get("parameters")
-        yield tool_schema(_full_name(call), tool.get("description"), parameters), call
+        yield parts.tool(_full_name(call), tool.get("description"), parameters), call
     else:
         raise RequestError(f"a tool of type {short(kind)} is not supported; use functions and custom tools")
 
 
 def _full_name(call: Mapping[str, Any]) -> str:
     """Return the name by which the model knows the tool of a call."""
-    name, space = checked_text(call.get("name"), "a tool's name"), call.get("namespace")
-    return f"{checked_text(space, 'namespace')}.{name}" if space else name
+    name, space = parts.text(call.get("name"), "a tool's name"), call.get("namespace")
+    return f"{parts.text(space, 'namespace')}.{name}" if space else name
 
 
 def reply(response: Response, request: Request, number: int) -> dict[str, Any]:

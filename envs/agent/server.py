@@ -19,7 +19,8 @@ from aiohttp import web
 
 from envs.agent import anthropic_format, openai_format, responses_format
 from envs.agent.connections import Listener, read_body
-from envs.agent.request import Request, RequestError, read_request
+from envs.agent.parts import RequestError
+from envs.agent.request import Request, read_request
 from envs.agent.session import Session, Waiting
 from envs.errors import EnvironmentFault
 from envs.swe.sandbox.workspace import process_folder

@@ -10,7 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from envs.agent.request import Message, Request, RequestError, Response, assistant_message, response_id
+from envs.agent.parts import Message, RequestError
+from envs.agent.request import Request, Response, assistant_message, response_id
 from envs.errors import EnvironmentFault
 from envs.tools.calls import short
 

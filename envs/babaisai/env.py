@@ -12,10 +12,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from envs.babaisai.image import draw_world
 from envs.babaisai.levels import find_task, make_level
 from envs.babaisai.planner import find_plan
-from envs.babaisai.world import DIRECTIONS, Cell, World
+from envs.babaisai.world import DIRECTIONS, Cell, World, draw_world
 from envs.errors import EnvironmentFault
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
 
@@ -94,7 +93,10 @@ class BabaIsAI(PlannedGame):
 
     def explain(self) -> str:
         """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next push."""
-        return explain_plan(self.world, self._text, self.plan())
+        plan, goal = self.plan(), _goal(self.world, self._text)
+        if not plan:
+            return f"{goal} I find no way to win from here, so I wait."
+        return f"{goal} {_purpose(self.world, plan)} go one step {_name(plan[0])}."
 
     def render(self) -> np.ndarray:
         """Draw the level as a uint8 array (32 * height, 32 * width, 3)."""
@@ -159,13 +161,6 @@ def _describe_piece(label: str, dx: int, dy: int) -> str:
     across = [f"{abs(dx)} {'steps' if dx > 1 else 'step'} to the {'right' if dx > 0 else 'left'}"] if dx else []
     along = [f"{abs(dy)} {'steps' if dy > 1 else 'step'} {'down' if dy > 0 else 'up'}"] if dy else []
     return f"{label} {' and '.join(across + along)}" if across or along else ""
-
-
-def explain_plan(world: World, observation: str, plan: Sequence[str]) -> str:
-    """Return the reasoning behind the first move of a plan that wins from here; `observation` is the world as text."""
-    if not plan:
-        return f"{_goal(world, observation)} I find no way to win from here, so I wait."
-    return f"{_goal(world, observation)} {_purpose(world, plan)} go one step {_name(plan[0])}."
 
 
 def _goal(world: World, observation: str) -> str:

@@ -146,14 +146,12 @@ class _Builder:
     def pick(self, positions: list[Position]) -> Position:
         return positions[self.rng.choice(len(positions))]
 
-    def finish(self) -> World:
-        self.world.reread()
-        return self.world
-
 
 def make_level(task: Task, rng: np.random.RandomState) -> World:
     """Draw one level of the task; `rng` advances, so a second call gives the next level."""
-    return _LAYOUTS[task.layout](task, rng)
+    world = _LAYOUTS[task.layout](task, rng)
+    world.reread()
+    return world
 
 
 def _one_room(task: Task, rng: np.random.RandomState) -> World:
@@ -173,7 +171,7 @@ def _one_room(task: Task, rng: np.random.RandomState) -> World:
     build.place(goal, floor)
     if task.other_thing:
         build.place(other, floor)
-    return build.finish()
+    return build.world
 
 
 def _divided(rng: np.random.RandomState, you: Position, stop: Position) -> tuple[_Builder, Piece, Piece, Piece]:
@@ -213,7 +211,7 @@ def _two_rooms(task: Task, rng: np.random.RandomState) -> World:
     _settle(build, task, _LEFT_PUSHABLE, goal, other)
     if task.second_win:
         build.put_rule(absent.name, "win", 9, 4)
-    return build.finish()
+    return build.world
 
 
 def _make_you(task: Task, rng: np.random.RandomState) -> World:
@@ -222,7 +220,7 @@ def _make_you(task: Task, rng: np.random.RandomState) -> World:
     if task.break_win:
         build.displace((9, 1), build.draw_empty(_RIGHT_NARROW))
     _settle(build, task, _LEFT_NARROW, goal, other)
-    return build.finish()
+    return build.world
 
 
 def _make_wall_win(task: Task, rng: np.random.RandomState) -> World:
@@ -230,7 +228,7 @@ def _make_wall_win(task: Task, rng: np.random.RandomState) -> World:
     build.place(text_block(absent.name), _RIGHT_NARROW)
     build.displace((9, 1), build.pick(_RIGHT_EDGES))
     _settle(build, task, _LEFT_NARROW, goal, other)
-    return build.finish()
+    return build.world
 
 
 _LAYOUTS: dict[Layout, Callable[[Task, np.random.RandomState], World]] = {

@@ -14,19 +14,9 @@ import gymnasium
 import minigrid  # registers its levels with gymnasium
 from gymnasium.envs.registration import load_env_creator
 from minigrid.core.world_object import WorldObj
-from minigrid.envs.babyai.core import roomgrid_level
+from minigrid.envs.babyai.core import roomgrid_level, verifier
 from minigrid.envs.babyai.core.levelgen import LevelGen
 from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
-from minigrid.envs.babyai.core.verifier import (
-    AfterInstr,
-    BeforeInstr,
-    GoToInstr,
-    Instr,
-    ObjDesc,
-    OpenInstr,
-    PickupInstr,
-    PutNextInstr,
-)
 
 from envs.errors import ConfigError, did_you_mean
 
@@ -118,7 +108,7 @@ class MixedLocalLevel(LevelGen):
             if reachable and not any(name in self.instrs.surface(self) for name in HELD_OUT):
                 return
 
-    def _draw_open(self) -> tuple[Instr, bool]:
+    def _draw_open(self) -> tuple[verifier.Instr, bool]:
         door_color = self._rand_elem(DOOR_COLORS)
         self._add_locked_room(door_color)
         self.connect_all()
@@ -129,7 +119,7 @@ class MixedLocalLevel(LevelGen):
         while self.room_from_pos(*self.agent_pos) is self.locked_room:
             self.place_agent()
         reachable = self.check_objs_reachable(raise_exc=False)
-        return OpenInstr(ObjDesc("door", self._rand_elem([None, door_color]))), reachable
+        return verifier.OpenInstr(verifier.ObjDesc("door", self._rand_elem([None, door_color]))), reachable
 
     def _add_locked_room(self, color: str) -> None:
         """Lock one room behind a door of this color and put the key into another.
@@ -147,28 +137,28 @@ class MixedLocalLevel(LevelGen):
             column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
         self.add_object(column, row, "key", color)
 
-    def _draw_one_room(self, goal: str) -> tuple[Instr, bool]:
+    def _draw_one_room(self, goal: str) -> tuple[verifier.Instr, bool]:
         self.place_agent()
         count = self.num_dists + (1 if goal in ("goto", "pickup") else 2)
         objects = self.add_distractors(num_distractors=count, all_unique=False)
         reachable = self.check_objs_reachable(raise_exc=False)
         first = self._rand_elem(objects)
-        target = ObjDesc(first.type, first.color)
+        target = verifier.ObjDesc(first.type, first.color)
         if goal == "goto":
-            return GoToInstr(target), reachable
+            return verifier.GoToInstr(target), reachable
         if goal == "pickup":
-            return PickupInstr(target), reachable
+            return verifier.PickupInstr(target), reachable
         other = self._draw_other(objects, first)
         if goal == "putnext":
-            return PutNextInstr(target, other), reachable
-        pick_up, go_to = PickupInstr(target), GoToInstr(other)
+            return verifier.PutNextInstr(target, other), reachable
+        pick_up, go_to = verifier.PickupInstr(target), verifier.GoToInstr(other)
         before = self._rand_elem(("Before", "After")) == "Before"
-        return (BeforeInstr(pick_up, go_to) if before else AfterInstr(go_to, pick_up)), reachable
+        return (verifier.BeforeInstr(pick_up, go_to) if before else verifier.AfterInstr(go_to, pick_up)), reachable
 
-    def _draw_other(self, objects: Sequence[WorldObj], first: WorldObj) -> ObjDesc:
+    def _draw_other(self, objects: Sequence[WorldObj], first: WorldObj) -> verifier.ObjDesc:
         kind = (first.type, first.color)
         twins = sum((thing.type, thing.color) == kind for thing in objects) > 1
         other: Any = self._rand_elem(objects)
         while not twins and (other.type, other.color) == kind:
             other = self._rand_elem(objects)
-        return ObjDesc(other.type, other.color)
+        return verifier.ObjDesc(other.type, other.color)

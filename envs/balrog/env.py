@@ -74,7 +74,12 @@ class Balrog(TextGame):
         # A new object per episode: Crafter counts the resets of one object and draws another world each time.
         self._random = OwnRandomness(self.seed)
         with self._random.in_place():
-            self._env = self._make()
+            try:
+                self._env = self._make_env(self.family, self._name, self._config)
+            except Exception as error:
+                if (explained := self._explain(error)) is None:
+                    raise
+                raise explained from error
             observation, _ = self._env.reset(seed=self.seed)
         space = _find(self._env, "language_action_space")
         self.actions = tuple(space) if hasattr(space, "__iter__") else ()
@@ -134,15 +139,6 @@ class Balrog(TextGame):
             progression=float(self._env.get_stats().get("progression", 0.0)),
             **outcome,
         )
-
-    def _make(self) -> Any:
-        try:
-            return self._make_env(self.family, self._name, self._config)
-        except Exception as error:
-            explained = self._explain(error)
-            if explained is None:
-                raise
-            raise explained from error
 
     def _explain(self, error: Exception) -> ConfigError | MissingDependencyError | None:
         """Explain to the user why an environment could not be made; None for an unexpected error."""

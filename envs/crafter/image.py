@@ -13,11 +13,10 @@ import numpy as np
 from crafter import constants, engine
 from PIL import Image
 
-from envs.crafter.world.creatures import Arrow
 from envs.crafter.world.grid import Being
 from envs.crafter.world.player import Plant, Player
 from envs.crafter.world.rules import KIND_NAMES, MATERIAL_ID, PLAYER, STRIDE
-from envs.crafter.world.world import NOISE_SHAPE, World
+from envs.crafter.world.world import NOISE_SHAPE, Arrow, World
 
 PIXELS = 256
 _CELLS = 9

@@ -4,18 +4,7 @@ import re
 from collections.abc import Iterable
 from operator import itemgetter
 
-from envs.crafter.world.rules import (
-    ACTION_NAMES,
-    COLLECT,
-    KIND_NAMES,
-    MAKE,
-    MOVES,
-    PLACE,
-    PLAYER,
-    STRIDE,
-    VITALS,
-    Amounts,
-)
+from envs.crafter.world import rules
 from envs.crafter.world.world import World
 
 _COMPASS = ("West", "East", "North", "South")
@@ -30,7 +19,7 @@ def _name(item: str) -> str:
     return item.replace("_", " ")
 
 
-def _cost(uses: Amounts) -> str:
+def _cost(uses: rules.Amounts) -> str:
     return _list([f"{count} {_name(item)}" for item, count in uses], "and")
 
 
@@ -40,23 +29,23 @@ def _describe_actions() -> dict[str, str]:
         "Do": "act on what you face: cut a tree, mine a rock, search grass, drink, hit a creature, eat a ripe plant",
         "Sleep": "fall asleep if your energy is not full; you sleep on until it is, or until something hurts you",
     }
-    for move in MOVES:
+    for move in rules.MOVES:
         effects[move] = f"turn {move.split()[1].lower()}, and go one step if the way is free"
-    for action, placing in PLACE.items():
-        ground = _list([KIND_NAMES[material] for material in sorted(placing.where)], "or")
+    for action, placing in rules.PLACE.items():
+        ground = _list([rules.KIND_NAMES[material] for material in sorted(placing.where)], "or")
         effects[action] = f"put a {_name(placing.name)} on the cell you face, which must be {ground} with nothing on it"
         effects[action] += f"; takes {_cost(placing.uses)}"
-    for action, making in MAKE.items():
-        stations = _list([f"a {KIND_NAMES[station]}" for station in sorted(making.nearby)], "and")
+    for action, making in rules.MAKE.items():
+        stations = _list([f"a {rules.KIND_NAMES[station]}" for station in sorted(making.nearby)], "and")
         effects[action] = f"craft one right beside {stations}; takes {_cost(making.uses)}"
-    return {action: effects[action] for action in ACTION_NAMES}
+    return {action: effects[action] for action in rules.ACTION_NAMES}
 
 
 ACTIONS = _describe_actions()
 """Actions with their descriptions."""
 TOOLS = {
-    KIND_NAMES[material]: _list([_name(item) for item, _ in rule.needs], "and") if rule.needs else "no tool"
-    for material, rule in COLLECT.items()
+    rules.KIND_NAMES[material]: _list([_name(item) for item, _ in rule.needs], "and") if rule.needs else "no tool"
+    for material, rule in rules.COLLECT.items()
 }
 """Tool needed to collect each material."""
 
@@ -74,7 +63,7 @@ _DO = (
     *("Attack", "Defeat Zombie", "Defeat Skeleton", "Eat Cow"),
 )
 _SYNONYMS = {
-    **{f"{move} {count}": move for move in MOVES for count in ("1 Step", "2 Steps", "3 Steps")},
+    **{f"{move} {count}": move for move in rules.MOVES for count in ("1 Step", "2 Steps", "3 Steps")},
     **dict.fromkeys(_DO, "Do"),
     **{"Make Table": "Place Table", "Make Crafting Table": "Place Table", "Make Furnace": "Place Furnace"},
 }
@@ -130,15 +119,15 @@ def describe(world: World) -> tuple[str, str]:
     nearest_first = bytes(_pick_nearest_first(view))
     # The dict keeps the first occurrence of each kind, in order; 0 is outside of the world.
     lines = [
-        f"- {KIND_NAMES[kind]} {_PLACES[nearest_first.index(kind)]}"
+        f"- {rules.KIND_NAMES[kind]} {_PLACES[nearest_first.index(kind)]}"
         for kind in dict.fromkeys(view)
-        if kind and kind != PLAYER
+        if kind and kind != rules.PLAYER
     ]
     parts.append("You see:\n" + "\n".join(lines) if lines else _NOTHING_SEEN)
     dx, dy = player.facing
     front = view[(_MIDDLE_X + dx) * _ROWS + _MIDDLE_Y + dy]
-    parts.append(f"You face {KIND_NAMES[front]} at your front.")
-    return "\n\n".join(parts), describe_inventory(player.inventory)
+    parts.append(f"You face {rules.KIND_NAMES[front]} at your front.")
+    return "\n\n".join(parts), _describe_inventory(player.inventory)
 
 
 def _crop(world: World) -> bytes:
@@ -146,14 +135,14 @@ def _crop(world: World) -> bytes:
     x, y = world.player.x - _MIDDLE_X, world.player.y - _MIDDLE_Y
     if x < 0 or y < 0:
         return bytes(len(_CELLS))
-    first = x * STRIDE + y
-    kinds = world.kinds
-    return b"".join([kinds[start : start + _ROWS] for start in range(first, first + _COLUMNS * STRIDE, STRIDE)])
+    first = x * rules.STRIDE + y
+    starts = range(first, first + _COLUMNS * rules.STRIDE, rules.STRIDE)
+    return b"".join([world.kinds[start : start + _ROWS] for start in starts])
 
 
-def describe_inventory(inventory: dict[str, int]) -> str:
+def _describe_inventory(inventory: dict[str, int]) -> str:
     """Return the vitals, out of 9, and the items carried."""
-    status = "\n".join([f"- {vital}: {inventory[vital]}/9" for vital in VITALS])
-    things = [f"- {name}: {count}" for name, count in inventory.items() if count and name not in VITALS]
+    status = "\n".join([f"- {vital}: {inventory[vital]}/9" for vital in rules.VITALS])
+    things = [f"- {name}: {count}" for name, count in inventory.items() if count and name not in rules.VITALS]
     carried = "Your inventory:\n" + "\n".join(things) if things else "You have nothing in your inventory."
     return f"Your status:\n{status}\n\n{carried}"

@@ -4,14 +4,13 @@ The server's state, which may hold the solution, is never asked for.
 """
 
 import base64
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from envs.errors import ConfigError, EnvironmentFault, describe
+from envs.errors import ConfigError, EnvironmentFault, describe, did_you_mean
 from envs.loading import load_attribute
 from envs.openenv.session import RejectedError, fields_of
 from envs.openenv.settings import OpenEnvSettings
@@ -63,8 +62,7 @@ def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Action
         function = load_attribute(given, "env.action")
         return Actions(lambda text: _call(function, given, text), settings.actions or ())
     if given not in fields:
-        near = difflib.get_close_matches(given, fields, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(fields) or 'none'}"
+        hint = did_you_mean(given, fields, f"it has {', '.join(fields) or 'none'}", n=1)
         raise ConfigError(f"env.action: the server's action has no field {given!r}; {hint}")
     read = lambda text: {**constants, given: _convert(given, text, fields[given])}
     return Actions(read, settings.actions or _choices(fields[given]))

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-from envs.errors import EnvironmentFault, MissingDependencyError
+from envs.errors import EnvironmentFault
+from envs.loading import import_extra
 from envs.openenv.protocol import (
     CALL_TOOL,
     SCHEMA_PATH,
@@ -193,13 +194,9 @@ def is_local(url: str) -> bool:
 
 
 def _connect(url: str, settings: OpenEnvSettings) -> Any:
-    try:
-        from websockets.exceptions import InvalidHandshake, InvalidURI
-        from websockets.sync.client import connect
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "OpenEnv servers need the package websockets; install it with: pip install 'slime-verlog[openenv]'"
-        ) from error
+    connect = import_extra("websockets.sync.client", "an OpenEnv server", "openenv").connect
+    from websockets.exceptions import InvalidHandshake, InvalidURI
+
     seconds = settings.connect_timeout_s
     try:
         connecting = connect(
@@ -306,13 +303,12 @@ def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
             raise TypeError("its action schema is not a mapping")
         return {"action": action, "observation": observation}
     except urllib.error.HTTPError as error:
-        raise EnvironmentFault(
-            f"{url} is not an OpenEnv server: its {SCHEMA_PATH} answers HTTP {error.code}; correct env.url"
-        ) from error
+        cause, found = error, f"its {SCHEMA_PATH} answers HTTP {error.code}"
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise EnvironmentFault(f"no server answers at {url} ({reason}); start it, or correct env.url") from error
     except http.client.HTTPException as error:
-        raise EnvironmentFault(f"{url} is not an OpenEnv server: it does not speak HTTP; correct env.url") from error
+        cause, found = error, "it does not speak HTTP"
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise EnvironmentFault(f"{url} is not an OpenEnv server: its {SCHEMA_PATH} has no schemas ({error})") from error
+        cause, found = error, f"its {SCHEMA_PATH} has no schemas ({error})"
+    raise EnvironmentFault(f"{url} is not an OpenEnv server: {found}; correct env.url") from cause

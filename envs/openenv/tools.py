@@ -15,9 +15,8 @@ from envs.openenv.settings import OpenEnvSettings
 from envs.questions import Question
 from envs.tools.calls import short
 from envs.tools.env import ToolEnv
-from envs.tools.mcp.tools import parts_of
+from envs.tools.mcp.tools import read_schema, tool_result
 from envs.tools.results import ToolResult, ToolSpec, read_result
-from envs.tools.schema import check_schema
 from envs.tools.settings import ToolSettings
 
 EMPTY = "The episode begins."
@@ -45,7 +44,11 @@ class OpenEnvTools(ToolEnv):
         if known is None:
             session, known = open_session(settings, seed, lambda session: _list_tools(session, settings))
             session.close()
-        specs = [self._spec(tool) for tool in known]
+        label = f"the OpenEnv server {settings.urls[0]}"
+        specs = [
+            ToolSpec(read_schema(tool, label), functools.partial(self._call, tool["name"]), source=label)
+            for tool in known
+        ]
         super().__init__(Question(""), specs, _tool_settings(settings), task, seed)
 
     def reset(self) -> Observation:
@@ -82,15 +85,6 @@ class OpenEnvTools(ToolEnv):
             self._game = None
         super().close()
 
-    def _spec(self, tool: Mapping[str, Any]) -> ToolSpec:
-        name, label = tool["name"], f"the OpenEnv server {self._server.urls[0]}"
-        described = {
-            "name": name,
-            "description": (tool.get("description") or "").strip() or name,
-            "parameters": tool["input_schema"],
-        }
-        return ToolSpec(check_schema(described, label), functools.partial(self._call, name), source=label)
-
     def _call(self, tool: str, /, **arguments: Any) -> ToolResult:
         if self._ended is not None:
             return _failed("the episode is over, so the tool was not called")
@@ -112,11 +106,9 @@ class OpenEnvTools(ToolEnv):
             return _failed(str(words), reward)
         if isinstance(result, Mapping) and isinstance(result.get("content"), list):
             try:
-                texts, images = parts_of(result)
+                return replace(tool_result(result), reward=reward)
             except (KeyError, TypeError, AttributeError) as problem:
                 raise EnvironmentFault(f"the server sent a result that is not MCP's: {short(result)}") from problem
-            text, failed = "\n".join(texts), bool(result.get("is_error"))
-            return ToolResult(f"error: {text}" if failed else text, images, reward, failed=failed)
         if "result" not in observation:
             return ToolResult("\n".join(filter(None, self._read(observation))), reward=reward)
         return replace(read_result(result, self.settings), reward=reward)

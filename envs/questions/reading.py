@@ -287,7 +287,7 @@ class ParquetRows(Sequence[Mapping[str, Any]]):
         try:
             self._file = pyarrow.parquet.ParquetFile(path)
         except pyarrow.ArrowInvalid as error:
-            raise ConfigError(f"env.data: {path} is not a parquet file: {error}") from error
+            raise ConfigError(f"{path} is not a parquet file: {error}") from error
         metadata = self._file.metadata
         sizes = (metadata.row_group(k).num_rows for k in range(metadata.num_row_groups))
         self._ends = list(itertools.accumulate(sizes))

@@ -1,12 +1,14 @@
-"""A room and the moves in it. Sets of cells are integers: cell (x, y) is bit y * width + x.
+"""A room, the moves in it, and how it is drawn. Sets of cells are integers: cell (x, y) is bit y * width + x.
 
 The outermost cells of a room are walls, so shifting a set of floor cells by one cell never wraps around an edge.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
+
+import numpy as np
 
 from envs.errors import ConfigError
 
@@ -78,20 +80,18 @@ class Room:
         """Return the number of boxes on targets."""
         return (boxes & self.targets).bit_count()
 
+    def look(self, state: State, cell: int) -> int:
+        """Return what a cell shows: the place of its symbol in `SYMBOLS`."""
+        on_target = self.targets >> cell & 1
+        if not self.floor >> cell & 1:
+            return 0
+        if cell == state.player:
+            return 5 + on_target
+        return (3 if state.boxes >> cell & 1 else 1) + on_target
+
     def draw(self, state: State, symbols: str, gap: str = "") -> str:
         """Return the room as text, one line per row; `symbols` are in the order of `SYMBOLS`."""
-        wall, floor, target, box, placed, player, player_on_target = symbols
-        cells = []
-        for cell in range(self.width * self.height):
-            on_target = self.targets >> cell & 1
-            if not self.floor >> cell & 1:
-                cells.append(wall)
-            elif cell == state.player:
-                cells.append(player_on_target if on_target else player)
-            elif state.boxes >> cell & 1:
-                cells.append(placed if on_target else box)
-            else:
-                cells.append(target if on_target else floor)
+        cells = [symbols[self.look(state, cell)] for cell in range(self.width * self.height)]
         return "\n".join(gap.join(cells[y * self.width : (y + 1) * self.width]) for y in range(self.height))
 
 
@@ -136,3 +136,41 @@ def read_room(text: str, symbols: str = SYMBOLS["xsb"]) -> tuple[Room, State]:
     if (boxes | targets) & ~inside:
         raise ConfigError("a Sokoban level has boxes or targets behind walls, where the player cannot go")
     return Room(width, height, inside, targets), State(players.bit_length() - 1, boxes)
+
+
+TILE_PIXELS = 32
+_FLOOR, _WALL, _MORTAR = (226, 214, 190), (112, 84, 66), (84, 62, 50)
+_TARGET, _BOX, _PLACED, _PLAYER = (200, 60, 60), (190, 130, 60), (70, 160, 80), (60, 90, 200)
+
+
+def draw_room(room: Room, state: State) -> np.ndarray:
+    """Return a uint8 array (32 * height, 32 * width, 3)."""
+    rows = []
+    for y in range(room.height):
+        cells = range(y * room.width, (y + 1) * room.width)
+        rows.append(np.concatenate([_tile(room.look(state, cell)) for cell in cells], axis=1))
+    return np.concatenate(rows)
+
+
+@cache
+def _tile(symbol: int) -> np.ndarray:
+    wall, _, target, box, placed, player, player_on_target = range(7)
+    tile = np.empty((TILE_PIXELS, TILE_PIXELS, 3), np.uint8)
+    y, x = np.mgrid[:TILE_PIXELS, :TILE_PIXELS]
+    middle = (TILE_PIXELS - 1) / 2
+    if symbol == wall:
+        tile[:] = _WALL
+        tile[(y % 8 == 7) | ((x + 8 * (y // 8 % 2)) % 16 == 15)] = _MORTAR
+        return tile
+    tile[:] = _FLOOR
+    if symbol in (target, placed, player_on_target):
+        tile[np.abs(x - middle) + np.abs(y - middle) < 9] = _TARGET
+    if symbol in (box, placed):
+        edge = np.maximum(np.abs(x - middle), np.abs(y - middle))
+        tile[edge < 13] = _PLACED if symbol == placed else _BOX
+        tile[((edge > 10) & (edge < 13)) | ((np.abs(x - y) < 2) & (edge < 13))] = _MORTAR
+    elif symbol in (player, player_on_target):
+        far = (x - middle) ** 2 + (y - middle) ** 2
+        tile[far < 121] = (255, 255, 255)
+        tile[far < 90] = _PLAYER
+    return tile

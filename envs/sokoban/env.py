@@ -15,8 +15,7 @@ from pydantic import model_validator
 
 from envs.base import make_image
 from envs.errors import ConfigError
-from envs.sokoban.board import SYMBOLS, Room, State
-from envs.sokoban.image import draw_room
+from envs.sokoban.board import SYMBOLS, Room, State, draw_room
 from envs.sokoban.levels import find_shape, make_level, read_level
 from envs.sokoban.solver import Push, find_pushes, is_stuck, moves_of
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame

@@ -15,7 +15,7 @@ from envs.swe.shell import Judgement, ShellEnv, ShellSettings
 from envs.swe.small_tasks import small_instance
 from envs.swe.tools import Workbench, harmless
 from envs.swe.verdict.calibration import load_plan
-from envs.swe.verdict.evaluate import Verdict, evaluate
+from envs.swe.verdict.evaluate import Plan, Verdict, evaluate
 from envs.swe.verdict.instances import Instance, load_instances
 from envs.swe.verdict.runs import JudgeSettings, source_roots
 from envs.swe.verdict.trees import default_cache, pristine_tree
@@ -93,11 +93,24 @@ class SWEEnv(ShellEnv[SWESettings]):
         self.verdict: Verdict | None = None
         """How the episode was judged; None until its end, or if it ended without being judged."""
 
+    def prepare(self) -> tuple[Path, Plan]:
+        """Return the repository's pristine tree and the plan of the verdict; both are made once and then cached.
+
+        Raises:
+            ConfigError: as `pristine_tree` and `load_plan`.
+        """
+        cache = self.settings.cache()
+        pristine = pristine_tree(self.repository, self.instance.base_commit, cache)
+        return pristine, load_plan(self.instance, pristine, cache, self.judge)
+
+    def reward(self, verdict: Verdict) -> float:
+        """Return what a verdict pays."""
+        return verdict.progression if self.settings.dense_reward else float(verdict.solved)
+
     def open_files(self) -> tuple[Workbench, str]:
         settings, self.verdict = self.settings, None
         check_machine(self.judge.python)
-        self._pristine = pristine_tree(self.repository, self.instance.base_commit, settings.cache())
-        self._plan = load_plan(self.instance, self._pristine, settings.cache(), self.judge)
+        self._pristine, self._plan = self.prepare()
         self._workspace = Workspace(self._pristine)
         sandbox = Sandbox(
             self._workspace.tree,
@@ -116,10 +129,9 @@ class SWEEnv(ShellEnv[SWESettings]):
 
     def judge_files(self) -> Judgement:
         verdict = self.verdict = evaluate(self.instance, self._pristine, self._workspace.tree, self.judge, self._plan)
-        gain = verdict.progression if self.settings.dense_reward else float(verdict.solved)
         sentence = "Solved: all required tests pass." if verdict.solved else f"Not solved: {harmless(verdict.reason)}."
         metrics = {"fail_to_pass": verdict.fail_to_pass, "pass_to_pass": verdict.pass_to_pass}
-        return Judgement(gain, verdict.progression, sentence, metrics)
+        return Judgement(self.reward(verdict), verdict.progression, sentence, metrics)
 
     def prompt_variables(self) -> dict[str, Any]:
         return {"repo": self.instance.repo}

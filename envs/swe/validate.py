@@ -13,7 +13,6 @@ from envs.errors import SlimeVerlogError
 from envs.swe.env import SWEEnv, SWESettings, check_machine, make_env
 from envs.swe.shell import Finding
 from envs.swe.small_tasks import SMALL_TASKS
-from envs.swe.verdict.calibration import load_plan
 from envs.swe.verdict.evaluate import evaluate
 from envs.swe.verdict.instances import load_instances
 from envs.swe.verdict.runs import run_tests
@@ -25,19 +24,19 @@ def validate_instances(settings: SWESettings, tasks: Iterable[str]) -> Iterator[
     """Check instances one by one. What is wrong with one of them is a finding, never an error."""
     for task in tasks:
         try:
-            yield _validate(make_env(task, settings), settings)
+            yield _validate(make_env(task, settings))
         except SlimeVerlogError as error:
             yield Finding(task, str(error).removeprefix(f"{task}: "))
 
 
-def _validate(env: SWEEnv, settings: SWESettings) -> Finding:
+def _validate(env: SWEEnv) -> Finding:
     instance, judge = env.instance, env.judge
     check_machine(judge.python)
-    pristine = pristine_tree(env.repository, instance.base_commit, settings.cache())
+    pristine = pristine_tree(env.repository, instance.base_commit, env.settings.cache())
     untouched = run_tests(lambda tree: build_tree(tree, pristine, instance.test_patch), instance.required, judge)
     if untouched.green.issuperset(instance.required):
         return Finding(instance.instance_id, "the untouched tree is paid: every required test passes without a change")
-    plan = load_plan(instance, pristine, settings.cache(), judge)
+    _, plan = env.prepare()
     with scratch_tree() as tree:
         build_reference(tree, pristine, instance)
         start = time.monotonic()

@@ -23,10 +23,6 @@ ATTEMPTS = 20
 """Seeds to try, in a fixed order, if a drawn world has no quest of the required length."""
 
 
-class UnplayableError(Exception):
-    """The walkthrough of a built game does not win it."""
-
-
 def main() -> None:
     """Build into `sys.argv[1]`; exit code 3 means that the parameters allow no game, with the reason on stderr."""
     recipe = GameRecipe(**json.load(sys.stdin))
@@ -52,7 +48,7 @@ def build(recipe: GameRecipe, path: Path, attempt: int) -> None:
     game = _make_game(recipe, options)
     textworld.generator.compile_game(game, options)
     if not _walkthrough_wins(path, game.metadata.get("walkthrough") or []):
-        raise UnplayableError("the walkthrough does not win")
+        raise RuntimeError("the walkthrough does not win")
 
 
 def _make_game(recipe: GameRecipe, options: textworld.GameOptions) -> textworld.Game:

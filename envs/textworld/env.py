@@ -32,20 +32,20 @@ class TextWorldSettings(GameSettings):
     # BALROG ends every game after 80 steps and leaves the objective to the `goal` command.
     balrog: ClassVar = {**GameSettings.balrog, "max_steps": 80, "goal": "hidden"}
 
-    rooms: int | None = None
+    rooms: int | None = Field(None, ge=1)
     """Rooms in the world; 1, 6, 9 or 12 in the_cooking_game."""
-    objects: int | None = None
+    objects: int | None = Field(None, ge=1)
     """Objects in the world (custom)."""
-    quest_length: int | None = None
+    quest_length: int | None = Field(None, ge=1)
     """Commands that the quest takes (custom, treasure_hunter, coin_collector)."""
     mode: str | None = None
     """`easy`, `medium` or `hard` in treasure_hunter; `simple` or `random` in coin_collector."""
     level: int | None = None
     """TextWorld's own difficulty, in place of rooms, quest_length and mode: 1 to 30 in treasure_hunter, 1 to 300 in
     coin_collector."""
-    recipe: int | None = None
+    recipe: int | None = Field(None, ge=1)
     """Ingredients of the recipe, 1 to 5 (the_cooking_game)."""
-    take: int | None = None
+    take: int | None = Field(None, ge=0)
     """Ingredients that must be found first, at most `recipe` (the_cooking_game)."""
     open: bool | None = None
     """Containers and doors start closed and have to be opened (the_cooking_game)."""

@@ -47,10 +47,7 @@ def run_bounded(name: str, function: Callable[..., Any], arguments: Mapping[str,
     if _still_hung(name) >= MAX_HUNG:
         raise ToolTimeout(f"{name} is out of order: {MAX_HUNG} of its calls never ended")
     value = _wait(name, *_in_thread(name, function, arguments), timeout_s)
-    if inspect.iscoroutine(value):
-        call = _Awaited(name, value)
-        return _wait(name, call.future, call.give_up, timeout_s)
-    return value
+    return _wait(name, *_on_loop(name, value), timeout_s) if inspect.iscoroutine(value) else value
 
 
 def _in_thread(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Future[Any], _GiveUp]:
@@ -67,42 +64,37 @@ def _in_thread(name: str, function: Callable[..., Any], arguments: Mapping[str, 
     return future, lambda: _leave(name, thread.is_alive)
 
 
-class _Awaited:
-    def __init__(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self.name = name
-        self.future: Future[Any] = Future()
-        self._loop = background_loop()
-        self._task: asyncio.Task[Any] | None = None
-        self._loop.call_soon_threadsafe(self._begin, coroutine)
+def _on_loop(name: str, coroutine: Coroutine[Any, Any, Any]) -> tuple[Future[Any], _GiveUp]:
+    future: Future[Any] = Future()
+    loop = background_loop()
+    tasks: list[asyncio.Task[Any]] = []
 
-    def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._task = self._loop.create_task(coroutine)
-        _owners[self._task] = self.name
-        self._task.add_done_callback(self._end)
+    def begin() -> None:
+        tasks.append(loop.create_task(coroutine))
+        _owners[tasks[0]] = name
+        tasks[0].add_done_callback(end)
 
-    def _end(self, task: asyncio.Task[Any]) -> None:
+    def end(task: asyncio.Task[Any]) -> None:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
-            self.future.set_exception(error)
+            future.set_exception(error)
         else:
-            self.future.set_result(task.result())
+            future.set_result(task.result())
 
-    def give_up(self) -> None:
+    def give_up() -> None:
         """Cancel the coroutine; count it if it continues, and retire its loop if that is blocked."""
         alive = threading.Event()
         try:
-            self._loop.call_soon_threadsafe(self._cancel, alive)
+            loop.call_soon_threadsafe(lambda: (tasks[0].cancel(), alive.set()))
         except RuntimeError:  # the loop is closed, so the coroutine has ended
             return
         if not alive.wait(STUCK_S):
-            _retire(self._loop, self.name)
-        elif wait([self.future], STUCK_S).not_done:
-            _leave(self.name, lambda: not self.future.done())
+            _retire(loop, name)
+        elif wait([future], STUCK_S).not_done:
+            _leave(name, lambda: not future.done())
 
-    def _cancel(self, alive: threading.Event) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        alive.set()
+    loop.call_soon_threadsafe(begin)
+    return future, give_up
 
 
 def _wait(name: str, future: Future[Any], give_up: _GiveUp, timeout_s: float) -> Any:
@@ -142,17 +134,12 @@ def background_loop() -> asyncio.AbstractEventLoop:
     global _loop
     with _lock:
         if _loop is None:
-            _loop = asyncio.new_event_loop()
-            _loop.set_task_factory(_make_task)
-            thread = threading.Thread(target=_run, args=(_loop,), name="tool-loop", daemon=True)
-            _threads[_loop] = thread
-            thread.start()
+            loop = _loop = asyncio.new_event_loop()
+            loop.set_task_factory(_make_task)
+            run = lambda: (loop.run_forever(), loop.close())
+            _threads[loop] = threading.Thread(target=run, name="tool-loop", daemon=True)
+            _threads[loop].start()
         return _loop
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
 
 
 def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:

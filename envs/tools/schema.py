@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from envs.errors import MissingDependencyError, ToolError
+from envs.errors import ToolError
+from envs.loading import import_extra
 from envs.tools.calls import decode_whole, short
 
 Schema = dict[str, Any]
@@ -154,13 +155,8 @@ def _strict(schema: Any) -> Any:
 
 def _make_validator(schema: Mapping[str, Any], where: str) -> Any:
     """jsonschema's validator for a schema, whose `iter_errors` raises TimeoutError after the deadline."""
-    try:
-        import jsonschema.validators
-        import regex  # noqa: F401 - imported here, so that an error comes before the first call
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "tools need jsonschema and regex; install them with: pip install 'slime-verlog[tools]'"
-        ) from error
+    jsonschema = import_extra("jsonschema", "a tool", "tools")
+    import_extra("regex", "a tool", "tools")  # here, so that an error comes before the first call
     base = jsonschema.Draft202012Validator
     try:
         base.check_schema(schema)

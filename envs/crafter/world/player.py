@@ -1,28 +1,9 @@
 """The player: effects of actions, of hunger, thirst, fatigue and damage, and the achievements; and plants to eat."""
 
+from envs.crafter.world import rules
 from envs.crafter.world.grid import Being, Creature, Direction, Grid
-from envs.crafter.world.rules import (
-    ACHIEVEMENTS,
-    COLLECT,
-    COW,
-    INITIAL_ITEMS,
-    ITEM_LIMITS,
-    MAKE,
-    MATERIAL_ID,
-    MOVES,
-    PLACE,
-    PLANT,
-    PLAYER,
-    SKELETON,
-    STRIDE,
-    WALKABLE,
-    ZOMBIE,
-    Amounts,
-    Making,
-    Placing,
-)
 
-_LAVA, _WATER = MATERIAL_ID["lava"], MATERIAL_ID["water"]
+_LAVA, _WATER = rules.MATERIAL_ID["lava"], rules.MATERIAL_ID["water"]
 _SWORD_DAMAGE = (("iron_sword", 5), ("stone_sword", 3), ("wood_sword", 2))
 _COW_FOOD, _PLANT_FOOD = 6, 4
 _RIPE_AFTER = 300
@@ -32,7 +13,7 @@ class Plant(Creature):
     """Ripens slowly; animals and monsters next to it eat it."""
 
     __slots__ = ("grown",)
-    kind = PLANT
+    kind = rules.PLANT
     full_health = 1
 
     def __init__(self, world: Grid, x: int, y: int) -> None:
@@ -45,9 +26,8 @@ class Plant(Creature):
 
     def update(self) -> None:
         self.grown += 1
-        beings_at, cell = self.world.beings_at, self.cell
-        around = (beings_at[cell - STRIDE], beings_at[cell + STRIDE], beings_at[cell - 1], beings_at[cell + 1])
-        if any(being and being.kind in (COW, ZOMBIE, SKELETON) for being in around):
+        around = [self.world.beings_at[self.cell + step] for step in (-rules.STRIDE, rules.STRIDE, -1, 1)]
+        if any(being and being.kind in (rules.COW, rules.ZOMBIE, rules.SKELETON) for being in around):
             self.hurt(1)
         if self.health <= 0:
             self.world.remove(self)
@@ -56,13 +36,13 @@ class Plant(Creature):
 class Player(Being):
     """`inventory` includes the vitals; `achievements` counts how often each was reached."""
 
-    kind = PLAYER
-    walkable = WALKABLE | {_LAVA}
+    kind = rules.PLAYER
+    walkable = rules.WALKABLE | {_LAVA}
 
     def __init__(self, world: Grid, x: int, y: int) -> None:
         super().__init__(world, x, y)
-        self.inventory = dict(INITIAL_ITEMS)
-        self.achievements = dict.fromkeys(ACHIEVEMENTS, 0)
+        self.inventory = dict(rules.INITIAL_ITEMS)
+        self.achievements = dict.fromkeys(rules.ACHIEVEMENTS, 0)
         self.facing: Direction = (0, 1)
         self.action = "Noop"
         self.sleeping = False
@@ -82,27 +62,23 @@ class Player(Being):
         self.health -= damage
 
     def update(self) -> None:
-        self._act("Sleep" if self._stays_asleep() else self.action)
+        if self.sleeping and self.inventory["energy"] >= rules.ITEM_LIMITS["energy"]:
+            self.sleeping = False
+            self.achievements["wake_up"] += 1
+        self._act("Sleep" if self.sleeping else self.action)
         self._tire()
         self._heal_or_suffer()
         for name, amount in self.inventory.items():
-            if not 0 <= amount <= ITEM_LIMITS[name]:
-                self.inventory[name] = max(0, min(amount, ITEM_LIMITS[name]))
+            if not 0 <= amount <= rules.ITEM_LIMITS[name]:
+                self.inventory[name] = max(0, min(amount, rules.ITEM_LIMITS[name]))
         if self.health < self._last_health:
             self.sleeping = False
         self._last_health = self.health
 
-    def _stays_asleep(self) -> bool:
-        """Wake a sleeping player who is rested; return whether another sleeps on."""
-        if self.sleeping and self.inventory["energy"] >= ITEM_LIMITS["energy"]:
-            self.sleeping = False
-            self.achievements["wake_up"] += 1
-        return self.sleeping
-
     def _act(self, action: str) -> None:
-        target = self.cell + self.facing[0] * STRIDE + self.facing[1]
-        if action in MOVES:
-            self.facing = MOVES[action]
+        target = self.cell + self.facing[0] * rules.STRIDE + self.facing[1]
+        if action in rules.MOVES:
+            self.facing = rules.MOVES[action]
             self.move(self.facing)
             if self.world.materials[self.cell] == _LAVA:
                 self.health = 0
@@ -113,35 +89,35 @@ class Player(Being):
             else:
                 self._collect(target)
         elif action == "Sleep":
-            if self.inventory["energy"] < ITEM_LIMITS["energy"]:
+            if self.inventory["energy"] < rules.ITEM_LIMITS["energy"]:
                 self.sleeping = True
-        elif action in PLACE:
-            self._place(PLACE[action], target)
-        elif action in MAKE:
-            self._make(MAKE[action])
+        elif action in rules.PLACE:
+            self._place(rules.PLACE[action], target)
+        elif action in rules.MAKE:
+            self._make(rules.MAKE[action])
 
     def _meet(self, being: Being) -> None:
         if isinstance(being, Plant) and being.ripe:
             being.grown = 0
             self.inventory["food"] += _PLANT_FOOD
             self.achievements["eat_plant"] += 1
-        if not isinstance(being, Creature) or being.kind not in (ZOMBIE, SKELETON, COW):
+        if not isinstance(being, Creature) or being.kind not in (rules.ZOMBIE, rules.SKELETON, rules.COW):
             return
         being.hurt(next((damage for sword, damage in _SWORD_DAMAGE if self.inventory[sword]), 1))
         if being.health > 0:
             return
-        if being.kind == COW:
+        if being.kind == rules.COW:
             self.inventory["food"] += _COW_FOOD
             self._since["food"] = 0
             self.achievements["eat_cow"] += 1
         else:
-            self.achievements["defeat_zombie" if being.kind == ZOMBIE else "defeat_skeleton"] += 1
+            self.achievements["defeat_zombie" if being.kind == rules.ZOMBIE else "defeat_skeleton"] += 1
 
     def _collect(self, target: int) -> None:
         material = self.world.materials[target]
         if material == _WATER:
             self._since["drink"] = 0
-        rule = COLLECT.get(material)
+        rule = rules.COLLECT.get(material)
         if rule is None or not self._has(rule.needs):
             return
         self.world.set_material(target, rule.leaves)
@@ -150,27 +126,27 @@ class Player(Being):
                 self.inventory[name] += amount
                 self.achievements[f"collect_{name}"] += 1
 
-    def _place(self, rule: Placing, target: int) -> None:
+    def _place(self, rule: rules.Placing, target: int) -> None:
         if not self.world.is_free(target, rule.where) or not self._has(rule.uses):
             return
         self._spend(rule.uses)
         if rule.material is None:
-            self.world.add(Plant(self.world, *divmod(target, STRIDE)))
+            self.world.add(Plant(self.world, *divmod(target, rules.STRIDE)))
         else:
             self.world.set_material(target, rule.material)
         self.achievements[f"place_{rule.name}"] += 1
 
-    def _make(self, rule: Making) -> None:
+    def _make(self, rule: rules.Making) -> None:
         if not rule.nearby <= self.world.materials_around(self.x, self.y) or not self._has(rule.uses):
             return
         self._spend(rule.uses)
         self.inventory[rule.name] += rule.gives
         self.achievements[f"make_{rule.name}"] += 1
 
-    def _has(self, amounts: Amounts) -> bool:
+    def _has(self, amounts: rules.Amounts) -> bool:
         return all(self.inventory[name] >= amount for name, amount in amounts)
 
-    def _spend(self, amounts: Amounts) -> None:
+    def _spend(self, amounts: rules.Amounts) -> None:
         for name, amount in amounts:
             self.inventory[name] -= amount
 

@@ -16,20 +16,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from envs.errors import ConfigError
+from envs.swe.verdict import trees
 from envs.swe.verdict.encoding import loosely
 from envs.swe.verdict.evaluate import Expected, Plan, ProbeRun, Report, run_probes
 from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.probe_files import TRUTHS, Probe, top_level_names
 from envs.swe.verdict.runs import JudgeSettings, TestRun, run_tests
-from envs.swe.verdict.trees import (
-    Build,
-    build_reference,
-    build_tree,
-    building,
-    counted_changes,
-    is_readable,
-    scratch_tree,
-)
 from envs.swe.verdict.values import EXCEPTION_BITS, bits
 
 MIN_BITS = 8
@@ -54,7 +46,7 @@ def load_plan(instance: Instance, pristine: Path, cache: Path, settings: JudgeSe
 
 @functools.lru_cache(maxsize=64)
 def _load(instance: Instance, pristine: Path, target: Path, settings: JudgeSettings) -> Plan:
-    with building(target) as scratch:
+    with trees.building(target) as scratch:
         if scratch is not None:
             made = _Calibration(instance, pristine, settings).plan()
             scratch.write_text(json.dumps(asdict(made), default=sorted), encoding="utf-8")
@@ -87,9 +79,9 @@ class _Calibration:
 
     def __init__(self, instance: Instance, pristine: Path, settings: JudgeSettings) -> None:
         self.instance, self.pristine, self.settings = instance, pristine, settings
-        with scratch_tree() as tree:
-            build_reference(tree, pristine, instance)
-            self.reference = counted_changes(tree, pristine, instance)
+        with trees.scratch_tree() as tree:
+            trees.build_reference(tree, pristine, instance)
+            self.reference = trees.counted_changes(tree, pristine, instance)
         self.bare = Plan((), {}, frozenset())
         """The plan without probes."""
 
@@ -103,7 +95,7 @@ class _Calibration:
         plain = run_tests(self.reference, required, self.settings)
         if why := why_not_green(self.instance, plain):
             raise ConfigError(f"{name}: the reference patch is not paid: {why}")
-        with scratch_tree() as tree:
+        with trees.scratch_tree() as tree:
             self.reference(tree)
             self.bare = Plan((), _places(plain.collected), top_level_names(tree))
         expected, reached = self._own([test for test in required if plain.outcomes[test] == "passed"])
@@ -117,7 +109,9 @@ class _Calibration:
             why = f"its probes ask for {total} bits in all, and {MIN_BITS} are needed: answers can be guessed"
             raise ConfigError(f"{name}: {why}")
         own, drawn = {one.key for one in expected}, list[Expected]()
-        readable = [test for test in self.instance.fail_to_pass if is_readable(test, self.instance, self.pristine)]
+        readable = [
+            test for test in self.instance.fail_to_pass if trees.is_readable(test, self.instance, self.pristine)
+        ]
         for draw in range(1, DRAWS + 1) if readable and self.instance.draw_arguments else ():
             drawn += self._drawn(readable, draw, own)
         hard_coded = [test for test in readable if test not in {one.test for one in drawn}]
@@ -126,9 +120,9 @@ class _Calibration:
         return replace(self.bare, expected=(*expected, *drawn), note=note)
 
     def _unsolved(self, tree: Path) -> None:
-        build_tree(tree, self.pristine, self.instance.test_patch)
+        trees.build_tree(tree, self.pristine, self.instance.test_patch)
 
-    def _play(self, build: Build, tests: Iterable[str], **options: Any) -> ProbeRun:
+    def _play(self, build: trees.Build, tests: Iterable[str], **options: Any) -> ProbeRun:
         run = run_probes(build, self.instance, self.bare, self.settings, tests, **options)
         if run.reason and build is self.reference:
             raise ConfigError(f"{self.instance.instance_id}: its probes do not run: {run.reason}")

@@ -15,14 +15,7 @@ from typing import Any
 from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.probe_files import TRUTHS, Probe, probe_files
 from envs.swe.verdict.runs import JudgeSettings, TestRun, files_of, run_pytest, run_tests
-from envs.swe.verdict.trees import (
-    Build,
-    TooMuchChanged,
-    counted_changes,
-    is_protected,
-    is_readable,
-    scratch_tree,
-)
+from envs.swe.verdict.trees import Build, TooMuchChanged, counted_changes, is_protected, is_readable, scratch_tree
 from envs.swe.verdict.values import Unreadable, fits
 
 PROBES_TIME = 3

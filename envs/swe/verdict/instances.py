@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from envs.errors import ConfigError, MissingDependencyError
+from pydantic import ConfigDict
+
+from envs.errors import ConfigError
+from envs.questions import ParquetRows
 from slime_verlog import Field, Settings, read_settings
 
-_TEXTS = ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
 _TESTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
-_DRAW = "DRAW_ARGUMENTS"
-"""Our own column."""
 
 
 class Instance(Settings):
@@ -22,6 +22,8 @@ class Instance(Settings):
     `fail_to_pass` must turn green, `pass_to_pass` must stay green, both as pytest's node ids.
     """
 
+    model_config = ConfigDict(extra="ignore")
+
     instance_id: str
     repo: str
     base_commit: str
@@ -30,8 +32,9 @@ class Instance(Settings):
     test_patch: str
     fail_to_pass: tuple[str, ...] = Field(alias=_TESTS[0])
     pass_to_pass: tuple[str, ...] = Field(alias=_TESTS[1])
-    draw_arguments: bool = Field(default=True, alias=_DRAW)
-    """Judge tests that the agent can read with other arguments too, on which the reference solution decides."""
+    draw_arguments: bool = Field(default=True, alias="DRAW_ARGUMENTS")
+    """Our own column: judge tests that the agent can read with other arguments too, on which the reference solution
+    decides."""
 
     def __hash__(self) -> int:
         return hash((self.instance_id, self.repo, self.base_commit))
@@ -54,12 +57,11 @@ def read_instance(row: Mapping[str, Any], where: str = "instance") -> Instance:
     """
     name = row.get("instance_id")
     where = f"{where} ({name})" if isinstance(name, str) else where
-    columns = {key: row.get(key) for key in _TEXTS}
-    columns |= {key: "" for key in ("patch", "test_patch") if columns[key] is None}
-    columns |= {key: _read_tests(row.get(key), f"{where}: {key}") for key in _TESTS}
-    if not columns["FAIL_TO_PASS"]:
+    tests = {key: _read_tests(row.get(key), f"{where}: {key}") for key in _TESTS}
+    if not tests["FAIL_TO_PASS"]:
         raise ConfigError(f"{where}: FAIL_TO_PASS is empty, so nothing could be solved")
-    return read_settings(Instance, {**columns, **{key: row[key] for key in (_DRAW,) if key in row}}, f"{where}: ")
+    patches = {key: "" for key in ("patch", "test_patch") if row.get(key) is None}
+    return read_settings(Instance, {**row, **patches, **tests}, f"{where}: ")
 
 
 def _read_tests(value: Any, where: str) -> tuple[str, ...]:
@@ -77,7 +79,7 @@ def _read_tests(value: Any, where: str) -> tuple[str, ...]:
 
 
 def load_instances(path: str | Path) -> Mapping[str, Instance]:
-    """Read all instances of a file, by id. The file is read once per version of it.
+    """Read all instances of a file, by id. A file is read again after it was edited.
 
     Raises:
         ConfigError: missing file, unknown ending, damaged content, or an id that occurs twice.
@@ -107,15 +109,7 @@ def _load(path: Path, _mtime: int) -> Mapping[str, Instance]:
 
 def _rows(path: Path) -> Iterable[Any]:
     if path.suffix == ".parquet":
-        try:
-            import pyarrow.parquet
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(
-                "reading .parquet needs pyarrow; install it with: pip install pyarrow"
-            ) from error
-        present = set(pyarrow.parquet.read_schema(path).names)
-        columns = [*_TEXTS, *_TESTS, *({_DRAW} & present)]
-        return pyarrow.parquet.read_table(path, columns=columns).to_pylist()
+        return ParquetRows(path)
     if path.suffix not in (".json", ".jsonl"):
         raise ConfigError(f"env.instances: {path} must end in .json, .jsonl or .parquet")
     try:

@@ -11,6 +11,7 @@ import importlib
 import os
 import shutil
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ ANSWER_S = 5.0
 END_S = 1.0
 """Seconds that a command has to end after its stdin is closed, before it is killed with all that it started."""
 STDERR_CHARS = 2000
+READ_S = 0.2
+"""Seconds that the last lines of a command may take to be read."""
 open_connections: set[Connection] = set()
 
 Listing = dict[str, dict[str, Any]]
@@ -36,7 +39,7 @@ class Connection:
         self._settings = settings
         self._ready: asyncio.Future[tuple[Any, Listing]] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
-        self._stderr = _Tail()
+        self._stderr = _Stderr()
         self._holder = asyncio.create_task(self._hold())
         open_connections.add(self)
         self._holder.add_done_callback(lambda _: open_connections.discard(self))
@@ -104,7 +107,6 @@ class Connection:
             self._refuse(f"{'cannot be reached' if self._settings.url else 'did not start'}: {reason(error)}")
         finally:
             limit.cancel()
-            self._stderr.close()
 
     def _give_up(self, why: str) -> None:
         self._refuse(why)
@@ -141,7 +143,7 @@ async def list_tools(session: Any) -> Listing:
 
 
 @contextlib.asynccontextmanager
-async def _session(settings: McpSettings, stderr: _Tail) -> AsyncIterator[Any]:
+async def _session(settings: McpSettings, stderr: _Stderr) -> AsyncIterator[Any]:
     """A client that has agreed on a protocol version with the server; mcp 2 has a class for this, mcp 1 has not."""
     library: Any = importlib.import_module("mcp")
     if hasattr(library, "Client"):
@@ -154,7 +156,7 @@ async def _session(settings: McpSettings, stderr: _Tail) -> AsyncIterator[Any]:
 
 
 @contextlib.asynccontextmanager
-async def _transport(settings: McpSettings, stderr: _Tail) -> AsyncIterator[Any]:
+async def _transport(settings: McpSettings, stderr: _Stderr) -> AsyncIterator[Any]:
     from mcp.client.stdio import StdioServerParameters, stdio_client
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared._httpx_utils import create_mcp_http_client
@@ -190,35 +192,27 @@ def reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-class _Tail:
-    """The end of what a command writes to stderr."""
+class _Stderr:
+    """Reads what a command writes to stderr, in a thread, and keeps the last line."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._text = ""
-        self._fd: int | None = None
+        self._line = ""
+        self._reader: threading.Thread | None = None
 
     def writer(self) -> Any:
         """Return the file that the command writes to."""
-        self._fd, write = os.pipe()
-        os.set_blocking(self._fd, False)
-        self._loop.add_reader(self._fd, self._read)
+        read, write = os.pipe()
+        self._reader = threading.Thread(target=self._read, args=(read,), name="mcp-stderr", daemon=True)
+        self._reader.start()
         return os.fdopen(write, "w")
 
     def last_line(self) -> str:
-        self._read()
-        return next((line.strip() for line in reversed(self._text.splitlines()) if line.strip()), "")
+        """Return the last line; of a command that has just ended, all lines are read first."""
+        if self._reader is not None:
+            self._reader.join(READ_S)
+        return self._line
 
-    def close(self) -> None:
-        if self._fd is not None:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = None
-
-    def _read(self) -> None:
-        if self._fd is None:
-            return
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._fd, 1 << 16):
-                self._text = (self._text + data.decode("utf-8", "replace"))[-STDERR_CHARS:]
-            self.close()
+    def _read(self, pipe: int) -> None:
+        with open(pipe, encoding="utf-8", errors="replace") as lines:
+            while line := lines.readline(STDERR_CHARS):
+                self._line = line.strip() or self._line

@@ -9,19 +9,20 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, ToolError
+from envs.errors import ConfigError, EnvironmentFault, ToolError
+from envs.loading import import_extra
 from envs.tools.mcp.connection import ANSWER_S, Connection, Listing, close_all, find_program, list_tools, reason
 from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec
-from envs.tools.schema import check_schema
+from envs.tools.schema import Schema, check_schema
 from envs.tools.settings import McpSettings
 
 START_GRACE_S = 10.0
 _lock = threading.Lock()
 _servers: dict[tuple[str, float | None], McpServer] = {}
-_specs: dict[tuple[str, float | None], tuple[ToolSpec, ...]] = {}
-"""The servers of this process and the tools that they offer, by their settings."""
+"""The servers of this process, by their settings and the time limit of a call."""
 
 
 def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -> tuple[ToolSpec, ...]:
@@ -42,35 +43,44 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
     place, shared = (settings.model_dump_json(), timeout_s), settings.scope == "worker"
     with _lock:
         server = _servers.setdefault(place, McpServer(settings))
-    if shared or place not in _specs:
+    if shared or not server.specs:
         try:
             listing = server.offered()
         except ConfigError as error:
             raise ConfigError(f"{key}.{error}") from error
-        if place not in _specs:
-            _specs[place] = tuple(_spec(server, tool, listing, timeout_s) for tool in listing.values())
+        server.specs = server.specs or tuple(_spec(server, tool, listing, timeout_s) for tool in listing.values())
         if not shared:
             server.close()
-    return _specs[place]
+    return server.specs
 
 
 def _spec(server: McpServer, tool: Mapping[str, Any], listing: Mapping[str, Any], timeout_s: float | None) -> ToolSpec:
     settings, name = server.settings, tool["name"]
-    described = {
-        "name": settings.prefix + name,
-        "description": (tool.get("description") or "").strip() or tool.get("title") or name,
-        "parameters": tool["inputSchema"],
-    }
     own = settings.scope == "episode"
     return ToolSpec(
-        check_schema(described, settings.label),
-        EpisodeTool if own else functools.partial(_call, server, name),
+        read_schema(tool, settings.label, settings.prefix),
+        EpisodeTool if own else functools.partial(server.call, name),
         {"settings": settings, "known": listing, "tool": name} if own else {},
         timeout_s,
         create_timeout_s=2 * settings.start_timeout_s + START_GRACE_S,
         deterministic=settings.deterministic,
         source=settings.label,
     )
+
+
+def read_schema(tool: Mapping[str, Any], label: str, prefix: str = "") -> Schema:
+    """Return a tool's schema in OpenAI's form from MCP's description, whose keys may be in its own form or in Python's.
+
+    Raises:
+        ToolError: the name or the schema cannot be used; the text begins with `label`.
+    """
+    name = tool["name"]
+    described = {
+        "name": prefix + name,
+        "description": (tool.get("description") or "").strip() or tool.get("title") or name,
+        "parameters": tool["inputSchema"] if "inputSchema" in tool else tool["input_schema"],
+    }
+    return check_schema(described, label)
 
 
 class EpisodeTool(Tool):
@@ -88,28 +98,15 @@ class EpisodeTool(Tool):
 
     async def execute(self, /, *args: Any, **kwargs: Any) -> ToolResult:
         assert self._server is not None
-        return await _call(self._server, self.config["tool"], **kwargs)
+        return await self._server.call(self.config["tool"], **kwargs)
 
     def release(self) -> None:
         if self._server is not None:
             self._server.close()
 
 
-async def _call(server: McpServer, name: str, /, **arguments: Any) -> ToolResult:
-    """Call a tool; the metric `restarts` counts how often that restarted the server."""
-    before = server.restarts
-    result = await server.call(name, arguments)
-    restarts = server.restarts - before
-    texts, images = parts_of(result)
-    text = "\n".join(texts)
-    failed = bool(result.get("isError"))
-    return ToolResult(
-        f"error: {text}" if failed else text, images, metrics={"restarts": restarts} if restarts else {}, failed=failed
-    )
-
-
-def parts_of(result: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
-    """Return a result's texts, and its images as data URIs; keys may be in the protocol's form or in Python's."""
+def tool_result(result: Mapping[str, Any]) -> ToolResult:
+    """Return MCP's result, with images as data URIs; keys may be in the protocol's form or in Python's."""
     texts, images = [], []
     for part in result["content"]:
         match part["type"]:
@@ -127,7 +124,8 @@ def parts_of(result: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
     structured = result.get("structuredContent", result.get("structured_content"))
     if not result["content"] and structured is not None:
         texts.append(json.dumps(structured, ensure_ascii=False))
-    return texts, tuple(images)
+    text, failed = "\n".join(texts), bool(result.get("isError", result.get("is_error")))
+    return ToolResult(f"error: {text}" if failed else text, tuple(images), failed=failed)
 
 
 EXIT_S = 5.0
@@ -142,13 +140,8 @@ def mcp_loop() -> asyncio.AbstractEventLoop:
         MissingDependencyError: the package mcp is not installed.
     """
     global _loop
-    try:
-        import mcp.client.stdio
-        import mcp.client.streamable_http  # noqa: F401 - imported here, because it takes seconds
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "MCP tools need the package mcp; install it with: pip install 'slime-verlog[mcp]'"
-        ) from error
+    for client in ("stdio", "streamable_http"):  # here, because it takes seconds
+        import_extra(f"mcp.client.{client}", "an MCP tool", "mcp")
     with _lock:
         if _loop is None:
             logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a traceback per line that is not JSON
@@ -169,6 +162,7 @@ class McpServer:
     def __init__(self, settings: McpSettings, known: Listing | None = None, fresh: bool = False) -> None:
         self.settings = settings
         self.restarts = 0
+        self.specs: tuple[ToolSpec, ...] = ()
         self._known = known
         self._fresh = fresh
         self._called = False
@@ -186,13 +180,17 @@ class McpServer:
             raise ConfigError(f"mcp.command: program {words[0]!r} was not found next to this Python or in PATH")
         return asyncio.run_coroutine_threadsafe(self._offered(), loop).result()
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Call a tool, on any event loop; returns the protocol's result: `content`, `isError`, `structuredContent`.
+    async def call(self, name: str, /, **arguments: Any) -> ToolResult:
+        """Call a tool, on any event loop; the metric `restarts` counts how often that restarted the server.
 
         Raises:
             EnvironmentFault: the server is dead and could not be restarted, or its state is lost.
         """
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), mcp_loop()))
+        before = self.restarts
+        asking = asyncio.run_coroutine_threadsafe(self._call(name, arguments), mcp_loop())
+        result = tool_result(await asyncio.wrap_future(asking))
+        restarts = self.restarts - before
+        return replace(result, metrics={"restarts": restarts} if restarts else {})
 
     def close(self) -> None:
         """Begin to end the server."""
