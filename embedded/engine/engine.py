@@ -25,8 +25,6 @@ class EngineOptions(Settings):
 
     model_path: str
     """Hugging Face folder."""
-    host: str = "127.0.0.1"
-    """Address to listen on."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     max_running_requests: int = Field(default=32, ge=1)
@@ -41,12 +39,10 @@ class EngineOptions(Settings):
     """Seed of requests without a sampling_seed."""
     prefix_cache: bool = True
     """Reuse the keys and values of prefixes that earlier requests computed."""
-    admin_api_key: str | None = None
-    """Bearer token that lets clients on other machines pause, abort and load weights; without it they cannot."""
-    idle_timeout_s: float = Field(default=75.0, gt=0)
-    """Seconds until a connection without a complete request is closed."""
 
 
+HOST = "127.0.0.1"
+"""Where the engine listens: only programs on this machine reach it, and may pause it or load weights."""
 MAX_PROMPTS = 1024
 """Prompts per request."""
 CHARS_PER_TOKEN = 64
