@@ -72,19 +72,15 @@ def _name(body: Mapping[str, Any], key: str) -> str | None:
 
 async def _generate(engine: Engine, request: web.Request) -> web.Response:
     body, started = await _body(request), time.monotonic()
-    requests = await asyncio.to_thread(engine.prepare, body) if engine.takes_long(body) else engine.prepare(body)
-    for r in requests:
-        engine.scheduler.submit(r)
+    queued = await asyncio.to_thread(engine.prepare, body) if engine.takes_long(body) else engine.prepare(body)
+    engine.scheduler.submit(queued)
     try:
-        finished = await asyncio.gather(*(asyncio.wrap_future(r.future) for r in requests))
+        finished = await asyncio.wrap_future(queued.future)
     except asyncio.CancelledError:
-        # The client disconnected, so its requests must not slow down the others.
-        for r in requests:
-            engine.scheduler.abort(r.rid)
+        # The client disconnected, so its request must not slow down the others.
+        engine.scheduler.abort(queued.rid)
         raise
-    responses = [engine.response(r, started) for r in finished]
-    is_batch = isinstance(body.get("text"), list) or isinstance((body.get("input_ids") or [0])[0], list)
-    return web.json_response(responses if is_batch else responses[0])
+    return web.json_response(engine.response(finished, started))
 
 
 async def _health(engine: Engine, _: web.Request) -> web.Response:

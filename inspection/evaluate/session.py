@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from embedded.run.folder import write_text
 from inspection.evaluate.players import PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.run_folder import RunFolder
@@ -158,7 +159,7 @@ def _write_results(folder: RunFolder, points: Sequence[SweepPoint]) -> None:
     table = build_table(folder.player, points, folder.rows)
     formats = {"json": table.as_json(), "csv": table.as_csv(), "md": table.as_markdown()}
     for suffix, text in formats.items():
-        folder.write(f"table.{suffix}", text)
+        write_text(folder.path / f"table.{suffix}", text)
     print(table.as_text())
     print(f"\nwritten to {folder.path}: episodes.jsonl, table.{{{','.join(formats)}}}")
     name = shlex.quote(str(folder.path))

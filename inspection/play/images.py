@@ -1,9 +1,6 @@
-"""Writes an observation's images to files, and shows them in terminals that can."""
+"""Writes an observation's images to files, and draws them in terminals with true colour."""
 
-import base64
-import io
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -11,16 +8,14 @@ from slime_verlog import ConfigError
 
 BLOCK_COLUMNS = 64
 """Width of an image drawn with half blocks; each character shows two pixels, one above the other."""
-PIECE = 4096
-"""Bytes of base64 per escape sequence of kitty's protocol."""
 
 
 class Images:
     """Shows images one after another; their files are numbered."""
 
-    def __init__(self, folder: Path, way: str, out: TextIO) -> None:
+    def __init__(self, folder: Path, out: TextIO) -> None:
         self._folder, self._out = folder, out
-        self._way = choose_way(os.environ, out.isatty()) if way == "auto" else way
+        self._draws = out.isatty() and os.environ.get("COLORTERM") in ("truecolor", "24bit")
         self._count = 0
 
     def show(self, image: Any) -> str:
@@ -32,40 +27,9 @@ class Images:
             image.save(path)
         except OSError as error:
             raise ConfigError(f"--out: {path} cannot be written: {error.strerror}") from error
-        drawn = draw(image, self._way)
-        if drawn:
-            self._out.write(drawn + "\n")
+        if self._draws:
+            self._out.write(half_blocks(image) + "\n")
         return f"[picture {image.size[0]} x {image.size[1]}: {path}]"
-
-
-def choose_way(environment: Mapping[str, str], is_terminal: bool) -> str:
-    """Return the best way that the terminal says it can: kitty, iterm, blocks, or only a file."""
-    if not is_terminal:
-        return "file"
-    program, inside = environment.get("TERM_PROGRAM", ""), "TMUX" in environment
-    if not inside and ("KITTY_WINDOW_ID" in environment or program == "ghostty"):
-        return "kitty"
-    if not inside and program in ("iTerm.app", "WezTerm"):
-        return "iterm"
-    return "blocks" if environment.get("COLORTERM") in ("truecolor", "24bit") else "file"
-
-
-def draw(image: Any, way: str) -> str:
-    """Return the characters and escape sequences that draw the image; empty for `file`."""
-    if way == "blocks":
-        return half_blocks(image)
-    if way not in ("kitty", "iterm"):
-        return ""
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    data = base64.b64encode(buffer.getvalue()).decode()
-    if way == "iterm":
-        return f"\033]1337;File=inline=1;size={len(buffer.getvalue())}:{data}\a"
-    pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
-    return "".join(
-        f"\033_G{'a=T,f=100,' * (number == 0)}m={int(number < len(pieces) - 1)};{piece}\033\\"
-        for number, piece in enumerate(pieces)
-    )
 
 
 def half_blocks(image: Any, columns: int = BLOCK_COLUMNS) -> str:

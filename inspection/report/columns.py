@@ -67,15 +67,6 @@ class Alarm:
     advice: str
 
 
-@dataclass(frozen=True)
-class Series:
-    """Evaluations of one player in the order of updates."""
-
-    name: str
-    updates: Sequence[int]
-    columns: Sequence[Column]
-
-
 def read_columns(runs: Sequence[Path], actions: Sequence[str] = ()) -> list[Column]:
     """Read all runs; columns keep the order of the files.
 
@@ -131,7 +122,6 @@ def _answer(question: int, counts: Counts, values: Mapping[str, Value], verdicts
 
 
 def _ends(counts: Counts) -> str:
-
     ends = Counter("success" if e.success else f"{e.stop} without success" for e in counts.episodes)
     return ", ".join(f"{count / len(counts.episodes):.0%} {name}" for name, count in ends.most_common(4))
 
@@ -176,32 +166,23 @@ def _label(keys: Sequence[tuple[str, str, str]]) -> list[str]:
     return labels
 
 
-def find_series(columns: Sequence[Column]) -> list[Series]:
-    """Return columns of one player whose settings (`update 20`), or else runs, differ in a number of updates."""
+def find_alarms(columns: Sequence[Column]) -> list[Alarm]:
+    """Compare the last evaluation of each player with the first, if settings (`update 20`) or runs count updates."""
     players: dict[str, list[tuple[int, Column]]] = {}
     for column in columns:
         match = _UPDATE.search(column.setting) or _UPDATE.search(column.run)
         if match and not column.counts.is_scripted:
             players.setdefault(column.counts.player, []).append((int(match[1]), column))
-    series = []
-    for name, found in players.items():
-        found.sort(key=lambda item: item[0])
-        updates = [number for number, _ in found]
-        if len(set(updates)) == len(updates) > 1:
-            series.append(Series(name, updates, [column for _, column in found]))
-    return series
-
-
-def find_alarms(series: Sequence[Series]) -> list[Alarm]:
-    """Compare the last evaluation of each series with the first."""
-    found = []
-    for one in series:
-        for check in (_lengths, _variance, _diversity):
-            found += check(one.columns[0], one.columns[-1])
+    found: list[Alarm] = []
+    for evaluations in players.values():
+        evaluations.sort(key=lambda item: item[0])
+        if len({updates for updates, _ in evaluations}) == len(evaluations) > 1:
+            (_, first), *_, (_, last) = evaluations
+            found += [*_lengths(first, last), *_variance(first, last), *_diversity(first, last)]
     return found
 
 
-def return_deviation(column: Column) -> float | None:
+def _return_deviation(column: Column) -> float | None:
     """Standard deviation of returns within tasks (root mean square over tasks)."""
     by_task: dict[str, list[float]] = {}
     for episode in column.counts.episodes:
@@ -226,7 +207,7 @@ def _lengths(first: Column, last: Column) -> Iterator[Alarm]:
 
 
 def _variance(first: Column, last: Column) -> Iterator[Alarm]:
-    before, after = return_deviation(first), return_deviation(last)
+    before, after = _return_deviation(first), _return_deviation(last)
     if not before or after is None or after > VARIANCE_LEFT * before:
         return
     name, success = "vanishing variance of returns", last.values["success"].number or 0.0
