@@ -57,7 +57,7 @@ async def check_task(
             plays = []
             for player in ["expert"] * has_expert + ["random"]:
                 plays.append(await play(trial, target.settings, episode, player, most))
-                report.first_prompt, report.tools = plays[0].first_prompt, plays[0].tools
+                report.first_prompt, report.tools = plays[0].first_prompt, plays[0].replies[0].tools
             abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
             twice = await replay_difference(trial, episode, plays[0])
             await trial.close(episode)
@@ -92,7 +92,7 @@ def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None) 
     where = "after a second reset" if twice is not None else "in another process"
     step = twice if twice is not None else elsewhere
     differs = f"the first observation {where} differs" if step == 0 else f"a replay {where} differs at step {step}"
-    if not played.deterministic:
+    if not played.replies[-1].deterministic:
         return Finding("replay", Status.OK, f"{differs}, as deterministic = False says; lost episodes are given up")
     return Finding(
         "replay",
