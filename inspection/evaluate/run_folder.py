@@ -14,11 +14,9 @@ from typing import Any
 
 from embedded.run.folder import differences, write_text
 from inspection.evaluate.sweep import Key
-from inspection.records import FILE, append_episode, read_episodes
+from inspection.records import FILE, LARGE, append_episode, read_episodes
 from slime_verlog import ConfigError
 
-LARGE = ("messages", "pictures", "story")
-"""Keys of a record that tables do not need."""
 RUN = "run.json"
 
 

@@ -110,24 +110,12 @@ def _presence(features: Sequence[set[str]]) -> np.ndarray:
 def _choose(x: np.ndarray, y: np.ndarray) -> list[int]:
     """The columns that, added one by one, give the cells with the most information about y."""
     chosen: list[int] = []
-    one_hot = np.eye(MAX_ACTIONS, dtype=np.float32)[y]
     for _ in range(min(LEVELS, x.shape[1])):
         cells = _apply(x, chosen)
-        gain = np.zeros(x.shape[1])
-        for cell in range(2 ** len(chosen)):
-            here = cells == cell
-            present = x[here].astype(np.float32).T @ one_hot[here]  # [features, actions]
-            gain += _log_sum(present) + _log_sum(one_hot[here].sum(0) - present)
+        gain = np.array([mutual_information(2 * cells + column, y)[0] for column in x.T])
         gain[chosen] = -np.inf
         chosen.append(int(np.argmax(gain)))
     return chosen
-
-
-def _log_sum(counts: np.ndarray) -> np.ndarray:
-    """Sum of n log(n / N) over actions: minus N times the entropy. counts: [features, actions]."""
-    total = counts.sum(1, keepdims=True)
-    share = np.where(counts > 0, counts, 1.0) / np.where(total > 0, total, 1.0)
-    return (counts * np.log(share)).sum(1)
 
 
 def _apply(x: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
