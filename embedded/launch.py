@@ -128,10 +128,7 @@ def run_seed(
     """
     from embedded.arguments import read_keys
     from embedded.warmstart.imitation import WarmStart
-    from slime_verlog import ConfigError
 
-    for name in {"save", "load"} & flags.keys():
-        raise ConfigError(f"--set-flag {name}: checkpoints are in {folder / CHECKPOINTS}, and --resume reads them")
     keys = dict(read_keys(config) if keys is None else keys)
     left_out = keys.get("critic_warmup") and "num_critic_only_steps" not in flags
     if left_out:
@@ -139,19 +136,17 @@ def run_seed(
     warm_up = min(CRITIC_ONLY, updates // 2) if flags.get("advantage_estimator", "ppo") == "ppo" else 0
     own = {"rollout_seed": seed, "num_rollout": updates, "num_critic_only_steps": warm_up}
     given = {**own, "eval_interval": 20, "save_interval": 1, **flags}
-    run = _Run(folder, start or WarmStart(**IMITATION), keys, given)
+    start = start or WarmStart(**IMITATION)
+    run = _Run(folder, start, keys, given)
     settings = run.check()
-    warm = run.start.model_dump(mode="json") if isinstance(run.start, WarmStart) else str(run.start)
-    identity = {"keys": keys, "flags": given, "warm": warm}
-    with claimed(folder, identity, if_held):
+    warm = str(start) if isinstance(start, Path) else start.model_dump(mode="json")
+    with claimed(folder, {"keys": keys, "flags": given, "warm": warm}, if_held):
         if is_finished(folder):
             print(f"{folder} holds this run, finished; --overwrite trains it again, another --out keeps both")
             summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         else:
-            begin = f"starting from {start}" if isinstance(start, Path) else _teacher(settings)
-            print(f"{WARMUP_NOTE}\n" * bool(left_out) + f"seed {seed}: {begin}", flush=True)
-            about = {"config": config, "tasks": list(settings.tasks), "seed": seed}
-            summary = run.until_interrupted(settings, about)
+            print(f"{WARMUP_NOTE}\n" * bool(left_out) + f"seed {seed}: {_beginning(start, settings)}", flush=True)
+            summary = run.until_interrupted(settings, {"config": config, "tasks": list(settings.tasks), "seed": seed})
         print(ending(summary, folder), flush=True)
     return summary
 
@@ -163,7 +158,10 @@ class _Run:
         self, folder: Path, start: WarmStart | Path, keys: Mapping[str, Any], flags: Mapping[str, Any]
     ) -> None:
         from embedded.pretraining import split_run
+        from slime_verlog import ConfigError
 
+        for name in {"save", "load"} & flags.keys():
+            raise ConfigError(f"--set-flag {name}: checkpoints are in {folder / CHECKPOINTS}, and --resume reads them")
         self.folder, self.start = folder, start
         self.policy = start if isinstance(start, Path) else folder / "policy_before"
         self.checkpoints = folder / CHECKPOINTS
@@ -282,8 +280,10 @@ class _Run:
         return updates
 
 
-def _teacher(settings: RolloutSettings) -> str:
-    """Say what the policy imitates."""
+def _beginning(start: WarmStart | Path, settings: RolloutSettings) -> str:
+    """Say what the policy imitates, or what it starts from instead."""
+    if isinstance(start, Path):
+        return f"starting from {start}"
     from embedded.warmstart.demonstrations import find_expert
     from rollout.tasks import read_tasks
 
