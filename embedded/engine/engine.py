@@ -37,8 +37,6 @@ class EngineOptions(Settings):
     """Compute in bfloat16 instead of float32; models with images always use float32."""
     seed: int = 0
     """Seed of requests without a sampling_seed."""
-    prefix_cache: bool = True
-    """Reuse the keys and values of prefixes that earlier requests computed."""
 
 
 HOST = "127.0.0.1"
@@ -68,8 +66,7 @@ class Engine:
         self.decoder = self._load_decoder()
         self.tokenizer = AutoTokenizer.from_pretrained(options.model_path)
         self._eos = end_tokens(options.model_path, self.tokenizer)
-        share = options.prefix_cache and self.SHARES_PREFIXES
-        self.scheduler = Scheduler(self.decoder, self._find_stop, options.seed, share)
+        self.scheduler = Scheduler(self.decoder, self._find_stop, options.seed, self.SHARES_PREFIXES)
 
     def _load_decoder(self) -> Decoder | VisionDecoder:
         o = self.options

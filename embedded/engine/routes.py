@@ -17,7 +17,7 @@ MAX_ERROR_LENGTH = 2000
 """Characters of an error's text in a response; longer texts are cut, because they may quote the request."""
 MAX_NAME_LENGTH = 4096
 """Characters of a path, a request id or a version."""
-PAUSE_MODES = ("abort", "retract", "in_place")
+PAUSE_MODES = ("abort", "in_place")
 
 
 def build_app(engine: Engine) -> web.Application:

@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Play until the input ends."""
-    import asyncio
     import sys
 
     from inspection.play.game import Game
@@ -39,5 +38,5 @@ def run(options: argparse.Namespace) -> int:
     if others:
         print(f"task {task.name}; choose another with --task: {', '.join(others)}\n")
     images = Images(options.out, sys.stdout)
-    with asyncio.Runner() as runner, Game(chosen, task, seed, runner.run) as game:
+    with Game(chosen, task, seed) as game:
         return Session(game, images, options.full).run()

@@ -1,6 +1,7 @@
 """One episode that a person plays: the environment in a worker process, the prompt, and undo by replay."""
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,8 +13,6 @@ from rollout.play.memory import Conversation, Message, build_memory
 from rollout.tasks import make_episode
 from rollout.workers.reply import EnvReply, digest
 from rollout.workers.trial import Trial
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,15 @@ class Turn:
 class Game:
     """Plays one task, seed after seed; use it as a context manager, which ends the worker process."""
 
-    def __init__(self, target: Target, task: TaskSpec, seed: int, run: Run) -> None:
-        self._target, self._task, self._run = target, task, run
-        self._settings = target.settings
+    def __init__(self, target: Target, task: TaskSpec, seed: int) -> None:
+        self._target, self._task, self._settings = target, task, target.settings
+        self._runner = asyncio.Runner()
+        self._run = self._runner.run
         self._trial = Trial(target.settings)
         try:
             self.restart(seed)
         except BaseException:
-            self._trial.end()
+            self.__exit__()
             raise
 
     def __enter__(self) -> Self:
@@ -43,6 +43,7 @@ class Game:
 
     def __exit__(self, *_: object) -> None:
         self._trial.end()
+        self._runner.close()
 
     @property
     def messages(self) -> list[Message]:

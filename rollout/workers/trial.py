@@ -157,7 +157,11 @@ class Trial:
             return result
         if isinstance(result, str):  # the reply could not be pickled
             result = Fault("EnvironmentFault", result)
-        raise _error_of(result, f"task {episode.name!r}: ", key)
+        if result.kind in ERRORS:
+            raise ERRORS[result.kind](result.sentence)
+        slow = f"; end the loop there, or set {key} if it needs this long" if result.kind == "TooSlow" else ""
+        kind = ServiceError if result.kind == "JudgeError" else EnvironmentFault
+        raise kind(f"task {episode.name!r}: {result.sentence}{slow}")
 
     def _whole(self, episode: EpisodeSpec, method: str, reply: EnvReply) -> EnvReply:
         if not reply.was_cut:
@@ -167,14 +171,6 @@ class Trial:
             f"max_observation_chars ({self._limits.chars:,} characters) or max_observation_images "
             f"({self._limits.images}) allow; shorten the observation there, or raise the limit"
         )
-
-
-def _error_of(fault: Fault, words: str, key: str) -> SlimeVerlogError:
-    if fault.kind in ERRORS:
-        return ERRORS[fault.kind](fault.sentence)
-    if fault.kind == "TooSlow":
-        return EnvironmentFault(f"{words}{fault.sentence}; end the loop there, or set {key} if it needs this long")
-    return (ServiceError if fault.kind == "JudgeError" else EnvironmentFault)(f"{words}{fault.sentence}")
 
 
 class ServiceError(EnvironmentFault):
