@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedded.run.ending import ending, lengths_of, seeds_table
+from embedded.run.ending import ending, seeds_table
 from embedded.run.folder import (
     CHECKPOINTS,
     SUMMARY,
@@ -236,7 +236,9 @@ class _Run:
         warned = warnings_of(read_imitation(self.policy), flags, settings.n_env) if lengths else warnings_of_plan(flags)
         for sentence in warned:
             print(f"warning: {sentence}", flush=True)
-        report.about = {**report.about, "lengths": lengths_of(args)}
+        # By the names that `slime-verlog evaluate` has for them.
+        limits = {"max_response_len": flags.rollout_max_response_len, "max_context_len": flags.rollout_max_context_len}
+        report.about = {**report.about, "lengths": limits}
         train(args, report, report.evaluations.keys())
 
     def _imitate(self, settings: RolloutSettings, warm: WarmStart) -> dict[str, int]:

@@ -25,10 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Play until the input ends."""
-    import sys
-
     from inspection.play.game import Game
-    from inspection.play.images import Images
     from inspection.play.session import Session
 
     target.check_numbers(options, {"seed": 0})
@@ -37,6 +34,5 @@ def run(options: argparse.Namespace) -> int:
     seed = chosen.settings.seed_start if options.seed is None else options.seed
     if others:
         print(f"task {task.name}; choose another with --task: {', '.join(others)}\n")
-    images = Images(options.out, sys.stdout)
     with Game(chosen, task, seed) as game:
-        return Session(game, images, options.full).run()
+        return Session(game, options.out, options.full).run()

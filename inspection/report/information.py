@@ -24,6 +24,7 @@ SHUFFLES = 200
 MAX_ACTIONS = 20
 MIN_TURNS = 100
 CANDIDATES = 16
+PAIRS = 1000
 _WORD = re.compile(r"\w+")
 _CLAUSE = re.compile(r"[\n,.;:!?]+")
 
@@ -85,11 +86,6 @@ def state_information(observations: Sequence[str], actions: Sequence[str]) -> In
         shifted.append(np.mean([mutual_information(*part)[0] for part in rolled]))
     plug_in, bits = (float(value) for value in np.mean([mutual_information(*part) for part in parts], axis=0))
     return Information(bits, plug_in, float(np.quantile(shifted, 0.99)), entropy(Counter(y.tolist())), len(actions))
-
-
-def share_of_common(actions: Counter[str]) -> float:
-    """Return the share of responses whose action is one of the most common that `state_information` tells apart."""
-    return sum(n for _, n in actions.most_common(MAX_ACTIONS - 1)) / actions.total()
 
 
 def entropy(counts: Counter[Any]) -> float:
@@ -167,7 +163,7 @@ def _terms(text: str) -> set[str]:
     return {*words, *(f"{a} {b}" for a, b in itertools.pairwise(words))}
 
 
-def mean_overlap(reasonings: Sequence[str], states: Sequence[int | None], pairs: int = 1000) -> float | None:
+def mean_overlap(reasonings: Sequence[str], states: Sequence[int | None]) -> float | None:
     """Mean Jaccard index of the word trigrams of two reasonings in different states; 1 if all are equal.
 
     Unlike counts of distinct n-grams, it does not depend on the number of texts. None with fewer than 10 pairs.
@@ -178,7 +174,7 @@ def mean_overlap(reasonings: Sequence[str], states: Sequence[int | None], pairs:
         return None
     grams: dict[int, set[tuple[str, ...]]] = {}
     values = []
-    for _ in range(pairs):
+    for _ in range(PAIRS):
         first, second = rng.sample(used, 2)
         if states[first] != states[second]:
             for k in {first, second} - grams.keys():

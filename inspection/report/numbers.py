@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from inspection.report.information import (
     CANDIDATES,
+    MAX_ACTIONS,
     MIN_TURNS,
     entropy,
     mean_overlap,
     retrieve_observations,
-    share_of_common,
     state_information,
 )
 from inspection.report.invalid import NO_LINE, Rejections
@@ -60,7 +60,8 @@ def _diversity(played: Played, actions: Sequence[str]) -> dict[str, Value]:
 
 
 def _information(played: Played, valid: Sequence[Turn]) -> Value:
-    if played.actions and share_of_common(played.actions) < 0.5:
+    common = sum(n for _, n in played.actions.most_common(MAX_ACTIONS - 1))
+    if common < 0.5 * played.actions.total():
         return Value(None, _FREE_TEXT)
     found = state_information([t.observation for t in valid], [t.executed for t in valid])
     if len(valid) < MIN_TURNS:

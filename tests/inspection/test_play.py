@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from inspection.command import main
-from inspection.play.images import half_blocks
+from inspection.play.session import half_blocks
 from tests.fixtures.broken_envs import BROKEN
 from tests.inspection.test_check import GAME, write
 
