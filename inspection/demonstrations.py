@@ -9,6 +9,7 @@ have their own rows. Every message has this key, because parquet fills missing k
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import Any
 
 from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
 from envs.errors import MissingDependencyError
-from inspection.export.writing import write_jsonl
 from inspection.target import check_free
 from rollout.bridge.settings import load_settings
 from rollout.tasks import try_each_task
@@ -66,8 +66,9 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """
     if not rows:
         raise ConfigError("no demonstration is left to write; lower --min-progression or raise --episodes")
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
-        write_jsonl(rows, path)
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
         return
     if path.suffix != ".parquet":
         raise ConfigError(f"--out must end in .jsonl or .parquet, got {path}")
@@ -76,7 +77,6 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         from pyarrow import parquet
     except ModuleNotFoundError as error:
         raise MissingDependencyError("parquet needs pyarrow: pip install pyarrow; or write .jsonl") from error
-    path.parent.mkdir(parents=True, exist_ok=True)
     parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
 
 
