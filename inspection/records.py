@@ -11,7 +11,7 @@ from typing import Any
 from slime_verlog import ConfigError
 
 FILE = "episodes.jsonl"
-LARGE = ("messages", "pictures", "story")
+LARGE_KEYS = ("messages", "pictures", "story")
 """Keys of a record that tables do not need."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from inspection.evaluate.sweep import Key
-from inspection.records import LARGE, read_episodes
+from inspection.records import LARGE_KEYS, read_episodes
 from inspection.text import align
 from slime_verlog import ConfigError
 
@@ -81,7 +81,7 @@ def _read(path: Path, setting: str | None) -> dict[Key, dict[str, Any]]:
         key = ("-" if setting is not None else episode["setting"], episode["task_name"], episode["seed"])
         if key in found:
             raise ConfigError(f"{path} has two episodes of {_name(key)}, so they cannot be paired")
-        found[key] = {k: v for k, v in episode.items() if k not in LARGE}
+        found[key] = {k: v for k, v in episode.items() if k not in LARGE_KEYS}
     if not found:
         known = f"; it has {', '.join(sorted(settings))}" if settings else ""
         raise ConfigError(f"{path} has no episodes" + (f" of setting {setting!r}{known}" if setting else ""))

@@ -14,7 +14,7 @@ from typing import Any
 
 from embedded.run.folder import differences, write_text
 from inspection.evaluate.sweep import Key
-from inspection.records import FILE, LARGE, append_episode, read_episodes
+from inspection.records import FILE, LARGE_KEYS, append_episode, read_episodes
 from slime_verlog import ConfigError
 
 RUN = "run.json"
@@ -57,7 +57,7 @@ class RunFolder:
 
     def _add(self, episode: Mapping[str, Any]) -> None:
         key = (episode["setting"], episode["task_name"], episode["seed"])
-        self.rows[key] = {name: value for name, value in episode.items() if name not in LARGE}
+        self.rows[key] = {name: value for name, value in episode.items() if name not in LARGE_KEYS}
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         """Compare with the run whose episodes are here; write `run.json` into a folder without any."""
