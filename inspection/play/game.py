@@ -46,21 +46,6 @@ class Game:
         self._runner.close()
 
     @property
-    def messages(self) -> list[Message]:
-        """The current prompt."""
-        return self._conversation.messages
-
-    @property
-    def request(self) -> str:
-        """The end of the current prompt, which says how to answer."""
-        return self._conversation.request
-
-    @property
-    def total(self) -> float:
-        """The return so far."""
-        return sum(float(turn.info["reward"]) for turn in self.turns)
-
-    @property
     def over(self) -> str | None:
         """Why the episode is over; None while it goes on."""
         if not self.turns:
@@ -83,8 +68,8 @@ class Game:
         info = self.reply.info
         assert info is not None
         self.turns.append(Turn(text, info, digest(self.reply)))
-        self._conversation.answered(shown, text, info["valid_action"], info["executed_action"])
-        self._conversation.show(self.reply)
+        self.conversation.answered(shown, text, info["valid_action"], info["executed_action"])
+        self.conversation.show(self.reply)
         return info
 
     def undo(self, count: int) -> None:
@@ -115,12 +100,12 @@ class Game:
         self.turns: list[Turn] = []
         self.episode = make_episode(self._settings, self._task, 0, seed)
         memory = build_memory(self._settings.memory) if self._settings.history == "window" else None
-        self._conversation = Conversation(memory)
+        self.conversation = Conversation(memory)
         with self._target.explained():
             self._run(self._trial.build(self.episode))
         self.reply: EnvReply = self._run(self._trial.reset(self.episode))
         self.abilities = self._run(self._trial.abilities(self.episode))
-        self._conversation.show(self.reply)
+        self.conversation.show(self.reply)
 
 
 def new_messages(before: Sequence[Message], now: Sequence[Message], request: str) -> list[Message]:

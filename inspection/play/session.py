@@ -39,7 +39,7 @@ class Session:
         """Run the dialogue; return 0, or 130 after Ctrl-C."""
         _use_readline(self.game.abilities.actions)
         print(f"task {self.game.episode.name}, seed {self.game.seed}. /help lists the commands.\n")
-        self._show(self.game.messages)
+        self._show(self.game.conversation.messages)
         try:
             while (line := self._read()) is not None and line != "/quit":
                 self._obey(line)
@@ -74,7 +74,7 @@ class Session:
     def _command(self, name: str, rest: str) -> None:
         match name:
             case "prompt":
-                self._show(self.game.messages)
+                self._show(self.game.conversation.messages)
             case "actions":
                 names = self.game.abilities.actions
                 print("\n".join(names) or "the environment names no actions; any text may be an answer")
@@ -89,21 +89,22 @@ class Session:
             case "restart" | "next":
                 self.game.restart(self.game.seed + (name == "next"))
                 print(f"seed {self.game.seed}\n")
-                self._show(self.game.messages)
+                self._show(self.game.conversation.messages)
             case "help":
                 print(HELP)
             case _:
                 print(f"unknown command /{name}; /help lists the commands")
 
     def _answer(self, line: str) -> None:
-        before, request = list(self.game.messages), self.game.request
+        conversation = self.game.conversation
+        before, request = list(conversation.messages), conversation.request
         info = self.game.answer(line.replace("\\n", "\n"))
         reward, executed = float(info["reward"]), printable(info["executed_action"])
         invalid = f"INVALID, executed instead: {executed or 'nothing'}"
         outcome = f"valid, executed: {executed}" if info["valid_action"] else invalid
         print(f"reward {reward:.4g}   {outcome}   {self._score()}\n")
-        same = request if self.game.request == request else ""
-        self._show(self.game.messages if self._full else new_messages(before, self.game.messages, same))
+        same = request if conversation.request == request else ""
+        self._show(conversation.messages if self._full else new_messages(before, conversation.messages, same))
         if self.game.over is not None:
             progress = f"progression {info['progression']:.2g}"
             print(f"the episode is over ({self.game.over}): {progress}. /undo, /restart, /next or /quit")
@@ -142,11 +143,12 @@ class Session:
         else:
             self.game.undo(int(rest or 1))
             print(f"back at {self._score()}\n")
-            self._show(self.game.messages if self._full else self.game.messages[-1:])
+            messages = self.game.conversation.messages
+            self._show(messages if self._full else messages[-1:])
 
     def _score(self) -> str:
-        count = len(self.game.turns)
-        return f"{count} turn{'s' * (count != 1)}, return {self.game.total:.4g}"
+        rewards = [float(turn.info["reward"]) for turn in self.game.turns]
+        return f"{len(rewards)} turn{'s' * (len(rewards) != 1)}, return {sum(rewards):.4g}"
 
 
 def _use_readline(actions: Sequence[str]) -> None:
