@@ -5,11 +5,12 @@ serves: Llama-, Qwen2-, Qwen3- and Mistral-shaped ones, in float32. The output i
 """
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import Any
 
-from embedded.run.folder import IfHeld, check_folder
+from embedded.run.folder import METRICS, SUMMARY, IfHeld, check_folder, write_text
 from slime_verlog import ConfigError, command, read_settings
 
 CONFIG = "custom_configs/quickstart.yaml"
@@ -72,6 +73,7 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     """
     from embedded.arguments import EmbeddedFlags, read_keys
     from embedded.launch import run_seed
+    from embedded.run.log import read_rows
     from embedded.warmstart.imitation import WarmStart
     from rollout.bridge.overrides import set_key
 
@@ -92,6 +94,11 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
         warm = read_settings(WarmStart, given, "demonstrations.")
     seed, updates = slimes.pop("rollout_seed"), slimes.pop("num_rollout")
     summary = run_seed(seed, flags.out, flags.config, updates, warm or model, keys, if_held, **slimes)
+    played = [row for row in read_rows(flags.out / METRICS) if "turn/response_tokens" in row]
+    tokens = sum(row["turn/response_tokens"] * row["rollout/turns"] for row in played)
+    # The time that environments take is included.
+    summary["rollout_tokens_per_s"] = round(tokens / max(sum(row["perf/rollout_s"] for row in played), 1e-9), 1)
+    write_text(flags.out / SUMMARY, json.dumps(summary, indent=2) + "\n")
     print(f"{summary['device']}, {summary['rollout_tokens_per_s']} new tokens/s")
     return summary
 

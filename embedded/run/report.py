@@ -144,8 +144,6 @@ class RunReport:
 
     def _counts(self, interrupted: bool) -> dict[str, Any]:
         """Updates, turns and time, and whether the actor trained. An interrupted run is not judged."""
-        played = [row for row in self.history if "turn/response_tokens" in row]
-        tokens = sum(row["turn/response_tokens"] * row["rollout/turns"] for row in played)
         return {
             "updates": len(self.history),
             "actor_updates": sum(bool(row.get("train/actor_trains")) for row in self.history),
@@ -153,8 +151,6 @@ class RunReport:
             "note": None if interrupted else reward_note(self.history),
             "alarms": dict(self._alarms.raised),
             "turns": int(sum(row.get("rollout/turns", 0) for row in self.history)),
-            # Environments' time included.
-            "rollout_tokens_per_s": round(tokens / max(sum(row["perf/rollout_s"] for row in played), 1e-9), 1),
             "wall_time_s": round(time.monotonic() - self.began, 1),
         }
 
