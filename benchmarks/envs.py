@@ -4,9 +4,8 @@
 
 BALROG's figures come from its own code with its own settings, which render every step. They were measured on one
 machine, so the ratio is an order of magnitude. "with images" means that our environment also renders every step.
-The rows of envs.tools call the same tool as a Python function and on an MCP server, the row of envs.agent answers the
-requests of a program, and the row of envs.harbor runs one shell command per step. The CPU time of other processes is
-not counted: servers, the agent's program, commands in the sandbox, ScienceWorld's Java.
+The rows of envs.tools call the same tool as a Python function and on an MCP server. The CPU time of servers is not
+counted.
 """
 
 import argparse
@@ -52,8 +51,6 @@ _ADD = ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',)
 _NETHACK = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
 _ASKED = {"data": [{"question": "?"}], "max_steps": 1000}
 _MCP_SERVER = str(Path(sys.path[0]) / "tests" / "fixtures" / "mcp_server.py")
-_AGENT = str(Path(sys.path[0]) / "tests" / "fixtures" / "agent_program.py")
-_OFTEN = {"max_steps": 1000, "time_limit_s": 3600.0}
 ROWS = [
     Row("envs.babyai", "goto", 1650, needs=("minigrid",)),
     Row("envs.babyai", "open", 1650, needs=("minigrid",)),
@@ -64,16 +61,8 @@ ROWS = [
     Row("envs.sokoban", "two_boxes"),
     Row("envs.sokoban", "four_boxes"),
     Row("envs.textworld", "treasure_hunter", 670, {"games": 2}, ("textworld",), "text-games", _COMMANDS),
-    Row("envs.textarena", "GuessTheNumber-v0", needs=("textarena",), extra="textarena", answers=("[1]", "[2]", "[3]")),
     Row("envs.gymnasium_text", "MiniHack-Room-5x5-v0", None, _NETHACK, ("minihack",), "nethack", images=False),
     Row("envs.gymnasium_text", "NetHackScore-v0", None, _NETHACK, ("nle",), "nethack", images=False),
-    Row(
-        "envs.scienceworld",
-        "find-plant",
-        needs=("scienceworld",),
-        extra="scienceworld",
-        answers=("look around", "wait1"),
-    ),
     Row(
         "envs.tools",
         "python",
@@ -102,8 +91,6 @@ ROWS = [
         ("1",),
         server=("-m", "tests.fixtures.openenv_server", "guess", "0"),
     ),
-    Row("envs.agent", "asks", None, {"command": [sys.executable, _AGENT, "asks", "1000"], **_OFTEN}, answers=("yes",)),
-    Row("envs.harbor", "count-errors", None, {"max_steps": 1000}, ("jsonschema",), "swe", ("ACTION: run ls",)),
 ]
 
 

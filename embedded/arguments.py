@@ -73,8 +73,6 @@ class EmbeddedFlags(OptimizerFlags):
     """Training groups per optimizer step: turns, or whole episodes."""
     rollout_max_response_len: int = Field(default=40, ge=1)
     """Most tokens in one response."""
-    rollout_max_prompt_len: int | None = Field(default=None, ge=1)
-    """Most tokens in one prompt."""
     rollout_max_context_len: int | None = Field(default=512, ge=1)
     """Most tokens in prompt and response together; the engine's context length."""
     rollout_temperature: float = Field(default=1.0, gt=0)
@@ -83,10 +81,6 @@ class EmbeddedFlags(OptimizerFlags):
     """Sample from the smallest set of tokens with this much probability."""
     rollout_top_k: int = Field(default=-1, ge=-1)
     """Sample from the k likeliest tokens; -1: from all."""
-    rollout_stop: tuple[str, ...] | None = None
-    """Texts that end a response."""
-    rollout_stop_token_ids: tuple[int, ...] | None = None
-    """Further tokens that end a response."""
     rollout_seed: int = 42
     """Seed of training episodes and of sampling."""
     eval_interval: int | None = Field(default=None, ge=1)

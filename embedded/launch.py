@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedded.run.ending import ending, lengths_of, seeds_table
+from embedded.run.ending import ending, seeds_table
 from embedded.run.folder import (
     CHECKPOINTS,
     SUMMARY,
@@ -106,7 +106,7 @@ def run_seed(
     folder: Path,
     config: str,
     updates: int,
-    warm_start: WarmStart | None = None,
+    start: WarmStart | Path | None = None,
     keys: Mapping[str, Any] | None = None,
     if_held: IfHeld = "refuse",
     **flags: Any,
@@ -115,6 +115,7 @@ def run_seed(
 
     Args:
         config: path of the YAML.
+        start: how the policy learns by imitation, or the folder of a model that PPO starts from without it.
         keys: its keys with overrides; default: as in the file.
         if_held: what to do if the folder holds a run. A finished run that is resumed stays as it is.
         flags: slime's flags by name; see `embedded.arguments.EmbeddedFlags`.
@@ -127,10 +128,7 @@ def run_seed(
     """
     from embedded.arguments import read_keys
     from embedded.warmstart.imitation import WarmStart
-    from slime_verlog import ConfigError
 
-    for name in {"save", "load"} & flags.keys():
-        raise ConfigError(f"--set-flag {name}: checkpoints are in {folder / CHECKPOINTS}, and --resume reads them")
     keys = dict(read_keys(config) if keys is None else keys)
     left_out = keys.get("critic_warmup") and "num_critic_only_steps" not in flags
     if left_out:
@@ -138,17 +136,17 @@ def run_seed(
     warm_up = min(CRITIC_ONLY, updates // 2) if flags.get("advantage_estimator", "ppo") == "ppo" else 0
     own = {"rollout_seed": seed, "num_rollout": updates, "num_critic_only_steps": warm_up}
     given = {**own, "eval_interval": 20, "save_interval": 1, **flags}
-    run = _Run(folder, warm_start or WarmStart(**IMITATION), keys, given)
+    start = start or WarmStart(**IMITATION)
+    run = _Run(folder, start, keys, given)
     settings = run.check()
-    identity = {"keys": keys, "flags": given, "warm": run.warm.model_dump(mode="json")}
-    with claimed(folder, identity, if_held):
+    warm = str(start) if isinstance(start, Path) else start.model_dump(mode="json")
+    with claimed(folder, {"keys": keys, "flags": given, "warm": warm}, if_held):
         if is_finished(folder):
             print(f"{folder} holds this run, finished; --overwrite trains it again, another --out keeps both")
             summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         else:
-            print(f"{WARMUP_NOTE}\n" * bool(left_out) + f"seed {seed}: {_teacher(settings)}", flush=True)
-            about = {"config": config, "tasks": list(settings.tasks), "seed": seed}
-            summary = run.until_interrupted(settings, about)
+            print(f"{WARMUP_NOTE}\n" * bool(left_out) + f"seed {seed}: {_beginning(start, settings)}", flush=True)
+            summary = run.until_interrupted(settings, {"config": config, "tasks": list(settings.tasks), "seed": seed})
         print(ending(summary, folder), flush=True)
     return summary
 
@@ -156,11 +154,17 @@ def run_seed(
 class _Run:
     """A run that starts, or continues from its latest checkpoint, in a folder that is its own."""
 
-    def __init__(self, folder: Path, warm: WarmStart, keys: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, start: WarmStart | Path, keys: Mapping[str, Any], flags: Mapping[str, Any]
+    ) -> None:
         from embedded.pretraining import split_run
+        from slime_verlog import ConfigError
 
-        self.folder, self.warm = folder, warm
-        self.policy, self.checkpoints = folder / "policy_before", folder / CHECKPOINTS
+        for name in {"save", "load"} & flags.keys():
+            raise ConfigError(f"--set-flag {name}: checkpoints are in {folder / CHECKPOINTS}, and --resume reads them")
+        self.folder, self.start = folder, start
+        self.policy = start if isinstance(start, Path) else folder / "policy_before"
+        self.checkpoints = folder / CHECKPOINTS
         paths = {"hf_checkpoint": str(self.policy), "save": str(self.checkpoints)}
         self.pretraining, self.ppo = split_run(keys, {**paths, **flags}, folder / "critic")
 
@@ -183,9 +187,12 @@ class _Run:
 
     def until_interrupted(self, settings: RolloutSettings, about: Mapping[str, Any]) -> dict[str, Any]:
         """Train to the end; on Ctrl-C, keep the last update's policy and what was evaluated."""
+        import torch
+
         from embedded.run.report import RunReport
 
         machine = {"python": platform.python_version(), "torch": version("torch"), "cpus": os.cpu_count()}
+        machine["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
         report = RunReport(self.folder, {**about, **machine}, self.policy)
         try:
             self._train(settings, report)
@@ -211,13 +218,13 @@ class _Run:
 
         from embedded.arguments import embedded_flags, make_args
         from embedded.pretraining import pretrain_critic
-        from embedded.run.alarms import warnings_of
+        from embedded.run.alarms import warnings_of, warnings_of_plan
         from embedded.train import train
         from embedded.warmstart.imitation import read_imitation
 
         config = self.folder / "config.yaml"
         config.write_text(yaml.safe_dump(dict(self.ppo.keys), sort_keys=False), encoding="utf-8")
-        lengths = self._imitate(settings)
+        lengths = {} if isinstance(self.start, Path) else self._imitate(settings, self.start)
         if self.pretraining:
             pretrain_critic(self.pretraining, lengths)
         resumed = saved_updates(self.checkpoints)
@@ -225,19 +232,23 @@ class _Run:
         if load:
             print(f"continuing after {resumed} updates", flush=True)
         args = make_args(config, **{**lengths, **self.ppo.flags, "load": load})
-        for sentence in warnings_of(read_imitation(self.policy), embedded_flags(args), settings.n_env):
+        flags = embedded_flags(args)
+        warned = warnings_of(read_imitation(self.policy), flags, settings.n_env) if lengths else warnings_of_plan(flags)
+        for sentence in warned:
             print(f"warning: {sentence}", flush=True)
-        report.about = {**report.about, "lengths": lengths_of(args)}
+        # By the names that `slime-verlog evaluate` has for them.
+        limits = {"max_response_len": flags.rollout_max_response_len, "max_context_len": flags.rollout_max_context_len}
+        report.about = {**report.about, "lengths": limits}
         train(args, report, report.evaluations.keys())
 
-    def _imitate(self, settings: RolloutSettings) -> dict[str, int]:
+    def _imitate(self, settings: RolloutSettings, warm: WarmStart) -> dict[str, int]:
         """Make the policy that PPO starts from, unless it is there already; returns the limits on lengths."""
         from embedded.arguments import EmbeddedFlags
         from embedded.warmstart.imitation import IMITATION_FILE, make_policy, read_imitation
 
         new = not (self.policy / IMITATION_FILE).exists()
         if new:
-            make_policy(settings, self.policy, self.warm, self.ppo.flags["rollout_seed"])
+            make_policy(settings, self.policy, warm, self.ppo.flags["rollout_seed"])
         imitation, defaults = read_imitation(self.policy), EmbeddedFlags(hf_checkpoint="")
         lengths = imitation.lengths(defaults)
         changed = [
@@ -271,8 +282,10 @@ class _Run:
         return updates
 
 
-def _teacher(settings: RolloutSettings) -> str:
-    """Say what the policy imitates."""
+def _beginning(start: WarmStart | Path, settings: RolloutSettings) -> str:
+    """Say what the policy imitates, or what it starts from instead."""
+    if isinstance(start, Path):
+        return f"starting from {start}"
     from embedded.warmstart.demonstrations import find_expert
     from rollout.tasks import read_tasks
 

@@ -5,13 +5,12 @@ serves: Llama-, Qwen2-, Qwen3- and Mistral-shaped ones, in float32. The output i
 """
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from embedded.run.folder import check_folder, delete
+from embedded.run.folder import METRICS, SUMMARY, IfHeld, check_folder, write_text
 from slime_verlog import ConfigError, command, read_settings
 
 CONFIG = "custom_configs/quickstart.yaml"
@@ -72,48 +71,35 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: a flag, the YAML or the model is rejected.
     """
-    import torch
-
-    from embedded.arguments import EmbeddedFlags, make_args, read_keys
-    from embedded.run.ending import ending, lengths_of
-    from embedded.run.report import RunReport
-    from embedded.train import train
-    from embedded.warmstart.imitation import WarmStart, make_policy
+    from embedded.arguments import EmbeddedFlags, read_keys
+    from embedded.launch import run_seed
+    from embedded.run.log import read_rows
+    from embedded.warmstart.imitation import WarmStart
     from rollout.bridge.overrides import set_key
-    from rollout.bridge.settings import load_settings
 
-    check_folder(flags.out, "overwrite" if flags.overwrite else "refuse", resumes=False)
+    if_held: IfHeld = "overwrite" if flags.overwrite else "refuse"
+    check_folder(flags.out, if_held, resumes=False)
     model = find_model(flags.model)
-    if flags.overwrite:
-        delete(flags.out)
     keys = read_keys(flags.config)
     if flags.eval_episodes is not None:
         keys = set_key(keys, "eval.episodes", flags.eval_episodes)
     if flags.max_turns is not None:
         keys["max_turns"] = flags.max_turns
-    flags.out.mkdir(parents=True, exist_ok=True)
-    config = flags.out / "config.yaml"
-    config.write_text(yaml.safe_dump(keys), encoding="utf-8")
     slimes = {name: value for name, value in vars(flags).items() if name in EmbeddedFlags.model_fields}
-    warm_up = min(6, flags.num_rollout // 2)
-    fixed = {"num_critic_only_steps": warm_up, "eval_interval": 20, "adam_beta2": 0.999}
-    args = make_args(config, hf_checkpoint=str(model), **slimes, **fixed)
-    folder = flags.out / "policy_before" if flags.demonstrations else model
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    about = {"model": Path(flags.model).name, "seed": flags.rollout_seed, "device": device}
-    report = RunReport(flags.out, about, folder)
+    slimes |= {"adam_beta2": 0.999, "save_interval": None}
+    warm = None
     if flags.demonstrations:
         given = {"model": str(model), "episodes": flags.demonstrations, "epochs": 1, "batch_size": 32, "lr": 1e-4}
         given["max_tokens"] = flags.max_tokens_per_gpu
-        settings = read_settings(WarmStart, given, "demonstrations.")
-        loss = make_policy(load_settings(args), folder, settings, flags.rollout_seed).loss
-        args.hf_checkpoint = str(folder)
-        print(f"imitated {flags.demonstrations} episodes, loss {loss:.3f} nats per token", flush=True)
-    train(args, report)
-    report.about = {**report.about, "rollout_tokens_per_s": _tokens_per_s(report.history), "lengths": lengths_of(args)}
-    summary = report.write()
+        warm = read_settings(WarmStart, given, "demonstrations.")
+    seed, updates = slimes.pop("rollout_seed"), slimes.pop("num_rollout")
+    summary = run_seed(seed, flags.out, flags.config, updates, warm or model, keys, if_held, **slimes)
+    played = [row for row in read_rows(flags.out / METRICS) if "turn/response_tokens" in row]
+    tokens = sum(row["turn/response_tokens"] * row["rollout/turns"] for row in played)
+    # The time that environments take is included.
+    summary["rollout_tokens_per_s"] = round(tokens / max(sum(row["perf/rollout_s"] for row in played), 1e-9), 1)
+    write_text(flags.out / SUMMARY, json.dumps(summary, indent=2) + "\n")
     print(f"{summary['device']}, {summary['rollout_tokens_per_s']} new tokens/s")
-    print(ending(summary, flags.out), flush=True)
     return summary
 
 
@@ -135,13 +121,6 @@ def find_model(name: str) -> Path:
             f"--model '{name}' is not a folder and could not be downloaded from the hub: {reason} "
             "Give the folder of a Hugging Face model"
         ) from error
-
-
-def _tokens_per_s(history: list[dict[str, float]]) -> float:
-    """Compute new tokens per second of rollout, including the time that environments take."""
-    played = [row for row in history if "turn/response_tokens" in row]
-    tokens = sum(row["turn/response_tokens"] * row["rollout/turns"] for row in played)
-    return round(tokens / max(sum(row["perf/rollout_s"] for row in played), 1e-9), 1)
 
 
 if __name__ == "__main__":

@@ -38,26 +38,26 @@ async def play_text_episode(
     An environment that is lost, or a scripted player that fails, ends the episode with a `fault`. A prompt that is too
     long for a chat model ends it as `CONTEXT`. A game without a limit ends after `rollout.spec.DEFAULT_MAX_TURNS`.
     """
-    story, session, fault, stop = Transcript(), None, None, StopReason.FAILED
+    transcript, session, fault, stop = Transcript(), None, None, StopReason.FAILED
     memory = build_memory(settings.memory) if settings.history == "window" else None
     try:
         session = await pool.open(spec.env)
-        stop = await _play(session, memory, player, story, session.turn_limit)
+        stop = await _play(session, memory, player, transcript, session.turn_limit)
     except EnvironmentFault as error:
         fault = str(error)
     except EngineError as error:
-        stop, fault = after_refusal(error, len(story.turns))
+        stop, fault = after_refusal(error, len(transcript.turns))
     finally:
         if session is not None:
             await session.close()
-    return story.facts(spec, stop, fault)
+    return transcript.facts(spec, stop, fault)
 
 
 async def _play(
-    session: EnvSession, memory: Memory | None, player: Player, story: Transcript, max_turns: int | None
+    session: EnvSession, memory: Memory | None, player: Player, transcript: Transcript, max_turns: int | None
 ) -> StopReason:
     conversation = Conversation(memory)
-    story.tools = session.reply.tools if session.reply is not None else ()
+    transcript.tools = session.reply.tools if session.reply is not None else ()
     for index in itertools.count() if max_turns is None else range(max_turns):
         assert session.reply is not None
         shown = session.reply.observation
@@ -67,7 +67,7 @@ async def _play(
         info = (await session.step(response)).info
         assert info is not None
         conversation.answered(shown, response, info["valid_action"], info["executed_action"])
-        story.add(messages, images_of(messages), response, {**info, "notes": conversation.notes})
+        transcript.add(messages, images_of(messages), response, {**info, "notes": conversation.notes})
         if info["terminated"]:
             return StopReason.TERMINATED
         if info["truncated"]:

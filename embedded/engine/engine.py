@@ -7,7 +7,7 @@ import json
 import reprlib
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,6 @@ class EngineOptions(Settings):
 
     model_path: str
     """Hugging Face folder."""
-    host: str = "127.0.0.1"
-    """Address to listen on."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     max_running_requests: int = Field(default=32, ge=1)
@@ -39,16 +37,10 @@ class EngineOptions(Settings):
     """Compute in bfloat16 instead of float32; models with images always use float32."""
     seed: int = 0
     """Seed of requests without a sampling_seed."""
-    prefix_cache: bool = True
-    """Reuse the keys and values of prefixes that earlier requests computed."""
-    admin_api_key: str | None = None
-    """Bearer token that lets clients on other machines pause, abort and load weights; without it they cannot."""
-    idle_timeout_s: float = Field(default=75.0, gt=0)
-    """Seconds until a connection without a complete request is closed."""
 
 
-MAX_PROMPTS = 1024
-"""Prompts per request."""
+HOST = "127.0.0.1"
+"""Where the engine listens: only programs on this machine reach it, and may pause it or load weights."""
 CHARS_PER_TOKEN = 64
 """Characters per token of the context; longer texts are refused before they are tokenized."""
 MAX_RID_LENGTH = 512
@@ -74,8 +66,7 @@ class Engine:
         self.decoder = self._load_decoder()
         self.tokenizer = AutoTokenizer.from_pretrained(options.model_path)
         self._eos = end_tokens(options.model_path, self.tokenizer)
-        share = options.prefix_cache and self.SHARES_PREFIXES
-        self.scheduler = Scheduler(self.decoder, self._find_stop, options.seed, share)
+        self.scheduler = Scheduler(self.decoder, self._find_stop, options.seed, self.SHARES_PREFIXES)
 
     def _load_decoder(self) -> Decoder | VisionDecoder:
         o = self.options
@@ -85,8 +76,8 @@ class Engine:
         """Tell whether `prepare` is too slow for an event loop."""
         return body.get("text") is not None
 
-    def prepare(self, body: Mapping[str, Any]) -> list[Request]:
-        """Check the body of `/generate` and return one request per prompt, not queued yet.
+    def prepare(self, body: Mapping[str, Any]) -> Request:
+        """Check the body of `/generate` and return its request, not queued yet.
 
         Raises:
             ConfigError: the request is invalid or not supported.
@@ -96,20 +87,13 @@ class Engine:
                 raise ConfigError(f"the embedded engine does not support {name} for this model; remove it")
         if body.get("return_logprob") and body.get("logprob_start_len", -1) not in (-1, None):
             raise ConfigError("log-probabilities of prompt tokens are not supported; remove logprob_start_len")
-        prompts = self._prompts(body)
-        params = body.get("sampling_params")
-        per_prompt = params if isinstance(params, list) else [params] * len(prompts)
-        rids = _request_ids(body.get("rid"), len(prompts))
-        if len(per_prompt) != len(prompts) or len(rids) != len(prompts):
-            raise ConfigError(
-                f"{len(prompts)} prompts came with {len(per_prompt)} sampling_params and {len(rids)} rids; "
-                "give one of each per prompt"
-            )
-        checked = [read_sampling_params(p) for p in per_prompt]
-        for prompt, p in zip(prompts, checked, strict=True):
-            self.scheduler.check(prompt, p)
-        ends = lambda p: frozenset(p.stop_token_ids or ()) | (frozenset() if p.ignore_eos else self._eos)
-        return [Request(rid, prompt, p, ends(p)) for rid, prompt, p in zip(rids, prompts, checked, strict=True)]
+        rid = body.get("rid") or uuid.uuid4().hex
+        if not isinstance(rid, str) or len(rid) > MAX_RID_LENGTH:
+            raise ConfigError(f"rid must be a text of at most {MAX_RID_LENGTH} characters, got {reprlib.repr(rid)}")
+        prompt, params = self._prompt(body), read_sampling_params(body.get("sampling_params"))
+        self.scheduler.check(prompt, params)
+        ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos)
+        return Request(rid, prompt, params, ends)
 
     def response(self, request: Request, started: float) -> dict[str, Any]:
         """Return the JSON that SGLang returns for a finished request."""
@@ -140,39 +124,31 @@ class Engine:
         self.model_path = folder
         return version
 
-    def _prompts(self, body: Mapping[str, Any]) -> list[list[int]]:
+    def _prompt(self, body: Mapping[str, Any]) -> list[int]:
         ids, text = body.get("input_ids"), body.get("text")
         if (ids is None) == (text is None):
             raise ConfigError("give either input_ids or text")
         if text is not None:
-            return [self.tokenizer.encode(t) for t in self._texts(text)]
-        batch: list[Any] = ids if isinstance(ids, list) and ids and isinstance(ids[0], list) else [ids]
-        _check_count(batch)
-        for prompt in batch:
-            if not isinstance(prompt, list) or not all(type(t) is int for t in prompt):
-                raise ConfigError(
-                    f"input_ids must be a list of integers or a list of such lists, got {reprlib.repr(prompt)}"
-                )
-        return batch
+            self._check_text(text)
+            return self.tokenizer.encode(text)
+        if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+            raise ConfigError(f"input_ids must be a list of integers, got {reprlib.repr(ids)}")
+        return ids
 
-    def _texts(self, text: Any) -> list[str]:
-        """Check the texts of a request for type and length before they are tokenized."""
-        texts = [text] if isinstance(text, str) else text
-        if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
-            raise ConfigError(f"text must be a string or a list of strings, got {reprlib.repr(text)}")
-        _check_count(texts)
-        limit = CHARS_PER_TOKEN * self.decoder.context_length
-        for t in texts:
-            if len(t) > limit:
-                raise ConfigError(
-                    f"a text of {len(t)} characters cannot fit the context of {self.decoder.context_length} tokens; "
-                    f"at most {limit} characters are read"
-                )
-            try:
-                t.encode()
-            except UnicodeEncodeError as error:
-                raise ConfigError(f"a text has half of a surrogate pair at character {error.start}") from error
-        return texts
+    def _check_text(self, text: Any) -> None:
+        """Check the text of a request for type and length before it is tokenized."""
+        if not isinstance(text, str):
+            raise ConfigError(f"text must be a string, got {reprlib.repr(text)}")
+        context = self.decoder.context_length
+        if len(text) > CHARS_PER_TOKEN * context:
+            raise ConfigError(
+                f"a text of {len(text)} characters cannot fit the context of {context} tokens; at most "
+                f"{CHARS_PER_TOKEN * context} characters are read"
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"a text has half of a surrogate pair at character {error.start}") from error
 
     def _find_stop(self, request: Request) -> str | None:
         tail = self.tokenizer.decode(request.output, skip_special_tokens=request.params.skip_special_tokens)
@@ -184,23 +160,6 @@ class Engine:
         output = request.output[:-1] if isinstance(trimmed, int) else request.output
         text = self.tokenizer.decode(output, skip_special_tokens=params.skip_special_tokens)
         return text[: text.find(trimmed)] if isinstance(trimmed, str) else text
-
-
-def _check_count(prompts: Sequence[Any]) -> None:
-    if not 1 <= len(prompts) <= MAX_PROMPTS:
-        raise ConfigError(f"a request must have 1 to {MAX_PROMPTS} prompts, got {len(prompts)}")
-
-
-def _request_ids(given: Any, count: int) -> list[str]:
-    """Read the ids of a request's prompts; new ids if none are given."""
-    rids = [given] if isinstance(given, str) else given
-    if not rids:
-        return [uuid.uuid4().hex for _ in range(count)]
-    if not isinstance(rids, list) or not all(isinstance(rid, str) and 0 < len(rid) <= MAX_RID_LENGTH for rid in rids):
-        raise ConfigError(
-            f"rid must be a text of 1 to {MAX_RID_LENGTH} characters per prompt, got {reprlib.repr(given)}"
-        )
-    return rids
 
 
 def end_tokens(folder: str, tokenizer: Any) -> frozenset[int]:

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 
 from embedded.engine.decoder import write_policy
-from embedded.engine.engine import EngineOptions
+from embedded.engine.engine import HOST, EngineOptions
 from rollout.errors import ConfigError, EngineError
 
 CONTROL_S = 600.0
@@ -43,7 +43,7 @@ class EngineProcess:
 
     def __init__(self, options: EngineOptions) -> None:
         """Start the child and return at once; it loads its model meanwhile, and `port` waits for that."""
-        self._model, self.host, self._port = options.model_path, options.host, 0
+        self._model, self.host, self._port = options.model_path, HOST, 0
         self._weights = Path(tempfile.mkdtemp(prefix="slime-verlog-engine-", dir=_place_for(options.model_path)))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(

@@ -1,15 +1,10 @@
-"""The HTTP routes of the embedded engine: SGLang's native names, bodies and responses.
-
-Control requests need a local client or the admin key, and idle connections are closed.
-"""
+"""The HTTP routes of the embedded engine: SGLang's native names, bodies and responses."""
 
 import asyncio
-import hmac
-import ipaddress
 import json
 import reprlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,93 +17,16 @@ MAX_ERROR_LENGTH = 2000
 """Characters of an error's text in a response; longer texts are cut, because they may quote the request."""
 MAX_NAME_LENGTH = 4096
 """Characters of a path, a request id or a version."""
-PAUSE_MODES = ("abort", "retract", "in_place")
-CONTROL = frozenset(
-    {"/abort_request", "/pause_generation", "/continue_generation", "/update_weights_from_disk", "/flush_cache"}
-)
-"""Paths that affect all clients."""
-
-
-def refusal(path: str, remote: str | None, authorization: str | None, admin_key: str | None) -> web.Response | None:
-    """Return the response that refuses a control request; None if the request is allowed.
-
-    `remote` is the client's address; `authorization` is the header of that name.
-    """
-    if path not in CONTROL or is_local(remote):
-        return None
-    if admin_key is None:
-        return _error(f"{path} is for local clients only; start the engine with --admin-api-key to allow others", 403)
-    if hmac.compare_digest((authorization or "").encode(), f"Bearer {admin_key}".encode()):
-        return None
-    return _error(f"{path} needs the header 'Authorization: Bearer KEY' with the engine's --admin-api-key", 401)
-
-
-def is_local(remote: str | None) -> bool:
-    """Tell whether the client runs on this machine; a client of a Unix socket has no address."""
-    if not remote:
-        return True
-    try:
-        address = ipaddress.ip_address(remote.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
-
-
-class IdleConnections:
-    """Closes connections of `server` without a complete request for `seconds`, unless a request is in progress.
-
-    aiohttp closes connections that are idle after a request, but waits forever for the first request and for the rest
-    of a header.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.server: web.Server | None = None
-        self._busy: set[Any] = set()
-        self._since: dict[Any, float] = {}
-
-    @web.middleware
-    async def middleware(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Record the connections with a request in progress."""
-        transport = request.transport
-        self._busy.add(transport)
-        try:
-            return await handler(request)
-        finally:
-            self._busy.discard(transport)
-
-    async def watch(self, _: web.Application) -> AsyncIterator[None]:
-        """Close idle connections for as long as the application runs."""
-        task = asyncio.create_task(self.sweep())
-        yield
-        task.cancel()
-
-    async def sweep(self) -> None:
-        """Close idle connections forever."""
-        while True:
-            await asyncio.sleep(self.seconds / 4)
-            transports = [handler.transport for handler in self.server.connections] if self.server else []
-            now = time.monotonic()
-            self._since = {t: self._since.get(t, now) for t in transports if t is not None and t not in self._busy}
-            for transport, since in self._since.items():
-                if now - since >= self.seconds:
-                    transport.close()
-
-
-IDLE = web.AppKey("idle", IdleConnections)
+PAUSE_MODES = ("abort", "in_place")
 
 
 def build_app(engine: Engine) -> web.Application:
     """Build the web application of one engine."""
-    idle = IdleConnections(engine.options.idle_timeout_s)
 
     @web.middleware
-    async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
-        key = request.headers.get("Authorization")
-        refused = refusal(request.path, request.remote, key, engine.options.admin_api_key)
+    async def explain(request: web.Request, handler: Any) -> web.StreamResponse:
         try:
-            return await handler(request) if refused is None else refused
+            return await handler(request)
         except ConfigError as error:
             return _error(str(error), 400)
         except RecursionError:
@@ -116,9 +34,7 @@ def build_app(engine: Engine) -> web.Application:
         except EngineError as error:
             return _error(str(error), 500)
 
-    app = web.Application(client_max_size=engine.max_body_bytes, middlewares=[idle.middleware, guard])
-    app[IDLE] = idle
-    app.cleanup_ctx.append(idle.watch)
+    app = web.Application(client_max_size=engine.max_body_bytes, middlewares=[explain])
     for route, handler in ROUTES.items():
         method, path = route.split()
         add = app.router.add_get if method == "GET" else app.router.add_post
@@ -130,14 +46,9 @@ def _error(text: str, status: int) -> web.Response:
     return web.json_response({"error": {"message": text[:MAX_ERROR_LENGTH]}}, status=status)
 
 
-async def _body(engine: Engine, request: web.Request) -> dict[str, Any]:
+async def _body(request: web.Request) -> dict[str, Any]:
     """Read the JSON object of a request; an empty body is an empty object."""
-    try:
-        async with asyncio.timeout(engine.options.idle_timeout_s):
-            raw = await request.read()
-    except TimeoutError:
-        text = f"the request body did not arrive within {engine.options.idle_timeout_s:g} s"
-        raise web.HTTPRequestTimeout(text=text) from None
+    raw = await request.read()
     try:
         body = json.loads(raw) if raw else {}
     except ValueError as error:
@@ -160,20 +71,16 @@ def _name(body: Mapping[str, Any], key: str) -> str | None:
 
 
 async def _generate(engine: Engine, request: web.Request) -> web.Response:
-    body, started = await _body(engine, request), time.monotonic()
-    requests = await asyncio.to_thread(engine.prepare, body) if engine.takes_long(body) else engine.prepare(body)
-    for r in requests:
-        engine.scheduler.submit(r)
+    body, started = await _body(request), time.monotonic()
+    queued = await asyncio.to_thread(engine.prepare, body) if engine.takes_long(body) else engine.prepare(body)
+    engine.scheduler.submit(queued)
     try:
-        finished = await asyncio.gather(*(asyncio.wrap_future(r.future) for r in requests))
+        finished = await asyncio.wrap_future(queued.future)
     except asyncio.CancelledError:
-        # The client disconnected, so its requests must not slow down the others.
-        for r in requests:
-            engine.scheduler.abort(r.rid)
+        # The client disconnected, so its request must not slow down the others.
+        engine.scheduler.abort(queued.rid)
         raise
-    responses = [engine.response(r, started) for r in finished]
-    is_batch = isinstance(body.get("text"), list) or isinstance((body.get("input_ids") or [0])[0], list)
-    return web.json_response(responses if is_batch else responses[0])
+    return web.json_response(engine.response(finished, started))
 
 
 async def _health(engine: Engine, _: web.Request) -> web.Response:
@@ -221,7 +128,7 @@ async def _flush_cache(engine: Engine, _: web.Request) -> web.Response:
 
 
 async def _abort(engine: Engine, request: web.Request) -> web.Response:
-    body = await _body(engine, request)
+    body = await _body(request)
     rid = _name(body, "rid")
     if not body.get("abort_all") and not rid:
         raise ConfigError("abort_request needs a rid, or abort_all: true")
@@ -230,7 +137,7 @@ async def _abort(engine: Engine, request: web.Request) -> web.Response:
 
 
 async def _pause(engine: Engine, request: web.Request) -> web.Response:
-    mode = (await _body(engine, request)).get("mode", "abort")
+    mode = (await _body(request)).get("mode", "abort")
     if mode not in PAUSE_MODES:
         raise ConfigError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {reprlib.repr(mode)}")
     engine.scheduler.pause(mode)
@@ -243,7 +150,7 @@ async def _continue(engine: Engine, _: web.Request) -> web.Response:
 
 
 async def _update_from_disk(engine: Engine, request: web.Request) -> web.Response:
-    body = await _body(engine, request)
+    body = await _body(request)
     folder, version = _name(body, "model_path"), _name(body, "weight_version")
     if folder is None:
         raise ConfigError("model_path is missing; it must name a model folder")

@@ -57,13 +57,13 @@ class Scheduler:
         self,
         decoder: Decoder | VisionDecoder,
         find_stop: Callable[[Request], str | None],
-        seed: int = 0,
-        prefix_cache: bool = True,
+        seed: int,
+        shares_prefixes: bool,
     ) -> None:
         """Start the worker. `find_stop` returns the stop string that the request's text contains, if any."""
         self.decoder = decoder
         self.weight_version = "0"
-        self._find_stop, self._seed, self._prefix_cache = find_stop, seed, prefix_cache
+        self._find_stop, self._seed, self._shares_prefixes = find_stop, seed, shares_prefixes
         self._arrivals = itertools.count()
         self._tokens = np.zeros((decoder.rows, decoder.context_length), dtype=np.int64)
         self._written = np.zeros(decoder.rows, dtype=np.int64)
@@ -73,7 +73,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._abort_all = False
         self._abort_rids: set[str] = set()
-        self._paused = self._closed = self._retract = False
+        self._paused = self._closed = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="engine-compute", daemon=True)
         self._thread.start()
@@ -107,11 +107,10 @@ class Scheduler:
             self._wake.notify()
 
     def pause(self, mode: str) -> None:
-        """Stop generating. `abort` ends all requests, `retract` recomputes them later, `in_place` keeps their cache."""
+        """Stop generating. `abort` ends all requests, `in_place` lets them continue afterwards."""
         with self._wake:
             self._paused = True
             self._abort_all |= mode == "abort"
-            self._retract |= mode == "retract"
             self._wake.notify()
 
     def resume(self) -> None:
@@ -193,12 +192,6 @@ class Scheduler:
                 with self._wake:
                     self._wake.wait_for(self._has_work)
                     self._apply_aborts()
-                    if self._retract:
-                        self._waiting.extendleft(reversed(self._running.values()))
-                        for request in self._running.values():
-                            request.row = -1
-                        self._running.clear()
-                        self._retract = False
                     if self._closed:
                         self._fail(EngineError("the engine was closed"))
                         return
@@ -219,7 +212,7 @@ class Scheduler:
                 self._fail(broken)
 
     def _has_work(self) -> bool:
-        commands = self._closed or self._abort_all or self._abort_rids or self._retract or self._updates
+        commands = self._closed or self._abort_all or self._abort_rids or self._updates
         return bool(commands or (not self._paused and (self._running or self._waiting)))
 
     def _fail(self, error: EngineError) -> None:
@@ -264,7 +257,7 @@ class Scheduler:
         budget = PREFILL_BUDGET
         while self._waiting and len(self._running) < self.decoder.rows and budget > 0:
             request = self._waiting.popleft()
-            tokens = np.asarray(request.prompt + request.output)
+            tokens = np.asarray(request.prompt)
             shared = self._shared_prefixes(tokens)
             free = [row for row in range(self.decoder.rows) if row not in self._running]
             best = int(shared.argmax())
@@ -277,8 +270,7 @@ class Scheduler:
             self._tokens[row, : len(tokens)] = tokens
             self._written[row] = length
             request.row = row
-            if not request.output:
-                request.cached_tokens = length
+            request.cached_tokens = length
             self._running[row] = request
             admitted.append(request)
             budget -= len(tokens) - length
@@ -286,7 +278,7 @@ class Scheduler:
 
     def _shared_prefixes(self, tokens: np.ndarray) -> np.ndarray:
         """Measure each row's cached prefix of `tokens`, at most all but the last token, which must be computed."""
-        if not self._prefix_cache or not self._written.any():
+        if not self._shares_prefixes or not self._written.any():
             return np.zeros(self.decoder.rows, dtype=np.int64)
         agree = self._tokens[:, : len(tokens)] == tokens
         agree[:, -1] = False
@@ -295,7 +287,7 @@ class Scheduler:
     def _prefill(self, requests: list[Request]) -> None:
         rows = [r.row for r in requests]
         starts = self._written[rows].tolist()
-        totals = [len(r.prompt) + len(r.output) for r in requests]
+        totals = [len(r.prompt) for r in requests]
         tokens = [self._tokens[row, s:n] for row, s, n in zip(rows, starts, totals, strict=True)]
         logits = self.decoder.prefill(rows, starts, tokens)
         self._written[rows] = totals

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from embedded.engine.engine import Engine, EngineOptions
-from embedded.engine.routes import IDLE, build_app
+from embedded.engine.engine import HOST, Engine, EngineOptions
+from embedded.engine.routes import build_app
 from embedded.engine.vision import VisionEngine, has_vision
 from slime_verlog import ConfigError, command, read_settings
 
@@ -40,8 +40,7 @@ class EngineServer:
         except ConfigError:
             self.close()
             raise
-        self.host = options.host
-        self.url = f"http://{self.host}:{self.port}"
+        self.url = f"http://{HOST}:{self.port}"
 
     def update_weights(self, state: Mapping[str, torch.Tensor], version: str | None = None) -> str:
         """Load weights with Hugging Face names into the engine; returns the version that it now serves."""
@@ -69,20 +68,18 @@ class EngineServer:
 
 
 async def _listen(engine: Engine) -> tuple[web.AppRunner, int]:
-    app = build_app(engine)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+    runner = web.AppRunner(build_app(engine), access_log=None, handler_cancellation=True)
     await runner.setup()
-    app[IDLE].server = runner.server
-    host, port = engine.options.host, engine.options.port
+    port = engine.options.port
     try:
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, HOST, port).start()
     except OSError as error:
         await runner.cleanup()
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port {port} on {host} is in use; stop the process that listens there, or choose another --port"
+                f"port {port} on {HOST} is in use; stop the process that listens there, or choose another --port"
             ) from error
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise ConfigError(f"cannot listen on {HOST}:{port}: {error.strerror}") from error
     return runner, runner.addresses[0][1]
 
 
@@ -91,15 +88,11 @@ def main() -> None:
     """Serve one model until interrupted."""
     parser = argparse.ArgumentParser(description="Serve a small model with SGLang's native API.")
     parser.add_argument("--model-path", required=True)
-    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=30000)
     parser.add_argument("--max-running-requests", type=int, default=32)
     parser.add_argument("--context-length", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16; faster on CPUs with AMX")
-    parser.add_argument(
-        "--admin-api-key", help="lets clients on other machines pause, abort and load weights; they send it as a bearer"
-    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="torch threads; more than one is slower on a busy CPU")
     flags = vars(parser.parse_args())

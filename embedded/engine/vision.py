@@ -138,16 +138,14 @@ class VisionEngine(Engine):
     def takes_long(self, body: Mapping[str, Any]) -> bool:
         return bool(body.get("image_data")) or super().takes_long(body)
 
-    def _prompts(self, body: Mapping[str, Any]) -> list[list[int]]:
+    def _prompt(self, body: Mapping[str, Any]) -> list[int]:
         given = body.get("image_data") or []
-        prompts = super()._prompts(body)
-        if not given:
-            if any(self.image_token in prompt for prompt in prompts):
-                raise ConfigError("input_ids has an image's placeholder, but image_data is empty")
-            return prompts
-        if len(prompts) != 1:
-            raise ConfigError("a request with image_data must have one prompt")
-        return [self._expanded(prompts[0], given if isinstance(given, list) else [given])]
+        prompt = super()._prompt(body)
+        if given:
+            return self._expanded(prompt, given if isinstance(given, list) else [given])
+        if self.image_token in prompt:
+            raise ConfigError("input_ids has an image's placeholder, but image_data is empty")
+        return prompt
 
     def _expanded(self, ids: Sequence[int], images: Sequence[Any]) -> ImagePrompt:
         if not all(isinstance(image, str) and image.startswith("data:") for image in images):

@@ -3,7 +3,6 @@
 import shlex
 import shutil
 import sys
-from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,6 @@ def setting_of(updates: int | str) -> str:
 def describe(rate: Mapping[str, float]) -> str:
     """Put a win rate in words."""
     return f"win rate {rate['mean']:.3f} ± {rate['se']:.3f} over {rate['n']:.0f} seeds"
-
-
-def lengths_of(args: Namespace) -> dict[str, int]:
-    """Return the limits on responses and prompts, by the names that `slime-verlog evaluate` has for them."""
-    return {"max_response_len": args.rollout_max_response_len, "max_context_len": args.rollout_max_context_len}
 
 
 def ending(summary: Mapping[str, Any], folder: Path) -> str:

@@ -159,5 +159,5 @@ def keep_lines(path: Path, lines: Sequence[str]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write to a temporary file and rename it, so that no reader sees half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8", errors="replace")
     temporary.replace(path)

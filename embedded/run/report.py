@@ -156,7 +156,7 @@ class RunReport:
 
     def _results(self) -> dict[str, Any]:
         """Win rates, returns and turns of the held-out episodes."""
-        first, last = self._ends()
+        first, last = self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
         faults = [e["fault"] for played in self.evaluations.values() for e in played if e["fault"] is not None]
         best = self._best()
         return {
@@ -174,10 +174,6 @@ class RunReport:
             "failed_episodes": len(faults),
             "first_failure": faults[0].strip().splitlines()[0] if faults else None,
         }
-
-    def _ends(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the episodes of the first and of the last evaluation."""
-        return self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
 
 
 def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -59,12 +59,12 @@ def holm(p_values: Sequence[float], tests: int | None = None) -> list[float]:
     return adjusted
 
 
-def interval(values: Sequence[float], level: float = 0.9) -> tuple[float, float]:
-    """Compute Student's t interval of the mean."""
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Compute Student's 90 % t interval of the mean."""
     from scipy import stats
 
     mean, error = float(np.mean(values)), float(stats.sem(values))
-    reach = float(stats.t.ppf(0.5 + level / 2, len(values) - 1)) * error  # `t.interval` is nan for equal values
+    reach = float(stats.t.ppf(0.95, len(values) - 1)) * error  # `t.interval` is nan for equal values
     return mean - reach, mean + reach
 
 

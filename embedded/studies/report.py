@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from embedded.run.log import actor_fault
 from embedded.studies.results import MEASURES, Run, curve, iqm_cell, markdown, mean_cell, read_runs
 from embedded.studies.study import Study
@@ -180,12 +182,7 @@ def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
 def _draw(axis: Any, curves: Sequence[tuple[list[float], list[float]]], color: str, label: str, marked: bool) -> None:
     for xs, values in curves:
         axis.plot(xs, values, color=color, alpha=0.25, linewidth=1)
-    xs, values = _mean_curve(curves)
-    axis.plot(xs, values, color=color, label=label, marker="o" if marked else None)
-
-
-def _mean_curve(curves: Sequence[tuple[list[float], list[float]]]) -> tuple[list[float], list[float]]:
-    """Means over seeds, point by point, up to the length of the shortest curve."""
-    shortest = min((len(turns) for turns, _ in curves), default=0)
-    mean = lambda part: [sum(curve[part][i] for curve in curves) / len(curves) for i in range(shortest)]
-    return mean(0), mean(1)
+    # The mean goes up to the length of the shortest curve.
+    shortest = min((len(xs) for xs, _ in curves), default=0)
+    means = np.mean([[xs[:shortest], values[:shortest]] for xs, values in curves], axis=0) if curves else [[], []]
+    axis.plot(*means, color=color, label=label, marker="o" if marked else None)

@@ -93,7 +93,7 @@ def demonstrate(
         if expert is None and needs_expert:
             raise ConfigError(f"{spec.env.env_path} has no expert_action(env), so it cannot be demonstrated")
         thinker = reason or _find_thinker(spec.env.env_path, rng)
-        player = _expert_player(expert, random_share, rng, thinker, expert_answers) if expert else _random_player(rng)
+        player = _player(expert, random_share, rng, thinker, expert_answers)
         try:
             turns += _play(config, spec, player, most_turns, is_random=expert is None)
         except SlimeVerlogError:
@@ -143,28 +143,21 @@ Player = Callable[[Any, str], tuple[str, str]]
 """Returns the response to learn and the one to play, given the environment and the observation's text."""
 
 
-def _expert_player(
-    expert: Callable[[Any], str], random_share: float, rng: random.Random, reason: Reason, expert_answers: bool
+def _player(
+    expert: Callable[[Any], str] | None, random_share: float, rng: random.Random, reason: Reason, expert_answers: bool
 ) -> Player:
-    """Play the environment's expert, and random actions in between."""
+    """Play the environment's expert with random actions in between, or random actions alone without an expert."""
 
     def play(env: Any, text: str) -> tuple[str, str]:
+        if expert is None:  # each thought quotes a part of the observation, which teaches the policy to read it
+            response = _response(quote(text, rng), rng.choice(list(env.actions)))
+            return response, response
         is_random = rng.random() < random_share and len(env.actions) > 0
         action = rng.choice(list(env.actions)) if is_random else expert(env)
         taught = expert(env) if is_random and expert_answers else action
         response = _response(reason(env, text, taught), taught)
         # A random move has no reason to show.
         return response, response if taught == action else _response("I try something.", action)
-
-    return play
-
-
-def _random_player(rng: random.Random) -> Player:
-    """Play random actions; each thought quotes a part of the observation, which teaches the policy to read it."""
-
-    def play(env: Any, text: str) -> tuple[str, str]:
-        response = _response(quote(text, rng), rng.choice(list(env.actions)))
-        return response, response
 
     return play
 

@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from embedded.arguments import EmbeddedFlags, OptimizerFlags
-from embedded.engine.decoder import load_hf_model
+from embedded.engine.decoder import load_hf_model, write_policy
 from embedded.trainer.batches import RolloutData, micro_batches
 from embedded.trainer.losses import log_probs_and_entropy
 from embedded.trainer.megatron import GPTModel, build_model, build_optimizer, initialize, precision, predict
@@ -125,10 +125,7 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
     # Too many turns are thinned out evenly.
     step = max(1, math.ceil(sum(data["total_lengths"]) / settings.epoch_tokens))
     loss = imitate(actor, {key: values[::step] for key, values in data.items()}, settings, seed)
-    # A head that is tied to the embeddings has no weights in the state.
-    tied = model.config.tie_word_embeddings
-    model.load_state_dict(megatron_to_hf(actor.state_dict(), model.config), strict=not tied)
-    save_policy(model, tokenizer, folder)
+    write_policy(folder, megatron_to_hf(actor.state_dict(), model.config), Path(folder))
     responses = data["response_lengths"]
     prompts = [total - response for total, response in zip(data["total_lengths"], responses, strict=True)]
     imitation = Imitation(loss, max(prompts), max(responses), **statistics_of(turns))

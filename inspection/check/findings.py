@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from inspection.check.playthrough import Playthrough
+from inspection.text import text_of
 from rollout.bridge.settings import RolloutSettings
+from rollout.workers.reply import EnvReply
 from rollout.workers.trial_worker import Abilities
 
 LONG_OBSERVATION = 4000
@@ -41,27 +43,28 @@ def judge(
     count_tokens: Callable[[str], int] | None,
 ) -> Iterator[Finding]:
     """Yield the findings about the episodes of one task."""
-    replies = sum(len(play.digests) for play in plays)
-    yield Finding("contract", Status.OK, f"{replies} replies have all keys, with the right types")
+    replies = [reply for play in plays for reply in play.replies]
+    yield Finding("contract", Status.OK, f"{len(replies)} replies have all keys, with the right types")
     for play in plays:
         yield _outcome(play)
     yield _ending(plays, abilities, settings)
     yield _reward(plays, abilities)
     yield _validity(plays, abilities)
     yield _growth(plays, settings)
-    yield _size(plays, count_tokens)
-    yield _speed("reset", [play.reset_s for play in plays], SLOW_RESET_S)
-    yield _speed("step", [seconds for play in plays for seconds in play.step_s], SLOW_STEP_S)
+    yield _size(replies, count_tokens)
+    yield _speed("reset", [reply.seconds for reply in replies if reply.info is None], SLOW_RESET_S)
+    yield _speed("step", [reply.seconds for reply in replies if reply.info is not None], SLOW_STEP_S)
 
 
 def _outcome(play: Playthrough) -> Finding:
-    turns, total = len(play.answers), sum(play.rewards)
-    share = sum(play.valid) / max(len(play.valid), 1)
-    result = f"{turns} turns, return {total:.3g}, progression {play.progression:.2g}, {share:.0%} of answers valid"
-    if not 0 <= play.progression <= 1:
-        expected = f"info['progression'] must be from 0 (start) to 1 (won), got {play.progression:g}"
+    turns, total = len(play.infos), sum(float(info["reward"]) for info in play.infos)
+    share = sum(info["valid_action"] for info in play.infos) / max(turns, 1)
+    progression = float(play.infos[-1]["progression"]) if turns else 0.0
+    result = f"{turns} turns, return {total:.3g}, progression {progression:.2g}, {share:.0%} of answers valid"
+    if not 0 <= progression <= 1:
+        expected = f"info['progression'] must be from 0 (start) to 1 (won), got {progression:g}"
         return Finding(play.player, Status.ERROR, f"{expected}; {result}")
-    if play.player == "expert" and play.done and play.progression < 1:
+    if play.player == "expert" and play.done and progression < 1:
         return Finding("expert", Status.WARNING, f"the expert does not succeed: {result}")
     if play.player == "expert" and share < 1:
         return Finding("expert", Status.WARNING, f"some of the expert's answers are invalid: {result}")
@@ -77,7 +80,7 @@ def _ending(plays: Sequence[Playthrough], abilities: Abilities, settings: Rollou
 
 
 def _reward(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
-    rewards = [reward for play in plays for reward in play.rewards]
+    rewards = [float(info["reward"]) for play in plays for info in play.infos]
     players = " and ".join(play.player for play in plays)
     if len(set(rewards)) == 1 and not abilities.actions and not abilities.has_expert:
         return Finding("reward", Status.OK, f"always {rewards[0]:g} for random words")
@@ -88,7 +91,7 @@ def _reward(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
 
 
 def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
-    valid = [answer for play in plays if play.player == "random" for answer in play.valid]
+    valid = [info["valid_action"] for play in plays if play.player == "random" for info in play.infos]
     if not abilities.actions:
         return Finding("actions", Status.OK, "none named, so any text may be an answer")
     if not any(valid):
@@ -110,18 +113,26 @@ def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
     return Finding("prompt", Status.OK, detail)
 
 
-def _size(plays: Sequence[Playthrough], count_tokens: Callable[[str], int] | None) -> Finding:
-    observations = [text for play in plays for text in play.observations]
+def _size(replies: Sequence[EnvReply], count_tokens: Callable[[str], int] | None) -> Finding:
+    observations = [_shown(reply) for reply in replies]
     longest = max(observations, key=len)
     tokens = count_tokens(longest) if count_tokens else len(longest) // CHARS_PER_TOKEN
     mean = sum(map(len, observations)) / len(observations)
     about = f"{tokens:,} tokens" if count_tokens else f"about {tokens:,} tokens"
     detail = f"{mean:,.0f} characters on average, at most {len(longest):,} ({about})"
-    if images := max(play.images for play in plays):
+    images = max(sum(map(len, (reply.observation.get("multi_modal_data") or {}).values())) for reply in replies)
+    if images:
         detail += f", and {images} picture{'s' * (images > 1)}"
     if tokens > LONG_OBSERVATION:
         return Finding("observation", Status.WARNING, f"long: {detail}; every turn pays for it")
     return Finding("observation", Status.OK, detail)
+
+
+def _shown(reply: EnvReply) -> str:
+    """The observation's texts, or the messages that show it if they are longer."""
+    text = reply.observation["text"]
+    whole = "\n".join([text["short_term_context"], text["long_term_context"]])
+    return max(whole, "\n".join(text_of(message) for message in reply.messages), key=len)
 
 
 def _speed(name: str, seconds: Sequence[float], slow_s: float) -> Finding:

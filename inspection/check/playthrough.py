@@ -1,56 +1,37 @@
-"""Plays one episode with a scripted player and measures it."""
+"""Plays one episode with a scripted player, and replays it."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from envs.base import StepInfo
 from inspection.text import text_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
 from rollout.play.memory import Conversation, Message, build_memory
 from rollout.spec import EpisodeSpec
-from rollout.workers.reply import EnvReply, digest
+from rollout.workers.reply import EnvReply
 from rollout.workers.trial import Trial
 
 
 @dataclass
 class Playthrough:
-    """What one episode showed, and how long it took."""
+    """What one episode showed."""
 
     player: str
-    reset_s: float = 0.0
-    step_s: list[float] = field(default_factory=list)
+    replies: list[EnvReply] = field(default_factory=list)
+    """To the reset, and to every step."""
     answers: list[str] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
-    """Of the reset and of every step."""
-    rewards: list[float] = field(default_factory=list)
-    valid: list[bool] = field(default_factory=list)
-    observations: list[str] = field(default_factory=list)
     prompt_chars: list[int] = field(default_factory=list)
-    images: int = 0
-    """Most images of one observation."""
     first_prompt: list[Message] = field(default_factory=list)
-    tools: Sequence[Mapping[str, Any]] = ()
-    deterministic: bool = True
-    done: bool = False
-    progression: float = 0.0
 
-    def see(self, reply: EnvReply, messages: Sequence[Message]) -> None:
-        """Note a reply and the prompt that shows it."""
-        text = reply.observation["text"]
-        whole = "\n".join([text["short_term_context"], text["long_term_context"]])
-        shown = "\n".join(text_of(message) for message in reply.messages)
-        self.observations.append(max(whole, shown, key=len))
-        images = (reply.observation.get("multi_modal_data") or {}).values()
-        self.images = max(self.images, sum(map(len, images)))
-        self.prompt_chars.append(sum(len(text_of(message)) for message in messages))
-        self.digests.append(digest(reply))
-        self.deterministic = reply.deterministic
-        if reply.info is not None:
-            self.step_s.append(reply.seconds)
-            self.rewards.append(float(reply.info["reward"]))
-            self.valid.append(reply.info["valid_action"])
-            self.progression, self.done = float(reply.info["progression"]), reply.done
+    @property
+    def infos(self) -> list[StepInfo]:
+        """What every step said."""
+        return [reply.info for reply in self.replies if reply.info is not None]
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode ended."""
+        return self.replies[-1].done
 
 
 async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, player: str, most: int) -> Playthrough:
@@ -61,15 +42,19 @@ async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, pl
     """
     conversation = Conversation(build_memory(settings.memory) if settings.history == "window" else None)
     found = Playthrough(player)
-    reply = await trial.reset(episode)
-    found.reset_s, found.tools = reply.seconds, reply.tools
-    conversation.show(reply)
+
+    def show(reply: EnvReply) -> None:
+        if not reply.done:
+            conversation.show(reply)
+        found.replies.append(reply)
+        found.prompt_chars.append(sum(len(text_of(message)) for message in conversation.messages))
+
+    show(await trial.reset(episode))
     found.first_prompt = list(conversation.messages)
-    found.see(reply, conversation.messages)
     while not found.done and len(found.answers) < most:
         seed = int(episode.env.metadata["seed"]) * 1009 + len(found.answers)
         answer = await trial.suggest(episode, player, seed)
-        shown = reply.observation
+        shown = found.replies[-1].observation
         try:
             reply = await trial.step(episode, answer)
         except EnvironmentFault as error:
@@ -80,17 +65,16 @@ async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, pl
         assert reply.info is not None
         found.answers.append(answer)
         conversation.answered(shown, answer, reply.info["valid_action"], reply.info["executed_action"])
-        if not reply.done:
-            conversation.show(reply)
-        found.see(reply, conversation.messages)
+        show(reply)
     return found
 
 
 async def replay_difference(trial: Trial, episode: EpisodeSpec, played: Playthrough) -> int | None:
     """The first step at which the same responses show something else (0 is the reset); None if there is none."""
-    if digest(await trial.reset(episode)) != played.digests[0]:
+    first, *others = (reply.digest for reply in played.replies)
+    if (await trial.reset(episode)).digest != first:
         return 0
-    for step, (answer, expected) in enumerate(zip(played.answers, played.digests[1:], strict=True), 1):
-        if digest(await trial.step(episode, answer)) != expected:
+    for step, (answer, expected) in enumerate(zip(played.answers, others, strict=True), 1):
+        if (await trial.step(episode, answer)).digest != expected:
             return step
     return None

@@ -16,7 +16,7 @@ from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
 from rollout.play.memory import Message
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode
-from rollout.workers.trial import ServiceError, Trial, start_again, threads_left
+from rollout.workers.trial import ServiceError, Trial
 from slime_verlog import read_settings
 
 ALL_ROWS = 3
@@ -57,14 +57,11 @@ async def check_task(
             plays = []
             for player in ["expert"] * has_expert + ["random"]:
                 plays.append(await play(trial, target.settings, episode, player, most))
-                report.first_prompt, report.tools = plays[0].first_prompt, plays[0].tools
+                report.first_prompt, report.tools = plays[0].first_prompt, plays[0].replies[0].tools
             abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
             twice = await replay_difference(trial, episode, plays[0])
             await trial.close(episode)
-            _, left = await start_again(trial, episode)
         report.findings += judge(plays, abilities, target.settings, count_tokens)
-        status = Status.WARNING if left else Status.OK
-        report.findings.append(Finding("threads", status, threads_left(left) if left else "none outlives an episode"))
         async with _trial(target, episode) as other:
             elsewhere = await replay_difference(other, episode, plays[-1])
         report.findings.append(_determinism(plays[0], twice, elsewhere))
@@ -95,7 +92,7 @@ def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None) 
     where = "after a second reset" if twice is not None else "in another process"
     step = twice if twice is not None else elsewhere
     differs = f"the first observation {where} differs" if step == 0 else f"a replay {where} differs at step {step}"
-    if not played.deterministic:
+    if not played.replies[-1].deterministic:
         return Finding("replay", Status.OK, f"{differs}, as deterministic = False says; lost episodes are given up")
     return Finding(
         "replay",

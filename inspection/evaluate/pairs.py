@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from inspection.evaluate.sweep import Key
-from inspection.records import read_episodes
+from inspection.records import LARGE_KEYS, read_episodes
 from inspection.text import align
 from slime_verlog import ConfigError
 
@@ -81,7 +81,7 @@ def _read(path: Path, setting: str | None) -> dict[Key, dict[str, Any]]:
         key = ("-" if setting is not None else episode["setting"], episode["task_name"], episode["seed"])
         if key in found:
             raise ConfigError(f"{path} has two episodes of {_name(key)}, so they cannot be paired")
-        found[key] = {k: v for k, v in episode.items() if k not in ("messages", "pictures", "story")}
+        found[key] = {k: v for k, v in episode.items() if k not in LARGE_KEYS}
     if not found:
         known = f"; it has {', '.join(sorted(settings))}" if settings else ""
         raise ConfigError(f"{path} has no episodes" + (f" of setting {setting!r}{known}" if setting else ""))
@@ -96,36 +96,33 @@ def _check_same_game(common: Sequence[Key], first: Episodes, second: Episodes) -
 
 
 def _table(pairs: Mapping[Key, Pair]) -> str:
-    groups: dict[tuple[str, str], list[int]] = {}
-    for index, (setting, task, _) in enumerate(pairs):
-        groups.setdefault((setting, task), []).append(index)
-    indexes = [np.array(group) for group in groups.values()]
+    groups: dict[tuple[str, str], list[Pair]] = {}
+    for (setting, task, _), pair in pairs.items():
+        groups.setdefault((setting, task), []).append(pair)
     rows = [["setting", "task", "pairs", "", "A", "B", "B - A", "95 % interval"]]
-    for (setting, task), group in zip(groups, indexes, strict=True):
-        rows += _rows(setting, task, list(pairs.values()), group, [group])
+    for (setting, task), group in groups.items():
+        rows += _rows(setting, task, [group])
     if len(groups) > 1:
-        rows += _rows("all", "all", list(pairs.values()), np.arange(len(pairs)), indexes)
+        rows += _rows("all", "all", list(groups.values()))
     if len({setting for setting, _ in groups}) == 1:
         rows = [row[1:] for row in rows]
     return "\n".join(align(rows))
 
 
-def _rows(
-    setting: str, task: str, pairs: Sequence[Pair], chosen: np.ndarray, groups: Sequence[np.ndarray]
-) -> list[list[str]]:
-    """One row per column for the pairs `chosen`, which `groups` split into tasks."""
+def _rows(setting: str, task: str, groups: Sequence[Sequence[Pair]]) -> list[list[str]]:
+    """One row per column for the pairs of one task, or of several."""
     rows = []
     for column, title in COLUMNS.items():
-        values = np.array([[float(episode[column]) for episode in pair] for pair in pairs])
-        differences = values[:, 1] - values[:, 0]
-        (mean_a, mean_b), difference = values[chosen].mean(axis=0), float(differences[chosen].mean())
-        if np.ptp(differences[chosen]) == 0:
-            text = "the same in every pair" if len(chosen) > 1 else "–"
+        values = [np.array([[float(episode[column]) for episode in pair] for pair in group]) for group in groups]
+        by_task = [of_task[:, 1] - of_task[:, 0] for of_task in values]
+        (mean_a, mean_b), differences = np.concatenate(values).mean(axis=0), np.concatenate(by_task)
+        if np.ptp(differences) == 0:
+            text = "the same in every pair" if len(differences) > 1 else "–"
         else:
-            low, high = interval([differences[group] for group in groups])
+            low, high = interval(by_task)
             text = f"[{low:+.3f}, {high:+.3f}]" + (" *" if low > 0 or high < 0 else "")
-        head = [setting, task, str(len(chosen))] if column == "success" else ["", "", ""]
-        rows.append([*head, title, f"{mean_a:.3f}", f"{mean_b:.3f}", f"{difference:+.3f}", text])
+        head = [setting, task, str(len(differences))] if column == "success" else ["", "", ""]
+        rows.append([*head, title, f"{mean_a:.3f}", f"{mean_b:.3f}", f"{differences.mean():+.3f}", text])
     return rows
 
 

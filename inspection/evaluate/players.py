@@ -117,8 +117,8 @@ def check_experts(points: Sequence[SweepPoint]) -> None:
 def _fingerprint(folder: Path) -> str:
     """Changes when a file of the model changes."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
-    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.blake2b(repr(stamps).encode(), digest_size=8).hexdigest()
 
 
 LENGTH_KEYS = ("max_tokens", "max_completion_tokens")

@@ -12,13 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from embedded.run.folder import differences
+from embedded.run.folder import differences, write_text
 from inspection.evaluate.sweep import Key
-from inspection.records import FILE, append_episode, read_episodes
+from inspection.records import FILE, LARGE_KEYS, append_episode, read_episodes
 from slime_verlog import ConfigError
 
-LARGE = ("messages", "pictures", "story")
-"""Keys of a record that tables do not need."""
 RUN = "run.json"
 
 
@@ -57,21 +55,15 @@ class RunFolder:
         append_episode(self.path / FILE, episode, self.player, setting)
         self._add({"setting": setting, "player": self.player, **episode})
 
-    def write(self, name: str, text: str) -> None:
-        """Replace a file as a whole, so that no reader sees half of it."""
-        part = self.path / f".{name}.part"
-        part.write_text(text, encoding="utf-8", errors="replace")
-        os.replace(part, self.path / name)
-
     def _add(self, episode: Mapping[str, Any]) -> None:
         key = (episode["setting"], episode["task_name"], episode["seed"])
-        self.rows[key] = {name: value for name, value in episode.items() if name not in LARGE}
+        self.rows[key] = {name: value for name, value in episode.items() if name not in LARGE_KEYS}
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         """Compare with the run whose episodes are here; write `run.json` into a folder without any."""
         file, episodes = self.path / RUN, self.path / FILE
         if not episodes.exists() or not episodes.stat().st_size:
-            self.write(RUN, json.dumps(identity, indent=1))
+            write_text(file, json.dumps(identity, indent=1))
             return
         if not file.exists():
             raise ConfigError(f"{self.path} has {FILE} but no {RUN}: another command wrote it; give another --out")
@@ -86,20 +78,12 @@ class RunFolder:
 
     def _read(self) -> None:
         """Read the finished episodes; drop failed ones, and a last line that was cut, from the file."""
-        file = self.path / FILE
+        file, part = self.path / FILE, self.path / f".{FILE}.part"
         if not file.exists():
             return
-        failed, part = 0, self.path / f".{FILE}.part"
         with open(part, "w", encoding="utf-8", errors="replace") as kept:
             for episode in read_episodes(file):
-                if episode["stop"] == "failed":
-                    failed += 1
-                    continue
-                self._add(episode)
-                kept.write(json.dumps(episode, ensure_ascii=False) + "\n")
-        with open(file, "rb") as content:
-            content.seek(max(0, os.path.getsize(file) - 1))
-            is_whole = content.read() in (b"", b"\n")
-        if failed or not is_whole:
-            os.replace(part, file)
-        part.unlink(missing_ok=True)
+                if episode["stop"] != "failed":
+                    self._add(episode)
+                    kept.write(json.dumps(episode, ensure_ascii=False) + "\n")
+        os.replace(part, file)

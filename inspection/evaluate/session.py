@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from embedded.run.folder import write_text
 from inspection.evaluate.players import PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.run_folder import RunFolder
@@ -22,7 +23,7 @@ from inspection.target import check_numbers
 from rollout.spec import EpisodeSpec
 from slime_verlog import INTERRUPTED, SlimeVerlogError
 
-HOPELESS = 8
+MAX_FIRST_FAILURES = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
 
 MINIMUM: dict[str, float] = dict.fromkeys(("episodes", "max_response_len", "max_context_len", "concurrency"), 1)
@@ -122,7 +123,7 @@ class _Progress:
         rate = f"{self.won / self.played:.0%} won" if self.played else "none won"
         self.bar.set_postfix_str(f"{rate}, {self.failed} failed" if self.failed else rate, refresh=False)
         self.bar.update()
-        if not self.played and self.failed >= max(HOPELESS, self._allowed + 1):
+        if not self.played and self.failed >= max(MAX_FIRST_FAILURES, self._allowed + 1):
             raise StoppedError(f"the first {self.failed} episodes all failed; the last: {_fault_of(episode)}")
 
 
@@ -158,7 +159,7 @@ def _write_results(folder: RunFolder, points: Sequence[SweepPoint]) -> None:
     table = build_table(folder.player, points, folder.rows)
     formats = {"json": table.as_json(), "csv": table.as_csv(), "md": table.as_markdown()}
     for suffix, text in formats.items():
-        folder.write(f"table.{suffix}", text)
+        write_text(folder.path / f"table.{suffix}", text)
     print(table.as_text())
     print(f"\nwritten to {folder.path}: episodes.jsonl, table.{{{','.join(formats)}}}")
     name = shlex.quote(str(folder.path))

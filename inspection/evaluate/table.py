@@ -48,58 +48,31 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One setting and task; `all` stands for all tasks together."""
-
-    point: SweepPoint
-    task: str
-    n: int
-    """Episodes in the means."""
-    failed: int
-    """Episodes excluded from the means: their environment was lost, or their prompt was refused."""
-    context: int
-    """Episodes that ended because the next prompt was too long; they are in the means."""
-    cells: Mapping[str, Cell]
-    metrics: Mapping[str, Cell]
-    """The environment's own numbers of the last turn."""
-
-
-@dataclass(frozen=True)
 class Table:
-    """The rows, and the caption that says how to read them."""
+    """One row per setting and task, where `all` stands for all tasks together, and how to read them.
 
-    player: str
-    rows: Sequence[Row]
+    A row has the numbers of episodes `n` (in the means), `failed` (excluded: the environment was lost, or the prompt
+    was refused) and `context` (in the means; ended because the next prompt was too long). Then come the fields of a
+    `Cell` for each of `COLUMNS`, and under `metrics` for each of the environment's own numbers.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
     caption: str
 
     def as_json(self) -> str:
         """All rows with all metrics."""
-        rows = [
-            {
-                "setting": row.point.label,
-                "point": dict(row.point.values),
-                "task": row.task,
-                "player": self.player,
-                **{name: getattr(row, name) for name in COUNTS},
-                **{name: vars(cell) for name, cell in row.cells.items()},
-                "metrics": {name: vars(cell) for name, cell in row.metrics.items()},
-            }
-            for row in self.rows
-        ]
-        return json.dumps({"caption": self.caption, "rows": rows}, indent=1, default=str) + "\n"
+        return json.dumps({"caption": self.caption, "rows": self.rows}, indent=1, default=str) + "\n"
 
     def as_csv(self) -> str:
         """One line per row; each column has a second one with its standard error."""
-        metrics = sorted({name for row in self.rows for name in row.metrics})
-        names = [*COLUMNS, *metrics]
+        metrics = sorted({name for row in self.rows for name in row["metrics"]})
+        head = ("setting", "task", "player", *COUNTS)
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["setting", "task", "player", *COUNTS, *(f"{n}{end}" for n in names for end in ("", "_se"))])
+        writer.writerow([*head, *(f"{name}{end}" for name in (*COLUMNS, *metrics) for end in ("", "_se"))])
         for row in self.rows:
-            cells = {**row.cells, **row.metrics}
-            found = (cells.get(name, Cell.of(())) for name in names)
-            numbers = ["" if number is None else number for cell in found for number in (cell.mean, cell.se)]
-            writer.writerow([row.point.label, row.task, self.player, row.n, row.failed, row.context, *numbers])
+            cells = [row[name] for name in COLUMNS] + [row["metrics"].get(name, {}) for name in metrics]
+            writer.writerow([*(row[key] for key in head), *(cell.get(key) for cell in cells for key in ("mean", "se"))])
         return out.getvalue()
 
     def as_text(self) -> str:
@@ -117,45 +90,44 @@ class Table:
 
         Left out are the environment's numbers of a group, such as `achievement/place_stone`.
         """
-        names = ["setting", "task"] if any(row.point.values for row in self.rows) else ["task"]
-        counts = [name for name in COUNTS if name != "context" or any(row.context for row in self.rows)]
-        metrics = sorted({name for row in self.rows for name in row.metrics if "/" not in name})
+        names = ["setting", "task"] if any(row["point"] for row in self.rows) else ["task"]
+        counts = [name for name in COUNTS if name != "context" or any(row["context"] for row in self.rows)]
+        metrics = sorted({name for row in self.rows for name in row["metrics"] if "/" not in name})
         lines = [[*names, *counts, *COLUMNS.values(), *(name.replace("_", " ") for name in metrics)]]
         for row in self.rows:
-            cells = [row.cells[name].text(1 if name == "turns" else 3) for name in COLUMNS]
-            cells += [row.metrics.get(name, Cell.of(())).text() for name in metrics]
-            named = [row.point.label, row.task][-len(names) :]
-            lines.append([*named, *(str(getattr(row, name)) for name in counts), *cells])
+            cells = [Cell(**row[name]).text(1 if name == "turns" else 3) for name in COLUMNS]
+            cells += [Cell(**row["metrics"][name]).text() if name in row["metrics"] else DASH for name in metrics]
+            lines.append([*(str(row[name]) for name in (*names, *counts)), *cells])
         return len(names), lines
 
 
 def build_table(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mapping[str, Any]]) -> Table:
     """Return the table of the episodes that the points name, as far as they were played."""
-    table: list[Row] = []
+    table: list[Mapping[str, Any]] = []
     for point in points:
+        about = {"setting": point.label, "point": dict(point.values), "player": player}
         tasks = list(dict.fromkeys(task for _, task, _ in point.episodes))
         played = [rows[key] for key in point.episodes if key in rows]
-        table += [_row(point, task, [row for row in played if row["task_name"] == task]) for task in tasks]
+        for task in tasks:
+            table.append({**about, "task": task, **_means([row for row in played if row["task_name"] == task])})
         if len(tasks) > 1:
-            table.append(_row(point, "all", played))
-    return Table(player, table, _caption(player, points, rows))
+            table.append({**about, "task": "all", **_means(played)})
+    return Table(table, _caption(player, points, rows))
 
 
-def _row(point: SweepPoint, task: str, episodes: Sequence[Mapping[str, Any]]) -> Row:
+def _means(episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     good = [episode for episode in episodes if episode["stop"] != "failed"]
     metrics: dict[str, list[float]] = defaultdict(list)
     for episode in good:
         for name, value in episode["metrics"].items():
             metrics[name].append(float(value))
-    return Row(
-        point=point,
-        task=task,
-        n=len(good),
-        failed=len(episodes) - len(good),
-        context=sum(episode["stop"] == "context" for episode in good),
-        cells={name: Cell.of([float(episode[name]) for episode in good]) for name in COLUMNS},
-        metrics={name: Cell.of(values) for name, values in metrics.items()},
-    )
+    return {
+        "n": len(good),
+        "failed": len(episodes) - len(good),
+        "context": sum(episode["stop"] == "context" for episode in good),
+        **{name: vars(Cell.of([float(episode[name]) for episode in good])) for name in COLUMNS},
+        "metrics": {name: vars(Cell.of(values)) for name, values in metrics.items()},
+    }
 
 
 def _caption(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mapping[str, Any]]) -> str:

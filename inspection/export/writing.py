@@ -1,5 +1,6 @@
 """Writes exported episodes, a few at a time: JSONL and Parquet rows, and ATIF documents in a folder or a file."""
 
+import itertools
 import json
 import os
 import re
@@ -11,9 +12,8 @@ from typing import Any
 from inspection.export.atif import image_file, media_type, trajectory_of
 from slime_verlog import ConfigError, MissingDependencyError
 
-_MAX_ROWS = 1000
-"""Rows of a Parquet row group; a group is also closed after `_MAX_CHARACTERS`."""
-_MAX_CHARACTERS = 16_000_000
+ROW_GROUP = 100
+"""Rows of a Parquet row group, which are in memory at once."""
 
 
 def write_jsonl(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
@@ -39,7 +39,8 @@ def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
         raise MissingDependencyError("parquet needs pyarrow: pip install pyarrow; or use --format jsonl") from error
     schema, count = _schema(pyarrow), 0
     with _replacing(path) as part, parquet.ParquetWriter(part, schema) as writer:
-        for group in _groups(rows):
+        rows = iter(rows)
+        while group := list(itertools.islice(rows, ROW_GROUP)):
             writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
             count += len(group)
     return count
@@ -57,19 +58,6 @@ def _schema(pyarrow: Any) -> Any:
         }
     )
     return pyarrow.schema({"messages": pyarrow.list_(message), "tools": text, "metadata": metadata})
-
-
-def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    group: list[Mapping[str, Any]] = []
-    characters = 0
-    for row in rows:
-        group.append(row)
-        characters += sum(len(message["content"]) for message in row["messages"])
-        if len(group) == _MAX_ROWS or characters > _MAX_CHARACTERS:
-            yield group
-            group, characters = [], 0
-    if group:
-        yield group
 
 
 def write_atif(episodes: Iterable[Mapping[str, Any]], out: Path) -> int:

@@ -19,20 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_arguments(parser)
     parser.add_argument("--seed", type=int, help="episode's seed; default: the YAML's seed_start")
     parser.add_argument("--full", action="store_true", help="show the whole prompt on every turn")
-    ways = ("auto", "kitty", "iterm", "blocks", "file")
-    shown = "how pictures are shown; they are always written to a file. Default: as the terminal allows"
-    parser.add_argument("--pictures", choices=ways, default="auto", help=shown)
     folder = "folder of the pictures; default: %(default)s"
     parser.add_argument("--out", type=Path, default=Path("outputs/play"), help=folder)
 
 
 def run(options: argparse.Namespace) -> int:
     """Play until the input ends."""
-    import asyncio
-    import sys
-
     from inspection.play.game import Game
-    from inspection.play.images import Images
     from inspection.play.session import Session
 
     target.check_numbers(options, {"seed": 0})
@@ -41,6 +34,5 @@ def run(options: argparse.Namespace) -> int:
     seed = chosen.settings.seed_start if options.seed is None else options.seed
     if others:
         print(f"task {task.name}; choose another with --task: {', '.join(others)}\n")
-    images = Images(options.out, options.pictures, sys.stdout)
-    with asyncio.Runner() as runner, Game(chosen, task, seed, runner.run) as game:
-        return Session(game, images, options.full).run()
+    with Game(chosen, task, seed) as game:
+        return Session(game, options.out, options.full).run()

@@ -1,6 +1,7 @@
 """One episode that a person plays: the environment in a worker process, the prompt, and undo by replay."""
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,8 +13,6 @@ from rollout.play.memory import Conversation, Message, build_memory
 from rollout.tasks import make_episode
 from rollout.workers.reply import EnvReply, digest
 from rollout.workers.trial import Trial
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,15 @@ class Turn:
 class Game:
     """Plays one task, seed after seed; use it as a context manager, which ends the worker process."""
 
-    def __init__(self, target: Target, task: TaskSpec, seed: int, run: Run) -> None:
-        self._target, self._task, self._run = target, task, run
-        self._settings = target.settings
+    def __init__(self, target: Target, task: TaskSpec, seed: int) -> None:
+        self._target, self._task, self._settings = target, task, target.settings
+        self._runner = asyncio.Runner()
+        self._run = self._runner.run
         self._trial = Trial(target.settings)
         try:
             self.restart(seed)
         except BaseException:
-            self._trial.end()
+            self.__exit__()
             raise
 
     def __enter__(self) -> Self:
@@ -43,21 +43,7 @@ class Game:
 
     def __exit__(self, *_: object) -> None:
         self._trial.end()
-
-    @property
-    def messages(self) -> list[Message]:
-        """The current prompt."""
-        return self._conversation.messages
-
-    @property
-    def request(self) -> str:
-        """The end of the current prompt, which says how to answer."""
-        return self._conversation.request
-
-    @property
-    def total(self) -> float:
-        """The return so far."""
-        return sum(float(turn.info["reward"]) for turn in self.turns)
+        self._runner.close()
 
     @property
     def over(self) -> str | None:
@@ -82,8 +68,8 @@ class Game:
         info = self.reply.info
         assert info is not None
         self.turns.append(Turn(text, info, digest(self.reply)))
-        self._conversation.answered(shown, text, info["valid_action"], info["executed_action"])
-        self._conversation.show(self.reply)
+        self.conversation.answered(shown, text, info["valid_action"], info["executed_action"])
+        self.conversation.show(self.reply)
         return info
 
     def undo(self, count: int) -> None:
@@ -114,12 +100,12 @@ class Game:
         self.turns: list[Turn] = []
         self.episode = make_episode(self._settings, self._task, 0, seed)
         memory = build_memory(self._settings.memory) if self._settings.history == "window" else None
-        self._conversation = Conversation(memory)
+        self.conversation = Conversation(memory)
         with self._target.explained():
             self._run(self._trial.build(self.episode))
         self.reply: EnvReply = self._run(self._trial.reset(self.episode))
         self.abilities = self._run(self._trial.abilities(self.episode))
-        self._conversation.show(self.reply)
+        self.conversation.show(self.reply)
 
 
 def new_messages(before: Sequence[Message], now: Sequence[Message], request: str) -> list[Message]:

@@ -24,13 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read, judge, print and write."""
-    from inspection.report.columns import find_alarms, find_series, read_columns
+    from inspection.report.columns import find_alarms, read_columns
     from inspection.report.output import summarize, write_json, write_page
     from slime_verlog import ConfigError
 
     actions = [name.strip() for name in (options.actions or "").split(",") if name.strip()]
     columns = read_columns(options.runs, actions)
-    alarms = find_alarms(find_series(columns))
+    alarms = find_alarms(columns)
     first = options.runs[0]
     folder = options.out or (first if first.is_dir() else first.parent)
     try:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from inspection.report.counts import Counts
 from inspection.report.invalid import Rejections, legal_actions, sort_rejections
 from inspection.report.measures import BY_KEY, MEASURES, QUESTIONS, Measure, Value, Verdict
 from inspection.report.numbers import measure
-from inspection.report.reading import read_run
+from inspection.report.played import Played
+from inspection.report.reading import Episode, read_run
 
 _JUDGED_IF_SCRIPTED = ("valid_actions", "valid_task_gap", "lost_environment")
 _NOT_JUDGED_ALONE = ("mean_progression", "out_of_time", "out_of_context", "early_losses")
@@ -49,7 +49,7 @@ class Column:
     label: str
     run: str
     setting: str
-    counts: Counts
+    played: Played
     rejections: Rejections
     values: Mapping[str, Value]
     verdicts: Mapping[str, Verdict]
@@ -67,90 +67,80 @@ class Alarm:
     advice: str
 
 
-@dataclass(frozen=True)
-class Series:
-    """Evaluations of one player in the order of updates."""
-
-    name: str
-    updates: Sequence[int]
-    columns: Sequence[Column]
-
-
 def read_columns(runs: Sequence[Path], actions: Sequence[str] = ()) -> list[Column]:
     """Read all runs; columns keep the order of the files.
 
     Raises:
         ConfigError: a run cannot be read or holds no episodes.
     """
-    found: dict[tuple[str, str, str], Counts] = {}
+    found: dict[tuple[str, str, str], list[Episode]] = {}
     for path, name in zip(runs, _name_runs(runs), strict=True):
-        for episode, turns in tqdm(read_run(path), desc=name, unit="episode", leave=False, disable=None):
-            setting, player = episode.group
-            found.setdefault((name, setting, player), Counts(player)).add(episode, turns)
+        for episode in tqdm(read_run(path), desc=name, unit="episode", leave=False, disable=None):
+            found.setdefault((name, *episode.group), []).append(episode)
     columns = []
-    for label, ((run, setting, _), counts) in zip(_label(list(found)), found.items(), strict=True):
-        legal = legal_actions(counts.env_paths, counts.actions, actions)
-        rejections = sort_rejections(counts.rejected.values(), legal)
-        values = measure(counts, legal, rejections)
-        verdicts = {item.key: _judge(item, values[item.key], counts) for item in MEASURES}
-        answers = {question: _answer(question, counts, values, verdicts) for question in QUESTIONS}
-        cautions = _cautions(counts, values)
-        columns.append(Column(label, run, setting, counts, rejections, values, verdicts, answers, cautions))
+    for label, ((run, setting, player), episodes) in zip(_label(list(found)), found.items(), strict=True):
+        played = Played(player, episodes)
+        legal = legal_actions(played.env_paths, played.actions, actions)
+        rejections = sort_rejections(played.rejected(), legal)
+        values = measure(played, legal, rejections)
+        verdicts = {item.key: _judge(item, values[item.key], played) for item in MEASURES}
+        answers = {question: _answer(question, played, values, verdicts) for question in QUESTIONS}
+        cautions = _cautions(played, values)
+        columns.append(Column(label, run, setting, played, rejections, values, verdicts, answers, cautions))
     return columns
 
 
-def _judge(item: Measure, value: Value, counts: Counts) -> Verdict:
-    if counts.is_scripted and item.key not in _JUDGED_IF_SCRIPTED:
+def _judge(item: Measure, value: Value, played: Played) -> Verdict:
+    if played.is_scripted and item.key not in _JUDGED_IF_SCRIPTED:
         return Verdict.NONE
-    if len(counts.episodes) == 1 and item.key in _NOT_JUDGED_ALONE:
+    if len(played.episodes) == 1 and item.key in _NOT_JUDGED_ALONE:
         return Verdict.NONE
     if item.key == "valid_drop" and value.number is not None and value.number < 2 * (value.error or 0.0):
         return Verdict.GOOD
     return item.judge(value)
 
 
-def _answer(question: int, counts: Counts, values: Mapping[str, Value], verdicts: Mapping[str, Verdict]) -> Answer:
+def _answer(question: int, played: Played, values: Mapping[str, Value], verdicts: Mapping[str, Verdict]) -> Answer:
     items = [item for item in MEASURES if item.question == question]
     verdict = max((verdicts[item.key] for item in items), key=list(Verdict).index)
     off = [item for item in items if verdicts[item.key] in (Verdict.LOOK, Verdict.ACT)]
     off.sort(key=lambda item: verdicts[item.key] != Verdict.ACT)
     advice = list(dict.fromkeys(item.advice for item in off if item.advice))
-    if counts.is_scripted and question in (1, 2):
-        return Answer(verdict, f"the {counts.player} player gives no reasons; a baseline, not judged", advice)
-    if counts.is_scripted and question == 4 and not off:
+    if played.is_scripted and question in (1, 2):
+        return Answer(verdict, f"the {played.player} player gives no reasons; a baseline, not judged", advice)
+    if played.is_scripted and question == 4 and not off:
         verdict = Verdict.NONE
     if off:
         found = [f"{i.title} {i.show(values[i.key].number)} (healthy: {i.healthy()})" for i in off[:3]]
         more = f"; {len(off) - 3} more" if len(off) > 3 else ""
-        ends = f"{_ends(counts)}; " if question == 4 else ""
+        ends = f"{_ends(played)}; " if question == 4 else ""
         return Answer(verdict, ends + "; ".join(found) + more, advice)
-    parts = [_ends(counts)] if question == 4 else []
+    parts = [_ends(played)] if question == 4 else []
     for item in (BY_KEY[key] for key in QUESTIONS[question].headlines if values[key].number is not None):
         parts.append(f"{item.title} {item.show(values[item.key].number)}")
     return Answer(verdict, "; ".join(parts) or "not measured", advice)
 
 
-def _ends(counts: Counts) -> str:
+def _ends(played: Played) -> str:
+    ends = Counter("success" if e.success else f"{e.stop} without success" for e in played.episodes)
+    return ", ".join(f"{count / len(played.episodes):.0%} {name}" for name, count in ends.most_common(4))
 
-    ends = Counter("success" if e.success else f"{e.stop} without success" for e in counts.episodes)
-    return ", ".join(f"{count / len(counts.episodes):.0%} {name}" for name, count in ends.most_common(4))
 
-
-def _cautions(counts: Counts, values: Mapping[str, Value]) -> list[str]:
+def _cautions(played: Played, values: Mapping[str, Value]) -> list[str]:
     """What the numbers cannot say."""
     found = []
-    if (n := len(counts.episodes)) < _FEW_EPISODES:
+    if (n := len(played.episodes)) < _FEW_EPISODES:
         nothing = "standard errors, shares of episodes, success and the spread of returns mean nothing yet"
         few = f"There are only {n} episodes: differences below two standard errors mean nothing."
         found.append(few if n > 1 else f"There is only 1 episode: {nothing}. Evaluate at least 50.")
-    if not counts.turns:
+    if not played.turns:
         found.append("No episode has a turn: all failed before the first answer.")
-    elif counts.is_scripted:
-        found.append(f"The player is '{counts.player}': it gives no reasons, so reasoning is not judged.")
-    elif not counts.reasoned:
+    elif played.is_scripted:
+        found.append(f"The player is '{played.player}': it gives no reasons, so reasoning is not judged.")
+    elif not played.reasoned:
         found.append("The answers hold no reasoning, so its diversity is not measured.")
     information = values["state_information"]
-    if counts.turns and information.number is None:
+    if played.turns and information.number is None:
         found.append(f"The link of observation and action is not measured: {information.note}.")
     return found
 
@@ -176,35 +166,26 @@ def _label(keys: Sequence[tuple[str, str, str]]) -> list[str]:
     return labels
 
 
-def find_series(columns: Sequence[Column]) -> list[Series]:
-    """Return columns of one player whose settings (`update 20`), or else runs, differ in a number of updates."""
+def find_alarms(columns: Sequence[Column]) -> list[Alarm]:
+    """Compare the last evaluation of each player with the first, if settings (`update 20`) or runs count updates."""
     players: dict[str, list[tuple[int, Column]]] = {}
     for column in columns:
         match = _UPDATE.search(column.setting) or _UPDATE.search(column.run)
-        if match and not column.counts.is_scripted:
-            players.setdefault(column.counts.player, []).append((int(match[1]), column))
-    series = []
-    for name, found in players.items():
-        found.sort(key=lambda item: item[0])
-        updates = [number for number, _ in found]
-        if len(set(updates)) == len(updates) > 1:
-            series.append(Series(name, updates, [column for _, column in found]))
-    return series
-
-
-def find_alarms(series: Sequence[Series]) -> list[Alarm]:
-    """Compare the last evaluation of each series with the first."""
-    found = []
-    for one in series:
-        for check in (_lengths, _variance, _diversity):
-            found += check(one.columns[0], one.columns[-1])
+        if match and not column.played.is_scripted:
+            players.setdefault(column.played.player, []).append((int(match[1]), column))
+    found: list[Alarm] = []
+    for evaluations in players.values():
+        evaluations.sort(key=lambda item: item[0])
+        if len({updates for updates, _ in evaluations}) == len(evaluations) > 1:
+            (_, first), *_, (_, last) = evaluations
+            found += [*_lengths(first, last), *_variance(first, last), *_diversity(first, last)]
     return found
 
 
-def return_deviation(column: Column) -> float | None:
+def _return_deviation(column: Column) -> float | None:
     """Standard deviation of returns within tasks (root mean square over tasks)."""
     by_task: dict[str, list[float]] = {}
-    for episode in column.counts.episodes:
+    for episode in column.played.episodes:
         by_task.setdefault(episode.task, []).append(episode.episode_return)
     variances = [statistics.variance(returns) for returns in by_task.values() if len(returns) > 1]
     return statistics.fmean(variances) ** 0.5 if variances else None
@@ -226,7 +207,7 @@ def _lengths(first: Column, last: Column) -> Iterator[Alarm]:
 
 
 def _variance(first: Column, last: Column) -> Iterator[Alarm]:
-    before, after = return_deviation(first), return_deviation(last)
+    before, after = _return_deviation(first), _return_deviation(last)
     if not before or after is None or after > VARIANCE_LEFT * before:
         return
     name, success = "vanishing variance of returns", last.values["success"].number or 0.0

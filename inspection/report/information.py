@@ -24,6 +24,7 @@ SHUFFLES = 200
 MAX_ACTIONS = 20
 MIN_TURNS = 100
 CANDIDATES = 16
+PAIRS = 1000
 _WORD = re.compile(r"\w+")
 _CLAUSE = re.compile(r"[\n,.;:!?]+")
 
@@ -87,11 +88,6 @@ def state_information(observations: Sequence[str], actions: Sequence[str]) -> In
     return Information(bits, plug_in, float(np.quantile(shifted, 0.99)), entropy(Counter(y.tolist())), len(actions))
 
 
-def share_of_common(actions: Counter[str]) -> float:
-    """Return the share of responses whose action is one of the most common that `state_information` tells apart."""
-    return sum(n for _, n in actions.most_common(MAX_ACTIONS - 1)) / actions.total()
-
-
 def entropy(counts: Counter[Any]) -> float:
     """Plug-in entropy of a distribution, in bits."""
     total = sum(counts.values())
@@ -110,24 +106,12 @@ def _presence(features: Sequence[set[str]]) -> np.ndarray:
 def _choose(x: np.ndarray, y: np.ndarray) -> list[int]:
     """The columns that, added one by one, give the cells with the most information about y."""
     chosen: list[int] = []
-    one_hot = np.eye(MAX_ACTIONS, dtype=np.float32)[y]
     for _ in range(min(LEVELS, x.shape[1])):
         cells = _apply(x, chosen)
-        gain = np.zeros(x.shape[1])
-        for cell in range(2 ** len(chosen)):
-            here = cells == cell
-            present = x[here].astype(np.float32).T @ one_hot[here]  # [features, actions]
-            gain += _log_sum(present) + _log_sum(one_hot[here].sum(0) - present)
+        gain = np.array([mutual_information(2 * cells + column, y)[0] for column in x.T])
         gain[chosen] = -np.inf
         chosen.append(int(np.argmax(gain)))
     return chosen
-
-
-def _log_sum(counts: np.ndarray) -> np.ndarray:
-    """Sum of n log(n / N) over actions: minus N times the entropy. counts: [features, actions]."""
-    total = counts.sum(1, keepdims=True)
-    share = np.where(counts > 0, counts, 1.0) / np.where(total > 0, total, 1.0)
-    return (counts * np.log(share)).sum(1)
 
 
 def _apply(x: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
@@ -179,7 +163,7 @@ def _terms(text: str) -> set[str]:
     return {*words, *(f"{a} {b}" for a, b in itertools.pairwise(words))}
 
 
-def mean_overlap(reasonings: Sequence[str], states: Sequence[int | None], pairs: int = 1000) -> float | None:
+def mean_overlap(reasonings: Sequence[str], states: Sequence[int | None]) -> float | None:
     """Mean Jaccard index of the word trigrams of two reasonings in different states; 1 if all are equal.
 
     Unlike counts of distinct n-grams, it does not depend on the number of texts. None with fewer than 10 pairs.
@@ -190,7 +174,7 @@ def mean_overlap(reasonings: Sequence[str], states: Sequence[int | None], pairs:
         return None
     grams: dict[int, set[tuple[str, ...]]] = {}
     values = []
-    for _ in range(pairs):
+    for _ in range(PAIRS):
         first, second = rng.sample(used, 2)
         if states[first] != states[second]:
             for k in {first, second} - grams.keys():

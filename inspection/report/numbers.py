@@ -4,19 +4,19 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from inspection.report.counts import Counts, SampledTurn
 from inspection.report.information import (
     CANDIDATES,
+    MAX_ACTIONS,
     MIN_TURNS,
     entropy,
     mean_overlap,
     retrieve_observations,
-    share_of_common,
     state_information,
 )
 from inspection.report.invalid import NO_LINE, Rejections
 from inspection.report.measures import Value
-from inspection.report.reading import Episode
+from inspection.report.played import Played
+from inspection.report.reading import Episode, Turn
 
 _DISTINCT_OF = 1000
 _MIN_PER_TASK = 20
@@ -27,22 +27,22 @@ _FREE_TEXT = "actions are free text"
 _ONE_EPISODE = "needs at least two episodes"
 
 
-def measure(counts: Counts, actions: Sequence[str], rejections: Rejections) -> dict[str, Value]:
+def measure(played: Played, actions: Sequence[str], rejections: Rejections) -> dict[str, Value]:
     """Return all values of a column by the keys of `MEASURES`."""
-    return _diversity(counts, actions) | _reasoning(counts) | _validity(counts, rejections) | _failures(counts)
+    return _diversity(played, actions) | _reasoning(played) | _validity(played, rejections) | _failures(played)
 
 
-def _diversity(counts: Counts, actions: Sequence[str]) -> dict[str, Value]:
-    sample = counts.ordered_sample()
-    thought = [turn for turn in sample if turn.reasoning]
+def _diversity(played: Played, actions: Sequence[str]) -> dict[str, Value]:
+    sample = played.sample()
+    thought = [turn for turn in sample if turn.parts.reasoning]
     valid = [turn for turn in sample if turn.valid]
-    overlap = mean_overlap([t.reasoning for t in thought], [t.state for t in thought])
+    overlap = mean_overlap([t.parts.reasoning for t in thought], [t.state for t in thought])
     compared = thought[:: max(len(thought) // _DISTINCT_OF, 1)][:_DISTINCT_OF]
-    distinct = len({turn.reasoning for turn in compared}) / len(compared) if len(compared) > 1 else None
+    distinct = len({turn.parts.reasoning for turn in compared}) / len(compared) if len(compared) > 1 else None
     few = _NO_REASONING if not thought else "too few answers"
-    unused = [action for action in actions if action not in counts.actions]
+    unused = [action for action in actions if action not in played.actions]
     pointing = Value(None, few)
-    if found := retrieve_observations([t.observation for t in thought], [t.reasoning for t in thought]):
+    if found := retrieve_observations([t.observation for t in thought], [t.parts.reasoning for t in thought]):
         (accuracy, tried), chance = found, 1 / CANDIDATES
         detail = f"right in {accuracy:.0%} of {tried}, chance {chance:.0%}"
         pointing = Value(max((accuracy - chance) / (1 - chance), 0.0), detail)
@@ -50,17 +50,18 @@ def _diversity(counts: Counts, actions: Sequence[str]) -> dict[str, Value]:
         "distinct_reasoning": Value(distinct, f"of {len(compared)} answers" if compared else few),
         "reasoning_overlap": Value(overlap, "" if overlap is not None else few),
         "observation_retrieval": pointing,
-        "state_information": _information(counts, valid),
-        "effective_actions": Value(2 ** entropy(counts.actions) if counts.actions else None),
-        "same_state_variety": _variety(counts),
+        "state_information": _information(played, valid),
+        "effective_actions": Value(2 ** entropy(played.actions) if played.actions else None),
+        "same_state_variety": _variety(played),
         "unused_actions": Value(len(unused) / len(actions), ", ".join(unused[:8]) + " ..." * (len(unused) > 8))
         if actions
         else Value(None, _FREE_TEXT),
     }
 
 
-def _information(counts: Counts, valid: Sequence[SampledTurn]) -> Value:
-    if counts.actions and share_of_common(counts.actions) < 0.5:
+def _information(played: Played, valid: Sequence[Turn]) -> Value:
+    common = sum(n for _, n in played.actions.most_common(MAX_ACTIONS - 1))
+    if common < 0.5 * played.actions.total():
         return Value(None, _FREE_TEXT)
     found = state_information([t.observation for t in valid], [t.executed for t in valid])
     if len(valid) < MIN_TURNS:
@@ -72,70 +73,81 @@ def _information(counts: Counts, valid: Sequence[SampledTurn]) -> Value:
     return Value(found.share, f"{found.bits:.2f} of {found.entropy:.2f} bits; shuffled {found.baseline:.2f}")
 
 
-def _variety(counts: Counts) -> Value:
+def _variety(played: Played) -> Value:
     """Mean chance that two responses in the same state choose different actions (Gini-Simpson, without bias)."""
+    by_state: dict[int, Counter[str]] = defaultdict(Counter)
+    for turn in played.valid:
+        if turn.state is not None:
+            by_state[turn.state][turn.executed] += 1
     found = []
-    for actions in counts.same_state.values():
+    for actions in by_state.values():
         if (n := actions.total()) > 1:
             found.append(1 - sum(k * (k - 1) for k in actions.values()) / (n * (n - 1)))
     never = Value(None, "no state was seen twice; play each seed several times")
     return Value(statistics.fmean(found), f"{len(found)} states") if found else never
 
 
-def _reasoning(counts: Counts) -> dict[str, Value]:
-    words = sorted(k for k in counts.words if k)
-    tokens = counts.tokens
+def _reasoning(played: Played) -> dict[str, Value]:
+    turns, words = played.turns, [turn.words for turn in played.reasoned]
+    tokens = [turn.tokens for turn in turns if turn.tokens is not None]
+    cut = [turn.cut for turn in turns if turn.cut is not None]
     return {
-        "answers_with_reasoning": _share(counts.reasoned, counts.turns),
+        "answers_with_reasoning": _share(len(words), len(turns)),
         "reasoning_words": Value(statistics.median(words)) if words else Value(None, _NO_REASONING),
         "response_tokens": Value(statistics.median(tokens)) if tokens else Value(None, "tokens are not recorded"),
-        "text_after_action": _share(counts.late, counts.turns),
-        "cut_answers": _share(counts.cut, counts.finish_known, "the record does not say why answers ended"),
+        "text_after_action": _share(sum(bool(turn.parts.after) for turn in turns), len(turns)),
+        "cut_answers": _share(sum(cut), len(cut), "the record does not say why answers ended"),
     }
 
 
-def _validity(counts: Counts, rejections: Rejections) -> dict[str, Value]:
+def _validity(played: Played, rejections: Rejections) -> dict[str, Value]:
     by_task: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for episode in counts.episodes:
+    for episode in played.episodes:
         by_task[episode.task][0] += episode.valid
-        by_task[episode.task][1] += episode.turns
+        by_task[episode.task][1] += len(episode.turns)
     ratios = {task: valid / turns for task, (valid, turns) in by_task.items() if turns >= _MIN_PER_TASK}
-    ratio = counts.valid / counts.turns if counts.turns else None
+    ratio = len(played.valid) / len(played.turns) if played.turns else None
     lowest = min(ratios, key=lambda task: ratios[task], default=None)
     gap = Value(None, "fewer than 20 turns per task")
     if lowest is not None and ratio is not None:
         gap = Value(ratio - ratios[lowest], f"{lowest}: {ratios[lowest]:.1%}")
-    first, last = counts.thirds[0], counts.thirds[-1]
+    first, last = (_valid_in_third(played.episodes, third) for third in (0, 2))
     drop = Value(None, "episodes have fewer than three turns")
-    if first[1] and last[1]:
-        early, late = first[0] / first[1], last[0] / last[1]
-        drop = Value(early - late, error=(early * (1 - early) / first[1] + late * (1 - late) / last[1]) ** 0.5)
+    if first and last:
+        early, late = statistics.fmean(first), statistics.fmean(last)
+        drop = Value(early - late, error=(early * (1 - early) / len(first) + late * (1 - late) / len(last)) ** 0.5)
     return {
-        "valid_actions": Value(ratio, error=_ratio_error(counts.episodes)),
+        "valid_actions": Value(ratio, error=_ratio_error(played.episodes)),
         "valid_task_gap": gap,
         "valid_drop": drop,
-        "no_action_line": _share(rejections.causes.get(NO_LINE, 0), counts.turns),
-        "translatable": _share(rejections.catchable, counts.turns),
+        "no_action_line": _share(rejections.causes.get(NO_LINE, 0), len(played.turns)),
+        "translatable": _share(rejections.catchable, len(played.turns)),
     }
 
 
-def _failures(counts: Counts) -> dict[str, Value]:
-    episodes, n = counts.episodes, len(counts.episodes)
+def _valid_in_third(episodes: Sequence[Episode], third: int) -> list[bool]:
+    """Return which responses are valid in the first (0), second or last (2) third of each episode."""
+    return [t.valid for e in episodes for k, t in enumerate(e.turns) if 3 * k // len(e.turns) == third]
+
+
+def _failures(played: Played) -> dict[str, Value]:
+    episodes, n = played.episodes, len(played.episodes)
+    known = sum(turn.state is not None for turn in played.turns)
     stops = Counter(episode.stop for episode in episodes if not episode.success)
-    median = statistics.median(episode.turns for episode in episodes)
-    early = [e for e in episodes if e.stop == "terminated" and not e.success and e.turns < median / 4]
+    median = statistics.median(len(episode.turns) for episode in episodes)
+    early = [e for e in episodes if e.stop == "terminated" and not e.success and len(e.turns) < median / 4]
     return {
         "success": _mean([float(episode.success) for episode in episodes]),
         "mean_return": _mean([episode.episode_return for episode in episodes]),
         "mean_progression": _mean([episode.progression for episode in episodes]),
-        "mean_turns": _mean([float(episode.turns) for episode in episodes]),
+        "mean_turns": _mean([float(len(episode.turns)) for episode in episodes]),
         "equal_returns": _equal_returns(episodes),
         "lost_environment": _share(sum(e.fault is not None or e.stop == "failed" for e in episodes), n),
         "out_of_time": _share(sum(stops[stop] for stop in _OUT_OF_TIME), n),
         "out_of_context": _share(stops["context"] + stops["encoding"], n),
         "early_losses": _share(len(early), n) if n > 1 else Value(None, _ONE_EPISODE),
-        "loop_turns": _share(counts.looped, counts.states_known, _NO_IMAGES),
-        "stuck_turns": _share(counts.stuck, counts.states_known, _NO_IMAGES),
+        "loop_turns": _share(played.looped, known, _NO_IMAGES),
+        "stuck_turns": _share(played.stuck, known, _NO_IMAGES),
     }
 
 
@@ -171,8 +183,8 @@ def _mean(values: Sequence[float]) -> Value:
 
 def _ratio_error(episodes: Sequence[Episode]) -> float | None:
     """Standard error of valid turns / turns, with whole episodes as the unit (linearised ratio estimator)."""
-    turns, n = sum(episode.turns for episode in episodes), len(episodes)
+    turns, n = sum(len(episode.turns) for episode in episodes), len(episodes)
     if n < 2 or not turns:
         return None
     ratio = sum(episode.valid for episode in episodes) / turns
-    return (sum((e.valid - ratio * e.turns) ** 2 for e in episodes) * n / (n - 1)) ** 0.5 / turns
+    return (sum((e.valid - ratio * len(e.turns)) ** 2 for e in episodes) * n / (n - 1)) ** 0.5 / turns

@@ -14,7 +14,7 @@ import jinja2
 from inspection.report.columns import Alarm, Column
 from inspection.report.invalid import ALIAS_KINDS, CAUSES, Place
 from inspection.report.measures import BY_KEY, MEASURES, QUESTIONS, Measure, Verdict
-from inspection.report.reading import Episode
+from inspection.report.reading import EXCERPT, Episode
 from inspection.text import align
 
 _WIDTH = 110
@@ -39,9 +39,9 @@ def _as_json(column: Column) -> dict[str, Any]:
     return {
         "label": column.label,
         "run": column.run,
-        "player": column.counts.player,
-        "episodes": len(column.counts.episodes),
-        "turns": column.counts.turns,
+        "player": column.played.player,
+        "episodes": len(column.played.episodes),
+        "turns": len(column.played.turns),
         "cautions": list(column.cautions),
         "questions": {
             str(question): {"text": QUESTIONS[question].text, "verdict": answer.verdict, "sentence": answer.sentence}
@@ -51,7 +51,7 @@ def _as_json(column: Column) -> dict[str, Any]:
             item.key: {**vars(column.values[item.key]), "verdict": column.verdicts[item.key], "healthy": item.healthy()}
             for item in MEASURES
         },
-        "actions": dict(column.counts.actions.most_common(100)),
+        "actions": dict(column.played.actions.most_common(100)),
         "invalid": dict(column.rejections.causes),
         "translatable": column.rejections.catchable,
         "aliases": [vars(alias) for alias in column.rejections.aliases[:100]],
@@ -89,7 +89,7 @@ def _render(template: str, columns: Sequence[Column], alarms: Sequence[Alarm], *
 
 def _tasks(column: Column) -> dict[str, list[Episode]]:
     tasks: dict[str, list[Episode]] = {}
-    for episode in column.counts.episodes:
+    for episode in column.played.episodes:
         tasks.setdefault(episode.task, []).append(episode)
     return tasks
 
@@ -113,7 +113,7 @@ def _grid(columns: Sequence[Column]) -> str:
     for column in columns:
         verdicts = [_shout(answer.verdict) for answer in column.answers.values()]
         numbers = [BY_KEY[key].show(column.values[key].number) for key in ("valid_actions", "success")]
-        rows.append([clean(column.label, 40), *verdicts, *numbers, str(len(column.counts.episodes))])
+        rows.append([clean(column.label, 40), *verdicts, *numbers, str(len(column.played.episodes))])
     return "\n".join(align(rows))
 
 
@@ -131,9 +131,9 @@ def _numbers(columns: Sequence[Column]) -> str:
 
 
 def _heading(column: Column, named: bool) -> str:
-    episodes = column.counts.episodes
+    episodes = column.played.episodes
     tasks = len({episode.task for episode in episodes})
-    count = f"{len(episodes)} episode{'s' * (len(episodes) != 1)}, {column.counts.turns} turns, {tasks} task"
+    count = f"{len(episodes)} episode{'s' * (len(episodes) != 1)}, {len(column.played.turns)} turns, {tasks} task"
     head = f"{clean(column.label)}: {count}{'s' * (tasks != 1)}"
     return head if named or column.run == column.label else f"{clean(column.run)}, {head}"
 
@@ -161,7 +161,7 @@ def _what_to_do(columns: Sequence[Column], alarms: Sequence[Alarm]) -> list[str]
 
 def _gain(column: Column) -> list[str]:
     """What a translation would change, in one sentence; none if it would catch nothing."""
-    catchable, turns, valid = column.rejections.catchable, column.counts.turns, column.counts.valid
+    catchable, turns, valid = column.rejections.catchable, len(column.played.turns), len(column.played.valid)
     if not catchable:
         return []
     gain = f"from {valid / turns:.1%} to {(valid + catchable) / turns:.1%}"
@@ -170,7 +170,7 @@ def _gain(column: Column) -> list[str]:
 
 def _aliases(column: Column) -> list[str]:
     """Entries for a table of aliases, as Python, the most frequent first; the first line says where they belong."""
-    paths = list(column.counts.env_paths)
+    paths = column.played.env_paths
     is_crafter = paths == ["envs.crafter"]
     path = paths[0] if len(paths) == 1 else ""
     name = f"`{path}`" if re.fullmatch(r"[\w./ -]{1,100}", path) else "the environment"
@@ -198,21 +198,22 @@ def _unknown_actions(column: Column) -> list[str]:
 
 
 def _examples(column: Column) -> list[tuple[str, Place]]:
-    counts, rejections = column.counts, column.rejections
+    played, rejections = column.played, column.rejections
     found = [
         (f"invalid: {cause}, {rejections.causes[cause]} times", rejections.examples[cause].place)
         for cause in list(rejections.causes)[:4]
     ]
-    found += [(f"loop of {size} turns", place) for size, place in counts.loops[:3]]
-    repeated = counts.openings.most_common(1)
-    if repeated and repeated[0][1] > 0.2 * counts.reasoned and counts.reasoned > 10:
-        text, count = repeated[0]
-        found.append((f"{count} of {counts.reasoned} reasonings begin with this", Place("", None, 0, text)))
-    median = column.values["reasoning_words"].number or 0
-    found += [(f"longest reasoning, {k} words", place) for k, place in counts.longest[:1] if k > 3 * median]
-    found += [(f"shortest reasoning, {-k} word(s)", place) for k, place in counts.shortest[:1] if k > -3]
-    faults = [episode for episode in counts.episodes if episode.fault]
-    found += [("failed", Place(e.task, e.seed, e.turns, e.fault or "")) for e in faults[:2]]
+    found += [(f"loop of {size} turns", place) for size, place in sorted(played.loops, key=lambda item: -item[0])[:3]]
+    openings = Counter(" ".join(turn.parts.reasoning.split()[:8])[:EXCERPT] for turn in played.reasoned)
+    for text, count in openings.most_common(1):
+        if count > 0.2 * len(played.reasoned) and len(played.reasoned) > 10:
+            begin = f"{count} of {len(played.reasoned)} reasonings begin with this"
+            found.append((begin, Place("", None, 0, text)))
+    median, by_words = column.values["reasoning_words"].number or 0, played.by_words()
+    found += [(f"longest reasoning, {k} words", place) for k, place in by_words[-1:] if k > 3 * median]
+    found += [(f"shortest reasoning, {k} word(s)", place) for k, place in by_words[:1] if k < 3]
+    faults = [episode for episode in played.episodes if episode.fault]
+    found += [("failed", Place(e.task, e.seed, len(e.turns), e.fault or "")) for e in faults[:2]]
     return found
 
 

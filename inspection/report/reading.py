@@ -15,6 +15,9 @@ _LABEL = re.compile(r"\s*(?:THINK|THOUGHT|REASONING|<think>)\s*:?", re.IGNORECAS
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _MAX_TOKEN_CHARS, _MAX_END_TOKENS = 40, 16
 _HEADING, _COMMANDS = "Current Observation:\n", "Commands that work now: "
+EXCERPT = 160
+"""Characters of an action or of an example."""
+_MAX_TEXT = 2000
 MAX_BARE_ACTION_WORDS = 6
 """A response without a marker and with more words than this counts as reasoning without an action."""
 
@@ -85,14 +88,17 @@ def _drop_end_tokens(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn."""
+    """One turn; long texts are cut, because all turns of a run are held at once."""
 
     observation: str
     """Text of the current observation, with the request for a response."""
     state: int | None
     """Hash of the observation's text and images, equal if the agent sees the same; None if images are missing."""
     parts: Parts
-    response: str
+    words: int
+    """Words of the whole reasoning."""
+    ending: str
+    """The last characters of the response."""
     executed: str
     valid: bool
     cut: bool | None
@@ -106,7 +112,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode without its turns; `group` is the setting and the player."""
+    """One episode; `group` is the setting and the player."""
 
     group: tuple[str, str]
     env_path: str
@@ -117,13 +123,16 @@ class Episode:
     episode_return: float
     success: bool
     progression: float
-    turns: int
-    valid: int
-    """Turns with a valid response."""
+    turns: Sequence[Turn]
+
+    @property
+    def valid(self) -> int:
+        """Turns with a valid response."""
+        return sum(turn.valid for turn in self.turns)
 
 
-def read_run(path: Path) -> Iterator[tuple[Episode, list[Turn]]]:
-    """Read the episodes of a folder or file, in order, each with its turns.
+def read_run(path: Path) -> Iterator[Episode]:
+    """Read the episodes of a folder or file, in order.
 
     Raises:
         ConfigError: the file is missing, empty or broken; the text names the line and the key.
@@ -143,10 +152,9 @@ def read_run(path: Path) -> Iterator[tuple[Episode, list[Turn]]]:
         raise ConfigError(f"{where} holds no episodes")
 
 
-def _episode(record: Mapping[str, Any]) -> tuple[Episode, list[Turn]]:
+def _episode(record: Mapping[str, Any]) -> Episode:
     messages = [_read_message(message) for message in record["messages"]]
-    turns = [_turn(turn, messages) for turn in record["story"]]
-    episode = Episode(
+    return Episode(
         group=(str(record.get("setting", "-")), str(record.get("player", "-"))),
         env_path=str(record.get("env_path") or ""),
         task=str(record.get("task_name") or record.get("task") or "-"),
@@ -156,10 +164,8 @@ def _episode(record: Mapping[str, Any]) -> tuple[Episode, list[Turn]]:
         episode_return=_number(record, "return"),
         success=bool(record.get("success")),
         progression=_number(record, "progression"),
-        turns=len(turns),
-        valid=sum(turn.valid for turn in turns),
+        turns=[_turn(turn, messages) for turn in record["story"]],
     )
-    return episode, turns
 
 
 def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -> Turn:
@@ -168,11 +174,14 @@ def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -
     observation = text.removeprefix(_HEADING)
     finish, tokens = turn.get("finish_reason"), (turn.get("tokens") or {}).get("text")
     _, found, tail = observation.partition(_COMMANDS)  # the line that `envs.command_game.list_commands` writes
+    parts = split_answer(response, executed if valid else None)
+    cut_parts = Parts(parts.reasoning[:_MAX_TEXT], parts.action[:_MAX_TEXT], parts.after[:EXCERPT], parts.has_marker)
     return Turn(
-        observation=observation,
+        observation=observation[:_MAX_TEXT],
         state=None if images is None else hash((observation, images)),
-        parts=split_answer(response, executed if valid else None),
-        response=response,
+        parts=cut_parts,
+        words=len(parts.reasoning.split()),
+        ending=response[-EXCERPT:].strip(),
         executed=executed,
         valid=valid,
         cut=None if finish is None else finish == "length",

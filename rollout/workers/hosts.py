@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from rollout.errors import MissingDependencyError
 from rollout.workers.reply import HEADER, EnvReply
 
+READ_AHEAD = 1 << 20
+"""Bytes of a reply that are buffered before the socket waits; images are larger than asyncio's default."""
 GUARD_END_S = 10.0
 """Seconds in which a worker's guard must end everything that the worker started."""
 
@@ -59,45 +61,6 @@ class InlineHost:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-class _Replies(asyncio.Protocol):
-    """The replies that arrive from one worker. A task is woken once per reply, not once per piece of data."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-        self._waiter: asyncio.Future[None] | None = None
-        self._ended = False
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        self._wake()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done() and (self._ended or self._end() is not None):
-            self._waiter.set_result(None)
-
-    def _end(self) -> int | None:
-        """Where the first reply ends in the data; None if it is not complete."""
-        if len(self._data) < HEADER.size:
-            return None
-        end = HEADER.size + HEADER.unpack_from(self._data)[0]
-        return end if len(self._data) >= end else None
-
-    async def next(self) -> bytearray:
-        """Wait for the next reply; raises EOFError if the worker closes the connection before."""
-        while (end := self._end()) is None:
-            if self._ended:
-                raise EOFError
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        body = self._data[HEADER.size : end]
-        del self._data[:end]
-        return body
-
-
 class ProcessHost:
     """A worker process on a private socket; it ends when this process does, for whatever reason."""
 
@@ -125,21 +88,21 @@ class ProcessHost:
         )
         theirs.close()
         self._socket = ours
-        self._connection: tuple[asyncio.Transport, _Replies] | None = None
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def call(self, method: str, *arguments: Any) -> tuple[bool, Any]:
         try:
             if self._connection is None:
-                loop = asyncio.get_running_loop()
-                self._connection = await loop.create_connection(_Replies, sock=self._socket)
-            transport, replies = self._connection
+                self._connection = await asyncio.open_connection(sock=self._socket, limit=READ_AHEAD)
+            replies, commands = self._connection
             self._number += 1
-            transport.write(pickle.dumps((self._number, method, arguments), pickle.HIGHEST_PROTOCOL))
-            return self._read(await replies.next())
+            commands.write(pickle.dumps((self._number, method, arguments), pickle.HIGHEST_PROTOCOL))
+            (length,) = HEADER.unpack(await replies.readexactly(HEADER.size))
+            return self._read(await replies.readexactly(length))
         except (OSError, EOFError) as error:
             raise HostLostError(f"worker process {self.process.pid} died ({type(error).__name__})") from error
 
-    def _read(self, body: bytearray) -> tuple[bool, Any]:
+    def _read(self, body: bytes) -> tuple[bool, Any]:
         try:
             ticket, answer = pickle.loads(body)
         except Exception as error:  # unpickling may raise anything
@@ -153,7 +116,7 @@ class ProcessHost:
     def kill(self) -> None:
         self.lost = True
         if self._connection is not None:
-            self._connection[0].close()
+            self._connection[1].close()
         else:
             self._socket.close()
         if self.process.returncode is None:

@@ -36,11 +36,12 @@ ERRORS: dict[str, type[SlimeVerlogError]] = {
 }
 """Classes of faults that are raised again as they are; all others become an `EnvironmentFault`."""
 
-
 MAX_OUTPUT = 4000
 """Bytes of what environments print that are shown."""
-PATIENCE_S = 1.0
-"""Time in which threads may end after `close`."""
+BEGINS_ANEW = (
+    "the same task and seed begin with another observation; draw everything random from the seed, or set "
+    "deterministic = False"
+)
 
 
 class TrialProcess(ProcessHost):
@@ -74,7 +75,7 @@ def try_environments(
 
     The first episode of each module is always reset and stepped. Until `budget_s` seconds have passed, it is also
     started a second time, and further episodes are tried. Returns notes about what could not be tried and about starts
-    that differ or leave threads.
+    that differ.
     """
     return asyncio.run(_try_all(episodes, settings, budget_s))
 
@@ -94,39 +95,16 @@ async def _try_all(episodes: Sequence[EpisodeSpec], settings: RolloutSettings, b
                     await trial.step(episode, await trial.suggest(episode, "random", 0))
                 except ServiceError as error:
                     notes.append(str(error))
-                await trial.close(episode)
                 if is_new and time.monotonic() - began < budget_s:
-                    again, left = await start_again(trial, episode)
+                    await trial.close(episode)
+                    await trial.build(episode)
+                    again = await trial.reset(episode)
                     if first.deterministic and again.digest != first.digest:
                         notes.append(f"task {episode.name!r}: {BEGINS_ANEW}")
-                    notes += [f"task {episode.name!r}: {threads_left(left)}"] * bool(left)
             await trial.close(episode)
     finally:
         trial.end()
     return list(dict.fromkeys(notes))
-
-
-async def start_again(trial: Trial, episode: EpisodeSpec) -> tuple[EnvReply, list[str]]:
-    """Start a closed episode again and close it: its first reply, and the threads that this left running."""
-    before = await trial.threads(episode)
-    await trial.build(episode)
-    reply = await trial.reset(episode)
-    await trial.close(episode)
-    deadline = time.monotonic() + PATIENCE_S
-    while len(after := await trial.threads(episode)) > len(before) and time.monotonic() < deadline:
-        await asyncio.sleep(0.02)
-    return reply, after[len(before) :]
-
-
-def threads_left(names: Sequence[str]) -> str:
-    """The sentence about threads that an episode leaves running."""
-    return f"each episode leaves threads running ({', '.join(names[:3])}); end them in close"
-
-
-BEGINS_ANEW = (
-    "the same task and seed begin with another observation; draw everything random from the seed, or set "
-    "deterministic = False"
-)
 
 
 class Trial:
@@ -155,10 +133,6 @@ class Trial:
     async def abilities(self, episode: EpisodeSpec) -> Abilities:
         return await self._call(episode, "abilities")
 
-    async def threads(self, episode: EpisodeSpec) -> list[str]:
-        """Names of the threads in the worker process."""
-        return await self._call(episode, "threads")
-
     async def close(self, episode: EpisodeSpec) -> None:
         await self._call(episode, "close")
 
@@ -183,7 +157,11 @@ class Trial:
             return result
         if isinstance(result, str):  # the reply could not be pickled
             result = Fault("EnvironmentFault", result)
-        raise _error_of(result, f"task {episode.name!r}: ", key)
+        if result.kind in ERRORS:
+            raise ERRORS[result.kind](result.sentence)
+        slow = f"; end the loop there, or set {key} if it needs this long" if result.kind == "TooSlow" else ""
+        kind = ServiceError if result.kind == "JudgeError" else EnvironmentFault
+        raise kind(f"task {episode.name!r}: {result.sentence}{slow}")
 
     def _whole(self, episode: EpisodeSpec, method: str, reply: EnvReply) -> EnvReply:
         if not reply.was_cut:
@@ -193,14 +171,6 @@ class Trial:
             f"max_observation_chars ({self._limits.chars:,} characters) or max_observation_images "
             f"({self._limits.images}) allow; shorten the observation there, or raise the limit"
         )
-
-
-def _error_of(fault: Fault, words: str, key: str) -> SlimeVerlogError:
-    if fault.kind in ERRORS:
-        return ERRORS[fault.kind](fault.sentence)
-    if fault.kind == "TooSlow":
-        return EnvironmentFault(f"{words}{fault.sentence}; end the loop there, or set {key} if it needs this long")
-    return (ServiceError if fault.kind == "JudgeError" else EnvironmentFault)(f"{words}{fault.sentence}")
 
 
 class ServiceError(EnvironmentFault):

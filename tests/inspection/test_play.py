@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from inspection.command import main
-from inspection.play.images import choose_way, draw
+from inspection.play.session import half_blocks
 from tests.fixtures.broken_envs import BROKEN
 from tests.inspection.test_check import GAME, write
 
@@ -166,17 +166,7 @@ def _read_until(descriptor: int, pattern: str, limit_s: float = 120.0) -> str:
     return text
 
 
-def test_the_way_to_show_pictures_follows_the_terminal() -> None:
-    assert choose_way({"KITTY_WINDOW_ID": "1"}, True) == "kitty"
-    assert choose_way({"TERM_PROGRAM": "iTerm.app"}, True) == "iterm"
-    assert choose_way({"COLORTERM": "truecolor", "TMUX": "1", "KITTY_WINDOW_ID": "1"}, True) == "blocks"
-    assert choose_way({"KITTY_WINDOW_ID": "1"}, False) == choose_way({}, True) == "file"
-
-
-def test_a_picture_becomes_half_blocks_or_an_escape_sequence() -> None:
+def test_a_picture_becomes_half_blocks() -> None:
     image = Image.new("RGB", (2, 4), (255, 0, 0))
-    assert draw(image, "blocks").count("▀") == 4
-    assert draw(image, "blocks").startswith("\033[38;2;255;0;0;48;2;255;0;0m▀")
-    assert draw(image, "kitty").startswith("\033_Ga=T,f=100,m=0;") and draw(image, "kitty").endswith("\033\\")
-    assert draw(image, "iterm").startswith("\033]1337;File=inline=1;size=")
-    assert draw(image, "file") == ""
+    assert half_blocks(image).count("▀") == 4
+    assert half_blocks(image).startswith("\033[38;2;255;0;0;48;2;255;0;0m▀")

@@ -136,17 +136,6 @@ async def test_cached_tokens_count_what_was_not_computed_again(policy_folder: Pa
         assert (await generate(server, ids))["meta_info"]["cached_tokens"] == 0
 
 
-async def test_a_batch_in_one_request_gives_a_list_in_order(server: EngineServer) -> None:
-    asked = prompts(3)
-    status, answers = await post(
-        server, "/generate", {"input_ids": asked, "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
-    )
-    assert status == 200
-    for ids, answer in zip(asked, answers, strict=True):
-        assert answer["meta_info"]["prompt_tokens"] == len(ids)
-        assert answer["output_ids"] == (await generate(server, ids, temperature=0, max_new_tokens=4))["output_ids"]
-
-
 async def test_text_prompts_are_tokenized_by_the_engine(server: EngineServer, tokenizer: Any) -> None:
     text = "go to the red ball"
     body = {"text": text, "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
@@ -194,7 +183,6 @@ NONSENSE = [
     ({"input_ids": [1], "sampling_params": 3}, "mapping"),
     ({"input_ids": [1], "image_data": ["x"]}, "image_data"),
     ({"input_ids": [1], "stream": True}, "stream"),
-    ({"input_ids": [[1], [2]], "sampling_params": [{}]}, "2 prompts came with 1"),
     ([1, 2], "JSON object"),
 ]
 

@@ -45,7 +45,7 @@ async def test_an_aborted_request_returns_the_tokens_it_has(policy_folder: Path)
         assert (await generate(server, [1, 2, 3]))["output_ids"]
 
 
-@pytest.mark.parametrize("mode", ["in_place", "retract"])
+@pytest.mark.parametrize("mode", ["in_place"])
 async def test_a_paused_request_continues_where_it_stopped(server: EngineServer, mode: str) -> None:
     ids, params = prompts(1, seed=4)[0], {"seed": 5, "max_new_tokens": 150, "ignore_eos": True}
     whole = await generate(server, ids, **params)

@@ -1,6 +1,5 @@
 """The environment contract, checked on every reply where the environment runs."""
 
-import asyncio
 import pickle
 import socket
 from dataclasses import replace
@@ -12,9 +11,8 @@ import pytest
 from envs.base import make_observation
 from rollout.errors import EnvironmentFault
 from rollout.spec import EnvSpec
-from rollout.workers.hosts import _Replies
 from rollout.workers.reply import EnvReply, check_info, check_reply, digest
-from rollout.workers.worker import EnvHost, pack, serve
+from rollout.workers.worker import EnvHost, serve
 
 INFO = MappingProxyType(
     {
@@ -111,22 +109,3 @@ def test_a_worker_sends_the_digest_with_the_reply_and_a_changed_reply_gets_anoth
     sent = pickle.loads(pickle.dumps(host.step(0, "ACTION: left")))
     assert vars(sent)["digest"] == sent.digest == digest(sent)
     assert replace(sent, done=True).digest == digest(replace(sent, done=True)) != sent.digest
-
-
-@pytest.mark.parametrize("piece", [1, 7, 1000])
-def test_replies_arrive_whole_in_whatever_pieces_they_come(piece: int) -> None:
-    values = ["left", b"x" * 300, None]
-    data = b"".join(map(pack, values))
-
-    async def receive() -> list[Any]:
-        replies, received = _Replies(), []
-        for start in range(0, len(data), piece):
-            asyncio.get_running_loop().call_soon(replies.data_received, data[start : start + piece])
-        asyncio.get_running_loop().call_soon(replies.connection_lost, None)
-        for _ in values:
-            received.append(pickle.loads(await replies.next()))
-        with pytest.raises(EOFError):
-            await replies.next()
-        return received
-
-    assert asyncio.run(asyncio.wait_for(receive(), 30)) == values
