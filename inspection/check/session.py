@@ -16,7 +16,7 @@ from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
 from rollout.play.memory import Message
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode
-from rollout.workers.trial import ServiceError, Trial
+from rollout.workers.trial import ServiceError, Trial, start_again, threads_left
 from slime_verlog import read_settings
 
 ALL_ROWS = 3
@@ -61,7 +61,10 @@ async def check_task(
             abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
             twice = await replay_difference(trial, episode, plays[0])
             await trial.close(episode)
+            _, left = await start_again(trial, episode)
         report.findings += judge(plays, abilities, target.settings, count_tokens)
+        status = Status.WARNING if left else Status.OK
+        report.findings.append(Finding("threads", status, threads_left(left) if left else "none outlives an episode"))
         async with _trial(target, episode) as other:
             elsewhere = await replay_difference(other, episode, plays[-1])
         report.findings.append(_determinism(plays[0], twice, elsewhere))

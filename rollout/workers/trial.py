@@ -38,6 +38,8 @@ ERRORS: dict[str, type[SlimeVerlogError]] = {
 
 MAX_OUTPUT = 4000
 """Bytes of what environments print that are shown."""
+PATIENCE_S = 1.0
+"""Time in which threads may end after `close`."""
 BEGINS_ANEW = (
     "the same task and seed begin with another observation; draw everything random from the seed, or set "
     "deterministic = False"
@@ -75,7 +77,7 @@ def try_environments(
 
     The first episode of each module is always reset and stepped. Until `budget_s` seconds have passed, it is also
     started a second time, and further episodes are tried. Returns notes about what could not be tried and about starts
-    that differ.
+    that differ or leave threads.
     """
     return asyncio.run(_try_all(episodes, settings, budget_s))
 
@@ -95,16 +97,33 @@ async def _try_all(episodes: Sequence[EpisodeSpec], settings: RolloutSettings, b
                     await trial.step(episode, await trial.suggest(episode, "random", 0))
                 except ServiceError as error:
                     notes.append(str(error))
+                await trial.close(episode)
                 if is_new and time.monotonic() - began < budget_s:
-                    await trial.close(episode)
-                    await trial.build(episode)
-                    again = await trial.reset(episode)
+                    again, left = await start_again(trial, episode)
                     if first.deterministic and again.digest != first.digest:
                         notes.append(f"task {episode.name!r}: {BEGINS_ANEW}")
+                    notes += [f"task {episode.name!r}: {threads_left(left)}"] * bool(left)
             await trial.close(episode)
     finally:
         trial.end()
     return list(dict.fromkeys(notes))
+
+
+async def start_again(trial: Trial, episode: EpisodeSpec) -> tuple[EnvReply, list[str]]:
+    """Start a closed episode again and close it; return its first reply, and the threads that this left running."""
+    before = await trial.threads(episode)
+    await trial.build(episode)
+    reply = await trial.reset(episode)
+    await trial.close(episode)
+    deadline = time.monotonic() + PATIENCE_S
+    while len(after := await trial.threads(episode)) > len(before) and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    return reply, after[len(before) :]
+
+
+def threads_left(names: Sequence[str]) -> str:
+    """The sentence about threads that an episode leaves running."""
+    return f"each episode leaves threads running ({', '.join(names[:3])}); end them in close"
 
 
 class Trial:
@@ -132,6 +151,10 @@ class Trial:
 
     async def abilities(self, episode: EpisodeSpec) -> Abilities:
         return await self._call(episode, "abilities")
+
+    async def threads(self, episode: EpisodeSpec) -> list[str]:
+        """Names of the threads in the worker process."""
+        return await self._call(episode, "threads")
 
     async def close(self, episode: EpisodeSpec) -> None:
         await self._call(episode, "close")

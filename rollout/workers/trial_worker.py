@@ -3,6 +3,7 @@
 import contextlib
 import reprlib
 import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,10 @@ class TrialHost(worker.EnvHost):
             )
         expert = getattr(load_env_module(spec.env_path), "expert_action", None)
         return Abilities(tuple(actions), expert is not None, env.max_steps or 0)
+
+    def threads(self, key: int) -> list[str]:
+        """Names of the threads that run in this process."""
+        return [thread.name for thread in threading.enumerate()]
 
 
 def _fault(error: BaseException, method: str, path: str, limit_s: float) -> Fault:

@@ -103,10 +103,14 @@ def test_tasks_of_training_and_evaluation_that_are_the_same_are_tried_once(
     assert tried == ["a", "b"]
 
 
-def test_a_random_reset_is_named(tmp_path: Path) -> None:
+def test_a_random_reset_and_threads_that_outlive_an_episode_are_named(tmp_path: Path) -> None:
     found, settings = episodes(tmp_path, "a")
     path = tmp_path / "game.py"
-    changed = "        import random\n        return make_observation(str(random.random()))"
+    start = "threading.Thread(target=threading.Event().wait, daemon=True, name='leaked').start()"
+    changed = (
+        f"        import random, threading\n        {start}\n        return make_observation(str(random.random()))"
+    )
     path.write_text(GAME.replace('        return make_observation("start")', changed))
-    (random,) = try_environments(found, settings)
+    random, threads = try_environments(found, settings)
     assert "task 'a': the same task and seed begin with another observation" in random
+    assert threads == "task 'a': each episode leaves threads running (leaked); end them in close"
