@@ -17,7 +17,8 @@ from advantage.gae import Links, solve_links
 from advantage.ranks import Group
 from advantage.turn_table import TurnColumns
 
-TERMINATED, TRUNCATED, BOOTSTRAP = 1, 2, 4
+TERMINATED, TRUNCATED, BOOTSTRAP, NOTES = 1, 2, 4, 8
+_LINKING = TERMINATED | TRUNCATED | BOOTSTRAP
 
 
 class Exchange:
@@ -26,6 +27,8 @@ class Exchange:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._made = False
+        self.optimism: float | None = None
+        """After `follow`: how much more the critic overrates prompts right after notes than other prompts."""
 
     def __enter__(self) -> Exchange:
         return self
@@ -50,14 +53,29 @@ class Exchange:
         labels = (columns.segment, columns.index, turn_flags(columns).double())
         own = torch.stack([*(x.to(links.v.device) for x in labels), *vars(links).values()], 1)
         table, mine = self.rows(own)
-        following = link_turns(table[:, 0], table[:, 1], table[:, 2].long())
+        flags = table[:, 2].long()
+        following = link_turns(table[:, 0], table[:, 1], flags & _LINKING)
         next_value, next_advantage = solve_links(Links(*table[:, 3:].unbind(1)), following)
+        self.optimism = _optimism(flags, following, next_advantage)
         return next_value[mine], next_advantage[mine]
 
 
 def turn_flags(columns: TurnColumns) -> Tensor:
     """Encode how each turn ends as one number; [T]."""
-    return TERMINATED * columns.terminated.long() + TRUNCATED * columns.truncated + BOOTSTRAP * columns.bootstrap
+    ends = TERMINATED * columns.terminated.long() + TRUNCATED * columns.truncated + BOOTSTRAP * columns.bootstrap
+    return ends + NOTES * ~columns.moves
+
+
+def _optimism(flags: Tensor, following: Tensor, next_advantage: Tensor) -> float | None:
+    """Mean of V - return at the first token after notes, minus that after other turns; None without either.
+
+    Notes that promise success raise the value of the next prompt, and with it their own advantage.
+    """
+    followed = (following >= 0) & (flags[following.clamp(min=0)] & BOOTSTRAP == 0)
+    notes = followed & (flags & NOTES > 0)
+    if not bool(notes.any()) or bool((notes == followed).all()):
+        return None
+    return float(next_advantage[followed & ~notes].mean() - next_advantage[notes].mean())
 
 
 def _report_failure(group: Group) -> None:

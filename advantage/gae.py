@@ -8,6 +8,9 @@ turn's reward.
     A_j     = d_j + gamma_token lambda_token A_{j+1}                        j < n-1
     A_{n-1} = d_{n-1} + gamma_step lambda_step A(next turn's first token)
 
+After a turn in which the environment did not move, because the model only wrote its notes, the last two lines use
+gamma_token and lambda_token: `edges` has the discounts between turns.
+
 `dual_discount_gae` solves this inside each turn as if nothing followed (`advantage/scan.py`), finds V and A of the next
 turn's first token (`Links`, `advantage/exchange.py`), and adds them, discounted, to every token. All sums are float64,
 and nothing is divided by a power of a discount, so any discount and any length of turn are safe.
@@ -57,6 +60,7 @@ def dual_discount_gae(
     *,
     form: str = "dual",
     lambdas: Tensor | None = None,
+    moves: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and returns of all tokens of all turns.
 
@@ -72,6 +76,7 @@ def dual_discount_gae(
         follow: links turns of the same episode.
         form: a value of `AdvantageSettings.gae_form`.
         lambdas: [T] float64, the lambda inside each turn instead of `discounts.lambda_token`; for the form `dual`.
+        moves: [T] bool, whether the environment moved after the turn; None if it always did.
 
     Returns:
         advantages [N] and returns (advantages + values) [N], in `values`' dtype, on its device.
@@ -93,21 +98,37 @@ def dual_discount_gae(
     if token_rewards is not None:
         _check_finite("token_rewards", token_rewards.raw)
     inside = _solve_inside(form, values, token_rewards, lengths, turn_rewards, discounts, lambdas)
-    next_value, next_advantage = follow(_links(inside, lengths, turn_rewards, bootstrap, discounts))
-    carry = discounts.gamma_step * next_value + discounts.step_decay * next_advantage
+    always = moves is None or form == "token"  # the form `token` has one discount for all tokens
+    gamma, decay = edges(torch.ones_like(bootstrap) if always else moves, discounts, lambdas)
+    next_value, next_advantage = follow(_links(inside, lengths, turn_rewards, bootstrap, gamma, decay))
+    carry = gamma * next_value.to(gamma.device) + decay * next_advantage.to(gamma.device)
     return inside.finish(carry.to(values.device))
 
 
-def _links(inside: TurnScan, lengths: Tensor, turn_rewards: Tensor, bootstrap: Tensor, d: Discounts) -> Links:
+def edges(moves: Tensor, d: Discounts, lambdas: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Discounts from each turn to the next: gamma, and gamma times lambda; both [T] float64.
+
+    They are those of a step only if the environment `moves` [T] after the turn, else those between tokens. `lambdas`
+    [T] replaces `lambda_token`.
+    """
+    step = torch.ones_like(moves, dtype=torch.float64)
+    token_decay = d.token_decay * step if lambdas is None else d.gamma_token * lambdas
+    gamma = torch.where(moves, d.gamma_step * step, d.gamma_token * step)
+    return gamma, torch.where(moves, d.step_decay * step, token_decay)
+
+
+def _links(
+    inside: TurnScan, lengths: Tensor, turn_rewards: Tensor, bootstrap: Tensor, edge_gamma: Tensor, edge_decay: Tensor
+) -> Links:
     """An empty turn passes on everything that follows it, a bootstrap state nothing."""
     empty = lengths == 0
     decay = torch.where(empty, 1.0, inside.entry_decay) * ~bootstrap
     return Links(
         v=torch.where(empty, turn_rewards, inside.entry_value),
-        w=d.gamma_step * empty.double(),
+        w=edge_gamma * empty,
         a=torch.where(empty | bootstrap, 0.0, inside.entry_advantage),
-        p=d.gamma_step * decay * ~empty,
-        q=d.step_decay * decay,
+        p=edge_gamma * decay * ~empty,
+        q=edge_decay * decay,
     )
 
 

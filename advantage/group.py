@@ -15,6 +15,7 @@ from torch import Tensor
 from advantage.errors import FlagError, TurnTableError
 from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, Exchange, in_turn_order, relayed, turn_flags
 from advantage.flags import advantage_flags
+from advantage.gae import edges
 from advantage.packing import PackedTurns, pack_turns
 from advantage.ranks import Layout, current_layout, local_tokens
 from advantage.scan import solve_chain
@@ -38,6 +39,8 @@ class GroupTurns:
     anchor: Tensor
     trained: Tensor
     """Whether the turn has any trained token."""
+    moves: Tensor
+    """Whether the environment moved after the turn; after notes it did not, and no discount of a step applies."""
 
 
 def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
@@ -95,7 +98,8 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
     _check_contiguous(segments, episode, index, new)
     following = torch.arange(1, len(order) + 1)
     following[torch.cat([new[1:], new[:1]])] = -1
-    to_go = solve_chain(reward, torch.full_like(reward, settings.gamma_step), following)
+    gamma, _ = edges(turns.moves[order].bool(), settings.discounts)
+    to_go = solve_chain(reward, gamma, following)
 
     heads, tails = new.nonzero()[:, 0], (following < 0).nonzero()[:, 0]
     ended = (flags[tails] & (TERMINATED | TRUNCATED)) > 0
@@ -171,6 +175,7 @@ def _group_turns(columns: TurnColumns, packed: PackedTurns, alone: bool) -> Grou
         group=none if alone else torch.where(columns.bootstrap, none, columns.group),
         anchor=columns.anchor,
         trained=packed.trained.cpu(),
+        moves=columns.moves,
     )
 
 

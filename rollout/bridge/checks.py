@@ -249,6 +249,7 @@ def _check_context(args: Any) -> None:
 
 def _check_notes(flags: RolloutFlags, config: RolloutSettings) -> None:
     """A response must have room for notes of full length and an action, a prompt for the notes and an observation."""
+    config.memory.check_response_limit(flags.rollout_max_response_len)
     if config.memory.kind != "inline_notes":
         return
     chars, response = config.memory.notes_chars, flags.rollout_max_response_len
