@@ -7,7 +7,7 @@ from typing import Any
 from inspection.text import text_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
-from rollout.play.memory import Conversation, Message, build_memory
+from rollout.play.memory import Conversation, Message, build_memory, write_facts
 from rollout.spec import EpisodeSpec
 from rollout.workers.reply import EnvReply, digest
 from rollout.workers.trial import Trial
@@ -82,6 +82,9 @@ async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, pl
         conversation.answered(shown, answer, reply.info["valid_action"], reply.info["executed_action"])
         if not reply.done:
             conversation.show(reply)
+            if conversation.wants_notes():
+                conversation.noted(write_facts(reply.facts))
+                conversation.show(reply)
         found.see(reply, conversation.messages)
     return found
 

@@ -21,7 +21,8 @@ Type an action, or a whole answer (THINK: ... ACTION: ...). Commands:
   /next        the episode of the next seed
   /quit        end (also Ctrl-D)
 To answer with a text that begins with /, write // instead. A \\n in your answer becomes a line break, so
-NOTES: the key is red\\nACTION: go writes notes, if the YAML says memory: {kind: inline_notes}."""
+NOTES: the key is red\\nACTION: go writes notes, if the YAML says memory: {kind: inline_notes}. With kind: notes,
+some prompts ask for notes alone; your answer to these is not an action."""
 
 
 class Session:
@@ -93,6 +94,10 @@ class Session:
     def _answer(self, line: str) -> None:
         before, request = list(self.game.messages), self.game.request
         info = self.game.answer(line.replace("\\n", "\n"))
+        if info is None:
+            print(f"noted; the environment did not move   {self._score()}\n")
+            self._show(self.game.messages)
+            return
         reward, executed = float(info["reward"]), printable(info["executed_action"])
         invalid = f"INVALID, executed instead: {executed or 'nothing'}"
         outcome = f"valid, executed: {executed}" if info["valid_action"] else invalid
@@ -127,7 +132,7 @@ class Session:
             self._show(self.game.messages if self._full else self.game.messages[-1:])
 
     def _score(self) -> str:
-        count = len(self.game.turns)
+        count = self.game.steps
         return f"{count} turn{'s' * (count != 1)}, return {self.game.total:.4g}"
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from envs.base import Observation
 from envs.plain_text import LONG_CHARS, MAX_CACHED_CHARS
 from rollout.errors import ConfigError, EncodingError, EngineError, EnvironmentFault
-from rollout.play.memory import Conversation, measure_notes
+from rollout.play.memory import Conversation
+from rollout.play.metrics import measure_notes
 from rollout.spec import EpisodeSpec
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import ENGINE, FinishReason, Generation, Prompt, Segment, Span, StopReason, Turn
@@ -162,7 +163,6 @@ class Episode:
         info = reply.info
         assert info is not None
         self.conversation.answered(shown, text, info["valid_action"], info["executed_action"])
-        own_turn = self.conversation.notes_tokens is not None
         return Turn(
             episode_id=self.spec.episode_id,
             index=self.index,
@@ -180,7 +180,7 @@ class Episode:
             moves=info.get("moves", True),
             engine_s=engine_s,
             env_s=reply.seconds,
-            notes=None if own_turn else self.conversation.notes,
+            notes=self.conversation.inline_notes,
             notes_events=self.conversation.notes_events,
             spans=self._take_spans(sent_s, reply),
         )

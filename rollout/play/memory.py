@@ -8,14 +8,15 @@ import importlib
 import math
 import re
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from envs.base import PICTURE_PLACE, Observation, interleave
+from envs.base import PICTURE_PLACE, Observation, interleave, text_of
 from rollout.bridge.settings import MemorySettings
 from rollout.errors import ConfigError
-from rollout.turn import FinishReason, Generation, NotesEvent, Prompt
+from rollout.spec import CHARS_PER_TOKEN
+from rollout.turn import NotesEvent
 from rollout.workers.reply import EnvReply
 
 Message = dict[str, Any]
@@ -24,9 +25,10 @@ NOTES_REQUEST = (
     "Before your action you may write one line of notes. Later prompts show your last notes:\n"
     "NOTES: what you want to remember, at most {} characters"
 )
+_SUMMARY_START = "Write your notes now, and nothing else"
 SUMMARY_REQUEST = (
-    "Write your notes now, and nothing else: what you need to remember from the text above. They replace your old "
-    "notes. Later prompts show the task, these notes and what happens from now on. Notes are cut after {} tokens."
+    f"{_SUMMARY_START}: what you need to remember from the text above. They replace your old notes. "
+    "Later prompts show the task, these notes and what happens from now on. Notes are cut after {} tokens."
 )
 _NOTES = re.compile(r"^[ \t]*NOTES:(.*)", re.MULTILINE)
 _AGES = ((1, "1"), (4, "2_to_4"), (math.inf, "5_and_more"))
@@ -164,6 +166,16 @@ def current_message(current: Observation, answer_format: str) -> Message:
     return {"role": "user", "content": [*interleave([""] * len(own), own), *interleave(pieces, only_now)]}
 
 
+def asks_for_notes(messages: Sequence[Message]) -> bool:
+    """Whether a prompt asks for notes in place of an answer to the environment."""
+    return _SUMMARY_START in text_of(messages[-1])
+
+
+def write_facts(facts: Sequence[str]) -> str:
+    """The notes of a scripted player, which knows the environment's facts."""
+    return "; ".join(facts)
+
+
 class Conversation:
     """Collects exchanges; call `show` with each reply of the environment, `answered` after each response.
 
@@ -192,10 +204,20 @@ class Conversation:
         """The longest notes that are written in a turn of their own; None if there are no such turns."""
         return self._memory.max_tokens if isinstance(self._memory, SummaryMemory) else None
 
-    def wants_notes(self, tokens: int, fits: bool) -> bool:
-        """Whether the model must write its notes before the next prompt, which has `tokens` tokens."""
+    @property
+    def inline_notes(self) -> str | None:
+        """The model's notes, if every response may change them."""
+        return self.notes if isinstance(self._memory, NotesMemory) else None
+
+    def wants_notes(self, tokens: int | None = None, fits: bool = True) -> bool:
+        """Whether the model must write its notes before it answers the prompt `messages`.
+
+        `tokens` are the prompt's; None estimates them.
+        """
         if not isinstance(self._memory, SummaryMemory) or self.notes is None or not self._since_notes:
             return False
+        if tokens is None:
+            tokens = sum(len(text_of(message)) for message in self.messages) // CHARS_PER_TOKEN
         return self._since_notes >= self._memory.every or tokens > self._memory.budget or not fits
 
     def show(self, reply: EnvReply, *, notes: bool = False) -> list[Message]:
@@ -278,31 +300,6 @@ def read_notes(answer: str, before: str, most: int) -> tuple[str, tuple[NotesEve
         NotesEvent.ACTION: "ACTION:" in notes,
     }
     return notes, tuple(event for event, happened in found.items() if happened)
-
-
-def measure_notes(
-    generation: Generation, text: str, prompt: Prompt, ends: Collection[int], control: Collection[int]
-) -> dict[str, float]:
-    """Return what can be wrong with notes; `copied` is left out if they have fewer than four tokens.
-
-    `ends` are the tokens that end a response, `control` all control tokens.
-    """
-    ids = list(generation.token_ids)
-    while ids and ids[-1] in ends:
-        ids.pop()
-    found = {
-        "tokens": float(len(generation.token_ids)),
-        "empty": float(not text.strip()),
-        "cut": float(generation.finish_reason is FinishReason.LENGTH),
-        "control_tokens": float(any(token in control for token in ids)),
-        "action_lines": float("ACTION:" in text),
-    }
-    shown, written = _four_grams(list(prompt.token_ids)), _four_grams(ids)
-    return {**found, "copied": len(written & shown) / len(written)} if written else found
-
-
-def _four_grams(ids: Sequence[int]) -> set[tuple[int, ...]]:
-    return set(zip(ids, ids[1:], ids[2:], ids[3:], strict=False))
 
 
 def _ask(message: Mapping[str, Any], answer_format: str) -> Message:
