@@ -118,6 +118,9 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
         anchor = turns.anchor[order]
         _, state = _unique(torch.stack([group[episode], anchor], 1))
         compared = whole[episode] & (anchor >= 0)
+        partners, _, _ = _statistics(to_go, state, compared)
+        share = float((compared & (partners > 1)).double().mean())
+        logger.info("GiGPO: %.1f %% of the turns share their prompt with another turn", 100 * share)
         advantages = advantages + settings.gigpo_step_weight * _relative(to_go, state, compared, normalize)
     result[order] = advantages
     return result

@@ -145,7 +145,7 @@ def read_run(path: Path) -> Iterator[tuple[Episode, list[Turn]]]:
 
 def _episode(record: Mapping[str, Any]) -> tuple[Episode, list[Turn]]:
     messages = [_read_message(message) for message in record["messages"]]
-    turns = [_turn(turn, messages) for turn in record["story"]]
+    turns = [_turn(turn, messages) for turn in record["story"] if "summary" not in turn]
     episode = Episode(
         group=(str(record.get("setting", "-")), str(record.get("player", "-"))),
         env_path=str(record.get("env_path") or ""),

@@ -245,6 +245,14 @@ def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(started: Call
     assert done and info["metrics"]["lost_answers"] == 0
 
 
+def test_a_request_that_only_summarises_the_conversation_moves_nothing(started: Callable[..., AgentEnv]) -> None:
+    env, moves, done = started("compacts"), [], False
+    while not done:
+        _, done, info = env.step("a door")
+        moves.append(info["moves"])
+    assert moves == [True, False, True]
+
+
 def test_requests_at_the_same_time_are_turns_one_after_the_other_with_the_number_of_their_part(
     started: Callable[..., AgentEnv],
 ) -> None:

@@ -23,7 +23,9 @@ from rollout.play.memory import SUMMARY_REQUEST, Conversation, build_memory
 from rollout.play.metrics import whole_episode_metrics
 from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.play.slots import check_slot
+from rollout.preflight import first_prompt_check
 from rollout.samples import convert_samples_to_train_data
+from rollout.tasks import try_each_task
 from rollout.workers.reply import EnvReply
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
@@ -337,3 +339,15 @@ def test_history_full_is_refused_with_notes(tmp_path: Path) -> None:
 async def test_a_budget_below_the_tasks_own_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FailureBudgetError, match=r"has \d+ tokens, more than memory.budget: 9, so notes would be"):
         await play(tmp_path, 0, 1, memory={**NOTES, "budget": 9})
+
+
+def test_preflight_refuses_a_budget_below_the_first_prompt_of_any_task(tmp_path: Path) -> None:
+    for budget, memory in ((9, "notes"), (2000, "notes"), (9, "window")):
+        args = rollout_args(tmp_path, memory={**NOTES, "budget": budget, "kind": memory})
+        settings = load_settings(args)
+        look = first_prompt_check(settings, args.hf_checkpoint)
+        if (budget, memory) == (9, "notes"):
+            with pytest.raises(ConfigError, match=r"the first prompt of task 'count' has \d+ tokens, more than memory"):
+                try_each_task(settings, look)
+        else:
+            try_each_task(settings, look)
