@@ -9,6 +9,7 @@ import pytest
 
 from advantage.turn_table import decode_row
 from envs.base import make_observation
+from inspection.view.sources import read_run
 from rollout import continuous, fixed_turn
 from rollout.bridge.checks import check_generate
 from rollout.bridge.flags import RolloutFlags
@@ -30,6 +31,7 @@ from rollout.workers.reply import EnvReply
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
+from tests.fixtures.slime_dumps import save_like_slime
 
 NOTES = {"kind": "notes", "every": 4, "budget": 2000, "keep": 1, "max_tokens": 24}
 LONG = {"env": {"max_length": 200}, "seed_start": 7}
@@ -286,6 +288,15 @@ async def test_held_out_episodes_write_notes_and_record_them(tmp_path: Path) -> 
     facts = result.facts()
     assert facts["turns"] == 10 and len(facts["story"]) == 12
     assert [k for k, turn in enumerate(facts["story"]) if "summary" in turn] == [4, 9]
+
+
+async def test_dumps_of_batches_tell_notes_from_turns_of_the_environment(tmp_path: Path) -> None:
+    ((output,), _) = await play(tmp_path, 0, 1)
+    save_like_slime(tmp_path / "dump", [sample for group in output.samples for sample in group], 0)
+    episodes = list(read_run(tmp_path / "dump"))
+    wrote = [turn for episode in episodes for turn in episode["story"] if "summary" in turn]
+    assert len(wrote) == output.metrics["summary/turns"] and all("tokens" in turn["summary"] for turn in wrote)
+    assert sum(episode["turns"] for episode in episodes) == len(turns_of(output)) - len(wrote)
 
 
 @pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
