@@ -18,6 +18,7 @@ from advantage.ranks import Group
 from advantage.turn_table import TurnColumns
 
 TERMINATED, TRUNCATED, BOOTSTRAP, NOTES = 1, 2, 4, 8
+"""Flags of a turn; NOTES: the environment did not move after it."""
 _LINKING = TERMINATED | TRUNCATED | BOOTSTRAP
 
 
@@ -61,7 +62,7 @@ class Exchange:
 
 
 def turn_flags(columns: TurnColumns) -> Tensor:
-    """Encode how each turn ends as one number; [T]."""
+    """Encode how each turn ends, and whether the environment moved, as one number; [T]."""
     ends = TERMINATED * columns.terminated.long() + TRUNCATED * columns.truncated + BOOTSTRAP * columns.bootstrap
     return ends + NOTES * ~columns.moves
 

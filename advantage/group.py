@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from advantage.errors import FlagError, TurnTableError
-from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, Exchange, in_turn_order, relayed, turn_flags
+from advantage.exchange import BOOTSTRAP, NOTES, TERMINATED, TRUNCATED, Exchange, in_turn_order, relayed, turn_flags
 from advantage.flags import advantage_flags
 from advantage.gae import edges
 from advantage.packing import PackedTurns, pack_turns
@@ -39,8 +39,6 @@ class GroupTurns:
     anchor: Tensor
     trained: Tensor
     """Whether the turn has any trained token."""
-    moves: Tensor
-    """Whether the environment moved after the turn; after notes it did not, and no discount of a step applies."""
 
 
 def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
@@ -98,7 +96,7 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
     _check_contiguous(segments, episode, index, new)
     following = torch.arange(1, len(order) + 1)
     following[torch.cat([new[1:], new[:1]])] = -1
-    gamma, _ = edges(turns.moves[order].bool(), settings.discounts)
+    gamma, _ = edges(flags & NOTES == 0, settings.discounts)
     to_go = solve_chain(reward, gamma, following)
 
     heads, tails = new.nonzero()[:, 0], (following < 0).nonzero()[:, 0]
@@ -178,7 +176,6 @@ def _group_turns(columns: TurnColumns, packed: PackedTurns, alone: bool) -> Grou
         group=none if alone else torch.where(columns.bootstrap, none, columns.group),
         anchor=columns.anchor,
         trained=packed.trained.cpu(),
-        moves=columns.moves,
     )
 
 

@@ -70,6 +70,8 @@ def first_prompt_check(settings: RolloutSettings, checkpoint: str) -> Callable[[
     encoder = encoders_of(checkpoint, settings)()
 
     def look(episode: EpisodeSpec, reply: EnvReply) -> None:
+        if reply.whole_prompts:  # the memory does not apply
+            return
         prompt = encoder.prompt(Conversation(build_memory(settings.memory)).show(reply))
         settings.memory.check_first_prompt(episode.name, len(prompt.token_ids))
 

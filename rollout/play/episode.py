@@ -78,7 +78,8 @@ class Episode:
                 f"--rollout-max-response-len {self.runtime.flags.rollout_max_response_len} it does not fit: raise "
                 "--rollout-max-context-len (and --rollout-max-prompt-len)"
             )
-        self.runtime.settings.memory.check_first_prompt(self.spec.name, len(prompt.token_ids))
+        if not self.reply.whole_prompts:
+            self.runtime.settings.memory.check_first_prompt(self.spec.name, len(prompt.token_ids))
         self.encoder.check(self.conversation.messages, prompt.token_ids)
         return prompt
 

@@ -17,21 +17,21 @@ from advantage.turn_table import TurnRow, TurnSpan, anchor_of, encode_row
 from slime_verlog import ConfigError
 from tests.advantage.batches import FakeSample, make_args, rollout_data
 
-Turn = tuple[int, int, int, float, int, int, int, int]
-"""segment, index, flags, reward, group, anchor, trained, moves"""
+Turn = tuple[int, int, int, float, int, int, int]
+"""segment, index, flags, reward, group, anchor, trained"""
 
 
 def table(turns: list[Turn]) -> GroupTurns:
-    columns = torch.tensor(turns, dtype=torch.float64).reshape(-1, 8).unbind(1)
+    columns = torch.tensor(turns, dtype=torch.float64).reshape(-1, 7).unbind(1)
     return GroupTurns(*columns[:2], columns[2].long(), *columns[3:])
 
 
 def episode(segment: int, rewards: list[float], group: int = -1, end: int = TERMINATED, **more: Any) -> list[Turn]:
     anchors = more.get("anchors", [-1] * len(rewards))
-    first, trained, moves = more.get("first", 0), more.get("trained", 1), more.get("moves", [1] * len(rewards))
+    first, trained = more.get("first", 0), more.get("trained", 1)
     last = len(rewards) - 1
     return [
-        (segment, first + k, end if k == last else 0, reward, group, anchors[k], trained, moves[k])
+        (segment, first + k, end if k == last else 0, reward, group, anchors[k], trained)
         for k, reward in enumerate(rewards)
     ]
 
@@ -88,7 +88,7 @@ def test_episodes_without_a_group_are_compared_with_the_batch() -> None:
         episode(9, [50.0], 1, end=0),
         episode(9, [50.0], 1, first=3),
         episode(9, [50.0], 1, trained=0),
-        [*episode(9, [50.0], 1, end=0), (9, 1, BOOTSTRAP, 0.0, -1, -1, 0, 1)],
+        [*episode(9, [50.0], 1, end=0), (9, 1, BOOTSTRAP, 0.0, -1, -1, 0)],
     ],
 )
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
