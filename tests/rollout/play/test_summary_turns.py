@@ -9,6 +9,7 @@ import pytest
 
 from advantage.turn_table import decode_row
 from envs.base import make_observation
+from envs.loading import build_env_from
 from inspection.view.sources import read_run
 from rollout import continuous, fixed_turn
 from rollout.bridge.checks import check_generate
@@ -28,6 +29,7 @@ from rollout.preflight import first_prompt_check
 from rollout.samples import convert_samples_to_train_data
 from rollout.tasks import try_each_task
 from rollout.workers.reply import EnvReply
+from rollout.workers.worker import make_reply
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
@@ -95,6 +97,18 @@ def test_prompts_show_the_task_the_notes_the_kept_turns_and_what_happened_since(
         f"rules{old(3)}{now(4, 'went left')}Answer.",
         f"rules{old(3, 4)}{now(5, 'went left')}Answer.",
     ]
+
+
+def test_the_page_on_memory_shows_the_prompt_that_asks_for_notes() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    env = build_env_from(str(docs / "examples" / "treasure.py"), {"task": "treasure", "seed": 2}, {})
+    conversation = Conversation(build_memory(MemorySettings(kind="notes", max_tokens=48)))
+    shown = env.reset()
+    observation, done, info = env.step("THINK: west.\nACTION: go west")
+    conversation.answered(shown, "go west", info["valid_action"], info["executed_action"])
+    conversation.noted("start is the beach, west first")
+    asks = conversation.show(make_reply(env, observation, done=done, info=info), notes=True)[-1]
+    assert f"```text\n[user]\n{asks['content']}\n```" in (docs / "memory.md").read_text(encoding="utf-8")
 
 
 def test_empty_notes_keep_the_old_ones_and_keep_0_shows_no_turn() -> None:
