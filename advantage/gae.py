@@ -98,8 +98,9 @@ def dual_discount_gae(
     if token_rewards is not None:
         _check_finite("token_rewards", token_rewards.raw)
     inside = _solve_inside(form, values, token_rewards, lengths, turn_rewards, discounts, lambdas)
-    always = moves is None or form == "token"  # the form `token` has one discount for all tokens
-    gamma, decay = edges(torch.ones_like(bootstrap) if always else moves, discounts, lambdas)
+    if moves is None or form == "token":  # the form `token` has one discount for all tokens
+        moves = torch.ones_like(bootstrap)
+    gamma, decay = edges(moves, discounts, lambdas)
     next_value, next_advantage = follow(_links(inside, lengths, turn_rewards, bootstrap, gamma, decay))
     carry = gamma * next_value.to(gamma.device) + decay * next_advantage.to(gamma.device)
     return inside.finish(carry.to(values.device))
