@@ -14,6 +14,7 @@ from inspection.view.sources import read_run
 from rollout import continuous, fixed_turn
 from rollout.bridge.checks import check_generate
 from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.sample import row_of
 from rollout.bridge.settings import MemorySettings, load_settings
 from rollout.bridge.whole_episodes import episode_facts
 from rollout.data_source import EpisodeSource
@@ -325,6 +326,19 @@ def test_a_run_resumed_after_any_turn_sends_the_prompts_of_an_unbroken_run(tmp_p
     assert 3 <= sum(asked(chatml_tokenizer().decode(ids)) for ids in whole) <= turns // 2
     for turn in range(1, turns):
         assert played(turn, turn + 1) == whole[turn : turn + 1]
+
+
+def test_turns_that_a_checkpoint_keeps_keep_their_notes(tmp_path: Path) -> None:
+    keys = {"critic_warmup": {"w_epoch": 1, "w_iter": 1}, "num_critic_only_steps": 2}
+    whole, _ = asyncio.run(play(tmp_path, 0, 2, **keys))
+    ((resumed,), _) = asyncio.run(play(tmp_path, 1, 2, **keys))
+    drawn, expected = (
+        [(s.metadata.get("summary"), s.metadata.get("notes")) for s in turns_of(output)]
+        for output in (resumed, whole[1])
+    )
+    assert drawn == expected and any(summary for summary, _ in drawn)
+    moves = [row_of(sample).turns[0].moves for sample in turns_of(resumed)]
+    assert moves == [summary is None for summary, _ in drawn]
 
 
 def test_a_live_episode_is_given_up_if_the_memory_now_notes_at_other_turns(tmp_path: Path) -> None:
