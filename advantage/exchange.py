@@ -28,8 +28,8 @@ class Exchange:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._made = False
-        self.optimism: float | None = None
-        """After `follow`: how much more the critic overrates prompts right after notes than other prompts."""
+        self.notes: dict[str, float] = {}
+        """After `follow`: how turns that wrote notes compare with others, over all ranks."""
 
     def __enter__(self) -> Exchange:
         return self
@@ -57,7 +57,7 @@ class Exchange:
         flags = table[:, 2].long()
         following = link_turns(table[:, 0], table[:, 1], flags & _LINKING)
         next_value, next_advantage = solve_links(Links(*table[:, 3:].unbind(1)), following)
-        self.optimism = _optimism(flags, following, next_advantage)
+        self.notes = _compare_notes(flags, following, next_advantage)
         return next_value[mine], next_advantage[mine]
 
 
@@ -67,16 +67,26 @@ def turn_flags(columns: TurnColumns) -> Tensor:
     return ends + NOTES * ~columns.moves
 
 
-def _optimism(flags: Tensor, following: Tensor, next_advantage: Tensor) -> float | None:
-    """Mean of V - return at the first token after notes, minus that after other turns; None without either.
+def _compare_notes(flags: Tensor, following: Tensor, next_advantage: Tensor) -> dict[str, float]:
+    """Compare turns that wrote notes with others; empty without either. Advantages are those of first tokens.
 
-    Notes that promise success raise the value of the next prompt, and with it their own advantage.
+    `summary_optimism` is the mean of V - return after notes, minus that after other turns: notes that promise success
+    raise the value of the next prompt, and with it their own advantage.
     """
-    followed = (following >= 0) & (flags[following.clamp(min=0)] & BOOTSTRAP == 0)
-    notes = followed & (flags & NOTES > 0)
-    if not bool(notes.any()) or bool((notes == followed).all()):
-        return None
-    return float(next_advantage[followed & ~notes].mean() - next_advantage[notes].mean())
+    after = following.clamp(min=0)
+    followed = (following >= 0) & (flags[after] & BOOTSTRAP == 0)
+    after_notes, notes = followed & (flags & NOTES > 0), followed & (flags[after] & NOTES > 0)
+    kinds = {"summary": notes, "turn": followed & ~notes}
+    if not all(bool(which.any()) for which in (after_notes, followed & ~after_notes, *kinds.values())):
+        return {}
+    mean = lambda which: float(next_advantage[which].mean())
+    found = {"summary_optimism": mean(followed & ~after_notes) - mean(after_notes)}
+    for name, which in kinds.items():
+        found |= {
+            f"{name}_advantage": mean(which),
+            f"{name}_advantage_std": float(next_advantage[which].std(correction=0)),
+        }
+    return found
 
 
 def _report_failure(group: Group) -> None:

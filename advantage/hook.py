@@ -63,8 +63,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         advantages, returns = _advantages(turns, exchange)
         rollout_data["advantages"] = turns.local.split(advantages)
         rollout_data["returns"] = turns.local.split(returns)
-        if exchange.optimism is not None and turns.flags.slime_verlog_role != "critic":
-            rollout_data["summary_optimism"] = torch.tensor(exchange.optimism)
+        if turns.flags.slime_verlog_role != "critic":
+            rollout_data.update({name: torch.tensor(value) for name, value in exchange.notes.items()})
     result = (turns.values, returns, turns.packed.runs.mask, layout.data)
     if turns.settings.value_pretraining.batches:
         progress_of.of(args).measure(turns.columns, turns.local.lengths, *result)

@@ -155,12 +155,16 @@ def test_notes_are_neither_reasoning_nor_action() -> None:
     assert data["kl_summary"].item() == 3.0
 
 
-def test_optimism_compares_prompts_after_notes_with_others() -> None:
+def test_notes_and_the_prompts_after_them_are_compared_with_other_turns() -> None:
     samples = [turn(0, 0.5), turn(1, 0.5), turn(2, 0.6, moves=False), win(3)]
     data = rollout_data(samples)
     compute_advantages(make_args(kl_coef=0.0, slime_verlog_role="actor"), data)
     after_notes, *others = (float(data["advantages"][k][0]) for k in (3, 1, 2))
     assert data["summary_optimism"].item() == pytest.approx(sum(others) / 2 - after_notes)
+    turns = [others[0], after_notes]
+    assert data["summary_advantage"].item() == pytest.approx(others[1]) and data["summary_advantage_std"].item() == 0
+    assert data["turn_advantage"].item() == pytest.approx(sum(turns) / 2)
+    assert data["turn_advantage_std"].item() == pytest.approx(abs(turns[0] - turns[1]) / 2)
     for role, batch in (("critic", samples), ("actor", [turn(0, 0.5), win(1)])):
         data = rollout_data(batch)
         compute_advantages(make_args(slime_verlog_role=role), data)
