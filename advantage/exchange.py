@@ -79,7 +79,10 @@ def _compare_notes(flags: Tensor, following: Tensor, next_advantage: Tensor) -> 
     kinds = {"summary": notes, "turn": followed & ~notes}
     if not all(bool(which.any()) for which in (after_notes, followed & ~after_notes, *kinds.values())):
         return {}
-    mean = lambda which: float(next_advantage[which].mean())
+
+    def mean(which: Tensor) -> float:
+        return float(next_advantage[which].mean())
+
     found = {"summary_optimism": mean(followed & ~after_notes) - mean(after_notes)}
     for name, which in kinds.items():
         found |= {

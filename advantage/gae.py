@@ -55,12 +55,12 @@ def dual_discount_gae(
     lengths: Tensor,
     turn_rewards: Tensor,
     bootstrap: Tensor,
+    moves: Tensor,
     discounts: Discounts,
     follow: Follow,
     *,
     form: str = "dual",
     lambdas: Tensor | None = None,
-    moves: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and returns of all tokens of all turns.
 
@@ -73,10 +73,10 @@ def dual_discount_gae(
         lengths: [T] int64, tokens of each turn; they sum to N.
         turn_rewards: [T] float64, given at each turn's last token.
         bootstrap: [T] bool, whether the entry is not a turn but the state after a cut episode: only its value counts.
+        moves: [T] bool, whether the environment moved after the turn.
         follow: links turns of the same episode.
         form: a value of `AdvantageSettings.gae_form`.
         lambdas: [T] float64, the lambda inside each turn instead of `discounts.lambda_token`; for the form `dual`.
-        moves: [T] bool, whether the environment moved after the turn; None if it always did.
 
     Returns:
         advantages [N] and returns (advantages + values) [N], in `values`' dtype, on its device.
@@ -91,16 +91,11 @@ def dual_discount_gae(
             values=torch.tensor([0.5, 0.75, 0.25]), token_rewards=None, lengths=torch.tensor([2, 1]),
             turn_rewards=torch.tensor([0.0, 1.0]).double(), bootstrap=torch.zeros(2, dtype=torch.bool),
             discounts=Discounts(gamma_step=0.99, lambda_step=0.95, gamma_token=1.0, lambda_token=1.0),
-            follow=lambda links: solve_links(links, following),
+            moves=torch.ones(2, dtype=torch.bool), follow=lambda links: solve_links(links, following),
         )
     """
-    _check_finite("values", values)
-    if token_rewards is not None:
-        _check_finite("token_rewards", token_rewards.raw)
     inside = _solve_inside(form, values, token_rewards, lengths, turn_rewards, discounts, lambdas)
-    if moves is None or form == "token":  # the form `token` has one discount for all tokens
-        moves = torch.ones_like(bootstrap)
-    gamma, decay = edges(moves, discounts, lambdas)
+    gamma, decay = edges(moves | (form == "token"), discounts, lambdas)  # `token` has one discount for all tokens
     next_value, next_advantage = follow(_links(inside, lengths, turn_rewards, bootstrap, gamma, decay))
     carry = gamma * next_value.to(gamma.device) + decay * next_advantage.to(gamma.device)
     return inside.finish(carry.to(values.device))
@@ -150,6 +145,9 @@ def _solve_inside(
     d: Discounts,
     lambdas: Tensor | None,
 ) -> TurnScan:
+    _check_finite("values", values)
+    if rewards is not None:
+        _check_finite("token_rewards", rewards.raw)
     given = values, rewards, lengths, turn_rewards
     match form:
         case "turn":

@@ -123,11 +123,11 @@ def _advantages(turns: LocalTurns, exchange: Exchange) -> tuple[Tensor, Tensor]:
         packed.lengths,
         packed.rewards,
         packed.bootstrap,
+        packed.moves,
         turns.settings.discounts_of(role),
         lambda links: exchange.follow(turns.columns, links),
         form=turns.settings.gae_form,
         lambdas=turns.settings.token_lambdas(role, packed.lengths),
-        moves=packed.moves,
     )
     advantages, returns = (packed.put(x.index_fill_(0, untrained, 0)) for x in result)
     return advantages, returns

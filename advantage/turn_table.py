@@ -152,12 +152,10 @@ def decode_row(vector: object) -> TurnRow:
     segment, first_turn, kind, terminated, truncated, group, n = (_whole(x) for x in data[2:_HEAD])
     if len(data) != _HEAD + _SPAN * n:
         raise TurnTableError(f"it declares {n} turns but has {len(data)} entries, not {_HEAD + _SPAN * n}")
-    if not {terminated, truncated} <= {0, 1} or kind not in list(TurnKind):
+    if not {terminated, truncated, *data[_HEAD + _SPAN - 1 :: _SPAN]} <= {0, 1} or kind not in list(TurnKind):
         raise TurnTableError(
-            f"kind {kind} must be 0, 1 or 2, and terminated {terminated} and truncated {truncated} must be 0 or 1"
+            f"kind {kind} must be 0 to 2, terminated {terminated}, truncated {truncated}, moves 0 or 1"
         )
-    if not set(data[_HEAD + _SPAN - 1 :: _SPAN]) <= {0, 1}:
-        raise TurnTableError(f"moves must be 0 or 1, got {data[_HEAD + _SPAN - 1 :: _SPAN]}")
     turns = tuple(
         TurnSpan(_whole(start), _whole(end), reward, _whole(action), _whole(anchor), _whole(staleness), bool(moves))
         for start, end, reward, action, anchor, staleness, moves in zip(
@@ -192,8 +190,9 @@ class TurnColumns:
     index: Tensor
     """Index of the turn in its segment or episode."""
     bootstrap: Tensor
-    """bool, as are held_out, terminated and truncated; the last two are set on the last turn of a sample only."""
+    """bool, as are held_out, moves, terminated and truncated; these two are set on the last turn of a sample only."""
     held_out: Tensor
+    moves: Tensor
     terminated: Tensor
     truncated: Tensor
     start: Tensor
@@ -205,8 +204,6 @@ class TurnColumns:
     anchor: Tensor
     staleness: Tensor
     """float64; -1 for a bootstrap entry."""
-    moves: Tensor
-    """bool, whether the environment moved after the turn; true for a bootstrap entry."""
 
 
 def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
