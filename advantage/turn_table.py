@@ -126,10 +126,9 @@ def encode_row(row: TurnRow) -> Tensor:
         row = TurnRow(segment=3, first_turn=7, turns=(TurnSpan(start=0, end=21, reward=0.5, action_start=12),))
         train_data[TABLE_KEY] = [encode_row(row), ...]
     """
-    flags = (row.kind, row.terminated, row.truncated)
-    head = [_MAGIC, _VERSION, row.segment, row.first_turn, *flags, row.group, len(row.turns)]
+    head = [_MAGIC, _VERSION, row.segment, row.first_turn, row.kind, row.terminated, row.truncated, row.group]
     body = [x for t in row.turns for x in (t.start, t.end, t.reward, t.action_start, t.anchor, t.staleness, t.moves)]
-    return as_tensor(np.array([*head, *body], np.float64))
+    return as_tensor(np.array([*head, len(row.turns), *body], np.float64))
 
 
 def decode_row(vector: object) -> TurnRow:
