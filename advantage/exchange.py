@@ -17,7 +17,9 @@ from advantage.gae import Links, solve_links
 from advantage.ranks import Group
 from advantage.turn_table import TurnColumns
 
-TERMINATED, TRUNCATED, BOOTSTRAP = 1, 2, 4
+TERMINATED, TRUNCATED, BOOTSTRAP, NOTES = 1, 2, 4, 8
+"""Flags of a turn; NOTES: the environment did not move after it."""
+_LINKING = TERMINATED | TRUNCATED | BOOTSTRAP
 
 
 class Exchange:
@@ -26,6 +28,8 @@ class Exchange:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._made = False
+        self.notes: dict[str, float] = {}
+        """After `follow`: how turns that wrote notes compare with others, over all ranks."""
 
     def __enter__(self) -> Exchange:
         return self
@@ -50,14 +54,42 @@ class Exchange:
         labels = (columns.segment, columns.index, turn_flags(columns).double())
         own = torch.stack([*(x.to(links.v.device) for x in labels), *vars(links).values()], 1)
         table, mine = self.rows(own)
-        following = link_turns(table[:, 0], table[:, 1], table[:, 2].long())
+        flags = table[:, 2].long()
+        following = link_turns(table[:, 0], table[:, 1], flags & _LINKING)
         next_value, next_advantage = solve_links(Links(*table[:, 3:].unbind(1)), following)
+        self.notes = _compare_notes(flags, following, next_advantage)
         return next_value[mine], next_advantage[mine]
 
 
 def turn_flags(columns: TurnColumns) -> Tensor:
-    """Encode how each turn ends as one number; [T]."""
-    return TERMINATED * columns.terminated.long() + TRUNCATED * columns.truncated + BOOTSTRAP * columns.bootstrap
+    """Encode how each turn ends, and whether the environment moved, as one number; [T]."""
+    ends = TERMINATED * columns.terminated.long() + TRUNCATED * columns.truncated + BOOTSTRAP * columns.bootstrap
+    return ends + NOTES * ~columns.moves
+
+
+def _compare_notes(flags: Tensor, following: Tensor, next_advantage: Tensor) -> dict[str, float]:
+    """Compare turns that wrote notes with others; empty without either. Advantages are those of first tokens.
+
+    `summary_optimism` is the mean of V - return after notes, minus that after other turns: notes that promise success
+    raise the value of the next prompt, and with it their own advantage.
+    """
+    after = following.clamp(min=0)
+    followed = (following >= 0) & (flags[after] & BOOTSTRAP == 0)
+    after_notes, notes = followed & (flags & NOTES > 0), followed & (flags[after] & NOTES > 0)
+    kinds = {"summary": notes, "turn": followed & ~notes}
+    if not all(bool(which.any()) for which in (after_notes, followed & ~after_notes, *kinds.values())):
+        return {}
+
+    def mean(which: Tensor) -> float:
+        return float(next_advantage[which].mean())
+
+    found = {"summary_optimism": mean(followed & ~after_notes) - mean(after_notes)}
+    for name, which in kinds.items():
+        found |= {
+            f"{name}_advantage": mean(which),
+            f"{name}_advantage_std": float(next_advantage[which].std(correction=0)),
+        }
+    return found
 
 
 def _report_failure(group: Group) -> None:

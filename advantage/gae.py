@@ -8,6 +8,9 @@ turn's reward.
     A_j     = d_j + gamma_token lambda_token A_{j+1}                        j < n-1
     A_{n-1} = d_{n-1} + gamma_step lambda_step A(next turn's first token)
 
+After a turn in which the environment did not move, because the model only wrote its notes, the last two lines use
+gamma_token and lambda_token: `edges` has the discounts between turns.
+
 `dual_discount_gae` solves this inside each turn as if nothing followed (`advantage/scan.py`), finds V and A of the next
 turn's first token (`Links`, `advantage/exchange.py`), and adds them, discounted, to every token. All sums are float64,
 and nothing is divided by a power of a discount, so any discount and any length of turn are safe.
@@ -52,6 +55,7 @@ def dual_discount_gae(
     lengths: Tensor,
     turn_rewards: Tensor,
     bootstrap: Tensor,
+    moves: Tensor,
     discounts: Discounts,
     follow: Follow,
     *,
@@ -69,6 +73,7 @@ def dual_discount_gae(
         lengths: [T] int64, tokens of each turn; they sum to N.
         turn_rewards: [T] float64, given at each turn's last token.
         bootstrap: [T] bool, whether the entry is not a turn but the state after a cut episode: only its value counts.
+        moves: [T] bool, whether the environment moved after the turn.
         follow: links turns of the same episode.
         form: a value of `AdvantageSettings.gae_form`.
         lambdas: [T] float64, the lambda inside each turn instead of `discounts.lambda_token`; for the form `dual`.
@@ -86,28 +91,40 @@ def dual_discount_gae(
             values=torch.tensor([0.5, 0.75, 0.25]), token_rewards=None, lengths=torch.tensor([2, 1]),
             turn_rewards=torch.tensor([0.0, 1.0]).double(), bootstrap=torch.zeros(2, dtype=torch.bool),
             discounts=Discounts(gamma_step=0.99, lambda_step=0.95, gamma_token=1.0, lambda_token=1.0),
-            follow=lambda links: solve_links(links, following),
+            moves=torch.ones(2, dtype=torch.bool), follow=lambda links: solve_links(links, following),
         )
     """
-    _check_finite("values", values)
-    if token_rewards is not None:
-        _check_finite("token_rewards", token_rewards.raw)
     inside = _solve_inside(form, values, token_rewards, lengths, turn_rewards, discounts, lambdas)
-    next_value, next_advantage = follow(_links(inside, lengths, turn_rewards, bootstrap, discounts))
-    carry = discounts.gamma_step * next_value + discounts.step_decay * next_advantage
+    gamma, decay = edges(moves | (form == "token"), discounts, lambdas)  # `token` has one discount for all tokens
+    next_value, next_advantage = follow(_links(inside, lengths, turn_rewards, bootstrap, gamma, decay))
+    carry = gamma * next_value.to(gamma.device) + decay * next_advantage.to(gamma.device)
     return inside.finish(carry.to(values.device))
 
 
-def _links(inside: TurnScan, lengths: Tensor, turn_rewards: Tensor, bootstrap: Tensor, d: Discounts) -> Links:
+def edges(moves: Tensor, d: Discounts, lambdas: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Discounts from each turn to the next: gamma, and gamma times lambda; both [T] float64.
+
+    They are those of a step only if the environment `moves` [T] after the turn, else those between tokens. `lambdas`
+    [T] replaces `lambda_token`.
+    """
+    step = torch.ones_like(moves, dtype=torch.float64)
+    token_decay = d.token_decay * step if lambdas is None else d.gamma_token * lambdas
+    gamma = torch.where(moves, d.gamma_step * step, d.gamma_token * step)
+    return gamma, torch.where(moves, d.step_decay * step, token_decay)
+
+
+def _links(
+    inside: TurnScan, lengths: Tensor, turn_rewards: Tensor, bootstrap: Tensor, edge_gamma: Tensor, edge_decay: Tensor
+) -> Links:
     """An empty turn passes on everything that follows it, a bootstrap state nothing."""
     empty = lengths == 0
     decay = torch.where(empty, 1.0, inside.entry_decay) * ~bootstrap
     return Links(
         v=torch.where(empty, turn_rewards, inside.entry_value),
-        w=d.gamma_step * empty.double(),
+        w=edge_gamma * empty,
         a=torch.where(empty | bootstrap, 0.0, inside.entry_advantage),
-        p=d.gamma_step * decay * ~empty,
-        q=d.step_decay * decay,
+        p=edge_gamma * decay * ~empty,
+        q=edge_decay * decay,
     )
 
 
@@ -128,6 +145,9 @@ def _solve_inside(
     d: Discounts,
     lambdas: Tensor | None,
 ) -> TurnScan:
+    _check_finite("values", values)
+    if rewards is not None:
+        _check_finite("token_rewards", rewards.raw)
     given = values, rewards, lengths, turn_rewards
     match form:
         case "turn":

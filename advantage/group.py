@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from advantage.errors import FlagError, TurnTableError
-from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED, Exchange, in_turn_order, relayed, turn_flags
+from advantage.exchange import BOOTSTRAP, NOTES, TERMINATED, TRUNCATED, Exchange, in_turn_order, relayed, turn_flags
 from advantage.flags import advantage_flags
+from advantage.gae import edges
 from advantage.packing import PackedTurns, pack_turns
 from advantage.ranks import Layout, current_layout, local_tokens
 from advantage.scan import solve_chain
@@ -95,7 +96,8 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
     _check_contiguous(segments, episode, index, new)
     following = torch.arange(1, len(order) + 1)
     following[torch.cat([new[1:], new[:1]])] = -1
-    to_go = solve_chain(reward, torch.full_like(reward, settings.gamma_step), following)
+    gamma, _ = edges(flags & NOTES == 0, settings.discounts)
+    to_go = solve_chain(reward, gamma, following)
 
     heads, tails = new.nonzero()[:, 0], (following < 0).nonzero()[:, 0]
     ended = (flags[tails] & (TERMINATED | TRUNCATED)) > 0
@@ -114,6 +116,9 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
         anchor = turns.anchor[order]
         _, state = _unique(torch.stack([group[episode], anchor], 1))
         compared = whole[episode] & (anchor >= 0)
+        partners, _, _ = _statistics(to_go, state, compared)
+        share = float((compared & (partners > 1)).double().mean())
+        logger.info("GiGPO: %.1f %% of the turns share their prompt with another turn", 100 * share)
         advantages = advantages + settings.gigpo_step_weight * _relative(to_go, state, compared, normalize)
     result[order] = advantages
     return result

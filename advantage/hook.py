@@ -10,6 +10,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from advantage.critic import progress_of, watch_warmup
@@ -62,6 +63,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         advantages, returns = _advantages(turns, exchange)
         rollout_data["advantages"] = turns.local.split(advantages)
         rollout_data["returns"] = turns.local.split(returns)
+        if turns.flags.slime_verlog_role != "critic":
+            rollout_data.update({name: torch.tensor(value) for name, value in exchange.notes.items()})
     result = (turns.values, returns, turns.packed.runs.mask, layout.data)
     if turns.settings.value_pretraining.batches:
         progress_of.of(args).measure(turns.columns, turns.local.lengths, *result)
@@ -120,6 +123,7 @@ def _advantages(turns: LocalTurns, exchange: Exchange) -> tuple[Tensor, Tensor]:
         packed.lengths,
         packed.rewards,
         packed.bootstrap,
+        packed.moves,
         turns.settings.discounts_of(role),
         lambda links: exchange.follow(turns.columns, links),
         form=turns.settings.gae_form,

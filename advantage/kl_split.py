@@ -1,4 +1,4 @@
-"""slime's `--rollout-data-postprocess-path`: logs the KL to the reference policy for reasoning and action separately.
+"""slime's `--rollout-data-postprocess-path`: logs the KL to the reference policy for reasoning, actions and notes.
 
 A policy that games its reward often changes its actions first: their KL then grows several times as fast as that of
 the reasoning, and `ActionHackingWatch` warns.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from advantage.flags import AdvantageFlags, advantage_flags
-from advantage.packing import span_positions
+from advantage.packing import per_token, span_positions
 from advantage.ranks import Layout, current_layout, local_tokens
 from advantage.settings import PerRun, advantage_settings
 from advantage.turn_table import TurnColumns, read_turn_table
@@ -36,6 +36,9 @@ class KlSplit:
     action: float | None
     reasoning_tokens: int
     action_tokens: int
+    summary: float | None = None
+    """Of notes that were written in a turn of their own; they count as neither reasoning nor action."""
+    summary_tokens: int = 0
 
 
 class GrowthEvidence:
@@ -118,7 +121,7 @@ def _warn_once() -> None:
 def log_kl_split(
     args: Any, rollout_id: int | None = None, rollout_data: MutableMapping[str, Any] | None = None
 ) -> KlSplit | None:
-    """Add `kl_reasoning`, `kl_action` and `kl_action_evidence` to slime's metrics, and remove the turn table.
+    """Add `kl_reasoning`, `kl_action`, `kl_summary` and `kl_action_evidence` to slime's metrics, remove the turn table.
 
     Args:
         rollout_data: the actor's, after `compute_advantages`; None on miles.
@@ -138,7 +141,8 @@ def log_kl_split(
         return None
     split = split_kl(columns, rollout_data, kl, layout)
     evidence = _watch.of(args).update(split, advantage_settings(args).action_hacking_patience)
-    metrics = {"kl_reasoning": split.reasoning, "kl_action": split.action, "kl_action_evidence": evidence}
+    metrics = {"kl_reasoning": split.reasoning, "kl_action": split.action, "kl_summary": split.summary}
+    metrics["kl_action_evidence"] = evidence
     rollout_data.update({name: torch.tensor(value) for name, value in metrics.items() if value is not None})
     return split
 
@@ -151,13 +155,13 @@ def split_kl(
     nothing = kl[0].new_zeros(0) if kl else torch.zeros(0)
     mask = torch.cat([*rollout_data["loss_masks"], nothing]).bool()
     flat = torch.cat([*kl, nothing]).double()
-    acts = local.pick(mask & action_tokens(columns, local.lengths).to(mask.device))
-    reasons = local.pick(mask) & ~acts
-    sums = torch.stack([(flat * reasons).sum(), (flat * acts).sum(), reasons.sum().double(), acts.sum().double()])
-    reasoned, acted, reasoning, acting = (float(x) for x in layout.data_context.total(sums, like=flat))
-    return KlSplit(
-        reasoned / reasoning if reasoning else None, acted / acting if acting else None, int(reasoning), int(acting)
-    )
+    notes = per_token((~columns.moves).float(), columns, local.lengths, otherwise=0.0).bool().to(mask.device)
+    acts = action_tokens(columns, local.lengths).to(mask.device) & ~notes
+    parts = torch.stack([local.pick(mask & part).double() for part in (~acts & ~notes, acts, notes)])
+    sums = layout.data_context.total(torch.cat([(parts * flat).sum(1), parts.sum(1)]), like=flat)
+    totals = [float(x) for x in sums]
+    reasoning, action, summary = (kl / n if n else None for kl, n in zip(totals[:3], totals[3:], strict=True))
+    return KlSplit(reasoning, action, int(totals[3]), int(totals[4]), summary, int(totals[5]))
 
 
 def action_tokens(columns: TurnColumns, lengths: Sequence[int]) -> Tensor:

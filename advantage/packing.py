@@ -46,6 +46,8 @@ class PackedTurns:
     """[T] whether the turn's packed tokens are trained: all of them are, or none."""
     bootstrap: Tensor
     """[T] whether the entry is a bootstrap state."""
+    moves: Tensor
+    """[T] whether the environment moved after the turn."""
 
     def take(self, flat: Tensor) -> Tensor:
         """Pick the packed tokens [N] from all response tokens [R]."""
@@ -77,8 +79,8 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
     runs = TrainedRuns(_flat_mask(masks, lengths))
     mask = runs.mask
     starts, sizes = _spans(columns, lengths)
-    spans = torch.stack([starts, sizes, columns.bootstrap.long()]).to(mask.device)
-    starts, sizes, bootstrap = spans[0], spans[1], spans[2].bool()
+    spans = torch.stack([starts, sizes, columns.bootstrap.long(), columns.moves.long()]).to(mask.device)
+    starts, sizes, bootstrap, moves = spans[0], spans[1], spans[2].bool(), spans[3].bool()
     counts = (runs.before(starts + sizes) - runs.before(starts)) * ~bootstrap
     trained = counts > 0
     kept = torch.where(trained, counts, sizes)
@@ -89,7 +91,7 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
     if packed != len(mask):
         positions = span_positions(starts, sizes)
         positions = positions[mask[positions] | torch.repeat_interleave(~trained, sizes)]
-    return PackedTurns(runs, positions, kept, columns.reward.to(mask.device), trained, bootstrap)
+    return PackedTurns(runs, positions, kept, columns.reward.to(mask.device), trained, bootstrap, moves)
 
 
 def check_first_tokens(packed: PackedTurns, lengths: Sequence[int]) -> None:

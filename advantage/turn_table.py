@@ -2,10 +2,10 @@
 
 slime passes only a fixed list of keys to the training ranks (`_split_train_data_by_dp`). Of these, `prompt` is unused,
 so the table travels there. slime's logger later sums every list that it does not know, so the last reader removes the
-table from `rollout_data`. Layout, version 3 (integers are exact up to 2**53):
+table from `rollout_data`. Layout, version 4 (integers are exact up to 2**53):
 
     magic, version, segment, first_turn, kind, terminated, truncated, group, n,
-    then n times: start, end, reward, action_start, anchor, staleness
+    then n times: start, end, reward, action_start, anchor, staleness, moves
 """
 
 import enum
@@ -33,11 +33,11 @@ CONVERTER = "rollout.samples.convert_samples_to_train_data"
 _ADVICE = f"configure --custom-convert-samples-to-train-data-path {CONVERTER}"
 
 _MAGIC = 7_206_381_955.0
-_VERSION = 3.0
+_VERSION = 4.0
 _HEAD = 9
-_SPAN = 6
+_SPAN = 7
 _EXACT = 2**53
-_NO_TURN = (0.0, 0.0, 0.0, -1.0, -1.0, -1.0)
+_NO_TURN = (0.0, 0.0, 0.0, -1.0, -1.0, -1.0, 1.0)
 
 
 class TurnKind(enum.IntEnum):
@@ -66,6 +66,8 @@ class TurnSpan:
     """Hash of the environment state, for estimators that compare turns in the same state; -1: none."""
     staleness: int = -1
     """Actor updates between playing the turn and training on it; -1: unknown."""
+    moves: bool = True
+    """Whether the environment moved after the turn; not if the model only wrote its notes."""
 
     def __post_init__(self) -> None:
         if not 0 <= _int("start", self.start) <= _int("end", self.end):
@@ -117,17 +119,16 @@ class TurnRow:
 
 
 def encode_row(row: TurnRow) -> Tensor:
-    """Write a row as a float64 vector of 9 + 6 x turns entries; `decode_row` is the inverse.
+    """Write a row as a float64 vector of 9 + 7 x turns entries; `decode_row` is the inverse.
 
     Example: what a converter of samples puts into slime's train data, one vector per sample.
 
         row = TurnRow(segment=3, first_turn=7, turns=(TurnSpan(start=0, end=21, reward=0.5, action_start=12),))
         train_data[TABLE_KEY] = [encode_row(row), ...]
     """
-    flags = (row.kind, row.terminated, row.truncated)
-    head = [_MAGIC, _VERSION, row.segment, row.first_turn, *flags, row.group, len(row.turns)]
-    body = [x for t in row.turns for x in (t.start, t.end, t.reward, t.action_start, t.anchor, t.staleness)]
-    return as_tensor(np.array([*head, *body], np.float64))
+    head = [_MAGIC, _VERSION, row.segment, row.first_turn, row.kind, row.terminated, row.truncated, row.group]
+    body = [x for t in row.turns for x in (t.start, t.end, t.reward, t.action_start, t.anchor, t.staleness, t.moves)]
+    return as_tensor(np.array([*head, len(row.turns), *body], np.float64))
 
 
 def decode_row(vector: object) -> TurnRow:
@@ -150,13 +151,13 @@ def decode_row(vector: object) -> TurnRow:
     segment, first_turn, kind, terminated, truncated, group, n = (_whole(x) for x in data[2:_HEAD])
     if len(data) != _HEAD + _SPAN * n:
         raise TurnTableError(f"it declares {n} turns but has {len(data)} entries, not {_HEAD + _SPAN * n}")
-    if not {terminated, truncated} <= {0, 1} or kind not in list(TurnKind):
+    if not {terminated, truncated, *data[_HEAD + _SPAN - 1 :: _SPAN]} <= {0, 1} or kind not in list(TurnKind):
         raise TurnTableError(
-            f"kind {kind} must be 0, 1 or 2, and terminated {terminated} and truncated {truncated} must be 0 or 1"
+            f"kind {kind} must be 0 to 2, terminated {terminated}, truncated {truncated}, moves 0 or 1"
         )
     turns = tuple(
-        TurnSpan(_whole(start), _whole(end), reward, _whole(action), _whole(anchor), _whole(staleness))
-        for start, end, reward, action, anchor, staleness in zip(
+        TurnSpan(_whole(start), _whole(end), reward, _whole(action), _whole(anchor), _whole(staleness), bool(moves))
+        for start, end, reward, action, anchor, staleness, moves in zip(
             *(data[_HEAD + k :: _SPAN] for k in range(_SPAN)), strict=True
         )
     )
@@ -188,8 +189,9 @@ class TurnColumns:
     index: Tensor
     """Index of the turn in its segment or episode."""
     bootstrap: Tensor
-    """bool, as are held_out, terminated and truncated; the last two are set on the last turn of a sample only."""
+    """bool, as are held_out, moves, terminated and truncated; these two are set on the last turn of a sample only."""
     held_out: Tensor
+    moves: Tensor
     terminated: Tensor
     truncated: Tensor
     start: Tensor
@@ -265,7 +267,7 @@ def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnCol
         return None
     last = torch.zeros(len(sample), dtype=torch.bool)
     last[ends - 1] = True
-    start, end, reward, action_start, anchor, staleness = body.unbind(1)
+    start, end, reward, action_start, anchor, staleness, moves = body.unbind(1)
     return TurnColumns(
         sample=sample,
         segment=segment[sample],
@@ -281,6 +283,7 @@ def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnCol
         group=group[sample],
         anchor=anchor,
         staleness=staleness,
+        moves=moves == 1,
     )
 
 
@@ -296,11 +299,11 @@ def _valid_heads(head: Sequence[Tensor], sizes: Tensor) -> bool:
 
 
 def _valid_bodies(body: Tensor, sample: Tensor, lengths: Tensor) -> bool:
-    """What `TurnSpan` and `_raise_damage` check of turns [T, 6]; `lengths` [T] are those of their responses."""
-    start, end, reward, action_start, anchor, staleness = body.unbind(1)
+    """What `TurnSpan` and `_raise_damage` check of turns [T, 7]; `lengths` [T] are those of their responses."""
+    start, end, reward, action_start, anchor, staleness, moves = body.unbind(1)
     valid = _whole_from(0, start) & _whole_from(0, end) & (start <= end) & (end <= lengths)
     valid &= torch.isfinite(reward) & _whole_from(-1, anchor) & _whole_from(-1, action_start)
-    valid &= _whole_from(-1, staleness)
+    valid &= _whole_from(-1, staleness) & ((moves == 0) | (moves == 1))
     valid &= (action_start == -1) | ((start <= action_start) & (action_start < end))
     apart = (start[1:] >= end[:-1]) | (sample[1:] != sample[:-1])
     return bool(valid.all()) and bool(apart.all())

@@ -45,6 +45,8 @@ class StepInfo(TypedDict):
     """The part of the response that was read as the action; None if there was none."""
     action_span: NotRequired[tuple[int, int] | None]
     """Its [start, end) characters in the response."""
+    moves: NotRequired[bool]
+    """False if the step changed nothing, as when an agent only summarises its conversation: it is not discounted."""
     metrics: NotRequired[dict[str, float]]
     """Numbers for the logs."""
 
@@ -104,6 +106,10 @@ class BaseInteractionEnv(abc.ABC):
         content: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
         content.append({"type": "text", "text": observation["obs_str"]})
         return {"role": "user", "content": content}
+
+    def facts(self) -> Sequence[str]:
+        """Return short texts that a good memory holds now, to measure the notes that the model writes; never shown."""
+        return ()
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release all resources; may be called twice."""

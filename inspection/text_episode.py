@@ -10,7 +10,7 @@ from typing import Any
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EngineError, EnvironmentFault
 from rollout.evaluate import after_refusal
-from rollout.play.memory import Conversation, Memory, Message, build_memory
+from rollout.play.memory import Conversation, Memory, Message, asks_for_notes, build_memory, write_facts
 from rollout.spec import EpisodeSpec
 from rollout.tokens.image_files import data_uri, read_image
 from rollout.transcript import Transcript
@@ -25,6 +25,8 @@ def scripted(name: str) -> Player:
     """Return the player `random` or `expert` of the environment."""
 
     async def respond(session: EnvSession, messages: Sequence[Message], index: int) -> str:
+        if asks_for_notes(messages):
+            return write_facts(session.reply.facts if session.reply is not None else ())
         return await session.suggest(name, int(session.spec.metadata["seed"]) * 1009 + index)
 
     return respond
@@ -62,17 +64,33 @@ async def _play(
         assert session.reply is not None
         shown = session.reply.observation
         conversation.show(session.reply)
+        if conversation.wants_notes():
+            await _write_notes(session, conversation, player, transcript, index)
+            conversation.show(session.reply)
         messages = list(conversation.messages)
         response = await player(session, messages, index)
         info = (await session.step(response)).info
         assert info is not None
         conversation.answered(shown, response, info["valid_action"], info["executed_action"])
-        transcript.add(messages, images_of(messages), response, {**info, "notes": conversation.notes})
+        transcript.add(messages, images_of(messages), response, {**info, "notes": conversation.inline_notes})
         if info["terminated"]:
             return StopReason.TERMINATED
         if info["truncated"]:
             return StopReason.TIME_LIMIT
     return StopReason.MAX_TURNS
+
+
+async def _write_notes(
+    session: EnvSession, conversation: Conversation, player: Player, transcript: Transcript, index: int
+) -> None:
+    """Ask the player for notes, which the environment does not get, and record the turn."""
+    assert session.reply is not None and session.reply.info is not None
+    messages = list(conversation.show(session.reply, notes=True))
+    response = await player(session, messages, index)
+    conversation.noted(response)
+    unmoved = {"executed_action": "", "valid_action": True, "reward": 0.0, "terminated": False, "truncated": False}
+    notes = {"notes": conversation.notes, "summary": conversation.facts_kept()}
+    transcript.add(messages, images_of(messages), response, {**session.reply.info, **unmoved, **notes})
 
 
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -24,9 +24,9 @@ from rollout.tokens.image_files import png_of, png_uri
 from rollout.tokens.token_prefix import TokenPrefix
 from rollout.turn import FinishReason, Generation, ImageChain, NotesEvent, Prompt, Segment, StopReason, Turn
 
-FORMAT, VERSION = "slime-verlog-rollout", "4"
-READABLE = ("3", VERSION)
-"""Versions that can be read; version 3 holds the engine's images as texts."""
+FORMAT, VERSION = "slime-verlog-rollout", "5"
+READABLE = ("3", "4", VERSION)
+"""Versions that can be read; version 3 holds the engine's images as texts, and 4 has no notes among the responses."""
 
 
 def checkpoint_path(folder: str, rollout_id: int) -> Path:

@@ -159,6 +159,7 @@ def _outcome(turn: Turn) -> dict[str, Any]:
         "metrics": turn.metrics,
         "finish_reason": str(turn.generation.finish_reason),
         "notes": turn.notes,
+        "summary": turn.summary,
     }
 
 

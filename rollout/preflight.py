@@ -5,6 +5,7 @@ The verdict is one sentence, on the last line; slime's own output is shown only 
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from rollout.bridge.command_line import captured_output, flags_without_effect, p
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import FRAMEWORK
 from rollout.bridge.roles import check_start_weights
-from rollout.bridge.settings import load_settings
+from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, MissingDependencyError
+from rollout.play.memory import Conversation, build_memory
+from rollout.play.runtime import encoders_of
+from rollout.spec import EpisodeSpec
 from rollout.tasks import try_each_task
+from rollout.workers.reply import EnvReply
 from slime_verlog import command
 
 
@@ -55,7 +60,22 @@ def check(args: Any) -> list[str]:
         check_flags(args, load_settings(args))
         return []
     source = EpisodeSource(args)  # checks the flags
-    return try_each_task(source.settings)
+    return try_each_task(source.settings, first_prompt_check(source.settings, args.hf_checkpoint))
+
+
+def first_prompt_check(settings: RolloutSettings, checkpoint: str) -> Callable[[EpisodeSpec, EnvReply], None] | None:
+    """Return a check that a task's first prompt is within `memory.budget`; None if the memory has no budget."""
+    if settings.memory.kind != "notes":
+        return None
+    encoder = encoders_of(checkpoint, settings)()
+
+    def look(episode: EpisodeSpec, reply: EnvReply) -> None:
+        if reply.whole_prompts:  # the memory does not apply
+            return
+        prompt = encoder.prompt(Conversation(build_memory(settings.memory)).show(reply))
+        settings.memory.check_first_prompt(episode.name, len(prompt.token_ids))
+
+    return look
 
 
 if __name__ == "__main__":

@@ -63,8 +63,8 @@ def turn_sample(
     sample.reward, sample.session_id = turn.reward, session_of(turn.episode_id)
     sample.metadata = {"task_name": task_name, "episode_id": turn.episode_id, **turn_facts(turn)}
     action = turn.action_span[0] if turn.action_span else -1
-    anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy())
-    span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor, staleness)
+    anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy()) if turn.stepped else -1
+    span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor, staleness, turn.moves)
     set_row(sample, TurnRow(segment, turn.index, TurnKind.TURN, turn.terminated, turn.truncated, (span,)))
     attach_trace(sample, [turn])
     return sample
@@ -88,6 +88,7 @@ def turn_facts(turn: Turn) -> dict[str, Any]:
         "engine_s": turn.engine_s,
         "env_s": turn.env_s,
         **({} if turn.notes is None else {"notes": turn.notes}),
+        **({} if turn.summary is None else {"summary": dict(turn.summary)}),
     }
 
 
@@ -165,7 +166,7 @@ def _joined(writer: SampleWriter, sample: Sample, segment: Segment, group: int, 
         if number < stale:
             mask_response(sample, start)
         action = start + turn.action_span[0] if turn.action_span else -1
-        spans.append(TurnSpan(start, sample.response_length, turn.reward, action))
+        spans.append(TurnSpan(start, sample.response_length, turn.reward, action, moves=turn.moves))
     set_images(sample, turns[-1].prompt)
     last = turns[-1]
     set_row(sample, TurnRow(group, turns[0].index, TurnKind.TURN, last.terminated, last.truncated, tuple(spans)))
@@ -181,6 +182,7 @@ def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
     part.label = whole.label
     set_start(part, whole.group_index)
     part.reward = segment.episode_return
+    played = [turn for turn in segment.turns if turn.stepped]
     part.metadata = {
         **(whole.metadata or {}),
         **part.metadata,
@@ -188,9 +190,10 @@ def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
         "episode_return": segment.episode_return,
         "episode_turns": segment.episode_turns,
         "success": segment.turns[-1].progression >= 1.0,
-        "valid_turns": sum(turn.valid for turn in segment.turns),
-        "length_stops": sum(turn.generation.finish_reason is FinishReason.LENGTH for turn in segment.turns),
-        "notes_events": count_notes(segment.turns),
+        "valid_turns": sum(turn.valid for turn in played),
+        "length_stops": sum(turn.generation.finish_reason is FinishReason.LENGTH for turn in played),
+        "notes_events": count_notes(played),
+        "summaries": [dict(turn.summary) for turn in segment.turns if turn.summary is not None],
     }
     if segment.turns[-1].truncated:
         part.status = Sample.Status.TRUNCATED

@@ -7,6 +7,8 @@ from typing import Any
 
 from envs.base import BaseInteractionEnv
 
+CHARS_PER_TOKEN = 4
+"""Of English text, about; whether something fits is estimated with it where no tokenizer is loaded."""
 DEFAULT_MAX_TURNS = 1000
 """Turns after which a held-out episode ends if neither the YAML nor the environment limits it."""
 

@@ -1,11 +1,13 @@
 """Tasks and episodes of a configuration: which there are, and how one is drawn. Nothing here loads torch."""
 
 import random
+from collections.abc import Callable
 
 from envs.mixture import TaskSpec, expand_tasks
 from rollout.bridge.settings import EvalSettings, RolloutSettings
 from rollout.errors import ConfigError
 from rollout.spec import EnvSpec, EpisodeSpec
+from rollout.workers.reply import EnvReply
 
 
 def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) -> list[TaskSpec]:
@@ -19,8 +21,10 @@ def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) 
     return specs
 
 
-def try_each_task(settings: RolloutSettings) -> list[str]:
+def try_each_task(settings: RolloutSettings, look: Callable[[EpisodeSpec, EnvReply], None] | None = None) -> list[str]:
     """Try one episode of every task in a worker process; returns notes about what could not be tried.
+
+    `look` gets the first reply of each.
 
     Raises:
         SlimeVerlogError: a task, an option or the environment is wrong; one sentence with the file, line and fix.
@@ -32,7 +36,8 @@ def try_each_task(settings: RolloutSettings) -> list[str]:
     for task in tasks:
         if all((task.env_path, task.task, task.options) != (t.env_path, t.task, t.options) for t in distinct):
             distinct.append(task)
-    return try_environments([make_episode(settings, task, 0, settings.seed_start) for task in distinct], settings)
+    episodes = [make_episode(settings, task, 0, settings.seed_start) for task in distinct]
+    return try_environments(episodes, settings, look=look)
 
 
 def held_out_episodes(settings: RolloutSettings, tasks: list[TaskSpec]) -> list[EpisodeSpec]:

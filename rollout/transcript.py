@@ -53,7 +53,8 @@ class Transcript:
             prompt: the messages of its prompt.
             images: a `data:` URI per image in `prompt`, in order; shorter if images are not kept.
             info: the environment's, as in `envs.base.StepInfo`; `finish_reason` says why the response ended, if known,
-                and `notes` what the model has noted after it.
+                and `notes` what the model has noted after it. `summary` has measures of the notes if the environment
+                did not get the response, because the model wrote its notes in a turn of its own.
             tokens: lists with one entry per token of the response, such as `text` and `log_probs`.
             ids: the token ids of the prompt and of the response.
         """
@@ -72,6 +73,7 @@ class Transcript:
                 "tokens": dict(tokens) if tokens is not None else None,
                 "token_ids": self._token_ids(*ids) if ids is not None else None,
                 **({"notes": info["notes"]} if info.get("notes") else {}),
+                **({"summary": dict(info["summary"])} if info.get("summary") is not None else {}),
                 **({"thread": int(numbers["thread"])} if "thread" in numbers else {}),
             }
         )
@@ -81,6 +83,7 @@ class Transcript:
     def facts(self, spec: EpisodeSpec, stop: StopReason, fault: str | None) -> dict[str, Any]:
         """The whole record of the episode. Without its environment (`fault`), return and progression are 0."""
         progression = self._progression if fault is None else 0.0
+        played = [turn for turn in self.turns if "summary" not in turn]
         return {
             "env_path": spec.env.env_path,
             "task": spec.env.metadata.get("task"),
@@ -90,11 +93,11 @@ class Transcript:
             "seed": spec.env.metadata.get("seed"),
             "stop": str(stop),
             "fault": fault,
-            "turns": len(self.turns),
+            "turns": len(played),
             "return": sum(turn["reward"] for turn in self.turns) if fault is None else 0.0,
             "success": progression >= 1.0,
             "progression": progression,
-            "valid_action_ratio": sum(turn["valid"] for turn in self.turns) / max(len(self.turns), 1),
+            "valid_action_ratio": sum(turn["valid"] for turn in played) / max(len(played), 1),
             "metrics": dict(self._metrics),
             "tools": [dict(tool) for tool in self.tools],
             "messages": self.messages,

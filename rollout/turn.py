@@ -172,15 +172,24 @@ class Turn:
     engine_s: float = 0.0
     env_s: float = 0.0
     notes: str | None = None
-    """The model's notes after this turn; None unless the memory asks for notes."""
+    """The model's notes after this turn; None if the turn was not asked for notes."""
     notes_events: Sequence[str] = ()
-    """Values of `NotesEvent`."""
+    """Values of `NotesEvent`; empty after a summary."""
+    summary: Mapping[str, float] | None = None
+    """Measures of the notes, each logged as `summary/<name>`, if the model wrote them in this turn of its own."""
+    moves: bool = True
+    """Whether the environment moved after the response, so that the discounts of a step apply."""
     spans: tuple[Span, ...] = ()
     """Requests to the engine, then the environment's step; empty unless `rollout.bridge.sample.is_traced`."""
 
     @property
     def done(self) -> bool:
         return self.terminated or self.truncated
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the environment got the response; not if the model wrote its notes in a turn of its own."""
+        return self.summary is None
 
 
 def without_loss(turn: Turn) -> Turn:
@@ -200,4 +209,4 @@ class Segment:
     episode_return: float = 0.0
     """Sum of the episode's rewards so far, earlier batches included."""
     episode_turns: int = 0
-    """Number of the episode's turns so far, earlier batches included."""
+    """Number of the environment's turns so far, earlier batches included."""

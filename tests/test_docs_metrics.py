@@ -4,11 +4,15 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from envs.base import make_observation
+from rollout.bridge.settings import MemorySettings
 from rollout.evaluate import EpisodeResult, eval_metrics
-from rollout.play.metrics import FAULTS, batch_metrics, whole_episode_metrics
+from rollout.play.memory import Conversation, build_memory
+from rollout.play.metrics import FAULTS, batch_metrics, measure_notes, whole_episode_metrics
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.transcript import Transcript
-from rollout.turn import NotesEvent, StopReason
+from rollout.turn import FinishReason, Generation, NotesEvent, Prompt, StopReason
+from rollout.workers.reply import EnvReply
 from tests.fixtures.metrics_page import PAGE, unexplained
 from tests.rollout.play.test_metrics import IDLE, segment
 
@@ -36,6 +40,19 @@ def test_every_name_of_whole_episodes_is_explained() -> None:
     assert not unexplained(
         whole_episode_metrics([{**facts, "valid_turns": 2, "length_stops": 0, "notes_events": notes}])
     )
+
+
+def test_every_measure_of_notes_is_explained() -> None:
+    generation = Generation([1, 2, 3, 4], [0.0] * 4, "red", FinishReason.STOP)
+    measures = measure_notes(generation, "red", Prompt([1]), (), ())
+    conversation = Conversation(build_memory(MemorySettings(kind="notes")))
+    names = set(measures)
+    for facts in (["a"], ["a", "b"], *[["a", "b", "c"]] * 4):
+        message = {"role": "user", "content": ""}
+        conversation.show(EnvReply(make_observation(""), [message], "", "", "", True, facts=facts))
+        conversation.noted("")
+        names |= set(conversation.facts_kept())
+    assert len(names) == 10 and not unexplained({"summary/turns", *(f"summary/{name}" for name in names)})
 
 
 def test_every_name_of_an_evaluation_is_explained() -> None:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from envs.loading import load_env_module
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError, EnvironmentFault, SlimeVerlogError
-from rollout.play.memory import Conversation, build_memory
+from rollout.play.memory import Conversation, build_memory, write_facts
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode, pick_task, read_tasks
 from rollout.workers.worker import make_reply
@@ -173,15 +173,21 @@ def _play(
     env, turns, info = spec.env.build(), [], {"progression": 0.0}
     reply = make_reply(env, env.reset())
     limit = min(config.max_turns or env.max_steps or 1000, most_turns or math.inf)
-    while not reply.done and len(turns) < limit:
+    steps, seed = 0, spec.env.metadata["seed"]
+    while not reply.done and steps < limit:
         messages = conversation.show(reply)
+        if reply.facts and conversation.wants_notes():
+            notes = write_facts(reply.facts)
+            turns.append(Demonstration(conversation.show(reply, notes=True), notes, spec.name, seed, len(turns)))
+            conversation.noted(notes)
+            messages = conversation.show(reply)
         _check_kind(spec, is_random, env, messages)
         shown = reply.observation
         response, played = player(env, shown["text"]["long_term_context"])
         observation, done, info = env.step(played)
         reply = make_reply(env, observation, done=done, info=info)
         conversation.answered(shown, played, info["valid_action"], info["executed_action"])
-        seed = spec.env.metadata["seed"]
+        steps += 1
         turns.append(Demonstration(messages, response, spec.name, seed, len(turns), valid=info["valid_action"]))
     env.close()
     return [replace(turn, progression=info["progression"], finished=reply.done) for turn in turns]

@@ -201,6 +201,7 @@ class AgentEnv(BaseInteractionEnv):
             "progression": 0.0,
             "action": text[slice(*answer.span)] if answer.span else None,
             "action_span": answer.span,
+            "moves": not waiting.request.compacts,
             "metrics": {**counts, **numbers, "unread_calls": float(self._unread)},
         }
 

@@ -49,6 +49,8 @@ class Request:
     """The client says that it sends the request again."""
     thread: str = ""
     """Equal for requests of the same thread."""
+    compacts: bool = False
+    """The agent says that it only summarises its own conversation, so nothing else moves."""
     items: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By name of the tool, what its calls say beside their arguments (Responses API)."""
     stored: tuple[Message, ...] | None = None
@@ -172,13 +174,14 @@ def read_request(
     raw: bytearray,
     is_retry: bool,
     thread: str,
+    compacts: bool,
     max_bytes: int,
 ) -> Request:
     """Read a request from its body, which is emptied.
 
     Args:
         read: the API's function from a JSON object to a request.
-        thread: the name that the agent gives the request's thread; empty if it gives none.
+        is_retry, thread, compacts: what the headers say; `thread` is empty if the agent gives no name.
         max_bytes: the session's budget, from which those of values and pixels follow.
 
     Raises:
@@ -199,7 +202,7 @@ def read_request(
     check_images(request.messages, max_bytes * PIXELS_PER_BYTE)
     tokens = (size - sum(map(len, _images(request.messages)))) // CHARS_PER_TOKEN
     known = {"digest": digest.hexdigest(), "is_retry": is_retry, "thread": thread or request.thread}
-    return replace(request, size=size, tokens=tokens, **known)
+    return replace(request, size=size, tokens=tokens, compacts=compacts, **known)
 
 
 def check_images(messages: Sequence[Message], max_pixels: int) -> None:

@@ -37,6 +37,8 @@ RETRY_HEADER = "x-stainless-retry-count"
 """Set by OpenAI's and Anthropic's clients."""
 THREAD_HEADER = "x-agent-thread"
 """With this header, an agent names its threads itself."""
+COMPACTION_HEADER = "x-agent-compaction"
+"""With this header set to 1, an agent says that a request only summarises its own conversation."""
 
 T = TypeVar("T")
 
@@ -144,9 +146,10 @@ async def _take(api: Api, http: web.BaseRequest, session: Session) -> web.Stream
 
 async def _read(api: Api, http: web.BaseRequest, session: Session) -> Request:
     body = await read_body(http, session)
-    is_retry, thread = http.headers.get(RETRY_HEADER, "0") not in ("", "0"), http.headers.get(THREAD_HEADER, "")
+    is_retry, compacts = (http.headers.get(name, "0") not in ("", "0") for name in (RETRY_HEADER, COMPACTION_HEADER))
+    thread = http.headers.get(THREAD_HEADER, "")
     api_read = functools.partial(api.read, stored=session.stored) if api is responses_format else api.read
-    read = functools.partial(read_request, api_read, http.path, body, is_retry, thread, session.max_bytes)
+    read = functools.partial(read_request, api_read, http.path, body, is_retry, thread, compacts, session.max_bytes)
     return await asyncio.shield(session.on_thread(read, len(body)))  # a client that leaves must not free its bytes
 
 

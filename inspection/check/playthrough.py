@@ -6,7 +6,7 @@ from envs.base import StepInfo
 from inspection.text import text_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
-from rollout.play.memory import Conversation, Message, build_memory
+from rollout.play.memory import Conversation, Message, build_memory, write_facts
 from rollout.spec import EpisodeSpec
 from rollout.workers.reply import EnvReply
 from rollout.workers.trial import Trial
@@ -46,6 +46,9 @@ async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, pl
     def show(reply: EnvReply) -> None:
         if not reply.done:
             conversation.show(reply)
+            if conversation.wants_notes():
+                conversation.noted(write_facts(reply.facts))
+                conversation.show(reply)
         found.replies.append(reply)
         found.prompt_chars.append(sum(len(text_of(message)) for message in conversation.messages))
 

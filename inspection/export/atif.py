@@ -20,7 +20,7 @@ NOTES = (
     "was sent."
 )
 _ROOT_KEYS = ("env_path", "task", "options", "max_turns", "task_name", "seed", "setting", "stop", "metrics")
-_STEP_KEYS = ("reward", "executed_action", "valid", "terminated", "truncated", "finish_reason", "notes")
+_STEP_KEYS = ("reward", "executed_action", "valid", "terminated", "truncated", "finish_reason", "notes", "summary")
 _RESULT_KEYS = ("return", "success", "progression", "valid_action_ratio")
 
 SaveImage = Callable[[str, str], str]

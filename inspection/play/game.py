@@ -9,7 +9,7 @@ from envs.base import StepInfo
 from envs.mixture import TaskSpec
 from inspection.target import Target
 from rollout.errors import EnvironmentFault
-from rollout.play.memory import Conversation, Message, build_memory
+from rollout.play.memory import Conversation, Message, build_memory, write_facts
 from rollout.tasks import make_episode
 from rollout.workers.reply import EnvReply, digest
 from rollout.workers.trial import Trial
@@ -20,7 +20,8 @@ class Turn:
     """A response and what came of it."""
 
     answer: str
-    info: StepInfo
+    info: StepInfo | None
+    """None if the response was notes."""
     digest: str
 
 
@@ -46,31 +47,49 @@ class Game:
         self._runner.close()
 
     @property
+    def infos(self) -> list[StepInfo]:
+        """What each turn said that reached the environment."""
+        return [turn.info for turn in self.turns if turn.info is not None]
+
+    @property
     def over(self) -> str | None:
         """Why the episode is over; None while it goes on."""
-        if not self.turns:
+        infos = self.infos
+        if not infos:
             return None
-        info = self.turns[-1].info
+        info = infos[-1]
         if info["terminated"]:
             return "terminated"
         if info["truncated"]:
             return "time limit of the environment"
-        return "max_turns" if self._settings.max_turns and len(self.turns) >= self._settings.max_turns else None
+        return "max_turns" if self._settings.max_turns and len(infos) >= self._settings.max_turns else None
 
-    def answer(self, text: str) -> StepInfo:
-        """Take one step.
+    def answer(self, text: str) -> StepInfo | None:
+        """Take one step; returns None if the prompt asked for notes, which the environment does not get.
 
         Raises:
             EnvironmentFault: the environment broke; one sentence.
         """
+        if self._writes_notes:
+            self.turns.append(Turn(text, None, digest(self.reply)))
+            self.conversation.noted(text)
+            self._show(may_ask=False)
+            return None
         shown = self.reply.observation
         self.reply = self._run(self._trial.step(self.episode, text))
         info = self.reply.info
         assert info is not None
         self.turns.append(Turn(text, info, digest(self.reply)))
         self.conversation.answered(shown, text, info["valid_action"], info["executed_action"])
-        self.conversation.show(self.reply)
+        self._show(may_ask=self.over is None)
         return info
+
+    def _show(self, *, may_ask: bool) -> None:
+        """Make the next prompt, which may ask for notes."""
+        self.conversation.show(self.reply)
+        self._writes_notes = may_ask and self.conversation.wants_notes()
+        if self._writes_notes:
+            self.conversation.show(self.reply, notes=True)
 
     def undo(self, count: int) -> None:
         """Replay the episode without its last `count` turns.
@@ -89,7 +108,9 @@ class Game:
                 )
 
     def hint(self) -> str | None:
-        """Return the expert's next response; None if the environment has no expert."""
+        """Return the expert's next response; None if the environment has no expert, or no facts to note."""
+        if self._writes_notes:
+            return write_facts(self.reply.facts) or None
         if not self.abilities.has_expert:
             return None
         return self._run(self._trial.suggest(self.episode, "expert", len(self.turns)))
@@ -105,7 +126,7 @@ class Game:
             self._run(self._trial.build(self.episode))
         self.reply: EnvReply = self._run(self._trial.reset(self.episode))
         self.abilities = self._run(self._trial.abilities(self.episode))
-        self.conversation.show(self.reply)
+        self._show(may_ask=False)
 
 
 def new_messages(before: Sequence[Message], now: Sequence[Message], request: str) -> list[Message]:

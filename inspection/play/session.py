@@ -25,7 +25,8 @@ Type an action, or a whole answer (THINK: ... ACTION: ...). Commands:
   /next        the episode of the next seed
   /quit        end (also Ctrl-D)
 To answer with a text that begins with /, write // instead. A \\n in your answer becomes a line break, so
-NOTES: the key is red\\nACTION: go writes notes, if the YAML says memory: {kind: inline_notes}."""
+NOTES: the key is red\\nACTION: go writes notes, if the YAML says memory: {kind: inline_notes}. With kind: notes,
+some prompts ask for notes alone; your answer to these is not an action."""
 
 
 class Session:
@@ -99,6 +100,10 @@ class Session:
         conversation = self.game.conversation
         before, request = list(conversation.messages), conversation.request
         info = self.game.answer(line.replace("\\n", "\n"))
+        if info is None:
+            print(f"noted; the environment did not move   {self._score()}\n")
+            self._show(conversation.messages)
+            return
         reward, executed = float(info["reward"]), printable(info["executed_action"])
         invalid = f"INVALID, executed instead: {executed or 'nothing'}"
         outcome = f"valid, executed: {executed}" if info["valid_action"] else invalid
@@ -147,7 +152,7 @@ class Session:
             self._show(messages if self._full else messages[-1:])
 
     def _score(self) -> str:
-        rewards = [float(turn.info["reward"]) for turn in self.game.turns]
+        rewards = [float(info["reward"]) for info in self.game.infos]
         return f"{len(rewards)} turn{'s' * (len(rewards) != 1)}, return {sum(rewards):.4g}"
 
 

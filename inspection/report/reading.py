@@ -164,7 +164,7 @@ def _episode(record: Mapping[str, Any]) -> Episode:
         episode_return=_number(record, "return"),
         success=bool(record.get("success")),
         progression=_number(record, "progression"),
-        turns=[_turn(turn, messages) for turn in record["story"]],
+        turns=[_turn(turn, messages) for turn in record["story"] if "summary" not in turn],
     )
 
 

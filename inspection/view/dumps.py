@@ -206,6 +206,7 @@ def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, wit
                 "executed_action": facts.get("executed_action"),
                 "valid": facts.get("valid_action"),
                 "notes": facts.get("notes"),
+                **({"summary": facts["summary"]} if "summary" in facts else {}),
                 "reward": reward,
                 "terminated": bool(is_last and metadata.get("terminated")),
                 "truncated": bool(is_last and metadata.get("truncated")),
@@ -247,7 +248,8 @@ def _finish(episode: Mapping[str, Any]) -> dict[str, Any]:
     ended = StopReason.TIME_LIMIT if last.get("truncated") else StopReason.CUT if "kind" in metadata else None
     ended = StopReason.TERMINATED if last.get("terminated") else ended
     success = metadata.get("success", metadata["progression"] >= 1.0 if "progression" in metadata else None)
-    valid = [turn["valid"] for turn in turns if turn["valid"] is not None]
+    played = [turn for turn in turns if "summary" not in turn]
+    valid = [turn["valid"] for turn in played if turn["valid"] is not None]
     return {
         "setting": episode["rollout"],
         "player": "policy",
@@ -258,7 +260,7 @@ def _finish(episode: Mapping[str, Any]) -> dict[str, Any]:
         "seed": metadata.get("seed", f"episode {metadata.get('episode_id', sample.get('index'))}"),
         "stop": str(metadata.get("stop") or ended or sample.get("status") or ""),
         "fault": metadata.get("fault"),
-        "turns": len(turns),
+        "turns": len(played),
         "return": metadata.get("episode_return", sum(rewards) if rewards else None),
         "success": success,
         "progression": metadata.get("progression"),

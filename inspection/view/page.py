@@ -96,6 +96,8 @@ def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[
     }
     if turn.get("notes"):
         packed["notes"] = turn["notes"]
+    if "summary" in turn:
+        packed["summary"] = 1
     if end := next((name for name in ("terminated", "truncated", "done") if turn.get(name)), None):
         packed["end"] = end
     if tokens := turn.get("tokens"):
@@ -110,7 +112,7 @@ def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[
 
 def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[str, Any]:
     """What list, filters and summary need to know about an episode."""
-    played = episode["story"]
+    played = [turn for turn in episode["story"] if "summary" not in turn]
     turns = len(played) if episode.get("turns") is None else episode["turns"]
     valid = episode.get("valid_action_ratio")
     if valid is None and played and played[0].get("valid") is not None:
@@ -131,7 +133,7 @@ def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[s
         "chunk": chunk,
         "place": place,
         **({"fault": str(episode["fault"])[:_FAULT_CHARACTERS]} if episode.get("fault") else {}),
-        **({"tokens": 1} if any(turn.get("tokens") for turn in played) else {}),
+        **({"tokens": 1} if any(turn.get("tokens") for turn in episode["story"]) else {}),
     }
 
 

@@ -56,6 +56,8 @@ def _play(env: Any, episode: Mapping[str, Any]) -> Replay:
         observation = env.reset()
         for number, turn in enumerate(turns, 1):
             frames.append(_copy(env.render()))
+            if "summary" in turn:  # notes, which the environment did not get
+                continue
             shown = "\n".join(text_of(messages[i]) for i in turn["prompt"])
             if not _shows(shown, observation):
                 return Replay(note=f"The world is not drawn: the replay shows another observation in turn {number}.")
@@ -129,7 +131,7 @@ def write_gif(episode: Mapping[str, Any], path: Path, seconds_per_turn: float) -
 
 def _caption(number: int, turn: Mapping[str, Any]) -> str:
     reward = turn.get("reward") or 0.0
-    parts = [f"{number}", str(turn.get("executed_action") or "")[:40]]
+    parts = [f"{number}", "(writes notes)" if "summary" in turn else str(turn.get("executed_action") or "")[:40]]
     parts += ["(invalid)"] if turn.get("valid") is False else []
     parts += [f"{reward:+.2f}"] if reward else []
     return "  ".join(parts)

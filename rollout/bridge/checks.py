@@ -17,6 +17,7 @@ from rollout.bridge.flags import RolloutFlags, sentences
 from rollout.bridge.roles import check_roles, role_args
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError
+from rollout.spec import CHARS_PER_TOKEN
 
 FIXED_TURN = "rollout.fixed_turn.generate_rollout"
 CONTINUOUS = "rollout.continuous.generate_rollout"
@@ -30,8 +31,6 @@ NEEDS_INSTALL = (
     *("actor_values", "critic_frozen", "value_pretraining"),
 )
 """Keys of the YAML that only `advantage.patch.install` puts into effect."""
-CHARS_PER_TOKEN = 4
-"""Of English text, about; whether notes fit is estimated before a tokenizer is loaded."""
 
 
 def installs_advantages(args: Any) -> bool:
@@ -249,6 +248,7 @@ def _check_context(args: Any) -> None:
 
 def _check_notes(flags: RolloutFlags, config: RolloutSettings) -> None:
     """A response must have room for notes of full length and an action, a prompt for the notes and an observation."""
+    config.memory.check_response_limit(flags.rollout_max_response_len)
     if config.memory.kind != "inline_notes":
         return
     chars, response = config.memory.notes_chars, flags.rollout_max_response_len

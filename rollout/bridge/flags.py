@@ -109,12 +109,12 @@ class RolloutFlags:
             return False
         return (rollout_id + 1) % self.save_interval == 0 or rollout_id + 1 == self.num_rollout
 
-    def fits(self, prompt_tokens: int) -> bool:
-        """Whether a prompt of this length leaves room in the context for a response of full length."""
+    def fits(self, prompt_tokens: int, most: int | None = None) -> bool:
+        """Whether a prompt of this length leaves room in the context for a response of full length, or of `most`."""
         if self.rollout_max_prompt_len is not None and prompt_tokens > self.rollout_max_prompt_len:
             return False
         context = self.rollout_max_context_len
-        return context is None or prompt_tokens + self.rollout_max_response_len <= context
+        return context is None or prompt_tokens + (most or self.rollout_max_response_len) <= context
 
     def sampling_params(self, *, evaluation: bool = False) -> dict[str, Any]:
         """SGLang's sampling parameters, as in slime's own rollout; `eval_*` flags take precedence in an evaluation."""

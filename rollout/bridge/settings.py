@@ -16,13 +16,38 @@ class MemorySettings(Settings):
     kind: str = "window"
     """`window`: the last `n` turns. `actions_only`: the same, with the executed action in place of each response.
     `periodic_clear`: all turns since the last clearing. `full`: all turns. `inline_notes`: the last `n` turns, and the
-    notes that the model wrote last. Or the import path of a factory."""
+    notes that the model wrote last as a line of a response. `notes`: the turns since the model last wrote its notes,
+    which it does in a turn of its own, and those notes. Or the import path of a factory."""
     n: int = Field(default=1, ge=0)
     """Past turns that `window`, `actions_only` and `inline_notes` show."""
     period: int = Field(default=16, ge=1)
     """Turns after which `periodic_clear` empties the memory."""
     notes_chars: int = Field(default=400, ge=1, le=4096)
     """Characters of notes that `inline_notes` shows; longer notes are cut."""
+    every: int = Field(default=10, ge=1)
+    """`notes`: environment turns after which the model writes its notes."""
+    budget: int = Field(default=1024, ge=1)
+    """`notes`: the model also writes its notes before a prompt that would have more tokens than this."""
+    keep: int = Field(default=1, ge=0)
+    """`notes`: past turns that stay in the prompt when the model has written its notes."""
+    max_tokens: int = Field(default=128, ge=1)
+    """`notes`: the longest notes, in tokens; longer ones are cut."""
+
+    def check_response_limit(self, tokens: int) -> None:
+        """Raise ConfigError if no response may be as long as the notes."""
+        if self.kind == "notes" and self.max_tokens > tokens:
+            raise ConfigError(
+                f"memory.max_tokens: {self.max_tokens} is longer than any response may be "
+                f"(--rollout-max-response-len {tokens}): lower it or raise the flag"
+            )
+
+    def check_first_prompt(self, task: str, tokens: int) -> None:
+        """Raise ConfigError if `budget` is below a task's first prompt, so that notes could not help."""
+        if self.kind == "notes" and tokens > self.budget:
+            raise ConfigError(
+                f"the first prompt of task {task!r} has {tokens} tokens, more than memory.budget: {self.budget}, so "
+                "notes would be asked for after every turn; raise memory.budget"
+            )
 
 
 class EngineSettings(Settings):
@@ -125,10 +150,10 @@ class RolloutSettings(AdvantageSettings):
                 "use_inference_chat_template drops earlier reasoning, so tokens cannot be appended; "
                 "use history: window with it, or leave it false"
             )
-        if self.history == "full" and self.memory.kind == "inline_notes":
+        if self.history == "full" and self.memory.kind in ("inline_notes", "notes"):
             raise ConfigError(
                 "history: full shows every response, and the notes in them, in one conversation that only grows; "
-                "memory.kind: inline_notes replaces the old notes in each prompt, so use history: window with it"
+                f"memory.kind: {self.memory.kind} replaces past turns or old notes, so use history: window with it"
             )
         return self
 

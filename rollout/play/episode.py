@@ -1,7 +1,7 @@
 """One live episode: asks the engine, steps the environment, records the turn, and builds the next prompt.
 
-Invariant: a turn reaches the environment exactly once. After an aborted or failed generation, the same prompt is sent
-again before the environment sees anything.
+Invariant: a turn reaches the environment exactly once, unless it was asked for notes, which the environment never gets.
+After an aborted or failed generation, the same prompt is sent again before the environment sees anything.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from envs.base import Observation
 from envs.plain_text import LONG_CHARS, MAX_CACHED_CHARS
 from rollout.errors import ConfigError, EncodingError, EngineError, EnvironmentFault
 from rollout.play.memory import Conversation
+from rollout.play.metrics import measure_notes
 from rollout.spec import EpisodeSpec
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import ENGINE, FinishReason, Generation, Prompt, Segment, Span, StopReason, Turn
@@ -41,8 +42,12 @@ class Episode:
         self.encoder = encoder
         self.runtime = runtime
         self.index = 0
+        self.steps = 0
+        """Turns that the environment got; in the others, the model wrote its notes."""
+        self.writes_notes = False
+        """Whether `prompt` asks for notes."""
         self.max_turns = spec.env.max_turns
-        """Turns after which the episode counts as truncated; None for no limit."""
+        """Turns of the environment after which the episode counts as truncated; None for no limit."""
         self.stop: StopReason | None = None
         self.has_next_prompt = True
         """False once the last observation could not be encoded; `prompt` then shows the state before it."""
@@ -54,6 +59,8 @@ class Episode:
 
         Tuples, because the garbage collector stops tracking tuples of numbers but walks every list.
         """
+        self.stepped: list[bool] = []
+        """Whether the environment got each of them."""
         check_history(self.reply, runtime.settings.history)
         self.conversation = Conversation(runtime.memory if runtime.settings.history == "window" else None)
         self.prompt: Prompt = self._first_prompt()
@@ -71,11 +78,13 @@ class Episode:
                 f"--rollout-max-response-len {self.runtime.flags.rollout_max_response_len} it does not fit: raise "
                 "--rollout-max-context-len (and --rollout-max-prompt-len)"
             )
+        if not self.reply.whole_prompts:
+            self.runtime.settings.memory.check_first_prompt(self.spec.name, len(prompt.token_ids))
         self.encoder.check(self.conversation.messages, prompt.token_ids)
         return prompt
 
-    def _build_prompt(self, generation: Generation | None) -> Prompt:
-        new = self.conversation.show(self.reply)
+    def _build_prompt(self, generation: Generation | None, notes: bool = False) -> Prompt:
+        new = self.conversation.show(self.reply, notes=notes)
         if self.reply.whole_prompts:
             self.encoder = self.runtime.encoder_for(self.reply.tools)
         if generation is None or self.runtime.settings.history == "window":
@@ -106,6 +115,9 @@ class Episode:
         """Send the prompt to the engine once; the generation may be aborted."""
         runtime, began_s = self.runtime, time.time()
         params = self._seeded(params)
+        if self.writes_notes:
+            most = self.conversation.notes_tokens or 0
+            params = {**params, "max_new_tokens": min(most, params.get("max_new_tokens", most))}
         if self.encoder.placeholder_ids:
             # An image placeholder in a response would refer to an image that does not exist.
             params = {**params, "logit_bias": {str(token): -100.0 for token in self.encoder.placeholder_ids}}
@@ -130,19 +142,29 @@ class Episode:
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
         """Step the environment with a finished generation, record the turn, and build the next prompt.
 
-        Raises EnvironmentFault if the environment is lost, and this turn with it.
+        If the prompt asked for notes, the environment gets nothing. Raises EnvironmentFault if the environment is lost,
+        and this turn with it.
         """
-        encoder = self.encoder
-        generation = encoder.without_placeholders(generation)
+        generation = self.encoder.without_placeholders(generation)
         if not generation.trained:
             self.runtime.counters["answers_with_placeholder"] += 1
-        text = encoder.answer_text(generation.token_ids)
+        text = self.encoder.answer_text(generation.token_ids)
+        write = self._write_notes if self.writes_notes else self._step_environment
+        turn = await write(generation, text, engine_s)
+        self.answers.append(tuple(generation.token_ids))
+        self.stepped.append(turn.stepped)
+        self.index += 1
+        self.steps += turn.stepped
+        self.total_reward += turn.reward
+        return await self._look_ahead(turn)
+
+    async def _step_environment(self, generation: Generation, text: str, engine_s: float) -> Turn:
         shown, sent_s = self.reply.observation, time.time()
         reply = await self.session.step(text)
         info = reply.info
         assert info is not None
         self.conversation.answered(shown, text, info["valid_action"], info["executed_action"])
-        turn = Turn(
+        return Turn(
             episode_id=self.spec.episode_id,
             index=self.index,
             prompt=self.prompt,
@@ -153,19 +175,44 @@ class Episode:
             reward=float(info["reward"]),
             terminated=info["terminated"],
             truncated=info["truncated"] and not info["terminated"],
-            action_span=_action_tokens(encoder, generation.token_ids, info.get("action_span")),
+            action_span=_action_tokens(self.encoder, generation.token_ids, info.get("action_span")),
             progression=float(info["progression"]),
             metrics={name: float(value) for name, value in (info.get("metrics") or {}).items()},
+            moves=info.get("moves", True),
             engine_s=engine_s,
             env_s=reply.seconds,
-            notes=self.conversation.notes,
+            notes=self.conversation.inline_notes,
             notes_events=self.conversation.notes_events,
             spans=self._take_spans(sent_s, reply),
         )
-        self.answers.append(tuple(generation.token_ids))
-        self.index += 1
-        self.total_reward += turn.reward
-        return await self._look_ahead(turn)
+
+    async def _write_notes(self, generation: Generation, text: str, engine_s: float) -> Turn:
+        """Give the response to the conversation alone; the turn's state is that of the environment's last turn."""
+        self.conversation.noted(text)
+        info = self.reply.info
+        assert info is not None, "notes are written after a step"
+        spans, self._spans = tuple(self._spans), []
+        ends, control = self.encoder.end_of_turn_ids, self.encoder.text.control_ids
+        return Turn(
+            episode_id=self.spec.episode_id,
+            index=self.index,
+            prompt=self.prompt,
+            generation=generation,
+            action=None,
+            valid=True,
+            executed_action="",
+            reward=0.0,
+            terminated=False,
+            truncated=False,
+            action_span=None,
+            progression=float(info["progression"]),
+            metrics={name: float(value) for name, value in (info.get("metrics") or {}).items()},
+            moves=False,
+            engine_s=engine_s,
+            notes=self.conversation.notes,
+            summary={**measure_notes(generation, text, self.prompt, ends, control), **self.conversation.facts_kept()},
+            spans=spans,
+        )
 
     def _take_spans(self, sent_s: float, reply: EnvReply) -> tuple[Span, ...]:
         if not self.runtime.traced:
@@ -178,7 +225,12 @@ class Episode:
         return spans
 
     async def _look_ahead(self, turn: Turn) -> Turn:
-        """Build the next prompt; the episode ends if the prompt does not fit or `max_turns` is reached."""
+        """Build the next prompt; the episode ends if the prompt does not fit or `max_turns` is reached.
+
+        Nothing is noted after a limit.
+        """
+        self.writes_notes = False
+        at_limit = self.max_turns is not None and self.steps >= self.max_turns
         if turn.done:
             self.stop = StopReason.TERMINATED if turn.terminated else StopReason.TIME_LIMIT
         if turn.terminated:
@@ -190,19 +242,31 @@ class Episode:
         try:
             self.prompt = await self._next_prompt(turn.generation)
             fits = self.runtime.fits(self.prompt)
+            if not at_limit and self.stop is None and self._wants_notes(fits):
+                fits = await self._ask_for_notes() or fits
         except EncodingError as error:
             # For example an image that cannot be read. The episode ends, the batch goes on.
             logger.warning("episode %d ends at turn %d: %s", self.spec.episode_id, turn.index, error)
             self.stop, fits, self.has_next_prompt = self.stop or StopReason.ENCODING, True, False
         if not fits:
             self.stop = self.stop or StopReason.CONTEXT
-        if self.max_turns is not None and self.index >= self.max_turns:
+        if at_limit:
             self.stop = self.stop or StopReason.MAX_TURNS
         if self.stop is None:
             return turn
         if self.has_next_prompt:
             await self._check_conversation()
         return replace(turn, truncated=True)
+
+    def _wants_notes(self, fits: bool) -> bool:
+        return self.conversation.wants_notes(len(self.prompt.token_ids), fits)
+
+    async def _ask_for_notes(self) -> bool:
+        """Replace the next prompt by one that asks for notes, if that fits; returns whether it does."""
+        asking = await self._next_prompt(None, notes=True)
+        self.writes_notes = self.runtime.flags.fits(len(asking.token_ids), self.conversation.notes_tokens)
+        self.prompt = asking if self.writes_notes else await self._next_prompt(None)
+        return self.writes_notes
 
     def segment(self, turns: Sequence[Turn], stop: StopReason) -> Segment:
         """Return these turns, the last ones played, as a segment that ended because of `stop`.
@@ -214,7 +278,7 @@ class Episode:
         if stop.is_end and turns[-1].truncated and self.runtime.settings.bootstrap_on_time_limit:
             wanted = self.has_next_prompt and self.runtime.fits(self.prompt)
         bootstrap = self.prompt if wanted else None
-        return Segment(self.spec.name, tuple(turns), bootstrap, stop, self.total_reward, self.index)
+        return Segment(self.spec.name, tuple(turns), bootstrap, stop, self.total_reward, self.steps)
 
     async def _check_conversation(self) -> None:
         """Compare the last prompt with its one-shot encoding; a difference is counted and does not stop the run."""
@@ -227,12 +291,12 @@ class Episode:
                 logger.warning("tokenization_sanity_check, episode %d: %s", self.spec.episode_id, error)
             self.runtime.counters["sanity_check_failed"] += 1
 
-    async def _next_prompt(self, generation: Generation) -> Prompt:
+    async def _next_prompt(self, generation: Generation | None, notes: bool = False) -> Prompt:
         shown = [self.reply.observation, *(exchange.observation for exchange in self.conversation.past)]
         long_text = len(self.reply.instruction_prompt) > MAX_CACHED_CHARS or self.reply.whole_prompts
         if long_text or any(map(_takes_long, shown)):  # milliseconds, which would stall the event loop
-            return await asyncio.to_thread(self._build_prompt, generation)
-        return self._build_prompt(generation)
+            return await asyncio.to_thread(self._build_prompt, generation, notes)
+        return self._build_prompt(generation, notes)
 
     async def close(self) -> None:
         await self.session.close()

@@ -5,15 +5,17 @@ response.
 """
 
 import importlib
+import math
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from envs.base import PICTURE_PLACE, Observation, interleave
+from envs.base import PICTURE_PLACE, Observation, interleave, text_of
 from rollout.bridge.settings import MemorySettings
 from rollout.errors import ConfigError
+from rollout.spec import CHARS_PER_TOKEN
 from rollout.turn import NotesEvent
 from rollout.workers.reply import EnvReply
 
@@ -23,7 +25,14 @@ NOTES_REQUEST = (
     "Before your action you may write one line of notes. Later prompts show your last notes:\n"
     "NOTES: what you want to remember, at most {} characters"
 )
+_SUMMARY_START = "Write your notes now, and nothing else"
+SUMMARY_REQUEST = (
+    f"{_SUMMARY_START}: what you need to remember from the text above. They replace your old notes. "
+    "Later prompts show the task, these notes and what happens from now on. Notes are cut after {} tokens."
+)
 _NOTES = re.compile(r"^[ \t]*NOTES:(.*)", re.MULTILINE)
+_AGES = ((1, "1"), (4, "2_to_4"), (math.inf, "5_and_more"))
+"""Groups of facts by the number of times that the notes have been rewritten since the fact appeared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,23 @@ class NotesMemory(WindowMemory):
 
 
 @dataclass(frozen=True)
+class SummaryMemory:
+    """The turns since the model last wrote its notes, and the `keep` turns before; it writes in a turn of its own."""
+
+    every: int
+    budget: int
+    keep: int
+    max_tokens: int
+
+    @property
+    def horizon(self) -> int:
+        return self.every + self.keep
+
+    def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
+        return _show(past)
+
+
+@dataclass(frozen=True)
 class PeriodicClearMemory:
     """Grows turn by turn and is emptied every `period` turns; in between, prompts share prefixes."""
 
@@ -98,11 +124,13 @@ def build_memory(config: MemorySettings) -> Memory:
             return WindowMemory(None)
         case "inline_notes":
             return NotesMemory(config.n, notes_chars=config.notes_chars)
+        case "notes":
+            return SummaryMemory(config.every, config.budget, config.keep, config.max_tokens)
     module, _, name = config.kind.rpartition(".")
     if not module:
         raise ConfigError(
             f"memory.kind '{config.kind}' is unknown; use window, actions_only, periodic_clear, full, "
-            "inline_notes or the import path of a factory (module.function)"
+            "inline_notes, notes or the import path of a factory (module.function)"
         )
     try:
         return getattr(importlib.import_module(module), name)(config)
@@ -138,25 +166,67 @@ def current_message(current: Observation, answer_format: str) -> Message:
     return {"role": "user", "content": [*interleave([""] * len(own), own), *interleave(pieces, only_now)]}
 
 
+def asks_for_notes(messages: Sequence[Message]) -> bool:
+    """Whether a prompt asks for notes in place of an answer to the environment."""
+    return _SUMMARY_START in text_of(messages[-1])
+
+
+def write_facts(facts: Sequence[str]) -> str:
+    """The notes of a scripted player, which knows the environment's facts."""
+    return "; ".join(facts)
+
+
 class Conversation:
-    """Collects exchanges; call `show` with each reply of the environment, `answered` after each response."""
+    """Collects exchanges; call `show` with each reply of the environment, `answered` after each response.
+
+    If `wants_notes`, call `show` with `notes=True` and `noted` with the response; the environment gets nothing.
+    """
 
     def __init__(self, memory: Memory | None) -> None:
         """With `memory` None, prompts show the whole episode."""
         self._memory = memory
         self.past: deque[Exchange] = deque(maxlen=memory.horizon if memory else 0)
         self.messages: list[Message] = []
-        self.notes: str | None = "" if isinstance(memory, NotesMemory) else None
+        self.notes: str | None = "" if isinstance(memory, NotesMemory | SummaryMemory) else None
         """The model's notes; None unless the memory asks for them."""
         self.notes_events: tuple[NotesEvent, ...] = ()
         """What the last response did to the notes."""
         self.request = ""
         """The end of the last prompt, which says how to answer."""
         self._index = 0
+        self._since_notes = 0
+        """Turns since the last notes."""
+        self._rewrites: dict[str, int] = {}
+        """By fact: how often the notes were rewritten since the environment first named it."""
 
-    def show(self, reply: EnvReply) -> list[Message]:
-        """Add the environment's reply. Returns the new messages: the whole prompt, unless `history` is full."""
-        self.request = reply.answer_format
+    @property
+    def notes_tokens(self) -> int | None:
+        """The longest notes that are written in a turn of their own; None if there are no such turns."""
+        return self._memory.max_tokens if isinstance(self._memory, SummaryMemory) else None
+
+    @property
+    def inline_notes(self) -> str | None:
+        """The model's notes, if every response may change them."""
+        return self.notes if isinstance(self._memory, NotesMemory) else None
+
+    def wants_notes(self, tokens: int | None = None, fits: bool = True) -> bool:
+        """Whether the model must write its notes before it answers the prompt `messages`.
+
+        `tokens` are the prompt's; None estimates them.
+        """
+        if not isinstance(self._memory, SummaryMemory) or self.notes is None or not self._since_notes:
+            return False
+        if tokens is None:
+            tokens = sum(len(text_of(message)) for message in self.messages) // CHARS_PER_TOKEN
+        return self._since_notes >= self._memory.every or tokens > self._memory.budget or not fits
+
+    def show(self, reply: EnvReply, *, notes: bool = False) -> list[Message]:
+        """Add the environment's reply, or ask for notes instead of an answer to it.
+
+        Returns the new messages: the whole prompt, unless `history` is full.
+        """
+        self.request = SUMMARY_REQUEST.format(self.notes_tokens) if notes else reply.answer_format
+        self._rewrites = {fact: self._rewrites.get(fact, 0) for fact in reply.facts}
         if reply.whole_prompts:
             self.messages, self.notes = list(map(dict, reply.messages)), None
             return self.messages
@@ -174,6 +244,7 @@ class Conversation:
     def answered(self, shown: Observation, answer: str, valid: bool, executed_action: str) -> None:
         """Add a response to the observation `shown`; a valid one may replace the notes."""
         self._index += 1
+        self._since_notes += 1
         self.notes_events = ()
         if isinstance(self._memory, NotesMemory) and self.notes is not None and valid:
             self.notes, self.notes_events = read_notes(answer, self.notes, self._memory.notes_chars)
@@ -182,14 +253,32 @@ class Conversation:
         else:
             self.past.append(Exchange(shown, answer, valid, executed_action))
 
+    def noted(self, response: str) -> None:
+        """Replace the notes by a response that was asked for them, unless it is empty, and forget older turns."""
+        assert isinstance(self._memory, SummaryMemory)
+        self.notes, self.notes_events = response.strip() or self.notes, ()
+        self._since_notes = 0
+        while len(self.past) > self._memory.keep:
+            self.past.popleft()
+        self._rewrites = {fact: count + 1 for fact, count in self._rewrites.items()}
+
+    def facts_kept(self) -> dict[str, float]:
+        """Share of the environment's facts that the notes name, in all and by the age of the fact in rewrites."""
+        groups: dict[str, list[bool]] = {}
+        for fact, count in self._rewrites.items():
+            kept = fact.lower() in (self.notes or "").lower()
+            age = next(name for limit, name in _AGES if count <= limit)
+            for name in ("facts_kept", f"facts_kept_{age}"):
+                groups.setdefault(name, []).append(kept)
+        return {name: sum(kept) / len(kept) for name, kept in groups.items()}
+
     def _ask_for_notes(self) -> str:
-        """Add the request for notes to the environment's request; return it with the notes before it."""
-        if not isinstance(self._memory, NotesMemory):
-            return self.request
+        """Add the request for inline notes to the environment's request; return it with the notes before it."""
+        if isinstance(self._memory, NotesMemory):
+            request = NOTES_REQUEST.format(self._memory.notes_chars)
+            self.request = f"{self.request}\n\n{request}" if self.request else request
         notes = f"Your notes:\n{self.notes}" if self.notes else ""
-        request = NOTES_REQUEST.format(self._memory.notes_chars)
-        self.request = f"{self.request}\n\n{request}" if self.request else request
-        return f"{notes}\n\n{self.request}" if notes else self.request
+        return "\n\n".join(part for part in (notes, self.request) if part)
 
 
 def read_notes(answer: str, before: str, most: int) -> tuple[str, tuple[NotesEvent, ...]]:

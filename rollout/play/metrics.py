@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollout.turn import FinishReason, NotesEvent, Segment, StopReason, Turn
+from rollout.turn import FinishReason, Generation, NotesEvent, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import Usage
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def batch_metrics(
         stale: for each turn, the actor updates between playing and training it; -1 if unknown.
     """
     turns = [turn for segment in segments for turn in segment.turns]
+    played = [turn for turn in turns if turn.stepped]
     stops = Counter(segment.stop for segment in segments)
     ended = [segment.episode_turns for segment in segments if segment.stop.is_end]
     retried = sum(n for name, n in faults.items() if name in RETRIES or name.startswith("engine_http_"))
@@ -68,8 +69,9 @@ def batch_metrics(
         **_ends(ended, stops),
         **{f"rollout/faults/{name}": float(faults[name]) for name in sorted({*FAULTS, *faults})},
         **_load_metrics(load, len(turns)),
-        **_turn_metrics(turns, stale),
-        **_notes_metrics(count_notes(turns), sum(turn.valid for turn in turns)),
+        **_turn_metrics(played, turns, stale),
+        **_notes_metrics(count_notes(played), sum(turn.valid for turn in played)),
+        **_summary_metrics([turn.summary for turn in turns if turn.summary is not None]),
     }
     names = sorted({segment.task_name for segment in segments})
     for name in names:
@@ -91,9 +93,10 @@ def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
     }
 
 
-def _turn_metrics(turns: Sequence[Turn], stale: Sequence[int]) -> dict[str, float]:
+def _turn_metrics(turns: Sequence[Turn], trained: Sequence[Turn], stale: Sequence[int]) -> dict[str, float]:
+    """Metrics of the environment's `turns`; all `trained` turns have a staleness and weight versions."""
     lengths = [len(turn.generation.token_ids) for turn in turns]
-    stale = [updates for turn, updates in zip(turns, stale, strict=False) if turn.generation.trained and updates >= 0]
+    stale = [updates for turn, updates in zip(trained, stale, strict=False) if turn.generation.trained and updates >= 0]
     return {
         "turn/reward": mean(turn.reward for turn in turns),
         "turn/valid_action_ratio": mean(turn.valid for turn in turns),
@@ -107,7 +110,7 @@ def _turn_metrics(turns: Sequence[Turn], stale: Sequence[int]) -> dict[str, floa
         "turn/staleness": mean(stale),
         "turn/staleness_max": float(max(stale, default=0)),
         "turn/off_policy_ratio": mean(updates > 0 for updates in stale),
-        "turn/weight_versions": float(len({v for turn in turns for v in turn.generation.weight_versions})),
+        "turn/weight_versions": float(len({v for turn in trained for v in turn.generation.weight_versions})),
     }
 
 
@@ -119,6 +122,40 @@ def count_notes(turns: Iterable[Turn]) -> dict[str, int]:
 
 def _notes_metrics(counts: Mapping[str, int], valid: int) -> dict[str, float]:
     return {f"turn/notes_{event}_ratio": count / max(valid, 1) for event, count in counts.items()}
+
+
+def measure_notes(
+    generation: Generation, text: str, prompt: Prompt, ends: Collection[int], control: Collection[int]
+) -> dict[str, float]:
+    """Return what can be wrong with notes; `copied` is left out if they have fewer than four tokens.
+
+    `ends` are the tokens that end a response, `control` all control tokens.
+    """
+    ids = list(generation.token_ids)
+    while ids and ids[-1] in ends:
+        ids.pop()
+    found = {
+        "tokens": float(len(generation.token_ids)),
+        "empty": float(not text.strip()),
+        "cut": float(generation.finish_reason is FinishReason.LENGTH),
+        "control_tokens": float(any(token in control for token in ids)),
+        "action_lines": float("ACTION:" in text),
+    }
+    shown, written = _four_grams(list(prompt.token_ids)), _four_grams(ids)
+    return {**found, "copied": len(written & shown) / len(written)} if written else found
+
+
+def _four_grams(ids: Sequence[int]) -> set[tuple[int, ...]]:
+    return set(zip(ids, ids[1:], ids[2:], ids[3:], strict=False))
+
+
+def _summary_metrics(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means over the turns in which the model wrote its notes; facts and copies only over those that have any."""
+    if not summaries:
+        return {}
+    names = sorted({name for summary in summaries for name in summary})
+    means = {f"summary/{name}": mean(s[name] for s in summaries if name in s) for name in names}
+    return {"summary/turns": float(len(summaries)), **means}
 
 
 def _episode_metrics(segments: Sequence[Segment]) -> dict[str, float]:
@@ -164,6 +201,7 @@ def whole_episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, fl
         "turn/valid_action_ratio": valid / max(turns, 1),
         "turn/length_stop_ratio": sum(facts["length_stops"] for facts in played) / max(turns, 1),
         **_notes_metrics(notes, valid),
+        **_summary_metrics([summary for facts in played for summary in facts.get("summaries", ())]),
     }
 
 

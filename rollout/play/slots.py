@@ -5,6 +5,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 from rollout.errors import EnvironmentFault
@@ -81,7 +82,9 @@ async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runti
         slot.episode = episode = await open_episode(runtime, spec)
         if item["answers"] and not episode.reply.deterministic:
             raise EnvironmentFault("the environment is not deterministic, so the episode cannot be replayed")
-        for token_ids in item["answers"]:
+        for token_ids, stepped in zip(item["answers"], item.get("stepped", repeat(True)), strict=False):
+            if episode.writes_notes is stepped:
+                raise EnvironmentFault("the memory asks for notes at other turns than when the episode was saved")
             await episode.step(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
         if episode.session.digests != item["digests"] or episode.stop is not None:
             raise EnvironmentFault("the replayed episode differs from the saved one")
@@ -103,7 +106,8 @@ def saved_slot(next_episode: int, episode: Episode | None, turns: int | None = N
     live = {
         "spec": _spec_state(episode.spec),
         "answers": episode.answers[:count],
-        "digests": episode.session.digests[: count + 1],
+        "stepped": episode.stepped[:count],
+        "digests": episode.session.digests[: sum(episode.stepped[:count]) + 1],
     }
     return {"next_episode": next_episode, "episode": live}
 
@@ -132,8 +136,11 @@ def check_slot(slot: Mapping[str, Any]) -> None:
         raise ValueError("an episode's metadata must be a mapping, its digests text")
     for token_ids in answers:
         read_ids(token_ids)
-    if len(digests) != len(answers) + 1:
-        raise ValueError("an episode must have one digest more than answers")
+    stepped = slot["episode"].get("stepped", [True] * len(answers))  # missing before version 5
+    if len(stepped) != len(answers) or not all(isinstance(item, bool) for item in stepped):
+        raise ValueError("an episode must say for each answer whether the environment got it")
+    if len(digests) != sum(stepped) + 1:
+        raise ValueError("an episode must have one digest more than answers that the environment got")
 
 
 def read_whole(value: Any) -> int:

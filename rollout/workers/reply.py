@@ -43,6 +43,8 @@ class EnvReply:
     """Tool calls and judges inside a step: name, start and end, in seconds since the step began."""
     whole_prompts: bool = False
     """Whether `messages` are the whole prompt."""
+    facts: Sequence[str] = ()
+    """What a good memory holds now, if the environment says so; see `envs.base.BaseInteractionEnv`."""
     was_cut: bool = False
     """Whether text or images were left out because the observation exceeded its limits."""
 
@@ -61,6 +63,8 @@ def check_reply(reply: EnvReply) -> None:
     if not enough or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in reply.messages):
         raise EnvironmentFault(f"messages must be mappings with a role, got {reprlib.repr(reply.messages)}")
     _check_texts("messages", reply.messages)
+    if not all(isinstance(fact, str) for fact in reply.facts):
+        raise EnvironmentFault(f"facts() must return strings, got {reprlib.repr(reply.facts)}")
     if reply.info is not None:
         check_info(reply.info, reply.done)
 
@@ -154,6 +158,8 @@ def check_info(info: Any, done: bool) -> None:
     span = info.get("action_span")
     if span is not None and not (isinstance(span, Sequence) and [type(edge) for edge in span] == [int, int]):
         raise EnvironmentFault(f"info['action_span'] must be two integers or None, got {reprlib.repr(span)}")
+    if not isinstance(info.get("moves", True), bool):
+        raise EnvironmentFault(f"info['moves'] must be bool, got {reprlib.repr(info['moves'])}")
     metrics = info.get("metrics") or {}
     if not isinstance(metrics, Mapping) or not all(isinstance(k, str) and _is_finite(v) for k, v in metrics.items()):
         raise EnvironmentFault(f"info['metrics'] must map names to finite numbers, got {reprlib.repr(metrics)}")

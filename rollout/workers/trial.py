@@ -12,7 +12,7 @@ import importlib.util
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,18 +71,26 @@ def _show(file: int) -> None:
 
 
 def try_environments(
-    episodes: Sequence[EpisodeSpec], settings: RolloutSettings, budget_s: float = BUDGET_S
+    episodes: Sequence[EpisodeSpec],
+    settings: RolloutSettings,
+    budget_s: float = BUDGET_S,
+    look: Callable[[EpisodeSpec, EnvReply], None] | None = None,
 ) -> list[str]:
     """Build every episode's environment, reset it and take a first step; raises SlimeVerlogError about the first fault.
 
     The first episode of each module is always reset and stepped. Until `budget_s` seconds have passed, it is also
     started a second time, and further episodes are tried. Returns notes about what could not be tried and about starts
-    that differ or leave threads.
+    that differ or leave threads. `look` gets the first reply of each episode that is reset.
     """
-    return asyncio.run(_try_all(episodes, settings, budget_s))
+    return asyncio.run(_try_all(episodes, settings, budget_s, look))
 
 
-async def _try_all(episodes: Sequence[EpisodeSpec], settings: RolloutSettings, budget_s: float) -> list[str]:
+async def _try_all(
+    episodes: Sequence[EpisodeSpec],
+    settings: RolloutSettings,
+    budget_s: float,
+    look: Callable[[EpisodeSpec, EnvReply], None] | None,
+) -> list[str]:
     began, known, notes = time.monotonic(), set[str](), list[str]()
     trial = Trial(settings)
     try:
@@ -92,6 +100,8 @@ async def _try_all(episodes: Sequence[EpisodeSpec], settings: RolloutSettings, b
             if is_new or time.monotonic() - began < budget_s:
                 known.add(episode.env.env_path)
                 first = await trial.reset(episode)
+                if look is not None:
+                    look(episode, first)
                 await trial.abilities(episode)
                 try:
                     await trial.step(episode, await trial.suggest(episode, "random", 0))

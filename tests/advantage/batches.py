@@ -67,7 +67,7 @@ def _response(rng: random.Random, turns: int, longest: int) -> tuple[tuple[TurnS
         elif kind == "tail" and size > 1:
             inside[-1] = 0
         action = len(mask) + rng.randrange(size) if size and rng.random() < 0.7 else -1
-        spans.append(TurnSpan(len(mask), len(mask) + size, rng.gauss(0, 1), action))
+        spans.append(TurnSpan(len(mask), len(mask) + size, rng.gauss(0, 1), action, moves=rng.random() < 0.7))
         mask += inside + [0] * rng.choice([0, 1, 4])
     return tuple(spans), mask
 
@@ -97,7 +97,7 @@ def expected(samples: list[FakeSample], args: Namespace) -> list[tuple[torch.Ten
             places[(sample.row.segment, sample.row.first_turn + k)] = len(turns)
             turns.append((i, k, span))
     packed = {"values": [], "token_rewards": [], "turn_lengths": [], "turn_rewards": []}
-    packed |= {"next_turn": [], "bootstrap_values": []}
+    packed |= {"next_turn": [], "bootstrap_values": [], "moves": []}
     where: list[tuple[int, int]] = []
     for i, k, span in turns:
         sample = samples[i]
@@ -107,6 +107,7 @@ def expected(samples: list[FakeSample], args: Namespace) -> list[tuple[torch.Ten
         packed["token_rewards"] += [-args.kl_coef * float(sample.kl[j]) * sample.mask[j] for j in tokens]
         packed["turn_lengths"].append(len(tokens))
         packed["turn_rewards"].append(span.reward if span else 0.0)
+        packed["moves"].append(span.moves if span else True)
         after = places.get((sample.row.segment, sample.row.first_turn + k + 1), -1)
         ended = sample.row.terminated and k == len(sample.row.turns) - 1
         lends = after >= 0 and samples[turns[after][0]].row.kind is TurnKind.BOOTSTRAP

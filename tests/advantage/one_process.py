@@ -29,6 +29,7 @@ def dual_discount_gae(
         torch.cat([turn_lengths, nothing + 1]),
         torch.cat([turn_rewards.double(), nothing.double()]),
         torch.cat([torch.zeros_like(following, dtype=torch.bool), nothing == 0]),
+        torch.ones(len(following) + len(nothing), dtype=torch.bool, device=values.device),
         Discounts(**discounts),
         lambda links: gae.solve_links(links, torch.cat([following, nothing - 1])),
     )

@@ -15,10 +15,12 @@ def brute_force(
     lambda_step: float,
     gamma_token: float,
     lambda_token: float | Callable[[int], float],
+    moves: Sequence[bool] | None = None,
 ) -> list[float]:
     """Advantages of all tokens; an empty turn is worth its reward and what follows it.
 
-    `lambda_token` may be a function of the number of the turn's tokens.
+    `lambda_token` may be a function of the number of the turn's tokens. After a turn that did not move, the discounts
+    to the next turn are those between tokens.
     """
     starts = [sum(turn_lengths[:t]) for t in range(len(turn_lengths))]
     advantages = [0.0] * len(values)
@@ -33,13 +35,15 @@ def brute_force(
                 v_after, a_after = bootstrap_values[t], 0.0
             n = turn_lengths[t]
             inside = lambda_token(n) if callable(lambda_token) else lambda_token
-            a = gamma_step * lambda_step * a_after
-            v = turn_rewards[t] + gamma_step * v_after
+            moved = moves is None or moves[t]
+            gamma, decay = (gamma_step, gamma_step * lambda_step) if moved else (gamma_token, gamma_token * inside)
+            a = decay * a_after
+            v = turn_rewards[t] + gamma * v_after
             for j in reversed(range(n)):
                 i = starts[t] + j
                 if j == n - 1:
-                    delta = token_rewards[i] + turn_rewards[t] + gamma_step * v_after - values[i]
-                    a = delta + gamma_step * lambda_step * a_after
+                    delta = token_rewards[i] + turn_rewards[t] + gamma * v_after - values[i]
+                    a = delta + decay * a_after
                 else:
                     delta = token_rewards[i] + gamma_token * values[i + 1] - values[i]
                     a = delta + gamma_token * inside * a

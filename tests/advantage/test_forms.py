@@ -44,12 +44,13 @@ def by_hand(samples: list[FakeSample], args: Namespace) -> dict[tuple[int, int],
             if span is sample.row.turns[-1] and sample.row.terminated:
                 v_next = a_next = 0.0
             places = tokens_of(sample, span)
+            gamma, lam = (args.gamma_step, args.lambda_step) if span.moves else (args.gamma_token, args.lambda_token)
             if not places:
-                v_next, a_next = span.reward + args.gamma_step * v_next, args.gamma_step * args.lambda_step * a_next
+                v_next, a_next = span.reward + gamma * v_next, gamma * lam * a_next
                 continue
             values = [float(sample.values[j]) for j in places]
             costs = [-args.kl_coef * float(sample.kl[j]) * sample.mask[j] for j in places]
-            follows = args.gamma_step * v_next + args.gamma_step * args.lambda_step * a_next
+            follows = gamma * v_next + gamma * lam * a_next
             if args.gae_form == "turn":
                 a = sum(costs) + span.reward - values[0] + follows
                 row, v_next, a_next = [(a, a + values[0])] * len(places), values[0], a
@@ -80,7 +81,7 @@ def test_turn_forms_agree_with_their_definition(form: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_token_gae_over_the_episode_is_dual_with_one_discount(seed: int) -> None:
+def test_token_gae_over_the_episode_is_dual_with_one_discount_after_notes_too(seed: int) -> None:
     samples = make_samples(random.Random(seed), 5)
     data = run(samples, make_args(gae_form="token", gamma_token=0.3, lambda_token=0.2))
     same = make_args(gamma_token=0.99, lambda_token=0.95)

@@ -208,7 +208,7 @@ def test_the_hook_refuses_kl_in_reward() -> None:
 
 def test_group_and_anchor_cross_in_the_turn_table() -> None:
     row = TurnRow(0, 0, turns=(TurnSpan(0, 1, 1.0, anchor=2**52),), group=7)
-    assert encode_row(row)[7] == 7 and encode_row(row)[-2] == 2**52
+    assert encode_row(row)[7] == 7 and encode_row(row)[-3] == 2**52
 
 
 def test_equal_prompts_have_equal_anchors() -> None:

@@ -35,7 +35,8 @@ def episodes_of(rng: random.Random, count: int) -> list[list[FakeSample]]:
         episode = []
         for k in range(turns):
             tokens, last = rng.choice([1, 2, 7]), k == turns - 1
-            span = TurnSpan(0, tokens, rng.choice([-0.1, 0.0, 1.0]), anchor=rng.randrange(4))
+            reward, moves = rng.choice([-0.1, 0.0, 1.0]), rng.random() < 0.8
+            span = TurnSpan(0, tokens, reward, anchor=rng.randrange(4) if moves else -1, moves=moves)
             flags = {"terminated": last and ending == "terminated", "truncated": last and ending == "truncated"}
             episode.append(sample(TurnRow(segment, first + k, turns=(span,), group=group, **flags), tokens))
         if ending == "cut":
@@ -55,7 +56,11 @@ def by_definition(
         scores |= {(row.segment, row.first_turn): 0.0 for row in rows}
         if rows[0].first_turn == 0 and (rows[-1].terminated or rows[-1].truncated):
             whole[rows[0].group].append(rows)
-    to_go = lambda rows, gamma=GAMMA: sum(gamma**k * row.turns[0].reward for k, row in enumerate(rows))
+
+    def to_go(rows: list[TurnRow], gamma: float = GAMMA) -> float:
+        moved = [sum(row.turns[0].moves for row in rows[:k]) for k in range(len(rows))]
+        return sum(gamma**n * row.turns[0].reward for n, row in zip(moved, rows, strict=True))
+
     episode_gamma = 1.0 if estimator == "gigpo" and discount == "step" else GAMMA
     relative = lambda x, others: (x - mean(others)) / (stdev(others) + 1e-6) if len(others) > 1 else 0.0
     for members in whole.values():
@@ -71,7 +76,8 @@ def by_definition(
             else:
                 score = relative(returns[i], returns)
             for k, row in enumerate(rows):
-                state = relative(to_go(rows[k:]), states[row.turns[0].anchor]) if estimator == "gigpo" else 0.0
+                compared = estimator == "gigpo" and row.turns[0].anchor >= 0
+                state = relative(to_go(rows[k:]), states[row.turns[0].anchor]) if compared else 0.0
                 scores[row.segment, row.first_turn] = score + state
     return scores
 

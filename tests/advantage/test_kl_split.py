@@ -48,9 +48,11 @@ def test_it_runs_after_the_advantage_hook_on_the_table_that_the_hook_left() -> N
     compute_advantages(args, data)
     split = log_kl_split(args, 7, data)
     flat = [(j, s) for s in samples for j in range(len(s.mask)) if s.mask[j]]
+    notes = lambda j, s: any(not t.moves and t.start <= j < t.end for t in s.row.turns)
     acts = lambda j, s: any(0 <= t.action_start <= j < t.end for t in s.row.turns)
-    action = [float(s.kl[j]) for j, s in flat if acts(j, s)]
-    reasoning = [float(s.kl[j]) for j, s in flat if not acts(j, s)]
+    action = [float(s.kl[j]) for j, s in flat if acts(j, s) and not notes(j, s)]
+    reasoning = [float(s.kl[j]) for j, s in flat if not acts(j, s) and not notes(j, s)]
+    assert split.summary_tokens == len(flat) - len(action) - len(reasoning) > 0
     assert split.action_tokens == len(action) and split.reasoning_tokens == len(reasoning)
     assert split.action == pytest.approx(sum(action) / len(action), abs=1e-6)
     assert split.reasoning == pytest.approx(sum(reasoning) / len(reasoning), abs=1e-6)

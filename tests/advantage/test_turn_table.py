@@ -35,7 +35,7 @@ def rows(draw: st.DrawFn) -> TurnRow:
         action = draw(st.integers(start, at - 1)) if at > start and draw(st.booleans()) else -1
         anchor = draw(st.one_of(st.just(-1), IDS))
         reward, staleness = draw(st.floats(allow_nan=False, allow_infinity=False)), draw(st.integers(-1, 9))
-        turns.append(TurnSpan(start, at, reward, action, anchor, staleness))
+        turns.append(TurnSpan(start, at, reward, action, anchor, staleness, draw(st.booleans())))
     kind = draw(st.sampled_from([TurnKind.TURN, TurnKind.HELD_OUT]))
     return TurnRow(draw(IDS), draw(IDS), kind, draw(st.booleans()), draw(st.booleans()), tuple(turns), draw(IDS))
 
@@ -52,7 +52,7 @@ def rows_of(columns: TurnColumns) -> list[TurnRow]:
         spans = tuple(
             TurnSpan(
                 *(int(t["start"]), int(t["end"]), t["reward"]),
-                *(int(t["action_start"]), int(t["anchor"]), int(t["staleness"])),
+                *(int(t["action_start"]), int(t["anchor"]), int(t["staleness"]), t["moves"]),
             )
             for t in turns
             if kind is not TurnKind.BOOTSTRAP

@@ -84,6 +84,7 @@ CASES = [
     Case("envs.crafter", "default", {"max_steps": 40, "vlm": True}, ("crafter",), fuzzed_answers=200),
     Case("envs.sokoban", "two_boxes", {"max_steps": 60}),
     Case("envs.sokoban", "one_box", {"max_steps": 20, "vlm": True, "reward": "native"}, fuzzed_answers=200),
+    Case("envs.recall", "recall", {"max_steps": 40, "ask_every": 10}),
     Case("envs.textworld", "custom", {"max_steps": 40}, answers=_COMMANDS, fuzzed_answers=1000),
     Case(
         "envs.textworld",

@@ -76,6 +76,15 @@ def test_a_person_writes_notes_and_sees_them_in_the_next_prompts(play: Any) -> N
     assert shown.format(1) in again
 
 
+def test_a_person_is_asked_for_notes_which_are_no_move(play: Any) -> None:
+    keys = {"memory": {"kind": "notes", "every": 1, "keep": 0, "max_tokens": 8}}
+    first, asked, later, undone = play("up", "floor 1", "/undo", **keys).split("> ")[:4]
+    assert "Write your notes now" not in first and "Write your notes now" in asked and "1 turn, return" in asked
+    assert "noted; the environment did not move   1 turn, return" in later
+    assert "You stand on step 1.\n\nYour notes:\nfloor 1\n" in later
+    assert "Write your notes now" in undone and "floor 1" not in undone
+
+
 def test_the_end_of_an_episode_is_announced_and_undo_goes_back(play: Any) -> None:
     shown = play("up", "up", "up", "up", "/undo 2", "/undo", "/undo", "/undo")
     assert "3 turns, return 1" in shown and "the episode is over (terminated): progression 1" in shown

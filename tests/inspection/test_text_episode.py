@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from inspection.export.atif import trajectory_of
 from inspection.records import append_episode, read_episodes
+from inspection.report.reading import read_run
 from inspection.text_episode import play_text_episode, scripted
+from inspection.view.page import Packer
 from rollout.bridge.settings import load_settings
 from rollout.tasks import make_episode, read_tasks
 from rollout.workers.pool import EnvPool
@@ -104,3 +107,36 @@ def test_episodes_survive_the_file_and_an_interrupted_last_line(tmp_path: Path) 
     path.write_text('{"story": 3}\n')
     with pytest.raises(ConfigError, match="line 1, is not an episode"):
         list(read_episodes(path))
+
+
+def test_notes_are_turns_of_the_record_that_the_environment_never_saw(tmp_path: Path) -> None:
+    keys = {"tasks": ["recall"], "env": {"max_steps": 12, "ask_every": 6}, "env_backend": "inline"}
+    memory = {"kind": "notes", "every": 4, "keep": 0, "max_tokens": 8}
+    settings = load_settings(SimpleNamespace(rollout_interaction_env_path="envs.recall", memory=memory, **keys))
+    spec = make_episode(settings, read_tasks(settings)[0], 0, 5)
+
+    async def run() -> dict[str, Any]:
+        pool = EnvPool(settings)
+        try:
+            return await play_text_episode(pool, settings, spec, scripted("expert"))
+        finally:
+            pool.close()
+
+    episode = asyncio.run(run())
+    wrote = ["summary" in turn for turn in episode["story"]]
+    assert [k for k, is_notes in enumerate(wrote) if is_notes] == [4, 9] and len(wrote) == 14
+    assert episode["turns"] == 12 and episode["valid_action_ratio"] == 1.0 and episode["return"] == 2.0
+    notes = episode["story"][4]
+    assert notes["notes"] in ("red", "green", "blue", "yellow") and notes["executed_action"] == ""
+    assert notes["summary"] == {"facts_kept": 1.0, "facts_kept_1": 1.0}
+    question = [episode["messages"][k]["content"] for k in episode["story"][12]["prompt"]]
+    assert f"Your notes:\n{notes['notes']}\n" in question[-1] and len(question) == 6
+
+    agent = [step for step in trajectory_of(episode, lambda key, uri: "")["steps"] if step["source"] == "agent"]
+    assert [("summary" in step["extra"]) for step in agent] == wrote
+    append_episode(tmp_path / "episodes.jsonl", episode, "expert")
+    ((read, turns),) = read_run(tmp_path)
+    assert read.turns == len(turns) == 12 and read.valid == 12
+    packer = Packer()
+    packer.add(episode)
+    assert packer.rows[0]["turns"] == 12 and packer.rows[0]["valid"] == 1

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.sample import row_of
 from rollout.continuous import collect as next_batch
 from rollout.data_source import EpisodeSource
 from rollout.errors import FailureBudgetError
@@ -53,6 +54,17 @@ async def test_an_agent_that_edits_its_history_is_trained_on_every_token_that_it
     expected += [{"role": "assistant", "content": "(left out)"}, {"role": "user", "content": "question 1"}]
     expected += [{"role": "assistant", "content": "(left out)"}, {"role": "user", "content": "question 2"}]
     assert last == tokenizer.apply_chat_template(expected, tokenize=False, add_generation_prompt=True)
+
+
+async def test_the_edge_out_of_an_agents_own_summary_carries_no_step_discount(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: f"answer {number}") as engine:
+        args = rollout_args(tmp_path, engine.port, **overrides("compacts"))
+        sample = EpisodeSource(args).get_samples(1)[0][0]
+        try:
+            samples: Any = await generate(args, sample, RolloutFlags.read(args).sampling_params())
+        finally:
+            await close_runtimes()
+    assert [row_of(part).turns[0].moves for part in samples] == [True, False, True]
 
 
 async def test_a_fixed_turn_batch_holds_the_request_of_an_agent_until_the_next_batch(tmp_path: Path) -> None:

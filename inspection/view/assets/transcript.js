@@ -90,20 +90,34 @@ function promptBubbles(episode, index) {
   return episode.turns[index].prompt.map((message) => bubble(message.role, null, contentBlocks(message, episode)));
 }
 
+/** The notes before this turn; empty if there are none. */
+function notesBefore(episode, index) {
+  return episode.turns.slice(0, index).findLast((turn) => turn.notes)?.notes ?? "";
+}
+
+/** Notes; words that the notes before already had are marked. */
+function keptBlock(text, before) {
+  const known = new Set(before.split(/\s+/));
+  return h("div", { class: "text" }, text.split(/(\s+)/).map((word) => h("span", { class: word.trim() && known.has(word) ? "kept" : "" }, visible(word))));
+}
+
 function answerBubble(episode, index, isRaw) {
   const turn = episode.turns[index];
   let blocks = isRaw ? [textBlock(turn.response, "mono")] : answerBlocks(turn.response);
   if (page.colour && turn.tokens) blocks = [tokenBlock(turn.tokens, page.colour, episode.limit)];
   const wrong = turn.valid === false;
-  const note = wrong ? `invalid, played: ${visible(String(turn.action ?? ""))}` : null;
-  const notes = turn.notes ? h("details", { class: "ending notes", open: "" }, h("summary", null, "notes after this turn"), textBlock(turn.notes)) : null;
+  const note = turn.summary ? "notes, which the environment did not get" : wrong ? `invalid, played: ${visible(String(turn.action ?? ""))}` : null;
+  if (turn.summary && !isRaw && !(page.colour && turn.tokens)) blocks = [keptBlock(turn.notes ?? turn.response, notesBefore(episode, index))];
+  const notes = turn.notes && !turn.summary ? h("details", { class: "ending notes", open: "" }, h("summary", null, "notes after this turn"), textBlock(turn.notes)) : null;
   const result = bubble("assistant", note, blocks, notes);
   if (wrong) result.classList.add("invalid");
+  if (turn.summary) result.classList.add("summary");
   return result;
 }
 
 function turnChips(turn) {
   const chips = [];
+  if (turn.summary) chips.push(h("span", { class: "chip" }, "notes"));
   if (turn.action) chips.push(h("span", { class: "chip" }, visible(String(turn.action)).slice(0, 80)));
   if (turn.reward) chips.push(h("span", { class: `chip ${turn.reward > 0 ? "good" : "bad"}` }, `reward ${signed(turn.reward)}`));
   if (turn.valid === false) chips.push(h("span", { class: "chip bad" }, "invalid"));

@@ -46,6 +46,19 @@ def test_a_demonstration_shows_the_past_turn_as_the_rollout_does() -> None:
     assert later.messages[3]["content"].startswith("Current Observation:\n")
 
 
+def test_demonstrated_notes_name_the_facts_of_the_environment() -> None:
+    recall = {"rollout_interaction_env_path": "envs.recall", "env": {"max_steps": 50}, "tasks": ["recall"]}
+    memory = {"kind": "notes", "every": 10, "keep": 0, "max_tokens": 8}
+    turns = demonstrate(config(**recall, memory=memory), 1, 0.0, 1)
+    notes = [turn for turn in turns if "ACTION" not in turn.response]
+    assert len(turns) == 54 and len({turn.response for turn in notes}) == 1
+    for turn in notes:
+        assert turn.messages[-1]["content"].endswith("Notes are cut after 8 tokens.")
+    assert f"Your notes:\n{notes[0].response}\n" in turns[-1].messages[-1]["content"]
+    without_facts = demonstrate(config(memory=memory | {"every": 1}), 1, 0.0, 1)
+    assert all("ACTION" in turn.response for turn in without_facts)
+
+
 def test_thoughts_of_random_play_explain_what_is_seen_and_not_the_experts_action() -> None:
     """A random line of the observation as the thought teaches a policy too little to learn BabaIsAI with PPO."""
     puzzle = config(rollout_interaction_env_path="envs.babaisai", env={}, tasks=["goto_win-distr_obj"])

@@ -16,6 +16,7 @@ from PIL import Image
 
 from envs.agent import AgentEnv, AgentRun, AgentSettings, anthropic_format, openai_format, session
 from envs.agent.request import Request, read_response, with_images
+from envs.agent.server import COMPACTION_HEADER
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
 from rollout.workers.guard import descendants
@@ -89,7 +90,7 @@ def test_the_documented_grader_prepares_the_task_and_grades_it(
     started: Callable[..., AgentEnv], tmp_path: Path
 ) -> None:
     page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_grader.py").write_text(code)
     keys = {"prepare": f"{tmp_path}/my_grader.py:prepare", "grader": f"{tmp_path}/my_grader.py:grade"}
     env = started("sums", **keys)
@@ -243,6 +244,16 @@ def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(started: Call
     assert not done and texts(env) == [("user", "And now?")] and info["metrics"]["retries"] == 1
     _, done, info = env.step("good")
     assert done and info["metrics"]["lost_answers"] == 0
+
+
+def test_a_request_that_only_summarises_the_conversation_moves_nothing(started: Callable[..., AgentEnv]) -> None:
+    env, moves, done = started("compacts"), [], False
+    while not done:
+        _, done, info = env.step("a door")
+        moves.append(info["moves"])
+    assert moves == [True, False, True]
+    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    assert f'extra_headers={{"{COMPACTION_HEADER}": "1"}}' in page.replace("X-Agent-Compaction", COMPACTION_HEADER)
 
 
 def test_requests_at_the_same_time_are_turns_one_after_the_other_with_the_number_of_their_part(

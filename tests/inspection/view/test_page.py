@@ -170,6 +170,18 @@ def test_notes_stand_below_the_answer_that_wrote_or_kept_them(browser: Browser, 
     assert len(browser.texts(".notes")) == 1 and browser.evaluate("document.title") != "owned"
 
 
+def test_a_turn_that_wrote_notes_looks_different_and_marks_what_it_kept(browser: Browser, tmp_path: Path) -> None:
+    episode = invented_episode()
+    for k, text in enumerate(["red door", "red key"]):
+        episode["story"][k] |= {"response": text, "notes": text, "summary": {"tokens": 2.0}, "executed_action": ""}
+    browser.open(write_page(tmp_path, [episode]), "#episode=1&turn=2")
+    browser.wait(f"document.querySelector('{CURRENT} .filled') && true")
+    assert browser.texts(f"{CURRENT} .bubble.summary .kept") == ["red"]
+    assert (
+        browser.texts(f"{CURRENT} .bubble.summary .text") == ["red key"] and len(browser.texts(".bubble.summary")) == 2
+    )
+
+
 def test_the_world_plays_as_an_animation(browser: Browser, page: Path) -> None:
     browser.open(page, "#episode=11")
     browser.wait("document.querySelector('.world')?.width > 100")

@@ -140,3 +140,12 @@ def test_an_environment_without_a_usable_render_costs_only_the_pictures(
     path.write_text(ENV.format(method=method))
     world = Worlds(5).draw(record_episode(str(path), "count", 3))
     assert world is None if words is None else world is not None and words in world["note"]
+
+
+def test_a_replay_does_not_play_notes() -> None:
+    episode = record_episode("envs.sokoban", "one_box", 3)
+    notes = {**episode["story"][1], "response": "a box", "executed_action": "", "reward": 0.0, "summary": {}}
+    episode["story"].insert(1, notes)
+    replayed = replay(episode)
+    assert replayed is not None and replayed.note is None and len(replayed.frames) == len(episode["story"]) + 1
+    assert (replayed.frames[1] == replayed.frames[2]).all()

@@ -43,7 +43,10 @@ def test_every_key_has_the_papers_default(tmp_path: Path) -> None:
         ({"critic_warmup": {"w_iter": 4}}, "w_epoch is 0"),
         ({"critic_warmup": {"fraction": 0.0}}, "critic_warmup.fraction must be greater than 0, got 0.0"),
         ({"history": "full", "use_inference_chat_template": True}, "use history: window with it"),
-        ({"history": "full", "memory": {"kind": "inline_notes"}}, "memory.kind: inline_notes replaces the old notes"),
+        (
+            {"history": "full", "memory": {"kind": "inline_notes"}},
+            "memory.kind: inline_notes replaces past turns or old notes",
+        ),
         ({"memory": {"notes_chars": 0}}, "memory.notes_chars must be at least 1, got 0"),
         ({"rollout_batch_size": 8}, "give --rollout-batch-size instead"),
         ({"env": ["goto"]}, "env must be a mapping"),

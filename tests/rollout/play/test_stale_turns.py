@@ -97,6 +97,7 @@ class Episode:
         self.spec = EpisodeSpec(number, "count", EnvSpec("none", {}, {}))
         self.length, self.index = world.random.randint(1, 12), 0
         self.answers: list[tuple[int, ...]] = []
+        self.stepped: list[bool] = []
         self.session = SimpleNamespace(digests=["d"])
         self.stop: StopReason | None = None
 
@@ -110,6 +111,7 @@ class Episode:
         if draw.random() < plan.fault_share:
             raise EnvironmentFault("the worker died too often")
         self.answers.append((1,))
+        self.stepped.append(True)
         self.session.digests.append("d")
         over = self.index + 1 == self.length
         number = self.spec.episode_id

@@ -96,7 +96,8 @@ def test_tasks_of_training_and_evaluation_that_are_the_same_are_tried_once(
 ) -> None:
     tried: list[str] = []
     monkeypatch.setattr(
-        "rollout.workers.trial.try_environments", lambda found, _: tried.extend(episode.name for episode in found) or []
+        "rollout.workers.trial.try_environments",
+        lambda found, _, look: tried.extend(episode.name for episode in found) or [],
     )
     _, settings = episodes(tmp_path, "a", "b")
     try_each_task(settings)

@@ -1,0 +1,392 @@
+"""Notes in turns of their own: when they are asked for, what prompts show, and that the environment never sees them."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from advantage.turn_table import decode_row
+from envs.base import make_observation
+from envs.loading import build_env_from
+from inspection.view.sources import read_run
+from rollout import continuous, fixed_turn
+from rollout.bridge.checks import check_generate
+from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.sample import row_of
+from rollout.bridge.settings import MemorySettings, load_settings
+from rollout.bridge.whole_episodes import episode_facts
+from rollout.data_source import EpisodeSource
+from rollout.errors import ConfigError, FailureBudgetError
+from rollout.evaluate import play_episodes
+from rollout.fixed_turn import collect_or_draw
+from rollout.generate import generate
+from rollout.play.memory import SUMMARY_REQUEST, Conversation, build_memory
+from rollout.play.metrics import whole_episode_metrics
+from rollout.play.runtime import close_runtimes, get_runtime
+from rollout.play.slots import check_slot
+from rollout.preflight import first_prompt_check
+from rollout.samples import convert_samples_to_train_data
+from rollout.tasks import try_each_task
+from rollout.workers.reply import EnvReply
+from rollout.workers.worker import make_reply
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine, draw
+from tests.fixtures.slime_dumps import save_like_slime
+
+NOTES = {"kind": "notes", "every": 4, "budget": 2000, "keep": 1, "max_tokens": 24}
+LONG = {"env": {"max_length": 200}, "seed_start": 7}
+RESPONSES = ("THINK: so.\nACTION: left", "ACTION: right", "ACTION: dance")
+WRITTEN = ("the key is red", "", "<|im_end|>ACTION: left", "went right")
+ASKED = "Write your notes now"
+
+
+def plays(body: dict[str, Any], number: int) -> str:
+    if asked(chatml_tokenizer().decode(body["input_ids"])):
+        return WRITTEN[draw(body, len(WRITTEN))]
+    return RESPONSES[draw(body, len(RESPONSES))]
+
+
+def asked(prompt: str) -> bool:
+    return ASKED in prompt
+
+
+def reply(step: int, facts: Sequence[str] = (), **more: Any) -> EnvReply:
+    message = {"role": "user", "content": f"step {step}"}
+    observation = make_observation(f"step {step}")
+    return EnvReply(observation, [message], "rules", "Answer.", "left", True, facts=facts, **more)
+
+
+def talk(steps: int, notes: Sequence[str], **config: Any) -> list[str]:
+    """All prompts as text while `steps` turns are played and these notes written."""
+    conversation = Conversation(build_memory(MemorySettings(kind="notes", **config)))
+    texts: list[str] = []
+    written = iter(notes)
+
+    def show(step: int, *, notes: bool = False) -> None:
+        messages = conversation.show(reply(step), notes=notes)
+        texts.append("\n".join(message["content"] for message in messages))
+
+    show(0)
+    for step in range(1, steps + 1):
+        conversation.answered(reply(step - 1).observation, f"ACTION: a{step - 1}", True, f"a{step - 1}")
+        show(step)
+        if conversation.wants_notes(0, fits=True):
+            texts.pop()
+            show(step, notes=True)
+            conversation.noted(next(written))
+            show(step)
+    return texts
+
+
+def test_prompts_show_the_task_the_notes_the_kept_turns_and_what_happened_since() -> None:
+    texts = talk(5, ["red key", "went left"], every=2, keep=1, max_tokens=9)
+    old = lambda *steps: "".join(f"\nObservation:\nstep {k}\nPrevious plan:\nACTION: a{k}" for k in steps)
+    now = lambda step, notes="": (
+        f"\nCurrent Observation:\nstep {step}\n\n" + (f"Your notes:\n{notes}\n\n" if notes else "")
+    )
+    request = SUMMARY_REQUEST.format(9)
+    assert texts == [
+        f"rules{now(0)}Answer.",
+        f"rules{old(0)}{now(1)}Answer.",
+        f"rules{old(0, 1)}{now(2)}{request}",
+        f"rules{old(1)}{now(2, 'red key')}Answer.",
+        f"rules{old(1, 2)}{now(3, 'red key')}Answer.",
+        f"rules{old(1, 2, 3)}{now(4, 'red key')}{request}",
+        f"rules{old(3)}{now(4, 'went left')}Answer.",
+        f"rules{old(3, 4)}{now(5, 'went left')}Answer.",
+    ]
+
+
+def test_the_page_on_memory_shows_the_prompt_that_asks_for_notes() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    env = build_env_from(str(docs / "examples" / "treasure.py"), {"task": "treasure", "seed": 2}, {})
+    conversation = Conversation(build_memory(MemorySettings(kind="notes", max_tokens=48)))
+    shown = env.reset()
+    observation, done, info = env.step("THINK: west.\nACTION: go west")
+    conversation.answered(shown, "go west", info["valid_action"], info["executed_action"])
+    conversation.noted("start is the beach, west first")
+    asks = conversation.show(make_reply(env, observation, done=done, info=info), notes=True)[-1]
+    assert f"```text\n[user]\n{asks['content']}\n```" in (docs / "memory.md").read_text(encoding="utf-8")
+
+
+def test_empty_notes_keep_the_old_ones_and_keep_0_shows_no_turn() -> None:
+    texts = talk(2, ["red key", " \n"], every=1, keep=0)
+    assert texts[-1] == "rules\nCurrent Observation:\nstep 2\n\nYour notes:\nred key\n\nAnswer."
+
+
+def test_notes_are_asked_for_before_a_prompt_beyond_the_budget_and_never_twice_in_a_row() -> None:
+    conversation = Conversation(build_memory(MemorySettings(kind="notes", every=9, budget=50)))
+    conversation.show(reply(0))
+    assert not conversation.wants_notes(51, fits=True), "nothing has happened yet"
+    conversation.answered(reply(0).observation, "x", True, "x")
+    assert [conversation.wants_notes(n, fits=True) for n in (50, 51)] == [False, True]
+    assert conversation.wants_notes(50, fits=False)
+    conversation.noted("x")
+    assert not conversation.wants_notes(51, fits=False)
+
+
+def test_whole_prompts_are_never_summarised() -> None:
+    conversation = Conversation(build_memory(MemorySettings(kind="notes", every=1)))
+    conversation.show(reply(0, whole_prompts=True))
+    conversation.answered(reply(0).observation, "x", True, "x")
+    assert not conversation.wants_notes(9999, fits=False)
+
+
+def test_facts_are_kept_by_age_in_rewrites() -> None:
+    conversation = Conversation(build_memory(MemorySettings(kind="notes", every=1)))
+    found = []
+    for step, notes in enumerate(["the Red key", "RED and blue", "blue", "blue", "", "none"]):
+        conversation.show(reply(step, facts=["red"] if step == 0 else ["red", "blue"]))
+        conversation.answered(reply(step).observation, "x", True, "x")
+        conversation.noted(notes)
+        found.append(conversation.facts_kept())
+    assert found[0] == {"facts_kept": 1.0, "facts_kept_1": 1.0}
+    assert found[1] == {"facts_kept": 1.0, "facts_kept_2_to_4": 1.0, "facts_kept_1": 1.0}
+    assert found[2] == {"facts_kept": 0.5, "facts_kept_2_to_4": 0.5}
+    assert found[4] == {"facts_kept": 0.5, "facts_kept_5_and_more": 0.0, "facts_kept_2_to_4": 1.0}
+    assert found[5] == {"facts_kept": 0.0, "facts_kept_5_and_more": 0.0}
+
+
+async def play(
+    folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, **keys: Any
+) -> tuple[list[Any], list[list[int]]]:
+    """Batches first..last-1, each saved and, if they are not the first, resumed; and the prompts that were sent."""
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        load = str(folder / "save") if first else None
+        args = rollout_args(folder, engine.port, **{"memory": NOTES, **LONG, **keys}, load=load)
+        source, outputs = EpisodeSource(args), []
+        if first:
+            source.load(first - 1)
+        try:
+            for number in range(first, last):
+                outputs.append(await collect_or_draw(args, number, source, collect))
+                source.save(number)
+        finally:
+            await close_runtimes()
+    return outputs, [body["input_ids"] for body in engine.requests]
+
+
+def turns_of(output: Any) -> list[Any]:
+    return [s for group in output.samples for s in group if s.metadata["kind"] == "turn"]
+
+
+def one_slot(turns: int) -> dict[str, Any]:
+    return {"n_env": 1, "rollout_batch_size": turns, "global_batch_size": turns}
+
+
+@pytest.mark.parametrize(("budget", "summaries"), [(25, 5), (24, 4)])
+async def test_a_summary_takes_one_turn_of_the_batch(tmp_path: Path, budget: int, summaries: int) -> None:
+    ((output,), prompts) = await play(tmp_path, 0, 1, **one_slot(budget))
+    metrics, texts = output.metrics, [chatml_tokenizer().decode(ids) for ids in prompts]
+    assert [asked(text) for text in texts] == [k % 5 == 4 for k in range(budget)]
+    assert metrics["rollout/turns"] == budget and metrics["summary/turns"] == summaries
+    (samples,) = output.samples if len(output.samples) == 1 else [[s for group in output.samples for s in group]]
+    bootstrap = samples[-1]
+    assert bootstrap.metadata["kind"] == "bootstrap"
+    assert asked(chatml_tokenizer().decode(bootstrap.tokens[:-1])) == (budget == 24)
+    played = [s for s in turns_of(output) if "summary" not in s.metadata]
+    assert len(played) == 20
+    assert metrics["turn/valid_action_ratio"] == sum(s.metadata["valid_action"] for s in played) / 20
+    assert metrics["turn/reward"] == pytest.approx(sum(s.metadata["reward"] for s in played) / 20)
+
+
+async def test_a_summary_is_a_turn_of_the_table_that_moves_nothing_and_has_no_anchor(tmp_path: Path) -> None:
+    ((output,), _) = await play(tmp_path, 0, 1)
+    data = convert_samples_to_train_data(rollout_args(tmp_path), output.samples)
+    flat = [s for group in output.samples for s in group]
+    seen = 0
+    for sample, vector in zip(flat, data["prompt"], strict=True):
+        for span in decode_row(vector).turns:
+            assert span.moves == ("summary" not in sample.metadata) and (span.anchor >= 0) == span.moves
+            if not span.moves:
+                seen += 1
+                assert span.reward == 0.0 and span.action_start == -1 and sample.metadata["action"] is None
+                assert not sample.metadata["terminated"] and not sample.metadata["truncated"]
+    assert seen == output.metrics["summary/turns"] > 0
+
+
+async def test_the_engine_is_asked_for_at_most_max_tokens_of_notes(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        args = rollout_args(tmp_path, engine.port, memory=NOTES, **LONG)
+        await collect_or_draw(args, 0, EpisodeSource(args))
+        await close_runtimes()
+    for body in engine.requests:
+        most = 24 if asked(engine.tokenizer.decode(body["input_ids"])) else 32
+        assert body["sampling_params"]["max_new_tokens"] == most
+
+
+@pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
+async def test_batches_measure_the_notes_and_later_prompts_show_them(tmp_path: Path, collect: Any) -> None:
+    outputs, _ = await play(tmp_path, 0, 3, collect)
+    notes: dict[int, tuple[int, str]] = {}
+    for output in outputs:
+        summaries = [s for s in turns_of(output) if "summary" in s.metadata]
+        texts = [s.response.removesuffix("<|im_end|>") for s in summaries]
+        share = lambda found, texts=texts: sum(map(found, texts)) / len(texts)
+        assert output.metrics["summary/empty"] == share(lambda text: not text.strip())
+        assert output.metrics["summary/action_lines"] == share(lambda text: "ACTION:" in text)
+        assert output.metrics["summary/control_tokens"] == share(lambda text: "<|im_end|>" in text)
+        assert output.metrics["summary/cut"] == 0.0 and 0 < output.metrics["summary/tokens"] <= 24
+        assert not [name for name in output.metrics if name.startswith("turn/notes_")]
+        for sample in turns_of(output):
+            facts = sample.metadata
+            prompt = chatml_tokenizer().decode(sample.tokens[: -sample.response_length])
+            last, text = notes.get(facts["episode_id"], (-1, ""))
+            if last >= 0 and facts["round_number"] > last and text:
+                assert f"Your notes:\n{text}\n" in prompt
+            if "summary" in facts:
+                notes[facts["episode_id"]] = facts["round_number"], facts["notes"]
+    assert len({text for _, text in notes.values()}) > 1
+
+
+async def test_summaries_do_not_count_towards_max_turns_or_the_episodes_turns(tmp_path: Path) -> None:
+    outputs, prompts = await play(tmp_path, 0, 2, max_turns=8, **one_slot(18))
+    texts = [chatml_tokenizer().decode(ids) for ids in prompts]
+    # After the eighth turn of an episode nothing is noted: it is over.
+    assert [asked(text) for text in texts] == [k % 9 == 4 for k in range(36)]
+    assert all(output.metrics["episode/turns"] == 8 for output in outputs)
+    assert outputs[0].metrics["rollout/stop/max_turns"] == 2
+
+
+async def test_notes_that_the_response_limit_cuts_are_used_as_cut(tmp_path: Path) -> None:
+    def cut(body: dict[str, Any], number: int) -> Any:
+        text = plays(body, number)
+        return (
+            engine.answer("a red key that", body, "length")
+            if asked(engine.tokenizer.decode(body["input_ids"]))
+            else text
+        )
+
+    async with ScriptedEngine(chatml_tokenizer(), cut) as engine:
+        args = rollout_args(tmp_path, engine.port, memory=NOTES, **LONG, **one_slot(10))
+        output = await collect_or_draw(args, 0, EpisodeSource(args))
+        await close_runtimes()
+    assert output.metrics["summary/cut"] == 1.0 and output.metrics["turn/length_stop_ratio"] == 0.0
+    assert "Your notes:\na red key that\n" in engine.tokenizer.decode(engine.requests[5]["input_ids"])
+
+
+async def test_control_tokens_in_notes_stay_text(tmp_path: Path) -> None:
+    def script(body: dict[str, Any], number: int) -> str:
+        return "<|im_end|><|im_start|>x" if asked(engine.tokenizer.decode(body["input_ids"])) else "ACTION: left"
+
+    async with ScriptedEngine(chatml_tokenizer(), script) as engine:
+        args = rollout_args(tmp_path, engine.port, memory={**NOTES, "every": 1, "keep": 0}, **LONG, **one_slot(4))
+        await collect_or_draw(args, 0, EpisodeSource(args))
+        await close_runtimes()
+    plain, _, noted = (body["input_ids"] for body in engine.requests[:3])
+    end = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert "Your notes:\n<|im_end|><|im_start|>x" in engine.tokenizer.decode(noted)
+    assert noted.count(end) == plain.count(end)
+
+
+async def test_a_whole_episode_in_slimes_own_loop_writes_notes(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "ACTION: left") as engine:
+        args = rollout_args(tmp_path, engine.port, memory=NOTES, **LONG, max_turns=10)
+        sample = EpisodeSource(args).get_samples(1)[0][0]
+        samples = await generate(args, sample, RolloutFlags.read(args).sampling_params())
+        await close_runtimes()
+    assert isinstance(samples, list) and len(samples) == 12
+    metrics = whole_episode_metrics(episode_facts(samples))
+    assert metrics["summary/turns"] == 2 and metrics["episode/turns"] == metrics["rollout/turns"] == 10
+    assert metrics["turn/valid_action_ratio"] == 1.0
+
+
+async def test_held_out_episodes_write_notes_and_record_them(tmp_path: Path) -> None:
+    keys = {"memory": NOTES, **LONG, "max_turns": 10, "eval": {"episodes": 1}}
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        args = rollout_args(tmp_path, engine.port, **keys)
+        (result,) = await play_episodes(await get_runtime(args), EpisodeSource(args).eval_episodes(), 1)
+        await close_runtimes()
+    facts = result.facts()
+    assert facts["turns"] == 10 and len(facts["story"]) == 12
+    assert [k for k, turn in enumerate(facts["story"]) if "summary" in turn] == [4, 9]
+
+
+async def test_dumps_of_batches_tell_notes_from_turns_of_the_environment(tmp_path: Path) -> None:
+    ((output,), _) = await play(tmp_path, 0, 1)
+    save_like_slime(tmp_path / "dump", [sample for group in output.samples for sample in group], 0)
+    episodes = list(read_run(tmp_path / "dump"))
+    wrote = [turn for episode in episodes for turn in episode["story"] if "summary" in turn]
+    assert len(wrote) == output.metrics["summary/turns"] and all("tokens" in turn["summary"] for turn in wrote)
+    assert sum(episode["turns"] for episode in episodes) == len(turns_of(output)) - len(wrote)
+
+
+@pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
+def test_a_run_resumed_after_any_turn_sends_the_prompts_of_an_unbroken_run(tmp_path: Path, collect: Any) -> None:
+    turns, keys = 16, {**one_slot(1), "env": {"max_length": 12}, "memory": {**NOTES, "every": 2}}
+
+    def played(first: int, last: int) -> list[list[int]]:
+        outputs = asyncio.run(play(tmp_path, first, last, collect, **keys))[0]
+        return [sample.tokens for output in outputs for sample in turns_of(output)]
+
+    whole = played(0, turns)
+    assert 3 <= sum(asked(chatml_tokenizer().decode(ids)) for ids in whole) <= turns // 2
+    for turn in range(1, turns):
+        assert played(turn, turn + 1) == whole[turn : turn + 1]
+
+
+def test_turns_that_a_checkpoint_keeps_keep_their_notes(tmp_path: Path) -> None:
+    keys = {"critic_warmup": {"w_epoch": 1, "w_iter": 1}, "num_critic_only_steps": 2}
+    whole, _ = asyncio.run(play(tmp_path, 0, 2, **keys))
+    ((resumed,), _) = asyncio.run(play(tmp_path, 1, 2, **keys))
+    drawn, expected = (
+        [(s.metadata.get("summary"), s.metadata.get("notes")) for s in turns_of(output)]
+        for output in (resumed, whole[1])
+    )
+    assert drawn == expected and any(summary for summary, _ in drawn)
+    moves = [row_of(sample).turns[0].moves for sample in turns_of(resumed)]
+    assert moves == [summary is None for summary, _ in drawn]
+
+
+def test_a_live_episode_is_given_up_if_the_memory_now_notes_at_other_turns(tmp_path: Path) -> None:
+    asyncio.run(play(tmp_path, 0, 1, **one_slot(7)))
+    for memory, lost in ((NOTES, 0.0), ({"kind": "window"}, 1.0), ({**NOTES, "every": 3}, 1.0)):
+        ((output,), _) = asyncio.run(play(tmp_path, 1, 2, **one_slot(7), memory=memory))
+        assert output.metrics["rollout/faults/episodes_lost_at_resume"] == lost
+
+
+def test_a_slot_has_one_digest_more_than_responses_that_reached_the_environment() -> None:
+    spec = {"episode_id": 0, "name": "a", "env_path": "b", "options": {}, "metadata": {}}
+    episode = {"spec": spec, "answers": [[1], [2]], "stepped": [True, False], "digests": ["x", "y"]}
+    check_slot({"next_episode": 1, "episode": episode})
+    for wrong in ({"digests": ["x", "y", "z"]}, {"stepped": [True]}, {"stepped": [True, 0]}):
+        with pytest.raises(ValueError, match="an episode must"):
+            check_slot({"next_episode": 1, "episode": {**episode, **wrong}})
+
+
+@pytest.mark.parametrize(
+    ("memory", "sentence"),
+    [
+        ({**NOTES, "every": 0}, "memory.every must be at least 1, got 0"),
+        ({**NOTES, "max_tokens": 33}, "memory.max_tokens: 33 is longer than any response may be"),
+    ],
+)
+def test_budgets_that_cannot_work_are_refused(tmp_path: Path, memory: dict[str, Any], sentence: str) -> None:
+    args = rollout_args(tmp_path, memory=memory)
+    with pytest.raises(ConfigError, match=sentence):
+        check_generate(args, load_settings(args))
+
+
+def test_history_full_is_refused_with_notes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"only grows; memory.kind: notes replaces .* use history: window"):
+        load_settings(rollout_args(tmp_path, memory=NOTES, history="full"))
+
+
+async def test_a_budget_below_the_tasks_own_prompt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FailureBudgetError, match=r"has \d+ tokens, more than memory.budget: 9, so notes would be"):
+        await play(tmp_path, 0, 1, memory={**NOTES, "budget": 9})
+
+
+def test_preflight_refuses_a_budget_below_the_first_prompt_of_any_task(tmp_path: Path) -> None:
+    for budget, memory in ((9, "notes"), (2000, "notes"), (9, "window")):
+        args = rollout_args(tmp_path, memory={**NOTES, "budget": budget, "kind": memory})
+        settings = load_settings(args)
+        look = first_prompt_check(settings, args.hf_checkpoint)
+        if (budget, memory) == (9, "notes"):
+            with pytest.raises(ConfigError, match=r"the first prompt of task 'count' has \d+ tokens, more than memory"):
+                try_each_task(settings, look)
+        else:
+            try_each_task(settings, look)
