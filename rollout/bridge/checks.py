@@ -30,6 +30,8 @@ NEEDS_INSTALL = (
     *("actor_values", "critic_frozen", "value_pretraining"),
 )
 """Keys of the YAML that only `advantage.patch.install` puts into effect."""
+ENGINES_PER_PROCESS = 4
+"""Engines that one process feeds, with `rollout_processes: auto`."""
 CHARS_PER_TOKEN = 4
 """Of English text, about; whether notes fit is estimated before a tokenizer is loaded."""
 
@@ -60,6 +62,15 @@ def check_flags(args: Any, config: RolloutSettings) -> None:
         check_fixed_turn(args, config)
     elif getattr(args, "custom_generate_function_path", None) == GENERATE:
         check_generate(args, config)
+
+
+def process_count(args: Any, config: RolloutSettings) -> int:
+    """The number of processes that play; 1 under `rollout.generate`, which plays inside slime's own loop."""
+    if getattr(args, "custom_generate_function_path", None) == GENERATE:
+        return 1
+    if config.rollout_processes == "auto":
+        return min(-(-RolloutFlags.read(args).engines // ENGINES_PER_PROCESS), config.n_env)
+    return config.rollout_processes
 
 
 def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
@@ -96,6 +107,11 @@ def check_generate(args: Any, config: RolloutSettings) -> None:
         raise ConfigError(
             f"critic_warmup keeps fixed-turn batches: give --rollout-function-path {FIXED_TURN}, or leave "
             "critic_warmup out of the YAML"
+        )
+    if config.rollout_processes not in (1, "auto"):
+        raise ConfigError(
+            f"rollout_processes: {config.rollout_processes} is for fixed-turn and continuous batches; with "
+            f"--custom-generate-function-path {GENERATE}, slime's own process plays, so leave it out"
         )
     if config.value_pretraining.batches:
         raise ConfigError(f"value_pretraining collects fixed-turn batches: give --rollout-function-path {FIXED_TURN}")
@@ -166,6 +182,11 @@ def _check_loss(args: Any, config: RolloutSettings) -> None:
 
 
 def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
+    if config.rollout_processes != "auto" and config.rollout_processes > config.n_env:
+        raise ConfigError(
+            f"rollout_processes: {config.rollout_processes} is more than n_env: {config.n_env}, so some processes would "
+            "have no slot; lower the first or raise the second"
+        )
     turns, step = flags.turns_per_batch, flags.global_batch_size
     if not step or step < 1 or turns % step:
         raise ConfigError(

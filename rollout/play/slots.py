@@ -76,15 +76,29 @@ def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
     return ""
 
 
+async def replay_episode(
+    runtime: Runtime, spec: EpisodeSpec, answers: Sequence[Sequence[int]], digests: Sequence[str]
+) -> Episode:
+    """Start the episode again and give it the same responses; raises EnvironmentFault if it shows something else."""
+    if runtime.players is not None:
+        return await runtime.players.open(spec, answers, digests)
+    episode = await open_episode(runtime, spec)
+    try:
+        if answers and not episode.reply.deterministic:
+            raise EnvironmentFault("the environment is not deterministic, so the episode cannot be replayed")
+        for token_ids in answers:
+            await episode.step(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
+        if episode.digests != digests or episode.stop is not None:
+            raise EnvironmentFault("the replayed episode differs from the original")
+    except BaseException:
+        await episode.close()
+        raise
+    return episode
+
+
 async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runtime: Runtime) -> None:
     try:
-        slot.episode = episode = await open_episode(runtime, spec)
-        if item["answers"] and not episode.reply.deterministic:
-            raise EnvironmentFault("the environment is not deterministic, so the episode cannot be replayed")
-        for token_ids in item["answers"]:
-            await episode.step(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
-        if episode.session.digests != item["digests"] or episode.stop is not None:
-            raise EnvironmentFault("the replayed episode differs from the saved one")
+        slot.episode = await replay_episode(runtime, spec, item["answers"], item["digests"])
     except EnvironmentFault:
         runtime.counters["episodes_lost_at_resume"] += 1
         await slot.leave()
@@ -103,7 +117,7 @@ def saved_slot(next_episode: int, episode: Episode | None, turns: int | None = N
     live = {
         "spec": _spec_state(episode.spec),
         "answers": episode.answers[:count],
-        "digests": episode.session.digests[: count + 1],
+        "digests": episode.digests[: count + 1],
     }
     return {"next_episode": next_episode, "episode": live}
 
