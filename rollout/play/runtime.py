@@ -24,6 +24,7 @@ from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.errors import ConfigError
 from rollout.play.engine import EngineClient
 from rollout.play.memory import Memory, build_memory
+from rollout.play.metrics import count_retries
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Prompt, Turn
 from rollout.spec import EpisodeSpec
@@ -109,6 +110,8 @@ class Runtime:
     samples: SampleWriter
     make_encoder: Callable[..., DeltaEncoder]
     """Makes an encoder like `encoder` whose prompts show the given `tools`."""
+    warned: set[str] = field(default_factory=set)
+    """Bottlenecks that were reported."""
     traced: bool = False
     """Whether turns record where their time goes."""
     counters: Counter[str] = field(default_factory=Counter)
@@ -125,15 +128,19 @@ class Runtime:
 
     def fault_counts(self) -> Counter[str]:
         """All faults and retries so far, by name."""
+        found = self._own_faults()
+        return found if self.players is None else found + self.players.faults
+
+    def _own_faults(self) -> Counter[str]:
         found = Counter(self.counters)
         found.update({f"env_{kind}": count for kind, count in self.pool.faults.items()})
         found.update({f"engine_{kind}": count for kind, count in self.engine.faults.items()})
-        return found if self.players is None else found + self.players.faults
+        return found
 
     def usage(self) -> list[ProcessUsage]:
         """What this process and the players have used so far; called on the event loop."""
         engine, env = self.engine.utilization.snapshot(), self.pool.utilization.snapshot()
-        own = ProcessUsage(engine, env, time.thread_time())
+        own = ProcessUsage(engine, env, time.thread_time(), count_retries(self._own_faults()))
         return [own, *(self.players.usage() if self.players is not None else ())]
 
     def encoder_for(self, tools: Sequence[Mapping[str, Any]]) -> DeltaEncoder:

@@ -72,7 +72,7 @@ class _Player:
                 waiting.set_result(value) if ok else waiting.set_exception(value)
 
     def _end(self) -> None:
-        self.lost = True
+        self.end()
         for waiting in self._calls.values():
             if not waiting.done():
                 waiting.set_exception(_PlayerLostError())
@@ -80,9 +80,11 @@ class _Player:
 
     def end(self) -> None:
         """End the process."""
+        self.lost = True
         self.link.abort()
         if self.launched is not None:
             self.launched.end()
+            self.launched = None
 
 
 class _Place:
@@ -122,6 +124,8 @@ class PlayerProcesses:
         self._keys = itertools.count()
         self._deaths: deque[int] = deque()
         """`turns` at the latest deaths."""
+        self._broken: Exception | None = None
+        """Why no player can be started; the slots that still wait for one raise it, too."""
         self._closed = False
 
     async def open(
@@ -170,24 +174,25 @@ class PlayerProcesses:
             ConfigError: a player cannot read the configuration, for example for lack of the tokenizer on its node.
         """
         async with place.lock:
-            if place.player is None or place.player.lost:
+            while place.player is None or place.player.lost:
                 self._check_deaths(place)
                 place.player = await self._start(place)
             return place.player
 
     async def _start(self, place: _Place) -> _Player:
+        """Start a player; the one returned may have died already."""
         player = _Player(lambda report: self._take(place, report), lambda: self._died(place))
-        player.launched = await launch(place.number)
         try:
+            player.launched = await launch(place.number)
             await player.launched.connect(player.link)
             node = await player.call("start", self._args)
+            logger.info("rollout process %d plays on %s", place.number, node)
         except _PlayerLostError:
-            raise PlayerError(f"rollout process {place.number} ended while it started; its last output says why")
-        except BaseException:
-            player.lost = True
+            pass
+        except BaseException as error:
+            self._broken = error if isinstance(error, Exception) else None
             player.end()
             raise
-        logger.info("rollout process %d plays on %s", place.number, node)
         return player
 
     def _take(self, place: _Place, report: Report) -> None:
@@ -196,7 +201,7 @@ class PlayerProcesses:
 
     def _died(self, place: _Place) -> None:
         place.clear()
-        if self._closed:
+        if self._closed or self._broken is not None:
             return
         self.faults["player_died"] += 1
         self._deaths.append(self.turns)
@@ -205,6 +210,8 @@ class PlayerProcesses:
         logger.warning("rollout process %d died; its episodes are replayed in a new one", place.number)
 
     def _check_deaths(self, place: _Place) -> None:
+        if self._broken is not None:
+            raise self._broken
         if len(self._deaths) > MAX_DEATHS:
             raise PlayerError(
                 f"rollout processes died {len(self._deaths)} times within the turns of one batch, the last time number "
