@@ -44,6 +44,10 @@ def processes(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 wide = pytest.mark.parametrize("processes", some([1, 2, 4], [1]), indirect=True)
+ACCOUNTING = [
+    pytest.param(count, quota, seed, marks=() if count == 1 or (count, seed) == (2, 1) else pytest.mark.slow)
+    for count, quota, seed in itertools.product((1, 2, 4), ("global", "per_env"), range(3))
+]
 
 
 @pytest.fixture
@@ -84,9 +88,7 @@ def turns_of(outputs: list[Any]) -> list[tuple[int, int]]:
     ]
 
 
-@pytest.mark.parametrize("processes", some([1, 2, 4], [1, 2]), indirect=True)
-@pytest.mark.parametrize("quota", ["global", "per_env"])
-@pytest.mark.parametrize("seed", some(range(3), [0]))
+@pytest.mark.parametrize(("processes", "quota", "seed"), ACCOUNTING, indirect=["processes"])
 async def test_every_batch_holds_exactly_its_turns_and_no_turn_is_lost_or_doubled(
     collect: Collect, quota: str, seed: int
 ) -> None:
