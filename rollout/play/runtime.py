@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MIN_CONNECTIONS = 1024
+"""Connections to the engine that a process may open, or one per slot if there are more."""
 MAX_TOOL_SETS = 256
 """Encoders with tools that are kept."""
 
@@ -191,7 +193,7 @@ def build_runtime(args: Any) -> Runtime:
         samples=SampleWriter(args, dummy_token=min(encoder.end_of_turn_ids)),
         encoder=encoder,
         make_encoder=make_encoder,
-        engine=EngineClient(flags.engine_url, settings.engine),
+        engine=EngineClient(flags.engine_url, settings.engine, max_connections=max(MIN_CONNECTIONS, settings.n_env)),
         pool=EnvPool(settings),
         memory=build_memory(settings.memory),
         traced=is_traced(args),

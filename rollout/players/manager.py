@@ -95,6 +95,7 @@ class _Place:
         self.episodes = 0
         """Open episodes, including those that are being opened."""
         self.player: _Player | None = None
+        self.pid = 0
         self.lock = asyncio.Lock()
         self._earlier, self._latest = UNUSED, UNUSED
 
@@ -128,12 +129,17 @@ class PlayerProcesses:
         """Why no player can be started; the slots that still wait for one raise it, too."""
         self._closed = False
 
+    async def start(self) -> list[int]:
+        """Start all of them unless they run; return their process ids, each on its node."""
+        await asyncio.gather(*map(self.live, self._places))
+        return [place.pid for place in self._places]
+
     async def open(
         self, spec: EpisodeSpec, answers: Sequence[Sequence[int]] = (), digests: Sequence[str] = ()
     ) -> Episode:
         """Start an episode where the fewest are open, or replay it up to the last of `answers`."""
         if self._places[0].player is None:
-            await asyncio.gather(*map(self.live, self._places))
+            await self.start()
         place = min(self._places, key=lambda place: place.episodes)
         episode = RemoteEpisode(self, place, next(self._keys), spec, answers, digests)
         try:
@@ -185,8 +191,8 @@ class PlayerProcesses:
         try:
             player.launched = await launch(place.number)
             await player.launched.connect(player.link)
-            node = await player.call("start", self._args)
-            logger.info("rollout process %d plays on %s", place.number, node)
+            node, place.pid = await player.call("start", self._args)
+            logger.info("rollout process %d plays on %s with pid %d", place.number, node, place.pid)
         except _PlayerLostError:
             pass
         except BaseException as error:

@@ -5,6 +5,7 @@ It does what the manager asks over one connection, and ends when that closes.
 
 import asyncio
 import gc
+import os
 import pickle
 import socket
 import sys
@@ -104,12 +105,12 @@ class Player:
         assert self._runtime is not None, "the player was not started"
         return self._runtime
 
-    async def start(self, args: Any) -> str:
-        """Build the runtime; return the name of the node."""
+    async def start(self, args: Any) -> tuple[str, int]:
+        """Build the runtime; return the node's name and the process's id."""
         self._runtime = await asyncio.to_thread(build_runtime, args)
         gc.collect()
         gc.freeze()
-        return socket.gethostname()
+        return socket.gethostname(), os.getpid()
 
     async def open(self, key: int, spec: EpisodeSpec, answers: Sequence[Any], digests: Sequence[str]) -> Progress:
         """Start the episode, or replay it up to the last of `answers`."""
