@@ -5,11 +5,11 @@ sleep; while a host computes, the clock advances by the CPU time that the host u
 HTTP and JSON on its side included, and a loaded machine slows the run down without changing what it shows. The cost of
 this process and the network's latency do not count.
 
-Several hosts compute at the same time, each on its own core, also where the machine has fewer cores: every host has
-its own clock, which begins with the simulated time at which it woke, and simulated time follows the slowest host that is
-awake. A host that the machine runs ahead of the others may therefore send its requests a few milliseconds too early, by
-one time slice of the scheduler. What this cannot show: cores that share caches, memory bandwidth or a clock frequency,
-and the network between nodes.
+Several hosts compute at the same time, each on its own core, even if the machine has fewer cores: every host has its
+own clock, which starts at the simulated time at which it woke, and simulated time follows the slowest host that is
+awake. A host that the machine runs ahead of the others may therefore send its requests too early by one time slice of
+the scheduler, a few milliseconds. What this cannot show: cores that share caches, memory bandwidth or a clock
+frequency, and the network between nodes.
 
 A response has the form `THINK: <words> ACTION: <action>`. Its length is drawn from the prompt alone, so every loop gets
 responses of the same distribution. As in SGLang, an update aborts those in flight and raises the weight version.

@@ -25,9 +25,9 @@ from rollout.errors import ConfigError
 from rollout.play.engine import EngineClient
 from rollout.play.memory import Memory, build_memory
 from rollout.play.metrics import count_retries
+from rollout.spec import EpisodeSpec
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Prompt, Turn
-from rollout.spec import EpisodeSpec
 from rollout.workers.pool import EnvPool
 from rollout.workers.utilization import ProcessUsage
 

@@ -121,7 +121,9 @@ def no_gap_and_none_twice(played: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize(
     ("processes", "history", "ahead", "limit"),
     [
-        pytest.param(count, *case, marks=() if count == 1 or (count, *case) == (2, "full", True, 1) else pytest.mark.slow)
+        pytest.param(
+            count, *case, marks=() if count == 1 or (count, *case) == (2, "full", True, 1) else pytest.mark.slow
+        )
         for count in (1, 2, 4)
         for case in itertools.product(("window", "full"), (False, True), (1, 2))
     ],

@@ -1,7 +1,6 @@
 """Several rollout processes: the same batches as one, also when players are killed, and one sentence when none lives."""
 
 import asyncio
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

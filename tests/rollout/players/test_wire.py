@@ -20,7 +20,7 @@ def test_a_turn_arrives_as_it_was_in_few_bytes() -> None:
     generation = Generation(ids, array("f", [-0.5] * 150), "text", FinishReason.STOP, ("3",), {"cached_tokens": 7})
     prompt = Prompt(TokenPrefix(range(1400)))
     spans = (Span("engine", 1.0, 2.0, {"a": 1}, (Span("tool", 1.0, 1.5),)),)
-    turn = Turn(7, 3, prompt, generation, "left", True, "left", 0.5, False, True, (1, 2), metrics={"a": 1.0}, spans=spans)
+    turn = Turn(7, 3, prompt, generation, "left", True, "left", 0.5, False, True, (1, 2), spans=spans)
     frame = dumps((turn_values(turn), prompt_change(NOTHING, prompt)))
     values, change = pickle.loads(frame)
     assert read_turn(values, changed_prompt(NOTHING, change)) == turn
