@@ -184,8 +184,8 @@ def _check_loss(args: Any, config: RolloutSettings) -> None:
 def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
     if config.rollout_processes != "auto" and config.rollout_processes > config.n_env:
         raise ConfigError(
-            f"rollout_processes: {config.rollout_processes} is more than n_env: {config.n_env}, so some processes would "
-            "have no slot; lower the first or raise the second"
+            f"rollout_processes: {config.rollout_processes} is more than n_env: {config.n_env}, so some processes "
+            "would have no slot; lower the first or raise the second"
         )
     turns, step = flags.turns_per_batch, flags.global_batch_size
     if not step or step < 1 or turns % step:

@@ -76,8 +76,8 @@ def warn_of_bottleneck(runtime: Runtime, load: BatchLoad) -> None:
         found["process"] = f"a rollout process computes {max(cpu):.0%} of the time: raise rollout_processes"
     elif max(cpu) > BUSY:
         found["manager"] = (
-            f"the process that keeps the batch computes {max(cpu):.0%} of the time, which more rollout_processes do not "
-            "relieve: shorten the prompts, or split the engines between two runs"
+            f"the process that keeps the batch computes {max(cpu):.0%} of the time, which more rollout_processes do "
+            "not relieve: shorten the prompts, or split the engines between two runs"
         )
     if waiting > slots / 2:
         found["env"] = f"{waiting:.0f} of {slots} slots wait for their environment on average: raise env_workers"

@@ -262,7 +262,7 @@ class RemoteEpisode(Episode):
         return self._digests
 
     async def ensure(self) -> _Player:
-        """Return the player that has the episode, after a replay if it was lost; raises EnvironmentFault as a replay."""
+        """Return the player that has the episode, which is replayed if it was lost; raises EnvironmentFault."""
         while self._player is None or self._player.lost:
             player = await self._players.live(self._place)
             try:

@@ -1,4 +1,4 @@
-"""Several rollout processes: the same batches as one, also when players are killed, and one sentence when none lives."""
+"""Several rollout processes: the batches of one process, also when players are killed; faults counted and bounded."""
 
 import asyncio
 from collections.abc import Iterator
