@@ -104,6 +104,7 @@ class _Place:
         return self._earlier.plus(self._latest)
 
     def used(self, usage: ProcessUsage) -> None:
+        """Note what the player has used since it started."""
         self._latest = usage
 
     def clear(self) -> None:
@@ -112,7 +113,7 @@ class _Place:
 
 
 class PlayerProcesses:
-    """The players of one run; they start with the first episode."""
+    """The players of one run; each starts with its first episode."""
 
     def __init__(self, runtime: Runtime, args: Any, count: int) -> None:
         self.faults: Counter[str] = Counter()
@@ -130,7 +131,7 @@ class PlayerProcesses:
         self._closed = False
 
     async def start(self) -> list[int]:
-        """Start all of them unless they run; return their process ids, each on its node."""
+        """Start those that do not run yet; return the process ids, each on its node."""
         await asyncio.gather(*map(self.live, self._places))
         return [place.pid for place in self._places]
 
@@ -138,8 +139,6 @@ class PlayerProcesses:
         self, spec: EpisodeSpec, answers: Sequence[Sequence[int]] = (), digests: Sequence[str] = ()
     ) -> Episode:
         """Start an episode where the fewest are open, or replay it up to the last of `answers`."""
-        if self._places[0].player is None:
-            await self.start()
         place = min(self._places, key=lambda place: place.episodes)
         episode = RemoteEpisode(self, place, next(self._keys), spec, answers, digests)
         try:

@@ -85,8 +85,10 @@ class Player:
             else:
                 self._tasks[number] = asyncio.create_task(self._answer(number, method, arguments))
 
-    async def _answer(self, number: int, method: str, arguments: Sequence[Any]) -> None:
+    async def _answer(self, number: int, method: str, arguments: Sequence[Any] | Exception) -> None:
         try:
+            if isinstance(arguments, Exception):  # what the manager wanted to send could not be pickled
+                raise arguments
             self._link.send((number, True, await getattr(self, method)(*arguments)))
         except Exception as error:
             self._link.send((number, False, _portable(error)))

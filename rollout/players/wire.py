@@ -80,7 +80,7 @@ def _portable(message: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         dumps(message)
     except Exception as error:
-        return message[0], False, RuntimeError(f"a reply cannot be pickled: {error}")
+        return message[0], False, RuntimeError(f"a message between rollout processes cannot be pickled: {error}")
     return message
 
 
