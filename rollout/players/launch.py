@@ -34,7 +34,9 @@ class Launched:
         """Put the connection behind `link`."""
         await asyncio.get_running_loop().create_connection(lambda: link, sock=self.connection)
         if self.died is not None:
-            asyncio.ensure_future(self.died).add_done_callback(lambda task: (task.cancelled() or task.exception(), link.abort()))
+            # Reads the exception, which asyncio would otherwise log as never retrieved.
+            gone = lambda task: (task.cancelled() or task.exception(), link.abort())
+            asyncio.ensure_future(self.died).add_done_callback(gone)
 
 
 async def launch(number: int) -> Launched:
