@@ -274,7 +274,7 @@ class RemoteEpisode(Episode):
         return self._player
 
     def _take(self, progress: Progress) -> None:
-        for name, value in progress.state._asdict().items():
+        for name, value in progress.state.items():
             setattr(self, name, value)
         if progress.prompt is not None:
             self.prompt = changed_prompt(self.prompt, progress.prompt)

@@ -21,7 +21,7 @@ from rollout.play.runtime import Runtime, build_runtime
 from rollout.play.slots import replay_episode
 from rollout.players.wire import NOTHING, Link, PromptChange, prompt_change, turn_values
 from rollout.spec import EpisodeSpec
-from rollout.turn import FinishReason, Generation, StopReason
+from rollout.turn import FinishReason, Generation
 from rollout.workers.utilization import ProcessUsage
 
 
@@ -33,19 +33,15 @@ class Report(NamedTuple):
     usage: ProcessUsage
 
 
-class EpisodeState(NamedTuple):
-    """What the manager decides by: an episode's attributes with these names."""
-
-    index: int
-    stop: StopReason | None
-    has_next_prompt: bool
-    total_reward: float
+STATE = ("index", "stop", "has_next_prompt", "total_reward")
+"""The attributes of an `Episode` by which the manager decides."""
 
 
 class Progress(NamedTuple):
     """An episode after it was opened or stepped."""
 
-    state: EpisodeState
+    state: Mapping[str, Any]
+    """Its `STATE`."""
     prompt: PromptChange | None
     """The next prompt; None if it is still the one before."""
     digests: Sequence[str]
@@ -155,8 +151,8 @@ class Player:
         return replace(result, turns=()), packed
 
 
-def _state(episode: Episode) -> EpisodeState:
-    return EpisodeState(*(getattr(episode, name) for name in EpisodeState._fields))
+def _state(episode: Episode) -> Mapping[str, Any]:
+    return {name: getattr(episode, name) for name in STATE}
 
 
 def _portable(error: Exception) -> Exception:
