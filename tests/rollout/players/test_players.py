@@ -21,6 +21,7 @@ from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.warm_python import warm_players
 from tests.rollout.test_continuous import Engine, no_gap_and_none_twice
+from tests.rollout.test_vlm_games import settings
 
 LONG = {"turn_quota": "per_env", "env": {"max_length": 40}}
 
@@ -166,6 +167,22 @@ async def test_an_evaluation_has_the_results_of_one_process(tmp_path: Path) -> N
                 await close_runtimes()
         results.append((output.metrics, [sample_bytes(s) for s in output.data["count"]["samples"]]))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("history", some(["full", "window"], ["full"]))
+async def test_pictures_arrive_as_in_one_process(tmp_path: Path, history: str) -> None:
+    batches = []
+    for processes in (1, 2):
+        async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "right") as engine:
+            game = settings(tmp_path, "envs.babaisai", True, history=history, n_env=2)
+            sizes = {"rollout_batch_size": 6, "global_batch_size": 6}
+            run = Run(tmp_path, engine, rollout_processes=processes, **{**game, **sizes})
+            try:
+                batches.append(content([await run.batch(0)]))
+            finally:
+                await close_runtimes()
+    assert batches[0] == batches[1]
+    assert all(b"pixel_values" in sample for sample in batches[0])
 
 
 async def test_faults_in_the_players_are_counted_as_in_one_process(tmp_path: Path) -> None:
