@@ -14,6 +14,7 @@ from advantage.flags import check_flags as check_patch
 from advantage.settings import AdvantageSettings, advantage_settings
 from advantage.turn_table import CONVERTER
 from rollout.bridge.flags import RolloutFlags, sentences
+from rollout.bridge.processes import GENERATE, check_processes
 from rollout.bridge.roles import check_roles, role_args
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError
@@ -22,7 +23,6 @@ FIXED_TURN = "rollout.fixed_turn.generate_rollout"
 CONTINUOUS = "rollout.continuous.generate_rollout"
 BATCHES = (FIXED_TURN, CONTINUOUS)
 """Rollout functions that make batches of a fixed number of turns."""
-GENERATE = "rollout.generate.generate"
 SOURCE = "rollout.data_source.EpisodeSource"
 
 NEEDS_INSTALL = (
@@ -30,8 +30,6 @@ NEEDS_INSTALL = (
     *("actor_values", "critic_frozen", "value_pretraining"),
 )
 """Keys of the YAML that only `advantage.patch.install` puts into effect."""
-ENGINES_PER_PROCESS = 4
-"""Engines that one process feeds, with `rollout_processes: auto`."""
 CHARS_PER_TOKEN = 4
 """Of English text, about; whether notes fit is estimated before a tokenizer is loaded."""
 
@@ -64,18 +62,10 @@ def check_flags(args: Any, config: RolloutSettings) -> None:
         check_generate(args, config)
 
 
-def process_count(args: Any, config: RolloutSettings) -> int:
-    """The number of processes that play; 1 under `rollout.generate`, which plays inside slime's own loop."""
-    if getattr(args, "custom_generate_function_path", None) == GENERATE:
-        return 1
-    if config.rollout_processes == "auto":
-        return min(-(-RolloutFlags.read(args).engines // ENGINES_PER_PROCESS), config.n_env)
-    return config.rollout_processes
-
-
 def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
     """Check the flags of fixed-turn and continuous batches; raises ConfigError, which names the flag to change."""
     _check_batch(RolloutFlags.read(args), config)
+    check_processes(args, config)
     if getattr(args, "rollout_function_path", None) == CONTINUOUS:
         _check_continuous(RolloutFlags.read(args), config)
     _check_context(args)
@@ -103,15 +93,11 @@ def check_generate(args: Any, config: RolloutSettings) -> None:
     _check_context(args)
     _check_notes(RolloutFlags.read(args), config)
     _refuse(args, hooks_in_use(args))
+    check_processes(args, config)
     if config.critic_warmup.w_epoch:
         raise ConfigError(
             f"critic_warmup keeps fixed-turn batches: give --rollout-function-path {FIXED_TURN}, or leave "
             "critic_warmup out of the YAML"
-        )
-    if config.rollout_processes not in (1, "auto"):
-        raise ConfigError(
-            f"rollout_processes: {config.rollout_processes} is for fixed-turn and continuous batches; with "
-            f"--custom-generate-function-path {GENERATE}, slime's own process plays, so leave it out"
         )
     if config.value_pretraining.batches:
         raise ConfigError(f"value_pretraining collects fixed-turn batches: give --rollout-function-path {FIXED_TURN}")
@@ -182,11 +168,6 @@ def _check_loss(args: Any, config: RolloutSettings) -> None:
 
 
 def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
-    if config.rollout_processes != "auto" and config.rollout_processes > config.n_env:
-        raise ConfigError(
-            f"rollout_processes: {config.rollout_processes} is more than n_env: {config.n_env}, so some processes "
-            "would have no slot; lower the first or raise the second"
-        )
     turns, step = flags.turns_per_batch, flags.global_batch_size
     if not step or step < 1 or turns % step:
         raise ConfigError(
