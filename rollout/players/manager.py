@@ -72,10 +72,10 @@ class _Player:
                 waiting.set_result(value) if ok else waiting.set_exception(value)
 
     def _end(self) -> None:
-        self.end()
         for waiting in self._calls.values():
             if not waiting.done():
                 waiting.set_exception(_PlayerLostError())
+        self.end()
         self._ended()
 
     def end(self) -> None:
@@ -280,13 +280,12 @@ class RemoteEpisode(Episode):
             self.prompt = changed_prompt(self.prompt, progress.prompt)
         self._digests += progress.digests
 
-    async def generate(self, params: Mapping[str, Any], gives_up: Callable[[], bool] = lambda: False) -> Generation:
-        """Have the player ask the engine. The tokens stay there until `step`."""
-        assert self.stop is None, "the episode is over"
+    async def _request(self, params: Mapping[str, Any]) -> Generation:
+        """Have the player ask the engine once. The tokens stay there until `step`."""
         while True:
             player = await self.ensure()
             try:
-                reason, versions = await player.call("generate", self._key, params)
+                reason, versions = await player.call("ask", self._key, params)
             except _PlayerLostError:
                 continue
             return Generation((), (), "", reason, versions)

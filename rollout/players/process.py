@@ -120,9 +120,9 @@ class Player:
         self._episodes[key] = episode
         return Progress(_state(episode), prompt_change(NOTHING, episode.prompt), episode.digests)
 
-    async def generate(self, key: int, params: Mapping[str, Any]) -> tuple[FinishReason, tuple[str, ...]]:
-        """Ask the engine, and keep the response for `step`."""
-        generation = await self._episodes[key].generate(params)
+    async def ask(self, key: int, params: Mapping[str, Any]) -> tuple[FinishReason, tuple[str, ...]]:
+        """Ask the engine once, and keep the response for `step`; it may be aborted."""
+        generation = await self._episodes[key].generate(params, gives_up=lambda: True)
         self._generations[key] = generation
         return generation.finish_reason, generation.weight_versions
 

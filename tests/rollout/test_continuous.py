@@ -53,6 +53,10 @@ class Trainer:
         self.stream: Any = None
 
     async def run(self, rollouts: range, load: int | None = None, ahead: bool = False, saves: bool = True) -> None:
+        with warm_players():
+            await self._run(rollouts, load, ahead, saves)
+
+    async def _run(self, rollouts: range, load: int | None, ahead: bool, saves: bool) -> None:
         async with Engine() as engine:
             folders = {"load": str(self.folder / "save")} if load is not None else {}
             self.args = rollout_args(self.folder, engine.port, **self.keys, **folders)
@@ -60,8 +64,7 @@ class Trainer:
             if load is not None:
                 self.source.load(load)
             try:
-                with warm_players():
-                    await (self._asynchronous if ahead else self._synchronous)(engine, rollouts, saves)
+                await (self._asynchronous if ahead else self._synchronous)(engine, rollouts, saves)
             finally:
                 await close_runtimes()
 

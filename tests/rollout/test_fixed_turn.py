@@ -289,6 +289,7 @@ async def test_too_many_broken_environments_stop_the_batch_with_what_reproduces_
     assert "max_episode_failures_per_batch is 3" in text
 
 
+@wide
 async def test_an_aborted_turn_is_issued_again_without_touching_the_environment(
     collect: Collect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
