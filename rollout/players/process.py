@@ -9,6 +9,7 @@ import os
 import pickle
 import socket
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,9 +25,12 @@ from rollout.spec import EpisodeSpec
 from rollout.turn import FinishReason, Generation
 from rollout.workers.utilization import ProcessUsage
 
+REPORT_S = 0.01
+"""Seconds after which a frame reports again what the player has used."""
+
 
 class Report(NamedTuple):
-    """What the player has counted; it goes with every frame, so a turn never arrives before the faults on its way."""
+    """What the player has counted; it goes with a frame, so a turn never arrives before the faults on its way."""
 
     faults: Counter[str]
     """Faults and retries since the last report."""
@@ -59,6 +63,7 @@ class Player:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._runtime: Runtime | None = None
         self._reported: Counter[str] = Counter()
+        self._reported_at = 0.0
         self._episodes: dict[int, Episode] = {}
         self._generations: dict[int, Generation] = {}
         """The responses that are not stepped yet, by the episode's key."""
@@ -95,7 +100,10 @@ class Player:
         if self._runtime is None:
             return None
         faults = self._runtime.fault_counts()
-        new, self._reported = faults - self._reported, faults
+        new, now = faults - self._reported, time.monotonic()
+        if not new and now - self._reported_at < REPORT_S:
+            return None
+        self._reported, self._reported_at = faults, now
         return Report(new, self._runtime.usage()[0])
 
     @property
