@@ -1,9 +1,15 @@
 """SGLang's HTTP interface over simulated engines, in its own process: `python -m benchmarks.engine_server --host PID`.
 
-Time is simulated. Its clock goes to the engines' next event whenever the host, the process that sends the requests,
-sleeps; while the host computes, the clock advances by the CPU time that the host uses. So the host's cost is its real
-cost, HTTP and JSON on its side included, and a loaded machine slows the run down without changing what it shows. The
-cost of this process and the network's latency do not count.
+Time is simulated. Its clock goes to the engines' next event whenever the hosts, the processes that send the requests,
+sleep; while a host computes, the clock advances by the CPU time that the host uses. So a host's cost is its real cost,
+HTTP and JSON on its side included, and a loaded machine slows the run down without changing what it shows. The cost of
+this process and the network's latency do not count.
+
+Several hosts compute at the same time, each on its own core, even if the machine has fewer cores: every host has its
+own clock, which starts at the simulated time at which it woke, and simulated time follows the slowest host that is
+awake. A host that the machine runs ahead of the others may therefore send its requests too early by one time slice of
+the scheduler, a few milliseconds. What this cannot show: cores that share caches, memory bandwidth or a clock
+frequency, and the network between nodes.
 
 A response has the form `THINK: <words> ACTION: <action>`. Its length is drawn from the prompt alone, so every loop gets
 responses of the same distribution. As in SGLang, an update aborts those in flight and raises the weight version.
@@ -36,6 +42,7 @@ class Host:
         self._clock = (~pid << 3) | 2
         """The process's CPU clock, as `clock_getcpuclockid` gives it."""
         self._tasks = Path(f"/proc/{pid}/task")
+        self._cpu, self._time, self._awake = self.cpu_s(), 0.0, False
 
     def cpu_s(self) -> float:
         """Read the CPU seconds of all its threads.
@@ -56,6 +63,20 @@ class Host:
                 return False
         return True
 
+    def advance(self, now: float) -> float | None:
+        """Charge the CPU time since the last call; return the host's own time, or None if it slept."""
+        cpu = self.cpu_s()
+        used, self._cpu = cpu - self._cpu, cpu
+        awake = used > 0 or not self.asleep()
+        if awake and not self._awake:
+            self._time = max(self._time, now)
+        self._time, self._awake = self._time + used, awake
+        return self._time if awake else None
+
+    def unchanged(self) -> bool:
+        """Tell whether it has slept since the last `advance`."""
+        return self.asleep() and self.cpu_s() == self._cpu
+
 
 def draw_length(seed: int) -> int:
     """Draw the tokens of a response: log-normal with mean 150 and sigma 0.6, which is assumed for short reasoning."""
@@ -68,7 +89,7 @@ class Server:
 
     def __init__(self, host: Host, engines: int, timing: Timing, vocabulary: Mapping[str, Any]) -> None:
         """Start with idle engines; the engines have no tokenizer, so responses are made of the `vocabulary`."""
-        self.host, self.timing, self.vocabulary = host, timing, vocabulary
+        self.hosts, self.timing, self.vocabulary = [host], timing, vocabulary
         self.engines = [Engine(timing) for _ in range(engines)]
         self.now, self.version, self.arrived = 0.0, 1, 0
         self.recorded: dict[int, tuple[np.ndarray, int]] = {}
@@ -88,6 +109,7 @@ class Server:
                 web.get("/v1/loads", self.loads),
                 web.post("/simulated/update", self.update),
                 web.post("/simulated/sleep", self.sleep),
+                web.post("/simulated/hosts", self.set_hosts),
                 web.get("/simulated/now", self.clock),
                 web.get("/simulated/saturated", self.saturated),
             ]
@@ -161,6 +183,11 @@ class Server:
         self.version += 1
         return await self.resume(request)
 
+    async def set_hosts(self, request: web.Request) -> web.Response:
+        """Charge these processes, too."""
+        self.hosts = [self.hosts[0], *map(Host, (await request.json())["pids"])]
+        return web.json_response({})
+
     async def sleep(self, request: web.Request) -> web.Response:
         """Respond after some simulated seconds."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -182,11 +209,11 @@ class Server:
 
     async def keep_time(self) -> None:
         """Advance the clock until the host ends."""
-        cpu = self.host.cpu_s()
         while True:
-            before, cpu = cpu, self.host.cpu_s()
-            self.now += cpu - before
-            if self._next_event() < math.inf and await self._host_waits(cpu):
+            own = [host.advance(self.now) for host in self.hosts]
+            if awake := [moment for moment in own if moment is not None]:
+                self.now = max(self.now, min(awake))
+            if self._next_event() < math.inf and await self._hosts_wait():
                 self.now = max(self.now, self._next_event())
             else:
                 await asyncio.sleep(2e-4)
@@ -196,14 +223,12 @@ class Server:
         asleep = self._sleepers[0][0] if self._sleepers else math.inf
         return min(asleep, *(engine.next_event for engine in self.engines))
 
-    async def _host_waits(self, cpu: float) -> bool:
-        """Tell whether the host waits for an event, and all that it sent has been read."""
-        if not self.host.asleep():
-            return False
+    async def _hosts_wait(self) -> bool:
+        """Tell whether all hosts wait for an event, and all that they sent has been read."""
         arrived = self.arrived
         for _ in range(12):  # a request on a new connection takes up to ten turns of the loop to be queued
             await asyncio.sleep(0)
-        return arrived == self.arrived and self.host.asleep() and self.host.cpu_s() == cpu
+        return arrived == self.arrived and all(host.unchanged() for host in self.hosts)
 
     def _happen(self) -> None:
         """Finish what is due by now."""

@@ -15,7 +15,7 @@ import time
 import urllib.request
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,11 +24,14 @@ from unittest import mock
 
 import aiohttp
 
+from benchmarks import parts
+from benchmarks.engine_server import Host
 from rollout import continuous, fixed_turn
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
 from rollout.play.batch import Batch
 from rollout.play.runtime import close_runtimes, get_runtime
+from rollout.players.manager import PlayerProcesses
 from tests.fixtures.rollout_args import COUNTING
 
 REPOSITORY = Path(__file__).parents[1]
@@ -59,6 +62,8 @@ class Case:
     """Measured batches."""
     warm: int = 1
     """Batches before them. Loops that never stop need one more, with an update of the weights before the measuring."""
+    processes: int = 1
+    """Processes that play (`rollout_processes`)."""
 
 
 def episode_length(seed: int) -> int:
@@ -115,6 +120,10 @@ class SimulatedEngines:
         """Load new weights, which aborts the requests in flight."""
         self._call("/simulated/update", {})
 
+    def charge(self, pids: Sequence[int]) -> None:
+        """Put the CPU time of these processes on the clock, too, each as if it had its own core."""
+        self._call("/simulated/hosts", {"pids": list(pids)})
+
     def sleep(self, seconds: float) -> None:
         """Wait for simulated seconds, as a trainer that works on other machines."""
         self._call("/simulated/sleep", {"seconds": seconds})
@@ -147,15 +156,22 @@ class Meter:
         self.case, self.engines = case, engines
         self._versions: Counter[int] = Counter()
         self._turns = self._tokens = self._prompt_tokens = 0
-        self._seconds = self._cpu_s = 0.0
+        self._seconds = self._cpu_s = self._players_s = 0.0
+        self.players: list[Host] = []
+        """The processes that play, if this one does not."""
 
     def start(self) -> None:
         self._seconds -= self.engines.now()
-        self._cpu_s -= time.process_time()
+        self._add_cpu(-1)
+        parts.reset()
 
     def stop(self) -> None:
-        self._cpu_s += time.process_time()
+        self._add_cpu(1)
         self._seconds += self.engines.now()
+
+    def _add_cpu(self, sign: int) -> None:
+        self._cpu_s += sign * time.process_time()
+        self._players_s += sign * sum(player.cpu_s() for player in self.players)
 
     def add(self, samples: Iterable[Sample], rollout_id: int) -> None:
         """Count a batch's turns. The engine's versions begin with 1, which the batch of rollout 0 is trained on."""
@@ -177,6 +193,10 @@ class Meter:
             "share_of_saturated": speed / saturated["tokens_per_s"],
             "share_of_updated": speed / saturated["updated_tokens_per_s"],
             "host_cpu_ms_per_turn": 1e3 * self._cpu_s / turns,
+            "players_cpu_ms_per_turn": 1e3 * self._players_s / turns,
+            "host_busy_share": self._cpu_s / self._seconds,
+            "players_busy_share": self._players_s / self._seconds / max(len(self.players), 1),
+            "parts_ms_per_turn": {name: 1e3 * seconds / turns for name, seconds in parts.SECONDS.items()},
             "prompt_tokens": self._prompt_tokens / turns,
             "answer_tokens": self._tokens / turns,
             "staleness": {str(age): count / turns for age, count in sorted(self._versions.items())},
@@ -195,7 +215,12 @@ def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namesp
         **{"rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1, "num_critic_only_steps": 0},
         **{"save": None, "load": None, "debug_rollout_only": True},
         **{"n_env": slots, "env_backend": "inline", "env_workers": 1, "engine": {"timeout_s": 3600.0}},
-        **{"rollout_interaction_env_path": COUNTING, "tasks": ["count"], "env": game},
+        **{
+            "rollout_processes": case.processes,
+            "rollout_interaction_env_path": COUNTING,
+            "tasks": ["count"],
+            "env": game,
+        },
     }
     return Namespace(**{**values, **changes})
 
@@ -207,6 +232,14 @@ class Trainer:
         self.case, self.engines, self.args, self.collect = case, engines, args, collect
         self.source, self.meter = EpisodeSource(args), Meter(case, engines)
         self.train_s = TRAINING_S * case.turns / case.engines
+
+    async def start(self) -> None:
+        """Start the players before anything is measured."""
+        players = (await get_runtime(self.args)).players
+        if isinstance(players, PlayerProcesses):
+            pids = await players.start()
+            self.meter.players = [Host(pid) for pid in pids]
+            await asyncio.to_thread(self.engines.charge, pids)
 
     async def rollout(self, rollout_id: int) -> list[Sample]:
         output = await fixed_turn.collect_or_draw(self.args, rollout_id, self.source, self.collect)
@@ -291,10 +324,12 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
     async def play(engines: SimulatedEngines) -> dict[str, Any]:
         trainer = Trainer(case, engines, make_args(case, engines.port, checkpoint, **keys), collect)
         try:
+            await trainer.start()
             await order(trainer)
             return await asyncio.to_thread(trainer.meter.row)
         finally:
             await close_runtimes()
 
-    with SimulatedEngines(vocabulary, case.engines, case.places) as engines, engines.sleeping():
+    engines = SimulatedEngines(vocabulary, case.engines, case.places)
+    with engines, engines.sleeping(), parts.timed():
         return asyncio.run(play(engines))

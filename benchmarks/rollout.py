@@ -1,6 +1,6 @@
 """How busy each rollout loop keeps simulated SGLang engines, and what a turn costs the rollout process.
 
-    python -m benchmarks.rollout [--loops NAME ...] [--turns 512 2048] [--engines 1] [--json FILE]
+    python -m benchmarks.rollout [--loops NAME ...] [--turns 512 2048] [--engines 1] [--processes 1] [--json FILE]
 
 The loops are Verlog's order (lock-step), our fixed-turn and continuous batches, and slime's own `generate_rollout` with
 our `generate`. slime's run if SLIME_PATH names a checkout and SLIME_CPU_PYTHON an interpreter that can import it.
@@ -16,7 +16,13 @@ Columns, of rollouts alone; continuous loops play on while training runs.
 - of updated: the same share of saturated engines that get new weights after as many turns as a batch has, which aborts
   the running responses and empties the prefix cache
 - stale: share of turns that are 0, 1, or more updates old when they are trained on
-- host ms: CPU milliseconds of the rollout process per turn
+- host ms: CPU milliseconds of the rollout process per turn; with several processes, of the one that keeps the batch
+- players ms: CPU milliseconds of the processes that play per turn, with `--processes` above 1
+- busy: share of the time for which the rollout process computes, and the same of the players on average
+
+`--processes` counts the processes that play (`rollout_processes`). Each is charged its own core (see
+`benchmarks/engine_server.py` for how, and for what that cannot show). The JSON file has what each part of a turn costs
+the rollout process (`benchmarks/parts.py`).
 """
 
 import argparse
@@ -44,7 +50,10 @@ COLUMNS = (
     ("of saturated", "{share_of_saturated:.1%}"),
     ("of updated", "{share_of_updated:.1%}"),
     ("stale 0/1/2+", "{ages}"),
+    ("processes", "{processes}"),
     ("host ms", "{host_cpu_ms_per_turn:.2f}"),
+    ("players ms", "{players_cpu_ms_per_turn:.2f}"),
+    ("busy", "{host_busy_share:.0%} / {players_busy_share:.0%}"),
 )
 LABELS = {**{name: label for name, (label, *_) in loops.LOOPS.items()}, **slime_loop.LABELS}
 
@@ -103,17 +112,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--loops", nargs="+", choices=sorted(LABELS), default=list(LABELS), metavar="NAME")
     parser.add_argument("--turns", nargs="+", type=int, default=[512, 2048], help="turns per batch")
     parser.add_argument("--engines", nargs="+", type=int, default=[1])
+    parser.add_argument("--processes", nargs="+", type=int, default=[1], help="processes that play (not slime's loop)")
     parser.add_argument("--places", type=int, default=96, help="requests that one engine runs at once")
     parser.add_argument("--batches", type=int, default=2, help="measured batches")
     parser.add_argument("--warm", type=int, default=1, help="batches before them")
     parser.add_argument("--json", type=Path, default=Path("outputs/benchmarks/rollout.json"))
     options = parser.parse_args(arguments)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sizes = [(engines, turns) for engines in options.engines for turns in options.turns]
+    sizes = itertools.product(options.engines, options.turns, options.processes)
     cases = [
-        loops.Case(loop, turns, engines, options.places, options.batches, options.warm)
-        for engines, turns in sizes
+        loops.Case(loop, turns, engines, options.places, options.batches, options.warm, processes)
+        for engines, turns, processes in sizes
         for loop in options.loops
+        if processes == 1 or loop in loops.LOOPS
     ]
     rows: list[dict[str, Any]] = []
     options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import rollout_with
 from rollout.play.batch import Batch
-from rollout.play.metrics import batch_metrics
+from rollout.play.metrics import batch_metrics, warn_of_bottleneck
 from rollout.play.runtime import full_gc_deferred, get_runtime
 from rollout.play.stream import Stream
 
@@ -45,6 +45,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     if runtime.flags.engine_leaves:
         await stream.pause()
     faults, load = stream.since_last_batch()
+    warn_of_bottleneck(runtime, load)
     batch.staleness = source.staleness(batch.segments, rollout_id)
     batch.metrics = await asyncio.to_thread(batch_metrics, batch.segments, faults, load, batch.staleness)
     batch.metrics |= {"rollout/turns_pending": float(pending), "rollout/turns_masked_as_stale": float(batch.masked)}

@@ -50,3 +50,7 @@ class CheckpointError(SlimeVerlogError, RuntimeError):
 
 class FailureBudgetError(SlimeVerlogError, RuntimeError):
     """More episodes failed than the configured budget allows; the text says how to reproduce the last failure."""
+
+
+class PlayerError(SlimeVerlogError, RuntimeError):
+    """A rollout process (`rollout_processes`) cannot be started, or rollout processes die again and again."""

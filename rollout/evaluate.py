@@ -73,7 +73,10 @@ async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once:
 
         async def one(spec: EpisodeSpec) -> EpisodeResult:
             async with places:
-                result = await play_episode(runtime, spec)
+                if runtime.players is not None:
+                    result = await runtime.players.evaluate(spec, detailed=False)
+                else:
+                    result = await play_episode(runtime, spec)
                 progress.update()
                 return result
 

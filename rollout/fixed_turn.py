@@ -17,7 +17,7 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
 from rollout.play.batch import Batch, count_failure, count_turns
 from rollout.play.episode import Episode
-from rollout.play.metrics import batch_metrics, measure
+from rollout.play.metrics import batch_metrics, measure, warn_of_bottleneck
 from rollout.play.player import Slot, play
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
 from rollout.samples import build_samples, fill_steps, pretraining_samples
@@ -102,9 +102,10 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     by_slot = {slot.number: segments for slot, segments in zip(order, played, strict=True)}
     batch.segments = [segment for slot in slots for segment in by_slot[slot.number]]
     assert batch.turn_count == turns, f"the batch has {batch.turn_count} turns instead of {turns}"
-    faults = runtime.fault_counts() - faults
+    faults, load = runtime.fault_counts() - faults, measured()
+    warn_of_bottleneck(runtime, load)
     batch.staleness = source.staleness(batch.segments, rollout_id)
-    batch.metrics = await asyncio.to_thread(batch_metrics, batch.segments, faults, measured(), batch.staleness)
+    batch.metrics = await asyncio.to_thread(batch_metrics, batch.segments, faults, load, batch.staleness)
     return batch
 
 

@@ -1,9 +1,9 @@
 """Records that describe an episode and its environment; worker processes import them without torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from envs.base import BaseInteractionEnv
 
@@ -47,6 +47,17 @@ class EnvSpec:
         )
         args = SimpleNamespace(env=dict(self.options), max_turns=self.max_turns)
         return call_build_env(self.env_path, sample, args)
+
+
+class Replay(NamedTuple):
+    """What was played of an episode; with its spec, enough to play it again up to there."""
+
+    answers: Sequence[Sequence[int]] = ()
+    """Token ids of each response."""
+    stepped: Sequence[bool] = ()
+    """Whether the environment got each response; it does not get notes."""
+    digests: Sequence[str] = ()
+    """Digests of everything that the environment showed."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from advantage.flags import check_flags as check_patch
 from advantage.settings import AdvantageSettings, advantage_settings
 from advantage.turn_table import CONVERTER
 from rollout.bridge.flags import RolloutFlags, sentences
+from rollout.bridge.processes import GENERATE, check_processes
 from rollout.bridge.roles import check_roles, role_args
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError
@@ -23,7 +24,6 @@ FIXED_TURN = "rollout.fixed_turn.generate_rollout"
 CONTINUOUS = "rollout.continuous.generate_rollout"
 BATCHES = (FIXED_TURN, CONTINUOUS)
 """Rollout functions that make batches of a fixed number of turns."""
-GENERATE = "rollout.generate.generate"
 SOURCE = "rollout.data_source.EpisodeSource"
 
 NEEDS_INSTALL = (
@@ -64,6 +64,7 @@ def check_flags(args: Any, config: RolloutSettings) -> None:
 def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
     """Check the flags of fixed-turn and continuous batches; raises ConfigError, which names the flag to change."""
     _check_batch(RolloutFlags.read(args), config)
+    check_processes(args, config)
     if getattr(args, "rollout_function_path", None) == CONTINUOUS:
         _check_continuous(RolloutFlags.read(args), config)
     _check_context(args)
@@ -91,6 +92,7 @@ def check_generate(args: Any, config: RolloutSettings) -> None:
     _check_context(args)
     _check_notes(RolloutFlags.read(args), config)
     _refuse(args, hooks_in_use(args))
+    check_processes(args, config)
     if config.critic_warmup.w_epoch:
         raise ConfigError(
             f"critic_warmup keeps fixed-turn batches: give --rollout-function-path {FIXED_TURN}, or leave "

@@ -41,6 +41,7 @@ class RolloutFlags:
     over_sampling_batch_size: int | None = None
     rollout_num_engines: int | None = None
     rollout_num_gpus: int | None = None
+    rollout_num_gpus_per_engine: int | None = None
     sglang_server_concurrency: int | None = None
     partial_rollout: bool = False
     mask_offpolicy_in_partial_rollout: bool = False
@@ -87,6 +88,12 @@ class RolloutFlags:
         groups = self.rollout_batch_size + (self.over_sampling_batch_size or self.rollout_batch_size)
         engines = max(self.rollout_num_engines or self.rollout_num_gpus or 1, 1)
         return max(groups * self.n_samples_per_prompt, (self.sglang_server_concurrency or 0) * engines)
+
+    @property
+    def engines(self) -> int:
+        """Number of engines, 1 if the framework does not tell."""
+        found = self.rollout_num_engines or (self.rollout_num_gpus or 1) // (self.rollout_num_gpus_per_engine or 1)
+        return max(found, 1)
 
     @property
     def push_interval(self) -> int:

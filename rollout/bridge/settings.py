@@ -1,7 +1,7 @@
 """The custom YAML as a settings model; invalid settings are refused here, before any GPU is used."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -112,6 +112,10 @@ class RolloutSettings(AdvantageSettings):
 
     n_env: int = Field(default=32, ge=1)
     """Number of slots. Each slot plays one episode after another, so this many episodes are in progress at once."""
+    rollout_processes: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = 1
+    """Processes that play the slots of fixed-turn and continuous batches, and held-out episodes. 1: slime's own process
+    plays. Otherwise slime's process keeps the batch alone. `auto`: one per 4 engines. In a Ray cluster they are actors
+    on any node."""
     turn_quota: Literal["global", "per_env"] = "global"
     """`global`: all slots draw from one common budget of turns. `per_env`: every slot plays the same number of
     turns."""

@@ -70,6 +70,11 @@ class Episode:
         assert self.session.reply is not None
         return self.session.reply
 
+    @property
+    def digests(self) -> list[str]:
+        """The digests of everything that the environment has shown."""
+        return self.session.digests
+
     def _first_prompt(self) -> Prompt:
         prompt = self._build_prompt(None)
         if not self.runtime.fits(prompt):
@@ -309,6 +314,8 @@ async def open_episode(runtime: Runtime, spec: EpisodeSpec) -> Episode:
         EnvironmentFault: the environment could not be started, or its first prompt cannot be encoded or does not fit.
         EncodingError: the chat template does not show the environment's tools.
     """
+    if runtime.players is not None:
+        return await runtime.players.open(spec)
     session = await runtime.pool.open(spec.env)
     try:
         encoder = runtime.encoder_for(session.reply.tools if session.reply else ())

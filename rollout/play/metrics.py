@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollout.turn import FinishReason, Generation, NotesEvent, Prompt, Segment, StopReason, Turn
-from rollout.workers.utilization import Usage
+from rollout.workers.utilization import ProcessUsage, Usage
 
 if TYPE_CHECKING:
     from rollout.play.runtime import Runtime
+
+logger = logging.getLogger(__name__)
 
 RETRIES = (
     *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "turns_aborted"),
@@ -21,28 +23,67 @@ RETRIES = (
     *("env_timeout", "env_worker_died", "env_bad_reply", "env_raised", "env_tool_raised", "env_judge_raised"),
 )
 """Faults after which a turn is tried again; `engine_http_<status>` is another."""
+BUSY = 0.8
+"""Share of the time above which an event loop delays its slots."""
+MIN_SECONDS = 10.0
+"""Shorter batches tell nothing about bottlenecks."""
 FAULTS = (
     *RETRIES,
     *("env_replayed", "env_replay_mismatch", "env_close_failed", "env_observation_cut"),
-    *("episodes_failed", "episodes_lost_at_resume", "sanity_check_failed", "answers_with_placeholder"),
+    *("episodes_failed", "episodes_lost_at_resume", "player_died", "sanity_check_failed", "answers_with_placeholder"),
 )
 
 
 @dataclass(frozen=True)
 class BatchLoad:
-    """How busy engine and environment workers were during a batch, and the CPU time of the event loop."""
+    """How busy engine and environment workers were during a batch, and the CPU time of the event loops."""
 
     engine: Usage
     env: Usage
     host_s: float
-    """CPU seconds of the event loop's thread."""
+    """CPU seconds of the event loops' threads."""
+    processes: Sequence[ProcessUsage] = ()
+    """Each process: this one, then the players."""
 
 
 def measure(runtime: Runtime) -> Callable[[], BatchLoad]:
     """Start to measure; the returned function gives the load since then."""
-    engine, env, host_s = runtime.engine.utilization, runtime.pool.utilization, time.thread_time()
-    before = engine.snapshot(), env.snapshot()
-    return lambda: BatchLoad(engine.since(before[0]), env.since(before[1]), time.thread_time() - host_s)
+    before = runtime.usage()
+
+    def load() -> BatchLoad:
+        used = [now.plus(then, -1) for now, then in zip(runtime.usage(), before, strict=True)]
+        engine, env = _together([one.engine for one in used]), _together([one.env for one in used])
+        return BatchLoad(engine, env, sum(one.cpu_s for one in used), used)
+
+    return load
+
+
+def _together(processes: Sequence[Usage]) -> Usage:
+    """The usage of all processes; the busiest one tells when any of them is busy."""
+    busy_s, request_s = max(one.busy_s for one in processes), sum(one.request_s for one in processes)
+    return Usage(processes[0].seconds, busy_s, request_s)
+
+
+def warn_of_bottleneck(runtime: Runtime, load: BatchLoad) -> None:
+    """Log, once per kind, what keeps the engines from being busy and the setting that relieves it."""
+    seconds, slots = load.engine.seconds, runtime.settings.n_env
+    if seconds < MIN_SECONDS:
+        return
+    cpu = [one.cpu_s / seconds for one in load.processes]
+    busiest, waiting = cpu.index(max(cpu)), load.env.request_s / seconds
+    found = {}
+    if max(cpu) > BUSY and (busiest or len(cpu) == 1):
+        found["process"] = f"a rollout process computes {max(cpu):.0%} of the time: raise rollout_processes"
+    elif max(cpu) > BUSY:
+        found["manager"] = (
+            f"the process that keeps the batch computes {max(cpu):.0%} of the time, which more rollout_processes do "
+            "not relieve: shorten the prompts, or split the engines between two runs"
+        )
+    if waiting > slots / 2:
+        found["env"] = f"{waiting:.0f} of {slots} slots wait for their environment on average: raise env_workers"
+    for kind in found.keys() - runtime.warned:
+        runtime.warned.add(kind)
+        logger.warning("the engines are kept waiting, because %s", found[kind])
 
 
 def batch_metrics(
@@ -58,10 +99,9 @@ def batch_metrics(
     played = [turn for turn in turns if turn.stepped]
     stops = Counter(segment.stop for segment in segments)
     ended = [segment.episode_turns for segment in segments if segment.stop.is_end]
-    retried = sum(n for name, n in faults.items() if name in RETRIES or name.startswith("engine_http_"))
     metrics = {
         "rollout/turns": float(len(turns)),
-        "rollout/turns_retried": float(retried),
+        "rollout/turns_retried": float(count_retries(faults)),
         "rollout/episodes_touched": float(len(segments)),
         "rollout/episodes_finished": float(len(ended)),
         "rollout/episodes_cut": float(stops[StopReason.CUT]),
@@ -89,8 +129,28 @@ def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
         "rollout/engine_concurrency": engine.request_s / seconds if seconds else 0.0,
         "rollout/env_busy_share": env.busy_s / seconds if seconds else 0.0,
         "rollout/env_queue_depth": env.request_s / seconds if seconds else 0.0,
+        "rollout/host_busy_share": max((one.cpu_s for one in load.processes), default=0.0) / (seconds or 1.0),
         "turn/host_s": load.host_s / turns if turns else 0.0,
+        **_process_metrics(load.processes[1:], seconds or 1.0),
     }
+
+
+def _process_metrics(players: Sequence[ProcessUsage], seconds: float) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for number, player in enumerate(players):
+        found = {
+            "host_busy_share": player.cpu_s / seconds,
+            "engine_concurrency": player.engine.request_s / seconds,
+            "env_queue_depth": player.env.request_s / seconds,
+            "turns_retried": float(player.retries),
+        }
+        metrics |= {f"rollout/process/{number}/{name}": value for name, value in found.items()}
+    return metrics
+
+
+def count_retries(faults: Mapping[str, int]) -> int:
+    """The failed attempts among the faults that were repeated."""
+    return sum(count for name, count in faults.items() if name in RETRIES or name.startswith("engine_http_"))
 
 
 def _turn_metrics(turns: Sequence[Turn], trained: Sequence[Turn], stale: Sequence[int]) -> dict[str, float]:
@@ -106,7 +166,9 @@ def _turn_metrics(turns: Sequence[Turn], trained: Sequence[Turn], stale: Sequenc
         "turn/response_tokens": mean(lengths),
         "turn/response_tokens_max": float(max(lengths, default=0)),
         "turn/engine_s": mean(turn.engine_s for turn in turns),
+        "turn/engine_s_max": max((turn.engine_s for turn in turns), default=0.0),
         "turn/env_s": mean(turn.env_s for turn in turns),
+        "turn/env_s_max": max((turn.env_s for turn in turns), default=0.0),
         "turn/staleness": mean(stale),
         "turn/staleness_max": float(max(stale, default=0)),
         "turn/off_policy_ratio": mean(updates > 0 for updates in stale),

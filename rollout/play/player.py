@@ -3,11 +3,16 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from rollout.errors import EnvironmentFault
 from rollout.play.episode import Episode
 from rollout.turn import FinishReason, Generation, Turn
+
+
+class ResponseLostError(Exception):
+    """The response was lost before the environment could take it; the turn is asked again."""
 
 
 class Place:
@@ -91,15 +96,24 @@ async def play(
     while await may_issue():
         try:
             episode = await place.live()
-            began = time.perf_counter()
-            generation = await ask(episode)
-            if generation.finish_reason is FinishReason.ABORT:
-                return
-            turn = await episode.step(generation, time.perf_counter() - began)
+            turn = await _next_turn(episode, ask)
         except EnvironmentFault as fault:
             lose(fault)
             await place.leave()
             continue
+        if turn is None:
+            return
         record(episode, turn)
         if episode.stop is not None:
             await place.leave()
+
+
+async def _next_turn(episode: Episode, ask: Callable[[Episode], Awaitable[Generation]]) -> Turn | None:
+    """Ask for a response and step the environment with it; None if the response was aborted."""
+    while True:
+        began = time.perf_counter()
+        generation = await ask(episode)
+        if generation.finish_reason is FinishReason.ABORT:
+            return None
+        with suppress(ResponseLostError):
+            return await episode.step(generation, time.perf_counter() - began)

@@ -7,25 +7,30 @@ import gc
 import json
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rollout.bridge.checks import installs_advantages
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import FRAMEWORK, Sample
+from rollout.bridge.processes import process_count
 from rollout.bridge.sample import SampleWriter, is_traced
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.errors import ConfigError
 from rollout.play.engine import EngineClient
 from rollout.play.memory import Memory, build_memory
+from rollout.play.metrics import count_retries
+from rollout.spec import EpisodeSpec, Replay
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Prompt, Turn
 from rollout.workers.pool import EnvPool
+from rollout.workers.utilization import ProcessUsage
 
 if TYPE_CHECKING:
     from rollout.play.episode import Episode
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MIN_CONNECTIONS = 1024
+"""Connections to the engine that a process may open, or one per slot if there are more."""
 MAX_TOOL_SETS = 256
 """Encoders with tools that are kept."""
 
@@ -77,6 +84,20 @@ class ParkedEpisodes:
             await self._parked.popitem()[1].episode.close()
 
 
+class Players(Protocol):
+    """Processes that play episodes for this one (`rollout/players/manager.py`)."""
+
+    faults: Counter[str]
+
+    async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> Episode: ...
+
+    async def evaluate(self, spec: EpisodeSpec, detailed: bool) -> Any: ...
+
+    def usage(self) -> list[ProcessUsage]: ...
+
+    async def close(self) -> None: ...
+
+
 @dataclass
 class Runtime:
     """What one run owns in this process; `get_runtime` makes one per `args` and event loop."""
@@ -90,6 +111,8 @@ class Runtime:
     samples: SampleWriter
     make_encoder: Callable[..., DeltaEncoder]
     """Makes an encoder like `encoder` whose prompts show the given `tools`."""
+    warned: set[str] = field(default_factory=set)
+    """Bottlenecks that were reported."""
     traced: bool = False
     """Whether turns record where their time goes."""
     counters: Counter[str] = field(default_factory=Counter)
@@ -99,15 +122,27 @@ class Runtime:
     """`fault_counts()` when the log hook last read them."""
     stream: Stream | None = None
     """The stream of continuous batches; None under other rollouts."""
+    players: Players | None = None
+    """The processes that play; None: this process does (`rollout_processes: 1`)."""
     _with_tools: dict[str, DeltaEncoder] = field(default_factory=dict)
     _tools_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fault_counts(self) -> Counter[str]:
         """All faults and retries so far, by name."""
+        found = self._own_faults()
+        return found if self.players is None else found + self.players.faults
+
+    def _own_faults(self) -> Counter[str]:
         found = Counter(self.counters)
         found.update({f"env_{kind}": count for kind, count in self.pool.faults.items()})
         found.update({f"engine_{kind}": count for kind, count in self.engine.faults.items()})
         return found
+
+    def usage(self) -> list[ProcessUsage]:
+        """What this process and the players have used so far; called on the event loop."""
+        engine, env = self.engine.utilization.snapshot(), self.pool.utilization.snapshot()
+        own = ProcessUsage(engine, env, time.thread_time(), count_retries(self._own_faults()))
+        return [own, *(self.players.usage() if self.players is not None else ())]
 
     def encoder_for(self, tools: Sequence[Mapping[str, Any]]) -> DeltaEncoder:
         """Return the encoder whose prompts show these tools; raises EncodingError if the template ignores them."""
@@ -130,10 +165,12 @@ class Runtime:
         return self.flags.fits(len(prompt.token_ids))
 
     async def close(self) -> None:
-        """Close the stream, the parked episodes, the workers and the connections."""
+        """Close the stream, the parked episodes, the players, the workers and the connections."""
         if self.stream is not None:
             await self.stream.close()
         await self.parked.close()
+        if self.players is not None:
+            await self.players.close()
         self.pool.close()
         await self.engine.close()
 
@@ -155,7 +192,7 @@ def build_runtime(args: Any) -> Runtime:
         samples=SampleWriter(args, dummy_token=min(encoder.end_of_turn_ids)),
         encoder=encoder,
         make_encoder=make_encoder,
-        engine=EngineClient(flags.engine_url, settings.engine),
+        engine=EngineClient(flags.engine_url, settings.engine, max_connections=max(MIN_CONNECTIONS, settings.n_env)),
         pool=EnvPool(settings),
         memory=build_memory(settings.memory),
         traced=is_traced(args),
@@ -232,8 +269,12 @@ def open_runtimes() -> list[Runtime]:
 
 
 def _build_and_freeze(args: Any) -> Runtime:
-    """Build the runtime, and exempt torch's and transformers' objects from garbage collection."""
+    """Build the runtime and its players, and exempt torch's and transformers' objects from garbage collection."""
     runtime = build_runtime(args)
+    if (count := process_count(args, runtime.settings)) > 1:
+        from rollout.players.manager import PlayerProcesses
+
+        runtime.players = PlayerProcesses(runtime, args, count)
     gc.collect()
     gc.freeze()
     return runtime

@@ -5,7 +5,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from itertools import repeat
 from typing import Any
 
 from rollout.errors import EnvironmentFault
@@ -13,7 +12,7 @@ from rollout.play.engine import MAX_TOKEN_ID
 from rollout.play.episode import Episode, open_episode
 from rollout.play.player import Slot
 from rollout.play.runtime import Runtime
-from rollout.spec import EpisodeSpec
+from rollout.spec import EpisodeSpec, Replay
 from rollout.turn import FinishReason, Generation
 
 logger = logging.getLogger(__name__)
@@ -77,17 +76,30 @@ def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
     return ""
 
 
+async def replay_episode(runtime: Runtime, spec: EpisodeSpec, replay: Replay) -> Episode:
+    """Start the episode again and give it the same responses; raises EnvironmentFault if it shows something else."""
+    if runtime.players is not None:
+        return await runtime.players.open(spec, replay)
+    episode = await open_episode(runtime, spec)
+    try:
+        if replay.answers and not episode.reply.deterministic:
+            raise EnvironmentFault("the environment is not deterministic, so the episode cannot be replayed")
+        for token_ids, to_environment in zip(replay.answers, replay.stepped, strict=True):
+            if episode.writes_notes is to_environment:
+                raise EnvironmentFault("the memory asks for notes at other turns than when the episode was played")
+            await episode.step(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
+        if episode.digests != list(replay.digests) or episode.stop is not None:
+            raise EnvironmentFault("the replayed episode differs from the original")
+    except BaseException:
+        await episode.close()
+        raise
+    return episode
+
+
 async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runtime: Runtime) -> None:
     try:
-        slot.episode = episode = await open_episode(runtime, spec)
-        if item["answers"] and not episode.reply.deterministic:
-            raise EnvironmentFault("the environment is not deterministic, so the episode cannot be replayed")
-        for token_ids, stepped in zip(item["answers"], item.get("stepped", repeat(True)), strict=False):
-            if episode.writes_notes is stepped:
-                raise EnvironmentFault("the memory asks for notes at other turns than when the episode was saved")
-            await episode.step(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
-        if episode.session.digests != item["digests"] or episode.stop is not None:
-            raise EnvironmentFault("the replayed episode differs from the saved one")
+        stepped = item.get("stepped", [True] * len(item["answers"]))
+        slot.episode = await replay_episode(runtime, spec, Replay(item["answers"], stepped, item["digests"]))
     except EnvironmentFault:
         runtime.counters["episodes_lost_at_resume"] += 1
         await slot.leave()
@@ -107,7 +119,7 @@ def saved_slot(next_episode: int, episode: Episode | None, turns: int | None = N
         "spec": _spec_state(episode.spec),
         "answers": episode.answers[:count],
         "stepped": episode.stepped[:count],
-        "digests": episode.session.digests[: sum(episode.stepped[:count]) + 1],
+        "digests": episode.digests[: sum(episode.stepped[:count]) + 1],
     }
     return {"next_episode": next_episode, "episode": live}
 

@@ -49,6 +49,12 @@ class TokenPrefix(Sequence[int]):
             grown._buffer, grown._length = buffer, len(buffer.ids)
         return grown
 
+    def since(self, earlier: Sequence[int] | None) -> tuple[int, array[int]]:
+        """Return the number of first ids that it shares with a prefix it grew from, 0 otherwise, and those after."""
+        grown = isinstance(earlier, TokenPrefix) and earlier._buffer is self._buffer and earlier._length <= self._length
+        shared = len(earlier) if grown and earlier is not None else 0
+        return shared, self._buffer.ids[shared : self._length]
+
     def json(self, before: bytes = b"[", after: bytes = b"]") -> bytes:
         """The ids as JSON, without brackets, between `before` and `after`."""
         buffer = self._buffer

@@ -61,6 +61,40 @@ class InlineHost:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
+def start_guarded(module: str, output: int | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process that runs `module.main` with one end of a private socket; return its guard and the other end.
+
+    It ends with this process, together with all that it started (`rollout/workers/guard.py`). What it prints goes to
+    the file `output`, or where this process prints.
+    """
+    ours, theirs = socket.socketpair()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+    if output is not None:
+        environment["PYTHONUNBUFFERED"] = "1"  # a worker that is killed has printed all it said
+    guard = "from rollout.workers.guard import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", guard, str(theirs.fileno()), module, str(os.getpid())],
+        pass_fds=[theirs.fileno()],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        cwd=os.getcwd(),
+        start_new_session=True,
+    )
+    theirs.close()
+    return process, ours
+
+
+def end_guarded(guard: subprocess.Popen[bytes]) -> None:
+    """End the process and all that it started."""
+    if guard.returncode is None:
+        # Not `terminate`: it reaps a dead guard, after which its process group's number may be reused.
+        os.kill(guard.pid, signal.SIGTERM)
+    # A process in uninterruptible sleep (a dead network disk) ends later; the event loop must not wait for it.
+    threading.Thread(target=_reap, args=[guard], name="env-reaper", daemon=True).start()
+
+
 class ProcessHost:
     """A worker process on a private socket; it ends when this process does, for whatever reason."""
 
@@ -71,23 +105,7 @@ class ProcessHost:
         """Start the worker. What it prints goes to the file `output`, or where this process prints."""
         self.lost = False
         self._number = 0
-        ours, theirs = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-        if output is not None:
-            environment["PYTHONUNBUFFERED"] = "1"  # a worker that is killed has printed all it said
-        guard = "from rollout.workers.guard import main; main()"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", guard, str(theirs.fileno()), self.module, str(os.getpid())],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd=os.getcwd(),
-            start_new_session=True,
-        )
-        theirs.close()
-        self._socket = ours
+        self.process, self._socket = start_guarded(self.module, output)
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def call(self, method: str, *arguments: Any) -> tuple[bool, Any]:
@@ -119,11 +137,7 @@ class ProcessHost:
             self._connection[1].close()
         else:
             self._socket.close()
-        if self.process.returncode is None:
-            # Not `terminate`: it reaps a dead guard, after which its process group's number may be reused.
-            os.kill(self.process.pid, signal.SIGTERM)
-        # A process in uninterruptible sleep (a dead network disk) ends later; the event loop must not wait for it.
-        threading.Thread(target=_reap, args=[self.process], name="env-reaper", daemon=True).start()
+        end_guarded(self.process)
 
 
 def _reap(guard: subprocess.Popen[bytes]) -> None:

@@ -16,6 +16,28 @@ class Usage(NamedTuple):
     """Seconds in flight, summed over all requests."""
 
 
+class ProcessUsage(NamedTuple):
+    """Totals of one process that plays."""
+
+    engine: Usage
+    """Its requests to the engine."""
+    env: Usage
+    """Its commands to environment workers, waiting ones included."""
+    cpu_s: float
+    """CPU seconds of its event loop's thread."""
+    retries: int
+    """Failed attempts that were repeated."""
+
+    def plus(self, other: "ProcessUsage", sign: int = 1) -> "ProcessUsage":
+        """Add the totals of the same process in another period; with `sign` -1, subtract them."""
+        pairs = zip(self[:2], other[:2], strict=True)
+        engine, env = (Usage(*(a + sign * b for a, b in zip(x, y, strict=True))) for x, y in pairs)
+        return ProcessUsage(engine, env, self.cpu_s + sign * other.cpu_s, self.retries + sign * other.retries)
+
+
+UNUSED = ProcessUsage(Usage(0.0, 0.0, 0.0), Usage(0.0, 0.0, 0.0), 0.0, 0)
+
+
 class Utilization:
     """Counts the requests in flight over time; `clock` gives seconds."""
 

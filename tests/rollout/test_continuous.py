@@ -1,6 +1,7 @@
 """Continuous batches: the slots never wait, no turn is lost or doubled, and none is older than `max_staleness`."""
 
 import asyncio
+import itertools
 import random
 import time
 from pathlib import Path
@@ -13,9 +14,11 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
 from rollout.fixed_turn import collect_or_draw
 from rollout.play.runtime import close_runtimes, get_runtime
+from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
+from tests.fixtures.warm_python import warm_players
 
 TURNS = 24
 
@@ -50,6 +53,10 @@ class Trainer:
         self.stream: Any = None
 
     async def run(self, rollouts: range, load: int | None = None, ahead: bool = False, saves: bool = True) -> None:
+        with warm_players():
+            await self._run(rollouts, load, ahead, saves)
+
+    async def _run(self, rollouts: range, load: int | None, ahead: bool, saves: bool) -> None:
         async with Engine() as engine:
             folders = {"load": str(self.folder / "save")} if load is not None else {}
             self.args = rollout_args(self.folder, engine.port, **self.keys, **folders)
@@ -114,13 +121,20 @@ def no_gap_and_none_twice(played: list[tuple[int, int]]) -> None:
         assert indices == list(range(len(indices))), f"episode {episode}"
 
 
-@pytest.mark.parametrize("history", ["window", "full"])
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize(
+    ("processes", "history", "ahead", "limit"),
+    [
+        pytest.param(
+            count, *case, marks=() if count == 1 or (count, *case) == (2, "full", True, 1) else pytest.mark.slow
+        )
+        for count in (1, 2, 4)
+        for case in itertools.product(("window", "full"), (False, True), (1, 2))
+    ],
+)
 async def test_no_turn_is_lost_doubled_or_older_than_the_limit(
-    tmp_path: Path, ahead: bool, limit: int, history: str
+    tmp_path: Path, processes: int, ahead: bool, limit: int, history: str
 ) -> None:
-    trainer = Trainer(tmp_path, max_staleness=limit, history=history)
+    trainer = Trainer(tmp_path, max_staleness=limit, history=history, rollout_processes=processes)
     await trainer.run(range(6), ahead=ahead)
     no_gap_and_none_twice(trainer.turns())
     assert all(0 <= updates <= limit for batch in trainer.staleness for updates in batch)
@@ -148,8 +162,9 @@ async def test_slots_play_on_while_the_trainer_works_up_to_the_limit(tmp_path: P
     assert trainer.outputs[1].metrics["rollout/turns_pending"] == 0
 
 
-async def test_a_cut_episode_is_bootstrapped_from_the_prompt_of_its_next_turn(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path)
+@pytest.mark.parametrize("processes", some([1, 2], [1]))
+async def test_a_cut_episode_is_bootstrapped_from_the_prompt_of_its_next_turn(tmp_path: Path, processes: int) -> None:
+    trainer = Trainer(tmp_path, rollout_processes=processes)
     await trainer.run(range(5))
     prompts: dict[tuple[int, int], list[int]] = {}
     waiting: dict[tuple[int, int], list[int]] = {}
@@ -163,12 +178,14 @@ async def test_a_cut_episode_is_bootstrapped_from_the_prompt_of_its_next_turn(tm
     assert all(waiting[where] == prompts[where] for where in followed)
 
 
+@pytest.mark.parametrize("processes", some([1, 2], [1]))
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("last", [0, 2])
 async def test_a_killed_run_goes_on_with_the_turns_after_the_saved_batch(
-    tmp_path: Path, last: int, ahead: bool
+    tmp_path: Path, last: int, ahead: bool, processes: int
 ) -> None:
-    before, after = Trainer(tmp_path), Trainer(tmp_path)
+    before = Trainer(tmp_path, rollout_processes=processes)
+    after = Trainer(tmp_path, rollout_processes=1 + processes % 2)  # the other way round
     await before.run(range(4), ahead=ahead)
     saved = [turn for k, turn in enumerate(before.turns()) if k < (last + 1) * TURNS]
     await after.run(range(last + 1, last + 4), load=last, ahead=ahead)

@@ -6,7 +6,7 @@ import itertools
 import random
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from rollout.play.episode import Episode
 from rollout.play.runtime import close_runtimes, full_gc_deferred
 from rollout.samples import convert_samples_to_train_data
 from rollout.turn import Generation, Prompt
+from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
+from tests.fixtures.warm_python import warm_players
 
 
 def plays(body: dict[str, Any], number: int) -> str:
@@ -34,15 +36,29 @@ def plays(body: dict[str, Any], number: int) -> str:
 Collect = Callable[..., Awaitable[tuple[Namespace, EpisodeSource, list[Any]]]]
 
 
+@pytest.fixture(params=[1])
+def processes(request: pytest.FixtureRequest) -> Iterator[int]:
+    """How many processes play: `@wide` runs a test with several, too."""
+    with warm_players():
+        yield request.param
+
+
+wide = pytest.mark.parametrize("processes", some([1, 2, 4], [1]), indirect=True)
+ACCOUNTING = [
+    pytest.param(count, quota, seed, marks=() if count == 1 or (count, seed) == (2, 1) else pytest.mark.slow)
+    for count, quota, seed in itertools.product((1, 2, 4), ("global", "per_env"), range(3))
+]
+
+
 @pytest.fixture
-async def collect(tmp_path: Path) -> Any:
+async def collect(processes: int, tmp_path: Path) -> Any:
     """Plays `batches` batches of the counting game; returns args, source and slime's training outputs."""
 
     async def play(batches: int = 1, script: Any = plays, delay: Any = None, **overrides: Any) -> Any:
         async with ScriptedEngine(chatml_tokenizer(), script) as engine:
             if delay is not None:
                 engine.delay = delay
-            args = rollout_args(tmp_path, engine.port, **overrides)
+            args = rollout_args(tmp_path, engine.port, rollout_processes=processes, **overrides)
             source = EpisodeSource(args)
             try:
                 outputs = [await collect_or_draw(args, k, source) for k in range(batches)]
@@ -72,8 +88,7 @@ def turns_of(outputs: list[Any]) -> list[tuple[int, int]]:
     ]
 
 
-@pytest.mark.parametrize("quota", ["global", "per_env"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("processes", "quota", "seed"), ACCOUNTING, indirect=["processes"])
 async def test_every_batch_holds_exactly_its_turns_and_no_turn_is_lost_or_doubled(
     collect: Collect, quota: str, seed: int
 ) -> None:
@@ -94,6 +109,7 @@ async def test_every_batch_holds_exactly_its_turns_and_no_turn_is_lost_or_double
         assert indices == list(range(len(indices))), "turns of an episode come in order, without a gap"
 
 
+@wide
 @pytest.mark.parametrize(("n_env", "turns"), [(9, 4), (12, 8), (10, 5)])
 async def test_with_more_slots_than_turns_every_slot_gets_its_share_over_the_batches(
     collect: Collect, n_env: int, turns: int
@@ -105,6 +121,7 @@ async def test_with_more_slots_than_turns_every_slot_gets_its_share_over_the_bat
     assert per_slot == dict.fromkeys(range(n_env), turns)
 
 
+@wide
 async def test_an_episode_cut_by_the_batch_gets_one_bootstrap_sample_with_its_next_prompt(collect: Collect) -> None:
     _, _, (first, second) = await collect(batches=2, turn_quota="per_env", env={"max_length": 40})
     cut = 0
@@ -144,6 +161,7 @@ async def test_samples_keep_the_models_tokens_while_history_shows_the_action_tha
         assert ("ACTION: left" in prompt) == (sample.metadata["round_number"] > 0)
 
 
+@wide
 async def test_batches_are_identical_whatever_the_order_in_which_requests_finish(collect: Collect) -> None:
     runs = []
     for seed in range(3):
@@ -173,6 +191,7 @@ async def test_train_data_has_slimes_keys_and_groups_that_divide_into_whole_step
     assert rewards == [s.reward for s in flat(output) if s.metadata["kind"] == "turn"]
 
 
+@wide
 @pytest.mark.parametrize("bootstrap", [False, True])
 async def test_a_time_limit_is_bootstrapped_from_the_final_observation_only_when_asked(
     collect: Collect, bootstrap: bool
@@ -242,6 +261,7 @@ async def test_first_prompts_that_never_fit_stop_the_batch_with_the_flag_to_rais
         await collect(rollout_max_context_len=40)
 
 
+@wide
 async def test_full_history_appends_the_models_own_tokens_unchanged(collect: Collect) -> None:
     _, _, (output,) = await collect(history="full", env={"max_length": 6})
     for group in output.samples:
@@ -249,6 +269,7 @@ async def test_full_history_appends_the_models_own_tokens_unchanged(collect: Col
             assert after.tokens[: len(before.tokens)] == before.tokens
 
 
+@wide
 async def test_a_broken_environment_is_abandoned_and_its_turns_so_far_are_kept_and_bootstrapped(
     collect: Collect,
 ) -> None:
@@ -259,6 +280,7 @@ async def test_a_broken_environment_is_abandoned_and_its_turns_so_far_are_kept_a
     assert sum(s.metadata["kind"] == "turn" for s in flat(output)) == 24
 
 
+@wide
 async def test_too_many_broken_environments_stop_the_batch_with_what_reproduces_them(collect: Collect) -> None:
     with pytest.raises(FailureBudgetError) as error:
         await collect(env={"raise_at": 0}, max_episode_failures_per_batch=3)
@@ -267,6 +289,7 @@ async def test_too_many_broken_environments_stop_the_batch_with_what_reproduces_
     assert "max_episode_failures_per_batch is 3" in text
 
 
+@wide
 async def test_an_aborted_turn_is_issued_again_without_touching_the_environment(
     collect: Collect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +324,7 @@ async def test_a_turn_that_a_weight_update_aborts_is_issued_again_at_once(
     assert output.metrics["rollout/faults/turns_aborted"] == 1
 
 
+@wide
 async def test_an_engine_that_never_answers_sensibly_stops_the_batch_with_its_last_answer(collect: Collect) -> None:
     with pytest.raises(EngineError, match=r"failed 3 times.*no meta_info"):
         await collect(script=lambda body, number: {"sorry": "busy"})

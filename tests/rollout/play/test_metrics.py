@@ -3,14 +3,17 @@
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rollout.data_source import EpisodeSource
 from rollout.play.clock import WeightClock, version_of
-from rollout.play.metrics import FAULTS, BatchLoad, batch_metrics, quantile
+from rollout.play.metrics import FAULTS, BatchLoad, batch_metrics, quantile, warn_of_bottleneck
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
-from rollout.workers.utilization import Usage
+from rollout.workers.utilization import ProcessUsage, Usage
+from tests.fixtures.metrics_page import unexplained
 from tests.fixtures.rollout_args import rollout_args
 
 IDLE = BatchLoad(Usage(0.0, 0.0, 0.0), Usage(0.0, 0.0, 0.0), 0.0)
@@ -54,6 +57,40 @@ def test_busy_shares_queues_and_host_time_are_those_of_the_batch() -> None:
     assert [metrics[f"rollout/{name}"] for name in names] == [0.8, 3.0, 0.5, 2.0, 0.4]
     times = [metrics[f"turn/{name}"] for name in ("engine_s", "env_s", "host_s")]
     assert times == pytest.approx([0.2, 0.1, 0.005])
+
+
+def used(cpu_s: float, waiting_s: float = 0.0) -> ProcessUsage:
+    return ProcessUsage(Usage(20.0, 20.0, 200.0), Usage(20.0, 10.0, waiting_s), cpu_s, 3)
+
+
+@pytest.mark.parametrize(
+    ("processes", "said"),
+    [
+        ([used(17.0)], "computes 85% of the time: raise rollout_processes"),
+        ([used(4.0), used(19.0), used(12.0)], "computes 95% of the time: raise rollout_processes"),
+        ([used(17.0), used(4.0)], "more rollout_processes do not relieve"),
+        ([used(4.0, 120.0)], "6 of 8 slots wait for their environment on average: raise env_workers"),
+        ([used(4.0), used(12.0)], ""),
+    ],
+)
+def test_a_bottleneck_is_named_once_with_the_setting_that_relieves_it(
+    processes: list[ProcessUsage], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime: Any = SimpleNamespace(settings=SimpleNamespace(n_env=8), warned=set())
+    env = Usage(20.0, 10.0, sum(one.env.request_s for one in processes))
+    load = BatchLoad(Usage(20.0, 20.0, 200.0), env, 1.0, processes)
+    for _ in range(2):
+        warn_of_bottleneck(runtime, load)
+    assert len(caplog.messages) == bool(said) and said in caplog.text
+
+
+def test_several_processes_log_their_own_load() -> None:
+    load = BatchLoad(Usage(20.0, 20.0, 400.0), Usage(20.0, 10.0, 30.0), 33.0, [used(4.0), used(19.0, 30.0), used(10.0)])
+    metrics = batch_metrics([segment("cut", 4)], Counter(), load, [])
+    assert metrics["rollout/host_busy_share"] == 0.95
+    names = ("host_busy_share", "engine_concurrency", "env_queue_depth", "turns_retried")
+    assert [metrics[f"rollout/process/0/{name}"] for name in names] == [0.95, 10.0, 1.5, 3.0]
+    assert not unexplained(metrics)
 
 
 def test_staleness_counts_the_updates_between_playing_and_training() -> None:

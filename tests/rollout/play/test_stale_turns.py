@@ -21,7 +21,7 @@ from rollout.play.player import Slot
 from rollout.play.stream import Stream
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
-from rollout.workers.utilization import Utilization
+from rollout.workers.utilization import UNUSED
 from tests.cases import pairs
 from tests.fixtures.virtual_time import run_in_virtual_time
 from tests.rollout.test_continuous import TURNS, Trainer, no_gap_and_none_twice
@@ -98,7 +98,7 @@ class Episode:
         self.length, self.index = world.random.randint(1, 12), 0
         self.answers: list[tuple[int, ...]] = []
         self.stepped: list[bool] = []
-        self.session = SimpleNamespace(digests=["d"])
+        self.digests = ["d"]
         self.stop: StopReason | None = None
 
     async def generate(self, params: Any) -> Generation:
@@ -112,7 +112,7 @@ class Episode:
             raise EnvironmentFault("the worker died too often")
         self.answers.append((1,))
         self.stepped.append(True)
-        self.session.digests.append("d")
+        self.digests.append("d")
         over = self.index + 1 == self.length
         number = self.spec.episode_id
         turn = Turn(number, self.index, Prompt([1]), generation, None, True, "x", 0.0, over, False, None)
@@ -136,10 +136,10 @@ async def play(plan: Schedule) -> tuple[World, list[Batch], WeightClock]:
         settings=SimpleNamespace(max_staleness=plan.max_staleness, stale_turns=plan.stale_turns, **keys),
         flags=SimpleNamespace(sampling_params=dict),
         encoder=SimpleNamespace(end_of_turn_ids=[1]),
-        engine=SimpleNamespace(generate=world.generate, utilization=Utilization()),
-        pool=SimpleNamespace(utilization=Utilization()),
+        engine=SimpleNamespace(generate=world.generate),
         counters=world.counters,
         fault_counts=Counter,
+        usage=lambda: [UNUSED],
     )
     slots: Any = [Slot(k, k, plan.slots, world.episode) for k in range(plan.slots)]
     clock = WeightClock(plan.interval, plan.frozen)

@@ -1,0 +1,328 @@
+"""The manager's side of the players: starts them, restarts those that die, and shows their episodes as its own.
+
+Nothing about a batch depends on how many players there are: an episode's turns follow from its seed and responses. A
+player that dies takes its environments and the responses in flight with it. Its episodes are then replayed in its
+successor, and the turns in flight are asked again.
+"""
+
+import asyncio
+import copy
+import itertools
+import logging
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rollout.errors import EnvironmentFault, PlayerError
+from rollout.play.episode import Episode
+from rollout.play.player import ResponseLostError
+from rollout.play.runtime import Runtime
+from rollout.players.launch import Launched, launch
+from rollout.players.process import Progress, Report
+from rollout.players.wire import NOTHING, Link, changed_prompt, read_turn
+from rollout.spec import EpisodeSpec, Replay
+from rollout.turn import Generation, Turn
+from rollout.workers.utilization import UNUSED, ProcessUsage
+
+logger = logging.getLogger(__name__)
+
+MAX_DEATHS = 8
+"""Players that may die while the turns of one batch are played."""
+
+
+class _PlayerLostError(Exception):
+    """The player is gone, and what it was asked with it."""
+
+
+class _Player:
+    """A running player, and the calls that it has not answered."""
+
+    def __init__(self, report: Callable[[Report], None], ended: Callable[[], None]) -> None:
+        """`ended` is called when the connection to it is lost."""
+        self.lost = False
+        self.link = Link(self._receive, self._end)
+        self.launched: Launched | None = None
+        self._report, self._ended = report, ended
+        self._numbers = itertools.count()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Run a method of `rollout.players.process.Player`; raises what it raises, or _PlayerLostError."""
+        if self.lost:
+            raise _PlayerLostError
+        number = next(self._numbers)
+        self._calls[number] = answer = asyncio.get_running_loop().create_future()
+        self.link.send((number, method, arguments))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.link.send((number, "cancel", ()))
+            raise
+        finally:
+            self._calls.pop(number, None)
+
+    def _receive(self, answers: list[Any], report: Report | None) -> None:
+        if report is not None:
+            self._report(report)
+        for number, ok, value in answers:
+            waiting = self._calls.get(number)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(value) if ok else waiting.set_exception(value)
+
+    def _end(self) -> None:
+        for waiting in self._calls.values():
+            if not waiting.done():
+                waiting.set_exception(_PlayerLostError())
+        self.end()
+        self._ended()
+
+    def end(self) -> None:
+        """End the process."""
+        self.lost = True
+        self.link.abort()
+        if self.launched is not None:
+            self.launched.end()
+            self.launched = None
+
+
+class _Place:
+    """One of the processes: the player that runs in it now, and what all players in it have used."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.episodes = 0
+        """Open episodes, including those that are being opened."""
+        self.player: _Player | None = None
+        self.pid = 0
+        self.lock = asyncio.Lock()
+        self._earlier, self._latest = UNUSED, UNUSED
+
+    @property
+    def usage(self) -> ProcessUsage:
+        return self._earlier.plus(self._latest)
+
+    def used(self, usage: ProcessUsage) -> None:
+        """Note what the player has used since it started."""
+        self._latest = usage
+
+    def clear(self) -> None:
+        """Make room for the player's successor, which counts from zero."""
+        self._earlier, self._latest = self.usage, UNUSED
+
+
+class PlayerProcesses:
+    """The players of one run; each starts with its first episode."""
+
+    def __init__(self, runtime: Runtime, args: Any, count: int) -> None:
+        self.faults: Counter[str] = Counter()
+        """Faults that the players have counted, by name."""
+        self.turns = 0
+        """Turns that the players have finished."""
+        self.runtime = runtime
+        self._args = _share(args, runtime, count)
+        self._places = [_Place(number) for number in range(count)]
+        self._keys = itertools.count()
+        self._deaths: deque[int] = deque()
+        """`turns` at the latest deaths."""
+        self._broken: Exception | None = None
+        """Why no player can be started; the slots that still wait for one raise it, too."""
+        self._closed = False
+
+    async def start(self) -> list[int]:
+        """Start those that do not run yet; return the process ids, each on its node."""
+        await asyncio.gather(*map(self.live, self._places))
+        return [place.pid for place in self._places]
+
+    async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> Episode:
+        """Start an episode where the fewest are open, or replay what was played of it."""
+        place = min(self._places, key=lambda place: place.episodes)
+        episode = RemoteEpisode(self, place, next(self._keys), spec, replay or Replay())
+        try:
+            await episode.ensure()
+        except BaseException:
+            await episode.close()
+            raise
+        return episode
+
+    async def evaluate(self, spec: EpisodeSpec, detailed: bool) -> Any:
+        """Play a held-out episode in one of the players; if that dies, from the start in its successor."""
+        place = min(self._places, key=lambda place: place.episodes)
+        place.episodes += 1
+        try:
+            while True:
+                player = await self.live(place)
+                try:
+                    result, played = await player.call("evaluate", spec, detailed)
+                except _PlayerLostError:
+                    continue
+                prompt, turns = NOTHING, []
+                for values, change in played:
+                    prompt = changed_prompt(prompt, change)
+                    turns.append(read_turn(values, prompt))
+                return replace(result, turns=tuple(turns))
+        finally:
+            place.episodes -= 1
+
+    def usage(self) -> list[ProcessUsage]:
+        """What each of them has used so far, as of its latest reply."""
+        return [place.usage for place in self._places]
+
+    async def live(self, place: _Place) -> _Player:
+        """Return the place's player; starts one if there is none, or if it died.
+
+        Raises:
+            PlayerError: players die again and again, or cannot be started.
+            ConfigError: a player cannot read the configuration, for example for lack of the tokenizer on its node.
+        """
+        async with place.lock:
+            while place.player is None or place.player.lost:
+                self._check_deaths(place)
+                place.player = await self._start(place)
+            return place.player
+
+    async def _start(self, place: _Place) -> _Player:
+        """Start a player; the one returned may have died already."""
+        player = _Player(lambda report: self._take(place, report), lambda: self._died(place))
+        try:
+            player.launched = await launch(place.number)
+            await player.launched.connect(player.link)
+            node, place.pid = await player.call("start", self._args)
+            logger.info("rollout process %d plays on %s with pid %d", place.number, node, place.pid)
+        except _PlayerLostError:
+            pass
+        except BaseException as error:
+            self._broken = error if isinstance(error, Exception) else None
+            player.end()
+            raise
+        return player
+
+    def _take(self, place: _Place, report: Report) -> None:
+        self.faults.update(report.faults)
+        place.used(report.usage)
+
+    def _died(self, place: _Place) -> None:
+        place.clear()
+        if self._closed or self._broken is not None:
+            return
+        self.faults["player_died"] += 1
+        self._deaths.append(self.turns)
+        while self._deaths[0] < self.turns - self.runtime.flags.turns_per_batch:
+            self._deaths.popleft()
+        logger.warning("rollout process %d died; its episodes are replayed in a new one", place.number)
+
+    def _check_deaths(self, place: _Place) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if len(self._deaths) > MAX_DEATHS:
+            raise PlayerError(
+                f"rollout processes died {len(self._deaths)} times within the turns of one batch, the last time number "
+                f"{place.number}: look for its last output and for the kernel's out-of-memory killer, lower "
+                "rollout_processes, or run environments that crash with env_backend: process"
+            )
+
+    async def close(self) -> None:
+        """End all of them."""
+        self._closed = True
+        for place in self._places:
+            if place.player is not None:
+                place.player.end()
+
+
+class RemoteEpisode(Episode):
+    """An episode whose environment and prompts are in a player; here is what decides about a batch."""
+
+    def __init__(self, players: PlayerProcesses, place: _Place, key: int, spec: EpisodeSpec, replay: Replay) -> None:
+        # Not the base class's, which needs the environment.
+        self.spec, self.runtime = spec, players.runtime
+        self.index, self.steps, self.stop, self.has_next_prompt, self.total_reward = 0, 0, None, True, 0.0
+        self.prompt = NOTHING
+        self.answers = [tuple(ids) for ids in replay.answers]
+        self.stepped = list(replay.stepped)
+        self._digests = list(replay.digests)
+        self._players, self._place, self._key = players, place, key
+        self._player: _Player | None = None
+        """The player that has the episode in this state; None if none has."""
+        self._open = True
+        place.episodes += 1
+
+    @property
+    def digests(self) -> list[str]:
+        return self._digests
+
+    async def ensure(self) -> _Player:
+        """Return the player that has the episode, which is replayed if it was lost; raises EnvironmentFault."""
+        while self._player is None or self._player.lost:
+            player = await self._players.live(self._place)
+            try:
+                played = Replay(self.answers, self.stepped, self._digests)
+                opened = await player.call("open", self._key, self.spec, played)
+            except _PlayerLostError:
+                continue
+            self.prompt, self._digests = NOTHING, []
+            self._take(opened)
+            self._player = player
+        return self._player
+
+    def _take(self, progress: Progress) -> None:
+        for name, value in progress.state.items():
+            setattr(self, name, value)
+        if progress.prompt is not None:
+            self.prompt = changed_prompt(self.prompt, progress.prompt)
+        self._digests += progress.digests
+
+    async def _request(self, params: Mapping[str, Any]) -> Generation:
+        """Have the player ask the engine once. The tokens stay there until `step`."""
+        while True:
+            player = await self.ensure()
+            try:
+                reason, versions = await player.call("ask", self._key, params)
+            except _PlayerLostError:
+                continue
+            return Generation((), (), "", reason, versions)
+
+    async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
+        """Step the environment with the response that the player keeps.
+
+        Raises ResponseLostError if the response was lost with the player.
+        """
+        player, self._player = self._player, None  # cancelled here, the state would be unknown
+        if player is None or player.lost:
+            raise ResponseLostError
+        try:
+            progress: Progress = await player.call("step", self._key, engine_s)
+        except _PlayerLostError:
+            raise ResponseLostError from None
+        except EnvironmentFault:
+            self._player = player
+            raise
+        self._player = player
+        assert progress.turn is not None
+        turn = read_turn(progress.turn, self.prompt)
+        self._take(progress)
+        self.answers.append(tuple(turn.generation.token_ids))
+        self.stepped.append(turn.stepped)
+        self._players.turns += 1
+        return turn
+
+    async def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._place.episodes -= 1
+        player = self._place.player
+        if player is not None and not player.lost:
+            try:
+                await player.call("close", self._key)
+            except _PlayerLostError:
+                return
+
+
+def _share(args: Any, runtime: Runtime, count: int) -> Any:
+    """A player's copy of slime's `args`: it plays alone, with its share of the environment workers."""
+    settings = runtime.settings
+    workers = settings.env_workers or min(settings.n_env, os.cpu_count() or 1)
+    mine = copy.copy(args)
+    mine.rollout_processes, mine.env_workers = 1, -(-workers // count)
+    return mine

@@ -1,0 +1,193 @@
+"""A player: a process that plays episodes with its own event loop, tokenizer, engine client and environment workers.
+
+It does what the manager asks over one connection, and ends when that closes.
+"""
+
+import asyncio
+import gc
+import os
+import pickle
+import socket
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from rollout.errors import SlimeVerlogError
+from rollout.play.episode import Episode, open_episode
+from rollout.play.runtime import Runtime, build_runtime
+from rollout.play.slots import replay_episode
+from rollout.players.wire import NOTHING, Link, PromptChange, prompt_change, turn_values
+from rollout.spec import EpisodeSpec, Replay
+from rollout.turn import FinishReason, Generation
+from rollout.workers.utilization import ProcessUsage
+
+REPORT_S = 0.01
+"""Seconds after which a frame reports again what the player has used."""
+
+
+class Report(NamedTuple):
+    """What the player has counted; it goes with a frame, so a turn never arrives before the faults on its way."""
+
+    faults: Counter[str]
+    """Faults and retries since the last report."""
+    usage: ProcessUsage
+
+
+STATE = ("index", "steps", "stop", "has_next_prompt", "total_reward")
+"""The attributes of an `Episode` by which the manager decides."""
+
+
+class Progress(NamedTuple):
+    """An episode after it was opened or stepped."""
+
+    state: Mapping[str, Any]
+    """Its `STATE`."""
+    prompt: PromptChange | None
+    """The next prompt; None if it is still the one before."""
+    digests: Sequence[str]
+    """The digests that are new."""
+    turn: list[Any] | None = None
+    """`turn_values` of the turn that was played."""
+
+
+class Player:
+    """Runs the calls that arrive, each in its own task. The methods without underscore are what can be called."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self._link = Link(self._receive, self.ended.set, self._report)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._runtime: Runtime | None = None
+        self._reported: Counter[str] = Counter()
+        self._reported_at = 0.0
+        self._episodes: dict[int, Episode] = {}
+        self._generations: dict[int, Generation] = {}
+        """The responses that are not stepped yet, by the episode's key."""
+
+    async def serve(self, connection: socket.socket) -> None:
+        """Serve until the connection closes."""
+        connection.set_inheritable(False)
+        await asyncio.get_running_loop().create_connection(lambda: self._link, sock=connection)
+        await self.ended.wait()
+        for task in self._tasks.values():
+            task.cancel()
+        if self._runtime is not None:
+            await self._runtime.close()
+
+    def _receive(self, messages: list[Any], _: None) -> None:
+        for number, method, arguments in messages:
+            if method == "cancel":
+                if (task := self._tasks.get(number)) is not None:
+                    task.cancel()
+            else:
+                self._tasks[number] = asyncio.create_task(self._answer(number, method, arguments))
+
+    async def _answer(self, number: int, method: str, arguments: Sequence[Any] | Exception) -> None:
+        try:
+            if isinstance(arguments, Exception):  # what the manager wanted to send could not be pickled
+                raise arguments
+            self._link.send((number, True, await getattr(self, method)(*arguments)))
+        except Exception as error:
+            self._link.send((number, False, _portable(error)))
+        finally:
+            del self._tasks[number]
+
+    def _report(self) -> Report | None:
+        if self._runtime is None:
+            return None
+        faults = self._runtime.fault_counts()
+        new, now = faults - self._reported, time.monotonic()
+        if not new and now - self._reported_at < REPORT_S:
+            return None
+        self._reported, self._reported_at = faults, now
+        return Report(new, self._runtime.usage()[0])
+
+    @property
+    def runtime(self) -> Runtime:
+        assert self._runtime is not None, "the player was not started"
+        return self._runtime
+
+    async def start(self, args: Any) -> tuple[str, int]:
+        """Build the runtime; return the node's name and the process's id."""
+        self._runtime = await asyncio.to_thread(build_runtime, args)
+        gc.collect()
+        gc.freeze()
+        return socket.gethostname(), os.getpid()
+
+    async def open(self, key: int, spec: EpisodeSpec, replay: Replay) -> Progress:
+        """Start the episode, or replay what was played of it."""
+        await self.close(key)  # what is left of it if the manager gave up waiting
+        if replay.answers:
+            episode = await replay_episode(self.runtime, spec, replay)
+        else:
+            episode = await open_episode(self.runtime, spec)
+        self._episodes[key] = episode
+        return Progress(_state(episode), prompt_change(NOTHING, episode.prompt), episode.digests)
+
+    async def ask(self, key: int, params: Mapping[str, Any]) -> tuple[FinishReason, tuple[str, ...]]:
+        """Ask the engine once, and keep the response for `step`; it may be aborted."""
+        generation = await self._episodes[key].generate(params, gives_up=lambda: True)
+        self._generations[key] = generation
+        return generation.finish_reason, generation.weight_versions
+
+    async def step(self, key: int, engine_s: float) -> Progress:
+        """Step the environment with the response."""
+        episode = self._episodes[key]
+        before, known = episode.prompt, len(episode.digests)
+        turn = await episode.step(self._generations.pop(key), engine_s)
+        changed = None if episode.prompt is before else prompt_change(before, episode.prompt)
+        return Progress(_state(episode), changed, episode.digests[known:], turn_values(turn))
+
+    async def close(self, key: int) -> None:
+        """Close the episode's environment."""
+        self._generations.pop(key, None)
+        if (episode := self._episodes.pop(key, None)) is not None:
+            await episode.close()
+
+    async def evaluate(self, spec: EpisodeSpec, detailed: bool) -> tuple[Any, list[Any]]:
+        """Play a whole held-out episode; return its result without turns, and each turn with its prompt's change."""
+        from rollout.evaluate import play_episode
+
+        result = await play_episode(self.runtime, spec, detailed=detailed)
+        before = [NOTHING, *(turn.prompt for turn in result.turns)]
+        changes = (prompt_change(old, turn.prompt) for old, turn in zip(before, result.turns, strict=False))
+        packed = [(turn_values(turn), change) for turn, change in zip(result.turns, changes, strict=True)]
+        return replace(result, turns=()), packed
+
+
+def _state(episode: Episode) -> Mapping[str, Any]:
+    return {name: getattr(episode, name) for name in STATE}
+
+
+def _portable(error: Exception) -> Exception:
+    """The error if the manager can unpickle it, otherwise its text with the traceback."""
+    try:
+        if isinstance(error, SlimeVerlogError):
+            pickle.loads(pickle.dumps(error))
+            return error
+    except Exception:
+        pass
+    return RuntimeError("".join(traceback.format_exception(error)))
+
+
+async def _serve(connection: socket.socket) -> None:
+    await Player().serve(connection)
+
+
+def main() -> None:
+    """Entry of a player on this machine: `sys.argv[1]` is its socket."""
+    asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1]))))
+
+
+class PlayerActor:
+    """A player as a Ray actor, on any node; it connects to the manager and shows the token that it was given."""
+
+    def play(self, address: tuple[str, int], token: bytes) -> None:
+        """Play until the manager closes the connection."""
+        connection = socket.create_connection(address)
+        connection.sendall(token)
+        asyncio.run(_serve(connection))

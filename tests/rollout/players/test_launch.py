@@ -1,0 +1,106 @@
+"""Players as a run starts them: new processes of this machine, and Ray actors on a real cluster of two nodes."""
+
+import asyncio
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.errors import ConfigError
+from rollout.play.runtime import close_runtimes, get_runtime
+from rollout.players import launch
+from rollout.players.launch import _accept
+from rollout.players.manager import PlayerProcesses
+from tests.fixtures.playing import play_batches, sample_bytes
+from tests.fixtures.rollout_args import rollout_args
+
+
+def content(outputs: list[Any]) -> list[bytes]:
+    return [sample_bytes(sample) for output in outputs for group in output.samples for sample in group]
+
+
+def jitter(seed: int) -> Any:
+    generator = random.Random(seed)
+    return lambda number: generator.random() * 0.01
+
+
+async def test_processes_of_this_machine_play_the_batches_of_one_process_and_end_with_it(tmp_path: Path) -> None:
+    keys = {"turn_quota": "per_env", "env": {"max_length": 40}, "env_backend": "process", "env_workers": 2}
+    alone, _ = await play_batches(tmp_path, 2, jitter(1), **keys)
+    wide, _ = await play_batches(tmp_path, 2, jitter(2), rollout_processes=2, **keys)
+    assert content(alone) == content(wide)
+
+
+async def test_what_a_player_cannot_read_is_said_in_the_words_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a node that lacks the checkpoint."""
+    args = rollout_args(tmp_path, rollout_processes=2)
+    runtime = await get_runtime(args)
+    assert isinstance(runtime.players, PlayerProcesses)
+    runtime.players._args.hf_checkpoint = "/nowhere/model"
+    try:
+        with pytest.raises(ConfigError, match="'/nowhere/model': the folder does not exist"):
+            await runtime.players.open(None)  # type: ignore[arg-type]
+    finally:
+        await close_runtimes()
+
+
+async def test_whoever_does_not_show_the_token_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "HELLO_S", 0.2)
+    token = b"t" * 32
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        accepting = asyncio.create_task(_accept(listener, token))
+        strangers = [await asyncio.open_connection(*listener.getsockname()) for _ in range(3)]
+        strangers[1][1].write(b"x" * 32)
+        strangers[2][1].close()
+        _, friend = await asyncio.open_connection(*listener.getsockname())
+        friend.write(token)
+        connection = await accepting
+        assert connection.getpeername() == friend.get_extra_info("sockname")
+        assert [await reader.read() for reader, _ in strangers[:2]] == [b"", b""]
+        connection.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    ray = pytest.importorskip("ray", reason="Ray is not installed; pip install ray enables the cluster tests")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    paths = {"PYTHONPATH": str(Path(__file__).parents[3])}
+    ray.init(address=cluster.address, runtime_env={"env_vars": paths}, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+async def test_two_ray_actors_one_of_which_is_killed_play_the_batches_of_one_process(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node has one CPU and each actor takes one, so they are on different nodes."""
+    keys = {"turn_quota": "per_env", "env": {"max_length": 40}}
+    alone, _ = await play_batches(tmp_path, 2, jitter(1), **keys)
+    launched: list[launch.Launched] = []
+    original = launch._launch_actor
+
+    async def remember(*arguments: Any) -> launch.Launched:
+        launched.append(await original(*arguments))
+        return launched[-1]
+
+    monkeypatch.setattr(launch, "_launch_actor", remember)
+
+    def killing(number: int) -> float:
+        if number == 30:
+            launched[0].end()
+        return 0.005
+
+    wide, faults = await play_batches(tmp_path, 2, killing, rollout_processes=2, **keys)
+    assert content(alone) == content(wide)
+    assert len(launched) == 3 and faults["player_died"] == 1

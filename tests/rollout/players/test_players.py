@@ -1,0 +1,242 @@
+"""Several rollout processes: the batches of one process, also when players are killed; faults counted and bounded."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout import continuous, fixed_turn
+from rollout.bridge.processes import process_count
+from rollout.data_source import EpisodeSource
+from rollout.errors import ConfigError, PlayerError
+from rollout.evaluate import evaluate
+from rollout.play.runtime import Runtime, close_runtimes, get_runtime
+from rollout.players.manager import MAX_DEATHS, PlayerProcesses
+from tests.cases import some
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.playing import plays, sample_bytes
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.fixtures.warm_python import warm_players
+from tests.rollout.test_continuous import Engine, no_gap_and_none_twice
+from tests.rollout.test_vlm_games import settings
+
+LONG = {"turn_quota": "per_env", "env": {"max_length": 40}}
+
+
+@pytest.fixture(autouse=True)
+def warm() -> Iterator[None]:
+    with warm_players():
+        yield
+
+
+class Run:
+    """Batches of one run, whose players a test can kill while it plays."""
+
+    def __init__(self, folder: Path, engine: ScriptedEngine, **keys: Any) -> None:
+        self.args = rollout_args(folder, engine.port, **{**LONG, **keys})
+        self.source = EpisodeSource(self.args)
+
+    async def batch(self, number: int, collect: Any = fixed_turn.collect) -> Any:
+        return await fixed_turn.collect_or_draw(self.args, number, self.source, collect)
+
+    async def runtime(self) -> Runtime:
+        return await get_runtime(self.args)
+
+    async def kill(self, number: int) -> None:
+        """End a player's process, as the kernel's out-of-memory killer does."""
+        players = (await self.runtime()).players
+        assert isinstance(players, PlayerProcesses)
+        player = players._places[number].player
+        if player is not None and player.launched is not None:
+            player.launched.end()
+
+
+def content(outputs: list[Any]) -> list[bytes]:
+    return [sample_bytes(sample) for output in outputs for group in output.samples for sample in group]
+
+
+def turns_of(outputs: list[Any]) -> list[tuple[int, int]]:
+    samples = [s for output in outputs for group in output.samples for s in group if s.metadata["kind"] == "turn"]
+    return [(s.metadata["episode_id"], s.metadata["round_number"]) for s in samples]
+
+
+@pytest.mark.parametrize("history", ["window", "full"])
+async def test_a_batch_whose_players_are_killed_is_the_batch_of_one_process(tmp_path: Path, history: str) -> None:
+    runs: list[list[Any]] = []
+    for processes in (1, 2):
+        async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+            run = Run(tmp_path, engine, rollout_processes=processes, history=history)
+
+            def killing(number: int, run: Run = run, processes: int = processes) -> float:
+                if processes > 1 and number in (17, 41):
+                    asyncio.get_running_loop().create_task(run.kill(number % 2))
+                return 0.005 * (number % 3)
+
+            engine.delay = killing
+            try:
+                runs.append([await run.batch(k) for k in range(3)])
+            finally:
+                await close_runtimes()
+    alone, killed = runs
+    assert content(alone) == content(killed)
+    assert sum(output.metrics["rollout/faults/player_died"] for output in killed) == 2
+    assert all(output.metrics["rollout/faults/episodes_failed"] == 0 for output in killed)
+
+
+async def test_the_episodes_of_a_killed_player_that_cannot_be_replayed_fail_and_are_counted(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        run = Run(tmp_path, engine, rollout_processes=2, env={"max_length": 40, "lie": True})
+        try:
+            outputs = [await run.batch(0)]
+            await run.kill(0)
+            outputs.append(await run.batch(1))
+        finally:
+            await close_runtimes()
+    no_gap_and_none_twice(turns_of(outputs))
+    assert len(turns_of(outputs)) == 48
+    assert 1 <= outputs[1].metrics["rollout/faults/episodes_failed"] <= 2, "the live episodes of one player of two"
+
+
+async def test_players_that_die_again_and_again_stop_the_batch_with_one_sentence(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        run = Run(tmp_path, engine, rollout_processes=2)
+
+        def killing(number: int) -> float:
+            asyncio.get_running_loop().create_task(run.kill(number % 2))
+            return 0.01
+
+        engine.delay = killing
+        try:
+            with pytest.raises(PlayerError, match=rf"died {MAX_DEATHS + 1} times.*lower rollout_processes"):
+                await run.batch(0)
+        finally:
+            await close_runtimes()
+
+
+@pytest.mark.parametrize("processes", some([2, 4], [2]))
+async def test_continuous_batches_lose_no_turn_when_players_are_killed(tmp_path: Path, processes: int) -> None:
+    async with Engine() as engine:
+        run = Run(tmp_path, engine, rollout_processes=processes, turn_quota="global", max_staleness=2)
+        outputs: list[Any] = []
+        try:
+            for number in range(4):
+                if number:
+                    await run.kill(number % processes)
+                outputs.append(await run.batch(number, continuous.collect))
+                engine.update()
+        finally:
+            await close_runtimes()
+    no_gap_and_none_twice(turns_of(outputs))
+    assert len(turns_of(outputs)) == 96
+    assert max(output.metrics["turn/staleness_max"] for output in outputs) <= 2
+
+
+async def test_a_run_is_resumed_with_another_number_of_processes(tmp_path: Path) -> None:
+    whole: list[Any] = []
+    for load, batches, processes in ((None, range(4), 1), (1, range(2, 4), 2)):
+        async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+            folder = {"load": str(tmp_path / "save")} if load is not None else {}
+            run = Run(tmp_path, engine, rollout_processes=processes, **folder)
+            if load is not None:
+                run.source.load(load)
+            outputs: list[Any] = []
+            try:
+                for number in batches:
+                    engine.version = str(number + 1)
+                    outputs.append(await run.batch(number))
+                    run.source.save(number)
+            finally:
+                await close_runtimes()
+            whole.append(outputs)
+    assert content(whole[0][2:]) == content(whole[1])
+    assert whole[1][0].metrics["rollout/faults/episodes_lost_at_resume"] == 0
+
+
+async def test_an_evaluation_has_the_results_of_one_process(tmp_path: Path) -> None:
+    results = []
+    for processes in (1, 2):
+        async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+            evaluation = {"episodes": 6, "max_turns": 8}
+            run = Run(tmp_path, engine, rollout_processes=processes, history="full", eval=evaluation)
+            try:
+                output = await evaluate(run.args, run.source)
+            finally:
+                await close_runtimes()
+        results.append((output.metrics, [sample_bytes(s) for s in output.data["count"]["samples"]]))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("history", some(["full", "window"], ["full"]))
+async def test_pictures_arrive_as_in_one_process(tmp_path: Path, history: str) -> None:
+    batches = []
+    for processes in (1, 2):
+        async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "right") as engine:
+            game = settings(tmp_path, "envs.babaisai", True, history=history, n_env=2)
+            sizes = {"rollout_batch_size": 6, "global_batch_size": 6}
+            run = Run(tmp_path, engine, rollout_processes=processes, **{**game, **sizes})
+            try:
+                batches.append(content([await run.batch(0)]))
+            finally:
+                await close_runtimes()
+    assert batches[0] == batches[1]
+    assert all(b"pixel_values" in sample for sample in batches[0])
+
+
+async def test_faults_in_the_players_are_counted_as_in_one_process(tmp_path: Path) -> None:
+    def faulty(body: dict[str, Any], number: int) -> Any:
+        return {"sorry": "busy"} if number % 11 == 5 else plays(body, number)
+
+    async with ScriptedEngine(chatml_tokenizer(), faulty) as engine:
+        run = Run(tmp_path, engine, rollout_processes=2, env={"max_length": 40, "raise_at": 2, "raise_seeds": [1]})
+        try:
+            output = await run.batch(0)
+        finally:
+            await close_runtimes()
+    expected = sum(number % 11 == 5 for number in range(len(engine.requests)))
+    assert output.metrics["rollout/faults/engine_bad_answer"] == expected > 0
+    assert output.metrics["rollout/faults/episodes_failed"] == 1
+    assert output.metrics["rollout/turns_retried"] >= expected
+    assert output.metrics["rollout/engine_concurrency"] > 0 and output.metrics["turn/host_s"] > 0
+    shares = [output.metrics[f"rollout/process/{number}/engine_concurrency"] for number in range(2)]
+    assert output.metrics["rollout/engine_concurrency"] == pytest.approx(sum(shares))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"rollout_processes": 5}, "rollout_processes: 5 is more than n_env: 4"),
+        ({"rollout_processes": 0}, "rollout_processes must be"),
+        ({"rollout_processes": "many"}, "rollout_processes must be"),
+        (
+            {"rollout_processes": 2, "custom_generate_function_path": "rollout.generate.generate"},
+            "rollout_processes: 2 is for fixed-turn and continuous batches.*leave it out",
+        ),
+    ],
+)
+def test_numbers_of_processes_that_cannot_work_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    batches = {} if "custom_generate_function_path" in keys else {"rollout_function_path": fixed_turn_path}
+    with pytest.raises(ConfigError, match=said):
+        EpisodeSource(rollout_args(tmp_path, **batches, **keys))
+
+
+fixed_turn_path = "rollout.fixed_turn.generate_rollout"
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [
+        ({}, 1),
+        ({"rollout_num_gpus": 4}, 1),
+        ({"rollout_num_gpus": 64, "rollout_num_gpus_per_engine": 4}, 4),
+        ({"rollout_num_gpus": 64, "rollout_num_gpus_per_engine": 1}, 16),
+        ({"rollout_num_engines": 5, "rollout_num_gpus": 40}, 2),
+        ({"rollout_num_gpus": 64, "n_env": 3}, 3),
+        ({"rollout_num_gpus": 64, "custom_generate_function_path": "rollout.generate.generate"}, 1),
+    ],
+)
+def test_auto_means_one_process_per_four_engines(tmp_path: Path, flags: dict[str, Any], count: int) -> None:
+    args = rollout_args(tmp_path, **{"rollout_processes": "auto", "n_env": 64, **flags})
+    assert process_count(args, EpisodeSource(args).settings) == count

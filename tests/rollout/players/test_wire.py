@@ -1,0 +1,53 @@
+"""Turns cross the connection in compact form and arrive as they were; prompts of a conversation share memory."""
+
+import pickle
+from array import array
+from typing import Any
+
+import torch
+
+from rollout.players.wire import NOTHING, changed_prompt, dumps, prompt_change, read_turn, turn_values
+from rollout.tokens.token_prefix import TokenPrefix
+from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Span, Turn
+
+
+def over(value: Any) -> Any:
+    return pickle.loads(dumps(value))
+
+
+def test_a_turn_arrives_as_it_was_in_few_bytes() -> None:
+    ids = TokenPrefix(range(1000, 1150))
+    generation = Generation(ids, array("f", [-0.5] * 150), "text", FinishReason.STOP, ("3",), {"cached_tokens": 7})
+    prompt = Prompt(TokenPrefix(range(1400)))
+    spans = (Span("engine", 1.0, 2.0, {"a": 1}, (Span("tool", 1.0, 1.5),)),)
+    turn = Turn(7, 3, prompt, generation, "left", True, "left", 0.5, False, True, (1, 2), spans=spans)
+    frame = dumps((turn_values(turn), prompt_change(NOTHING, prompt)))
+    values, change = pickle.loads(frame)
+    assert read_turn(values, changed_prompt(NOTHING, change)) == turn
+    assert isinstance(values[3].token_ids, TokenPrefix) and isinstance(values[3].log_probs, array)
+    assert len(frame) < 4 * (1400 + 2 * 150) + 800
+
+
+def test_a_growing_conversation_is_sent_once_and_shares_its_memory() -> None:
+    first = Prompt(TokenPrefix(range(100)))
+    second = Prompt(first.token_ids.extended([5, 6], [7]), seen_tool=True)
+    change = over(prompt_change(first, second))
+    assert list(change.ids) == [5, 6, 7] and change.kept == 100
+    here = changed_prompt(NOTHING, over(prompt_change(NOTHING, first)))
+    there = changed_prompt(here, change)
+    assert there == second and there.token_ids._buffer is here.token_ids._buffer
+
+
+def test_images_that_the_previous_prompt_showed_are_not_sent_again() -> None:
+    parts = [{"pixels": torch.arange(6.0).reshape(2, 3)}, {"pixels": torch.ones(2, 3, dtype=torch.bfloat16)}]
+    old = Prompt(TokenPrefix([1, 2]), ["one", "two"], ImageChain(parts), engine_ids=[1, 9])
+    new = Prompt(TokenPrefix([3]), [old.image_data[1], "three"], ImageChain([parts[1], parts[0]]), engine_ids=[9])
+    here = changed_prompt(NOTHING, over(prompt_change(NOTHING, old)))
+    change = over(prompt_change(old, new))
+    assert change.images == [1, "three"] and change.inputs == [1, 0]
+    there = changed_prompt(here, change)
+    assert there.image_data == ["two", "three"] and list(there.engine_ids or ()) == [9]
+    assert here.train_inputs is not None and there.train_inputs is not None
+    assert there.train_inputs.parts[1] is here.train_inputs.parts[0]
+    assert torch.equal(here.train_inputs.parts[0]["pixels"], parts[0]["pixels"])
+    assert torch.equal(here.train_inputs.parts[1]["pixels"], parts[1]["pixels"])
