@@ -43,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
     reports = []
     bar = tqdm(chosen.tasks, unit="task", disable=None if len(chosen.tasks) > 1 else True, leave=False)
     for task in bar:
+        _build_images(task)
         report = asyncio.run(check_task(chosen, task, seed, options.max_turns, count))
         reports.append(report)
         if not options.json:
@@ -53,6 +54,14 @@ def run(options: argparse.Namespace) -> int:
     found = as_json(options.target, reports)
     print(json.dumps(found, indent=1, ensure_ascii=False) if options.json else sum_of(reports))
     return int(any(report.count(Status.ERROR) for report in reports))
+
+
+def _build_images(task: Any) -> None:
+    """Build the images of Harbor tasks that need it. Where that fails, building the environment says so."""
+    if task.env_path == "envs.harbor" and task.options.get("images"):
+        from inspection.build_images import build_images_of
+
+        build_images_of(task)
 
 
 def _tokenizing(folder: str, settings: Any) -> tuple[Callable[..., Any], Callable[[str], int]]:
