@@ -45,7 +45,8 @@ class Instruction:
         """How errors call it."""
         shown = " ".join(self.rest.split())
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        return f"line {self.number} of environment/Dockerfile ({self.name} {shown})"
+        where = f"line {self.number} of environment/Dockerfile" if self.number else "env.build_command"
+        return f"{where} ({self.name} {shown})"
 
     def flags(self) -> tuple[Mapping[str, str], str]:
         """The leading `--name=value` flags, and the other arguments."""

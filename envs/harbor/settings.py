@@ -36,6 +36,9 @@ class HarborSettings(ShellSettings):
     its own registry. The first pattern that fits counts."""
     build_args: Mapping[str, str] = {}
     """Values of `ARG` in Dockerfiles, and proxies such as `http_proxy`, as with `docker build --build-arg`."""
+    build_command: str | None = None
+    """Shell command that runs last in each build, for what the tests need: `pip install pytest==8.4.1`. For test
+    scripts that install their tools themselves, set `test_command` as well."""
     build_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds that the build of one image may take. `memory_mb` holds as well."""
     build_mb: int = Field(default=8192, ge=1)

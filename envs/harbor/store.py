@@ -59,7 +59,7 @@ def keep_image(recipe: Recipe, settings: HarborSettings, layer: str, image: Imag
 def record_of(recipe: Recipe, settings: HarborSettings) -> Path:
     """The file with a task's record; its name changes with all that the image depends on."""
     given = (sorted(settings.base_sources.items()), sorted(settings.build_args.items()))
-    key = key_of(recipe.text, _context_digest(recipe.context), given)
+    key = key_of(recipe.text, _context_digest(recipe.context), given, settings.build_command)
     return settings.image_store() / "tasks" / f"{recipe.task}-{key}.json"
 
 

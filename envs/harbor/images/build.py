@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envs.errors import ConfigError
@@ -83,7 +83,11 @@ class _Builder:
         self.done: dict[int, Tree] = {}
 
     def last(self) -> Tree:
-        return self._stage(self.dockerfile.stages[-1])
+        """The image: the last stage, and `build_command` on top of it."""
+        stage = self.dockerfile.stages[-1]
+        if self.settings.build_command:
+            stage = replace(stage, steps=(*stage.steps, Instruction(0, "RUN", self.settings.build_command)))
+        return self._stage(stage)
 
     def _stage(self, stage: Stage) -> Tree:
         """A stage after its last step. Stages that nothing needs are not built."""
