@@ -59,7 +59,7 @@ def keep_image(recipe: Recipe, settings: HarborSettings, layer: str, image: Imag
 def record_of(recipe: Recipe, settings: HarborSettings) -> Path:
     """The file with a task's record; its name changes with all that the image depends on."""
     given = (sorted(settings.base_sources.items()), sorted(settings.build_args.items()))
-    key = key_of(recipe.text, _context_digest(recipe.context), given, settings.build_command)
+    key = key_of(recipe.text, context_digest(recipe.context), given, settings.build_command)
     return settings.image_store() / "tasks" / f"{recipe.task}-{key}.json"
 
 
@@ -86,5 +86,6 @@ def digest_of(paths: Iterable[Path]) -> str:
 
 
 @functools.lru_cache(maxsize=8192)
-def _context_digest(context: Path) -> str:
+def context_digest(context: Path) -> str:
+    """Return a key for the content of a task's folder `environment`; it is read once per process."""
     return digest_of([context]) if context.is_dir() else ""
