@@ -181,7 +181,7 @@ def test_names_and_aliases_of_actions_may_come_from_a_wrapper() -> None:
     ("name", "first", "answers"),
     [
         ("FrozenLake-v1", "[red S]FFF\nFHFH\nFFFH\nHFFG", 4),
-        ("CliffWalking-v1", "\nx  C  C", 4),
+        ("CliffWalking-v", "\nx  C  C", 4),
         ("Taxi-v3", "[yellow  ]", 6),
         ("Blackjack-v1", "20, 7, 0", 2),
     ],
@@ -189,7 +189,7 @@ def test_names_and_aliases_of_actions_may_come_from_a_wrapper() -> None:
 def test_environments_without_text_are_played_by_what_they_print_or_by_their_numbers(
     name: str, first: str, answers: int
 ) -> None:
-    env = build(seed=1, id=name)
+    env = build(seed=1, id=max(known for known in gymnasium.registry if known.startswith(name)))
     assert first in env.reset()["obs_str"] and len(env.actions) == answers
     done = False
     for _ in range(3):
