@@ -15,7 +15,9 @@ from rollout.tasks import read_tasks
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
 
 
-@pytest.mark.parametrize("name", ["nethack", "sokoban", "textarena", "textworld", "alfworld", "balrog", "mixture"])
+@pytest.mark.parametrize(
+    "name", ["nethack", "reasoning_gym", "sokoban", "textarena", "textworld", "alfworld", "balrog", "mixture"]
+)
 def test_every_task_of_the_config_can_be_built(name: str) -> None:
     config = load_settings(SimpleNamespace(custom_config_path=str(CONFIGS / f"{name}.yaml")))
     tasks = [*read_tasks(config), *read_tasks(config, config.eval)]
@@ -34,6 +36,7 @@ GAMES = [
     "balrog",
     "crafter",
     "gymnasium_text",
+    "reasoning_gym",
     "scienceworld",
     "sokoban",
     "textarena",
