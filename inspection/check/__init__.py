@@ -5,8 +5,9 @@
 
 Builds every task. Plays one episode with the environment's expert, if it has one, and one with random answers. Checks
 types, keys, endings, replays, times and sizes. Prints the first prompt as the model sees it, then one row per check.
-For SWE tasks, it also tries the reference patch. The environment runs in a worker process with time limits; an
-environment that hangs or crashes gives a row with an error. The exit code is 0 if there are no errors.
+For SWE and Harbor tasks, it also tries the reference solution; it builds missing images of Harbor tasks. The environment
+runs in a worker process with time limits; an environment that hangs or crashes gives a row with an error. The exit code
+is 0 if there are no errors.
 """
 
 import argparse
@@ -59,9 +60,13 @@ def run(options: argparse.Namespace) -> int:
 def _build_images(task: Any) -> None:
     """Build the images of Harbor tasks that need it. Where that fails, building the environment says so."""
     if task.env_path == "envs.harbor" and task.options.get("images"):
+        import contextlib
+        import sys
+
         from inspection.build_images import build_images_of
 
-        build_images_of(task)
+        with contextlib.redirect_stdout(sys.stderr):  # the output may be JSON
+            build_images_of(task)
 
 
 def _tokenizing(folder: str, settings: Any) -> tuple[Callable[..., Any], Callable[[str], int]]:

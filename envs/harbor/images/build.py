@@ -124,6 +124,8 @@ class _Builder:
 
     def _layer(self, now: _Progress, command: list[str], step: Instruction | None = None) -> Path:
         """The tree after the pending changes and a command."""
+        if step is None and not now.pending and now.tree.folder.parent == self.store / "layers":
+            return now.tree.folder
         proxies = {k: v for k, v in self.settings.build_args.items() if k.lower() in _PROXIES}
         home = home_of(now.image.user, Path("/"))
         variables = {"HOME": home, **proxies, **now.variables} if command else {}

@@ -199,3 +199,25 @@ def test_an_oci_layout_is_unpacked_with_its_settings(build: Any, base: Path, tmp
     assert (tree / "app/color").read_text() == "red\n" and image.folder == "/app"
     told = json.loads(next((tmp_path / "images" / "bases").glob("*/config.json")).read_text())
     assert told["digest"].startswith("sha256:") and told["source"] == f"oci:{layout}"
+
+
+@pytest.mark.slow
+def test_packages_of_debian_are_installed_by_a_user_without_rights(base: Path, tmp_path: Path) -> None:
+    assert base
+    tmp_path.chmod(0o755)
+    image = Path(os.environ.get("HARBOR_TEST_IMAGE") or tmp_path / "debian")
+    if not image.exists():
+        if shutil.which("debootstrap") is None or os.geteuid() != 0:
+            pytest.skip("debootstrap is not installed or not run as root; apt-get install -y debootstrap")
+        argv = ["debootstrap", "--variant=minbase", "bookworm", str(image)]
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    dockerfile = (
+        "FROM debian:12\nRUN apt-get update && apt-get install -y --no-install-recommends jq redis-server\n"
+        "RUN useradd -m someone && su someone -c 'echo 42 > ~/answer' && chown someone: /home/someone/answer\n"
+        "WORKDIR /app\n"
+    )
+    make_task(tmp_path / "tasks", dockerfile=dockerfile)
+    options = {"images": str(tmp_path / "images"), "base_sources": {"debian:*": str(image)}}
+    build_image(recipe_of(tmp_path / "tasks" / "answer"), HarborSettings(**options))
+    command = "echo '{\"a\": 42}' | jq .a > answer.txt; redis-server --version; cat /home/someone/answer"
+    assert play(tmp_path / "tasks", command, **options)[1]["reward"] == 1.0
