@@ -5,9 +5,9 @@
 
 Builds every task. Plays one episode with the environment's expert, if it has one, and one with random answers. Checks
 types, keys, endings, replays, times and sizes. Prints the first prompt as the model sees it, then one row per check.
-For SWE and Harbor tasks, it also tries the reference solution; it builds missing images of Harbor tasks. The environment
-runs in a worker process with time limits; an environment that hangs or crashes gives a row with an error. The exit code
-is 0 if there are no errors.
+For SWE and Harbor tasks, it also tries the reference solution; missing images of Harbor tasks are built. The
+environment runs in a worker process with time limits; an environment that hangs or crashes gives a row with an error.
+The exit code is 0 if there are no errors.
 """
 
 import argparse

@@ -51,7 +51,8 @@ def test_answers_of_several_lines_are_read_whole() -> None:
 def test_the_seed_and_the_difficulty_decide_the_question() -> None:
     assert build(seed=5).reset() == build(seed=5).reset() != build(seed=6).reset()
     easy, hard = (build("spell_backward", level=level) for level in (0, 3))
-    easy.reset(), hard.reset()
+    for env in (easy, hard):
+        env.reset()
     assert len(easy.entry["answer"]) < len(hard.entry["answer"])
     chosen = build("chain_sum", options={"min_terms": 9, "max_terms": 9})
     assert chosen.reset()["obs_str"].count(" + ") + chosen.reset()["obs_str"].count(" - ") == 8
