@@ -13,6 +13,7 @@ from types import ModuleType
 VERSION = "0.1.0"
 PARTS = {
     "check": "try an environment: build every task, play, and check the contract",
+    "build-images": "build the images of Harbor tasks, without a container daemon",
     "play": "play an environment in the terminal, with the model's own prompts",
     "evaluate": "play held-out episodes with a model or a scripted player; write a table",
     "compare": "compare two evaluations seed by seed",

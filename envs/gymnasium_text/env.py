@@ -6,9 +6,8 @@ Discrete actions are read from the environment (`action_names` and other usual p
 its mapping `action_aliases`, if there is one, holds other ways to write them.
 """
 
-import difflib
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from gymnasium import spaces
 
 from envs.base import make_image
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
+from envs.gymnasium_text.reading import observation_reader, prints_text
 from envs.loading import load_attribute
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame, text_parts
 from slime_verlog import Field
@@ -37,7 +37,9 @@ class GymnasiumSettings(GameSettings):
     text_key: str | None = None
     """Entry of a dict observation that holds the text; null if there is only one text entry."""
     describe: str | None = None
-    """Import path of a function from an observation to text, or to BALROG's two text parts."""
+    """Import path of a function from an observation to text, or to BALROG's two text parts. Without it, text is the
+    observation if that is text, else what `render` prints if the environment has `render_mode: ansi`, else the
+    observation's numbers."""
     actions: Mapping[str, str] | tuple[str, ...] | None = None
     """Names of the Discrete actions in order, or the allowed Text actions; a mapping adds descriptions."""
     default_action: str | None = None
@@ -59,8 +61,8 @@ class GymnasiumText(TextGame):
     def __init__(self, task: str, seed: int, settings: GymnasiumSettings) -> None:
         super().__init__(settings)
         self.task, self.seed, self.deterministic = task, seed, settings.deterministic
-        self.env = _make(settings, task)
-        self._read = _observation_reader(self.env, settings)
+        self.env = _make_readable(settings, task)
+        self._read = observation_reader(self.env, settings)
         self.actions, self._values = _name_actions(self.env, settings)
         self._by_words = {_words(name): name for name in self.actions}
         self._aliases: Mapping[str, str] = _attribute(self.env, "action_aliases") or {}
@@ -108,14 +110,22 @@ SETTINGS = GymnasiumSettings
 build_env = GymnasiumText.from_sample
 
 
-def _make(settings: GymnasiumSettings, task: str) -> gymnasium.Env:
-    """Make the environment; `max_steps` replaces the registered step limit."""
-    name = settings.id or task
+def _make_readable(settings: GymnasiumSettings, task: str) -> gymnasium.Env:
+    """Make the environment; if its observations are no text, but it can print itself, make one that does."""
     kwargs = dict(settings.kwargs)
     if settings.task_kwarg:
         kwargs[settings.task_kwarg] = task
     if settings.vlm:
         kwargs.setdefault("render_mode", "rgb_array")
+    env = _make(settings.id or task, kwargs, settings)
+    if "render_mode" in kwargs or settings.describe or not prints_text(env):
+        return env
+    env.close()
+    return _make(settings.id or task, {**kwargs, "render_mode": "ansi"}, settings)
+
+
+def _make(name: str, kwargs: Mapping[str, Any], settings: GymnasiumSettings) -> gymnasium.Env:
+    """Make the environment; `max_steps` replaces the registered step limit."""
     if _is_import_path(name):
         env = load_attribute(name, "env.id")(**kwargs)
         if not isinstance(env, gymnasium.Env):
@@ -137,29 +147,6 @@ def _is_import_path(name: str) -> bool:
     if name in gymnasium.registry or (colon and not last.isidentifier()):
         return False
     return bool(colon) or ("." in name and all(part.isidentifier() for part in name.split(".")))
-
-
-def _observation_reader(env: gymnasium.Env, settings: GymnasiumSettings) -> Callable[[Any], Any]:
-    if settings.describe:
-        return load_attribute(settings.describe, "env.describe")
-    space = env.observation_space
-    if isinstance(space, spaces.Text):
-        return lambda observation: observation
-    if not isinstance(space, spaces.Dict):
-        raise ConfigError(
-            f"{env} observes {space}, which is not text; set env.describe to the import path of a function that "
-            "returns the text of an observation"
-        )
-    key = settings.text_key
-    if key is None:
-        texts = [name for name, part in space.spaces.items() if isinstance(part, spaces.Text)]
-        key = "text" if "text" in space.spaces else texts[0] if len(texts) == 1 else None
-    if key is None:
-        raise ConfigError(f"set env.text_key or env.describe: which of {', '.join(space.spaces)} is the text?")
-    if key not in space.spaces:
-        near = difflib.get_close_matches(key, space.spaces, n=1) or list(space.spaces)
-        raise ConfigError(f"env.text_key: observations have no entry {key!r}; they have {', '.join(near)}")
-    return lambda observation: observation[key]
 
 
 def _name_actions(

@@ -5,12 +5,12 @@ takes only what the export does not hold: working directory, variables and user.
 """
 
 import fnmatch
-import json
 import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
+
+from envs.harbor.instructions import Instruction, UnsupportedLine, expand, read_instructions
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -24,11 +24,7 @@ _TOOLS: Mapping[str, tuple[str, ...]] = {
     "rust": ("cargo",),
 }
 """Programs that come with each official image, beside a shell and the usual commands."""
-_WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
-
-
-class UnsupportedLine(Exception):
-    """A line that needs an image build; the text names it."""
+WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
 
 
 @dataclass(frozen=True)
@@ -66,20 +62,18 @@ def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence
         UnsupportedLine: a line needs a build, or a program that is not here.
     """
     image, stages = Image(variables={"PATH": PATH}), 0
-    for number, name, rest in _instructions(text):
-        shown = rest if len(rest) <= 60 else f"{rest[:57]}..."
-        line = f"line {number} of environment/Dockerfile ({name} {shown})"
-        if name == "FROM":
+    for step in read_instructions(text):
+        if step.name == "FROM":
             stages += 1
             if stages > 1:
-                raise UnsupportedLine(f"{line} starts a second build stage")
-            _check_base(line, rest, has_tool, base_images)
-        elif name == "COPY":
-            image = replace(image, copies=(*image.copies, _copy(line, rest, image)))
-        elif name in ("ENV", "WORKDIR", "USER"):
-            image = _set(line, name, rest, image)
-        elif name not in _WITHOUT_EFFECT:
-            raise UnsupportedLine(f"{line} needs an image build")
+                raise UnsupportedLine(f"{step.line} starts a second build stage")
+            _check_base(step, has_tool, base_images)
+        elif step.name == "COPY":
+            image = replace(image, copies=(*image.copies, _copy(step, image)))
+        elif step.name in ("ENV", "WORKDIR", "USER"):
+            image = with_setting(step, image, image.variables)
+        elif step.name not in WITHOUT_EFFECT:
+            raise UnsupportedLine(f"{step.line} needs an image build")
     if not stages:
         raise UnsupportedLine("environment/Dockerfile has no FROM")
     return image
@@ -88,103 +82,73 @@ def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence
 def read_exported(text: str) -> Image:
     """The settings of a built image's last stage, as far as they can be read."""
     image = Image(variables={"PATH": PATH})
-    for number, name, rest in _instructions(text):
-        if name == "FROM":
+    for step in read_instructions(text):
+        if step.name == "FROM":
             image = Image(variables={"PATH": PATH})
-        elif name in ("ENV", "WORKDIR", "USER"):
+        elif step.name in ("ENV", "WORKDIR", "USER"):
             try:
-                image = _set(f"line {number}", name, rest, image)
+                image = with_setting(step, image, image.variables)
             except UnsupportedLine:
                 continue
     return image
 
 
-def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """(line number, name in capitals, arguments), with continued lines joined, comments and heredocs' lines dropped."""
-    number, pending, heredoc = 0, "", ""
-    for count, raw in enumerate(text.splitlines(), 1):
-        line = raw.strip()
-        if heredoc:
-            heredoc = "" if line == heredoc else heredoc
-            continue
-        if not line or line.startswith("#"):
-            continue
-        number = number if pending else count
-        pending += line.removesuffix("\\") + " " * line.endswith("\\")
-        if not line.endswith("\\"):
-            name, _, rest = pending.partition(" ")
-            yield number, name.upper(), rest.strip()
-            begun = re.search(r"<<-?['\"]?(\w+)", rest)
-            heredoc, pending = begun[1] if begun else "", ""
-
-
-def _check_base(line: str, rest: str, has_tool: Callable[[str], bool], base_images: Sequence[str]) -> None:
-    words = [word for word in rest.split() if not word.startswith("--")]
-    name = words[0] if words else ""
+def _check_base(step: Instruction, has_tool: Callable[[str], bool], base_images: Sequence[str]) -> None:
+    name = (step.flags()[1].split() or [""])[0]
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in base_images):
         return
     short = re.sub(r"[:@].*", "", re.sub(r"^(docker\.io/)?(library/)?", "", name))
     if short not in _TOOLS:
         known = "which env.base_images can add if this machine has them"
-        raise UnsupportedLine(f"{line} names an image with unknown programs, {known}")
+        raise UnsupportedLine(f"{step.line} names an image with unknown programs, {known}")
     lacking = [tool for tool in _TOOLS[short] if not has_tool(tool)]
     if lacking:
-        raise UnsupportedLine(f"{line} brings {', '.join(lacking)}, which this machine does not have")
+        raise UnsupportedLine(f"{step.line} brings {', '.join(lacking)}, which this machine does not have")
 
 
-def _copy(line: str, rest: str, image: Image) -> Copy:
-    words = _words(line, rest)
-    flags = [word for word in words if word.startswith("--")]
-    if any(not flag.startswith("--chown=") for flag in flags):
-        raise UnsupportedLine(f"{line} needs an image build")
-    paths = [_expand(line, word, image.variables) for word in words if not word.startswith("--")]
-    if len(paths) < 2 or any(path.startswith("<<") for path in paths):
-        raise UnsupportedLine(f"{line} needs an image build")
+def _copy(step: Instruction, image: Image) -> Copy:
+    paths = step.words(image.variables)
+    if len(paths) < 2 or step.heredocs or set(step.flags()[0]) - {"chown"}:
+        raise UnsupportedLine(f"{step.line} needs an image build")
     *sources, target = paths
-    into = target.endswith(("/", "/.")) or target == "." or len(sources) > 1
-    return Copy(tuple(sources), _absolute(line, target, image.folder), into, line)
+    return Copy(tuple(sources), absolute(step, target, image.folder), is_folder(paths), step.line)
 
 
-def _set(line: str, name: str, rest: str, image: Image) -> Image:
-    """The image after ENV, WORKDIR or USER."""
-    if name == "ENV":
-        return replace(image, variables=_with_variables(line, rest, image.variables))
-    value = _expand(line, " ".join(_words(line, rest)), image.variables)
-    if name == "USER":
+def is_folder(paths: Sequence[str]) -> bool:
+    """Whether the words of a COPY say that its target, the last one, is a folder that receives the sources."""
+    return paths[-1].endswith(("/", "/.")) or paths[-1] == "." or len(paths) > 2
+
+
+def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) -> Image:
+    """Return the image after ENV, WORKDIR or USER, with `variables` filled in.
+
+    Raises:
+        UnsupportedLine: it cannot be read.
+    """
+    if step.name == "ENV":
+        return replace(image, variables={**image.variables, **_read_env(step, variables)})
+    value = " ".join(step.words(variables))
+    if step.name == "USER":
         return replace(image, user=value.split(":")[0] or "root")
-    folder = _absolute(line, value, image.folder)
+    folder = absolute(step, value, image.folder)
     return replace(image, folder=folder, folders=(*image.folders, folder))
 
 
-def _with_variables(line: str, rest: str, before: Mapping[str, str]) -> Mapping[str, str]:
-    words = _words(line, rest)
-    if words and "=" not in words[0]:  # the old form, ENV NAME the whole rest
-        words = [f"{words[0]}={rest.partition(' ')[2].strip()}"]
-    found = dict(before)
-    for word in words:
-        name, _, value = word.partition("=")
-        found[name] = _expand(line, value, before)
-    return found
+def _read_env(step: Instruction, variables: Mapping[str, str]) -> dict[str, str]:
+    name, _, value = step.rest.partition(" ")
+    if "=" not in name:  # the old form, ENV NAME the whole rest
+        return {name: expand(step.line, value.strip(), variables)}
+    pairs = (word.partition("=") for word in step.words(variables))
+    return {name: value for name, _, value in pairs}
 
 
-def _expand(line: str, text: str, variables: Mapping[str, str]) -> str:
-    """Replace `$NAME` and `${NAME}`; unknown names are empty, as in docker."""
-    if re.search(r"\$\{\w+[^\w}]", text):
-        raise UnsupportedLine(f"{line} uses a substitution that is not supported")
-    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: variables.get(found[1] or found[2], ""), text)
+def absolute(step: Instruction, path: str, folder: str) -> str:
+    """A path of the image, which may be relative to `folder`.
 
-
-def _absolute(line: str, path: str, folder: str) -> str:
+    Raises:
+        UnsupportedLine: it has a `..`.
+    """
     whole = PurePosixPath(folder) / path
     if ".." in whole.parts:
-        raise UnsupportedLine(f"{line} has a path with ..")
+        raise UnsupportedLine(f"{step.line} has a path with ..")
     return str(whole)
-
-
-def _words(line: str, rest: str) -> list[str]:
-    """The arguments, as words or as a JSON list."""
-    try:
-        listed = re.fullmatch(r"((?:--\S+\s+)*)(\[.*\])", rest)
-        return [*listed[1].split(), *map(str, json.loads(listed[2]))] if listed else shlex.split(rest)
-    except ValueError as error:
-        raise UnsupportedLine(f"{line} cannot be read: {error}") from error

@@ -87,13 +87,22 @@ def select_tasks(name: str, settings: HarborSettings) -> list[HarborTask]:
     Raises:
         ConfigError: there is none, or one of them cannot be played here.
     """
+    return [read_task(folder, settings) for folder in select_folders(name, settings)]
+
+
+def select_folders(name: str, settings: HarborSettings) -> list[Path]:
+    """The folders of these tasks.
+
+    Raises:
+        ConfigError: there is none.
+    """
     folders = find_tasks(settings)
     if name != ANY:
         if name not in folders:
             hint = did_you_mean(name, folders, f"there are {', '.join([*folders][:8])}", n=1)
             searched = ", ".join(map(str, settings.task_folders()))
             raise ConfigError(f"the folders {searched} hold no task {name!r}; {hint}")
-        return [read_task(folders[name], settings)]
+        return [folders[name]]
     chosen = [
         folder
         for task, folder in folders.items()
@@ -102,4 +111,4 @@ def select_tasks(name: str, settings: HarborSettings) -> list[HarborTask]:
     ]
     if not chosen:
         raise ConfigError(f"env.include and env.exclude leave none of the {len(folders)} tasks")
-    return [read_task(folder, settings) for folder in chosen]
+    return chosen

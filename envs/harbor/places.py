@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from envs.harbor.dockerfile import Copy, Image, UnsupportedLine
+from envs.harbor.dockerfile import Copy, Image
+from envs.harbor.instructions import UnsupportedLine
 from envs.swe.sandbox.workspace import copy_files, hand_over
 
 TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier", "/solution"
@@ -126,7 +127,7 @@ def _inside(tree: Path, places: Iterable[str], path: str, what: str) -> Path:
 
 def _copy(tree: Path, places: Sequence[str], copy: Copy, context: Path) -> None:
     target = _inside(tree, places, copy.target, copy.line)
-    sources = [path for pattern in copy.sources for path in _sources(context, pattern)]
+    sources = [path for pattern in copy.sources for path in copy_sources(context, pattern)]
     if not sources:
         raise UnsupportedLine(f"{copy.line} names no file of the folder environment")
     into = copy.into or len(sources) > 1 or target.is_dir()
@@ -139,8 +140,8 @@ def _copy(tree: Path, places: Sequence[str], copy: Copy, context: Path) -> None:
             copy_files(source, target / source.name if into else target)
 
 
-def _sources(context: Path, pattern: str) -> list[Path]:
-    """Files and folders that a source of COPY names. Like docker, COPY never leaves the folder `environment`."""
+def copy_sources(context: Path, pattern: str) -> list[Path]:
+    """Find the files and folders that a source of COPY names. Like in docker, none is outside of `context`."""
     pattern = pattern.lstrip("/") or "."
     real = os.path.realpath(context)
     found = sorted(context.glob(pattern)) if any(c in pattern for c in "*?[") else [context / pattern]

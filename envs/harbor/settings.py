@@ -27,6 +27,24 @@ class HarborSettings(ShellSettings):
     rootfs: str | None = None
     """Folder with the task's exported image, in which commands then run. `{task}` stands for the task's name. Without
     it, commands run with this machine's programs, and tasks that need an image build are refused."""
+    images: str | None = None
+    """Folder with images that `slime-verlog build-images` has built from the tasks' Dockerfiles. Commands then run in
+    the task's image. Each node needs the folder, or a copy of it."""
+    base_sources: Mapping[str, str] = {}
+    """Where the base images come from: patterns of names in `FROM`, and for each a source in skopeo's form or the
+    folder of an exported image. `{image}` stands for the whole name: `{"*": "docker://{image}"}` takes each image from
+    its own registry. The first pattern that fits counts."""
+    build_args: Mapping[str, str] = {}
+    """Values of `ARG` in Dockerfiles, and proxies such as `http_proxy`, as with `docker build --build-arg`."""
+    build_command: str | None = None
+    """Shell command that runs last in each build, for what the tests need: `pip install pytest==8.4.1`. For test
+    scripts that install their tools themselves, set `test_command` as well."""
+    build_timeout_s: float = Field(default=1800.0, gt=0)
+    """Seconds that the build of one image may take. `memory_mb` holds as well."""
+    build_mb: int = Field(default=8192, ge=1)
+    """Files that one RUN may write, in MB."""
+    build_processes: int = Field(default=1024, ge=1)
+    """Processes and threads that a RUN may have at once."""
     base_images: tuple[str, ...] = ()
     """Patterns of further base images whose programs this machine has, such as `ghcr.io/acme/ubuntu:*`. Official
     images such as `ubuntu` and `python` are known."""
@@ -68,6 +86,8 @@ class HarborSettings(ShellSettings):
             not place.startswith("/") or ".." in place.split("/") or place.strip("/") == "" for place in self.writable
         ):
             raise ConfigError(f"env.writable must list absolute folders other than /, got {list(self.writable)}")
+        if self.images is not None and self.rootfs is not None:
+            raise ConfigError("env.images and env.rootfs both say where images are; remove one of them")
         if self.test_command is not None and not self.test_command.strip():
             raise ConfigError("env.test_command is empty; remove it, or give the command that judges")
         return self
@@ -91,12 +111,21 @@ class HarborSettings(ShellSettings):
         folder = Path(self.rootfs.replace("{task}", task)).expanduser().absolute()
         if not folder.is_dir():
             raise ConfigError(f"env.rootfs: {folder} is not a folder; {EXPORT}")
-        if not any((folder / name).exists() for name in ("bin/bash", "usr/bin/bash")):
-            raise ConfigError(f"env.rootfs: {folder} has no bin/bash, which commands are run with; {EXPORT}")
         return folder
+
+    def image_store(self) -> Path:
+        """The folder of built images.
+
+        Raises:
+            ConfigError: `images` is not set.
+        """
+        if self.images is None:
+            raise ConfigError("env.images is not set; set it to the folder that receives the built images")
+        return Path(self.images).expanduser().absolute()
 
 
 EXPORT = (
-    "export the task's image (docker export $(docker create IMAGE) | tar -x -C FOLDER) and set env.rootfs to FOLDER"
+    "set env.images and run slime-verlog build-images, or export the task's image (docker export "
+    "$(docker create IMAGE) | tar -x -C FOLDER) and set env.rootfs to FOLDER"
 )
 """What to do about an image that cannot be built here."""

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.errors import ConfigError
-from envs.harbor.dockerfile import Image, UnsupportedLine, read_exported, read_image
+from envs.harbor.dockerfile import Image, read_exported, read_image
+from envs.harbor.instructions import UnsupportedLine
 from envs.harbor.places import find_places, home_of
 from envs.harbor.settings import EXPORT, HarborSettings
+from envs.harbor.store import Recipe, find_image
 from envs.harbor.tables import EXCLUDE, Table, check_keys
 
 _MAX_BYTES = 4 << 20
@@ -93,15 +95,12 @@ def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
 
 
 def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
-    name = folder.name
-    try:
-        whole = Table(name, "", tomllib.loads(read_text(folder, "task.toml")))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name}: task.toml is not valid TOML: {error}") from error
+    name, whole = folder.name, _whole(folder)
     check_keys(whole)
     agent, environment, verifier = (whole.table(key) for key in ("agent", "environment", "verifier"))
-    root = settings.root(name)
-    image = _read_image(folder, environment, root, settings)
+    root, image = _read_image(folder, environment, settings)
+    if root is not None and not any((root / program).exists() for program in ("bin/bash", "usr/bin/bash")):
+        raise ConfigError(f"{name}: the image {root} has no bin/bash, which commands are run with; {EXCLUDE}")
     image = replace(
         image,
         folder=environment.text("workdir") or image.folder,
@@ -135,6 +134,14 @@ def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
     )
 
 
+def _whole(folder: Path) -> Table:
+    """The task's `task.toml`."""
+    try:
+        return Table(folder.name, "", tomllib.loads(read_text(folder, "task.toml")))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{folder.name}: task.toml is not valid TOML: {error}") from error
+
+
 def read_text(folder: Path, path: str) -> str:
     """A text file of a task folder.
 
@@ -156,26 +163,47 @@ def read_text(folder: Path, path: str) -> str:
         raise ConfigError(f"{name}: {path} is not UTF-8 text; {EXCLUDE}") from error
 
 
-def _read_image(folder: Path, environment: Table, root: Path | None, settings: HarborSettings) -> Image:
-    """What the Dockerfile says; with an exported image, only what the export lacks."""
+def recipe_of(folder: Path) -> Recipe:
+    """What the image of a task is built from.
+
+    Raises:
+        ConfigError: the folder is not a task, or names no single image.
+    """
+    return _recipe(folder, _whole(folder).table("environment"))
+
+
+def _recipe(folder: Path, environment: Table) -> Recipe:
     name, inside = folder.name, folder / "environment"
     composed = [file for file in ("docker-compose.yaml", "docker-compose.yml") if (inside / file).exists()]
     if composed:
         raise ConfigError(f"{name}: environment/{composed[0]} starts several containers; {EXCLUDE}")
-    has_dockerfile = (inside / "Dockerfile").is_file()
+    if (inside / "Dockerfile").is_file():
+        return Recipe(name, read_text(folder, "environment/Dockerfile"), inside)
+    built = environment.text("docker_image")
+    if built is None:
+        raise ConfigError(f"{name}: there is neither environment/Dockerfile nor [environment] docker_image")
+    return Recipe(name, f"FROM {built}\n", inside)
+
+
+def _read_image(folder: Path, environment: Table, settings: HarborSettings) -> tuple[Path | None, Image]:
+    """The image's files, if it has its own, and what the Dockerfile says; see `read_exported` about exported images."""
+    root = settings.root(folder.name)
+    has_dockerfile = (folder / "environment" / "Dockerfile").is_file()
+    if root is not None and not has_dockerfile:
+        return root, read_exported("")
+    recipe = _recipe(folder, environment)
     if root is not None:
-        return read_exported(read_text(folder, "environment/Dockerfile") if has_dockerfile else "")
+        return root, read_exported(recipe.text)
+    if settings.images is not None:
+        return find_image(recipe, settings)
     if not has_dockerfile:
         built = environment.text("docker_image")
-        if built is None:
-            raise ConfigError(f"{name}: there is neither environment/Dockerfile nor [environment] docker_image")
         raise environment.refusal("docker_image", built, "names an image that must be pulled", EXPORT)
     path = f"{settings.interpreter().parent}:/usr/local/bin:/usr/bin:/bin"
-    text = read_text(folder, "environment/Dockerfile")
-    image = read_image(text, lambda tool: shutil.which(tool, path=path) is not None, settings.base_images)
-    if image.copies and (inside / ".dockerignore").exists():
+    image = read_image(recipe.text, lambda tool: shutil.which(tool, path=path) is not None, settings.base_images)
+    if image.copies and (recipe.context / ".dockerignore").exists():
         raise UnsupportedLine("environment/.dockerignore is not supported")
-    return image
+    return None, image
 
 
 def _user(agent: Table, verifier: Table, user: str) -> str:

@@ -26,7 +26,9 @@ from envs.openenv.protocol import (
     ErrorReply,
     MalformedFrameError,
     Outcome,
+    Reply,
     Request,
+    read_frame,
     read_outcome,
     server_address,
     write_frame,
@@ -109,6 +111,20 @@ class Session:
             if error.code in rejections:
                 raise RejectedError(error.message) from error
             self._lose(f"answered step with {error}")
+
+    def is_admitted(self) -> bool:
+        """Whether the server has given this connection a session; asks for the state, which changes nothing.
+
+        Raises:
+            EnvironmentFault: the server closed the connection, or did not answer in time.
+        """
+        try:
+            with contextlib.suppress(_closed_error()):  # `recv` raises it again, after replies that came before
+                self._socket.send(write_frame(Request.STATE))
+            kind, data = read_frame(self._socket.recv(timeout=self._settings.step_timeout_s))
+        except (TimeoutError, MalformedFrameError, _closed_error()) as error:
+            self._lose(f"did not answer a request for its state ({error})")
+        return not (kind == Reply.ERROR and data.get("code") == ErrorCode.CAPACITY_REACHED)
 
     def close(self) -> None:
         """End the session, so that its place on the server is free; may be called twice."""

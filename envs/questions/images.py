@@ -3,6 +3,7 @@
 import base64
 import binascii
 import io
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +52,9 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
             image.load()
             return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, ValueError, TypeError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
-        raise ImageError(f"a picture given as {_kind(value)} cannot be read: {error}") from error
+        # Pillow names the object that holds the bytes, with an address that differs in every run.
+        reason = re.sub(r"(?: file)? <[^<>]* at 0x[0-9a-f]+>", "", str(error))
+        raise ImageError(f"a picture given as {_kind(value)} cannot be read: {reason}") from error
 
 
 def _open(value: Any, pillow: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from envs.errors import ToolError
-from envs.questions.images import is_image, open_image
+from envs.questions.images import ImageError, is_image, open_image
 from envs.tools.calls import short
 from envs.tools.schema import ArgumentCheck, Schema
 from envs.tools.settings import ToolSettings
@@ -119,8 +119,8 @@ def read_result(value: Any, settings: ToolSettings) -> ToolResult:
     `(response, reward)` and `(response, reward, metrics)` add a reward and numbers for the logs.
 
     Raises:
-        ToolError: a tuple of another length, a reward or metric that is not a finite number, or images that cannot be
-            read, are too large or too many.
+        ToolError: a tuple of another length, a reward or metric that is not a finite number, or too many images.
+        ImageError: an image cannot be read or is too large, and there is no text that could be shown without it.
     """
     if not isinstance(value, tuple) or isinstance(value, ToolResult):
         return _bounded(_response(value), settings)
@@ -168,8 +168,15 @@ def _number(value: Any, what: str) -> float:
 def _bounded(result: ToolResult, settings: ToolSettings) -> ToolResult:
     if len(result.images) > settings.max_images:
         raise ToolError(f"the tool returned {len(result.images)} pictures; at most {settings.max_images} are shown")
-    images = tuple(open_image(image, settings.max_tool_image_pixels) for image in result.images)
-    return replace(result, text=clip(encodable(result.text), settings.output_chars), images=images)
+    images, text = list[Any](), result.text
+    for image in result.images:
+        try:
+            images.append(open_image(image, settings.max_tool_image_pixels))
+        except ImageError as error:
+            if not text:
+                raise
+            text += f"\n[{error}]"
+    return replace(result, text=clip(encodable(text), settings.output_chars), images=tuple(images))
 
 
 def encodable(text: str) -> str:

@@ -5,8 +5,9 @@
 
 Builds every task. Plays one episode with the environment's expert, if it has one, and one with random answers. Checks
 types, keys, endings, replays, times and sizes. Prints the first prompt as the model sees it, then one row per check.
-For SWE tasks, it also tries the reference patch. The environment runs in a worker process with time limits; an
-environment that hangs or crashes gives a row with an error. The exit code is 0 if there are no errors.
+For SWE and Harbor tasks, it also tries the reference solution; missing images of Harbor tasks are built. The
+environment runs in a worker process with time limits; an environment that hangs or crashes gives a row with an error.
+The exit code is 0 if there are no errors.
 """
 
 import argparse
@@ -43,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     reports = []
     bar = tqdm(chosen.tasks, unit="task", disable=None if len(chosen.tasks) > 1 else True, leave=False)
     for task in bar:
+        _build_images(task)
         report = asyncio.run(check_task(chosen, task, seed, options.max_turns, count))
         reports.append(report)
         if not options.json:
@@ -53,6 +55,18 @@ def run(options: argparse.Namespace) -> int:
     found = as_json(options.target, reports)
     print(json.dumps(found, indent=1, ensure_ascii=False) if options.json else sum_of(reports))
     return int(any(report.count(Status.ERROR) for report in reports))
+
+
+def _build_images(task: Any) -> None:
+    """Build the images of Harbor tasks that need it. Where that fails, building the environment says so."""
+    if task.env_path == "envs.harbor" and task.options.get("images"):
+        import contextlib
+        import sys
+
+        from inspection.build_images import build_images_of
+
+        with contextlib.redirect_stdout(sys.stderr):  # the output may be JSON
+            build_images_of(task)
 
 
 def _tokenizing(folder: str, settings: Any) -> tuple[Callable[..., Any], Callable[[str], int]]:

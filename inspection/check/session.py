@@ -74,7 +74,7 @@ async def check_task(
         report.findings.append(Finding("service", Status.WARNING, f"{error} (the rest was not checked)"))
     except SlimeVerlogError as error:
         report.findings.append(Finding("contract", Status.ERROR, str(error)))
-    report.findings += _references(task)
+    report.findings += [*_references(task), *_capacity(task, target)]
     return report
 
 
@@ -102,6 +102,30 @@ def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None) 
         Status.ERROR,
         f"{differs}; draw everything random in reset from the seed, avoid sets and the clock, or set "
         "deterministic = False",
+    )
+
+
+def _capacity(task: TaskSpec, target: Target) -> Iterator[Finding]:
+    """Whether OpenEnv servers have a session for every slot."""
+    if task.env_path != "envs.openenv":
+        return
+    from envs.openenv.capacity import count_sessions
+    from envs.openenv.settings import OpenEnvSettings
+
+    slots = target.settings.n_env
+    try:
+        sessions = count_sessions(read_settings(OpenEnvSettings, task.options, "env."), slots)
+    except SlimeVerlogError as error:
+        yield Finding("capacity", Status.WARNING, f"could not be asked for: {error}")
+        return
+    if sessions >= slots:
+        yield Finding("capacity", Status.OK, f"the servers have a session for each of the {slots} slots")
+        return
+    yield Finding(
+        "capacity",
+        Status.WARNING,
+        f"the servers have {sessions} free sessions for {slots} slots (n_env); allow three per slot, often with the "
+        "server's variable MAX_CONCURRENT_ENVS, or lower n_env",
     )
 
 

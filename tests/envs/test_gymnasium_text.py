@@ -3,10 +3,12 @@
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.gymnasium_text import GymnasiumText
+from envs.gymnasium_text.reading import describe_numbers, name_colors
 from envs.loading import build_env_from
 
 WORLDS = "tests.envs.textworld.text_worlds"
@@ -173,3 +175,38 @@ def test_names_and_aliases_of_actions_may_come_from_a_wrapper() -> None:
         env.reset()
         info = env.step(answer)[2]
         assert (info["executed_action"] if info["valid_action"] else None) == action
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "answers"),
+    [
+        ("FrozenLake-v1", "[red S]FFF\nFHFH\nFFFH\nHFFG", 4),
+        ("CliffWalking-v", "\nx  C  C", 4),
+        ("Taxi-v3", "[yellow  ]", 6),
+        ("Blackjack-v1", "20, 7, 0", 2),
+    ],
+)
+def test_environments_without_text_are_played_by_what_they_print_or_by_their_numbers(
+    name: str, first: str, answers: int
+) -> None:
+    env = build(seed=1, id=max(known for known in gymnasium.registry if known.startswith(name)))
+    assert first in env.reset()["obs_str"] and len(env.actions) == answers
+    done = False
+    for _ in range(3):
+        if not done:
+            observation, done, info = env.step("ACTION: 1")
+            assert observation["obs_str"] and info["valid_action"]
+
+
+def test_numbers_of_nested_observations_have_their_names() -> None:
+    space = gymnasium.spaces.Dict(
+        {
+            "hand": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(32, start=1), gymnasium.spaces.Discrete(2)]),
+            "lights": gymnasium.spaces.MultiBinary(2),
+        }
+    )
+    assert describe_numbers(space, {"hand": (21, 1), "lights": np.array([0, 1])}) == "hand: 21, 1\nlights: [0, 1]"
+
+
+def test_colors_become_words_and_other_escapes_go() -> None:
+    assert name_colors("\x1b[2J\x1b[43m \x1b[0m|\x1b[1;34mB\x1b[0m") == "[yellow  ]|[blue B]"

@@ -16,7 +16,8 @@ CONFIGS = Path(__file__).parents[2] / "custom_configs"
 
 
 @pytest.mark.parametrize(
-    "name", ["nethack", "recall", "sokoban", "textarena", "textworld", "alfworld", "balrog", "mixture"]
+    "name",
+    ["nethack", "reasoning_gym", "recall", "sokoban", "textarena", "textworld", "alfworld", "balrog", "mixture"],
 )
 def test_every_task_of_the_config_can_be_built(name: str) -> None:
     config = load_settings(SimpleNamespace(custom_config_path=str(CONFIGS / f"{name}.yaml")))
@@ -36,6 +37,7 @@ GAMES = [
     "balrog",
     "crafter",
     "gymnasium_text",
+    "reasoning_gym",
     "recall",
     "scienceworld",
     "sokoban",

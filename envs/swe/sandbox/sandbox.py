@@ -21,6 +21,9 @@ from envs.swe.sandbox.supervise import INNER_FILTER, OUTER_FILTER, Limits, Outco
 from envs.swe.sandbox.workspace import AGENT_ID, TESTBED, process_folder
 
 WRITABLE_TREE = ((".", TESTBED),)
+_IDS = (f"--reuid={AGENT_ID}", f"--regid={AGENT_ID}", "--clear-groups")
+WITHOUT_ROOT = ("setpriv", *_IDS, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
+"""Gives up root's rights before the command that follows."""
 _IMAGE = "/image"
 """Where an image is put together before it becomes the root."""
 
@@ -71,8 +74,7 @@ class Sandbox:
         drop: list[str] = []
         if os.geteuid() == 0:
             # Mounting as root reaches a Python below /root; the second layer then runs as AGENT_ID.
-            ids = [f"--reuid={AGENT_ID}", f"--regid={AGENT_ID}", "--clear-groups"]
-            drop = ["setpriv", *ids, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+            drop = list(WITHOUT_ROOT)
         if self.root is not None:
             # The image may lack these tools, so they are taken from this machine before the image becomes the root.
             inner = [bwrap, *user, "--die-with-parent", "--dev-bind", _IMAGE, "/", "--chdir", self.folder]
@@ -98,7 +100,7 @@ class Sandbox:
         ]
 
     def _mounts(self) -> list[str]:
-        mounts = [*self._system(), *self._own_files()]
+        mounts = [*system_mounts(), *self._own_files()]
         shown = [(path, str(path)) for path in python_folders(self.python)]
         mounts += _read_only((*shown, (_passwd(os.getpid()), "/etc/passwd"), *self.readable))
         mounts += self._tree()
@@ -111,7 +113,7 @@ class Sandbox:
     def _image_mounts(self, root: Path) -> list[str]:
         """This machine's system, and below `_IMAGE` what the command will see."""
         # The second bwrap needs a folder /tmp before it starts.
-        mounts = [*self._system(), "--proc", "/proc", "--dev", "/dev", "--dir", "/tmp"]
+        mounts = [*system_mounts(), "--proc", "/proc", "--dev", "/dev", "--dir", "/tmp"]
         mounts += ["--perms", "0755", "--tmpfs", _IMAGE]
         # Places are mounted instead of what the image has there, and inside of it where it has such a folder.
         missing = (Path(place).parts for _, place in self.places if not (root / place.lstrip("/")).is_dir())
@@ -125,18 +127,6 @@ class Sandbox:
                 mounts += ["--ro-bind", str(entry), f"{_IMAGE}/{entry.name}"]
         mounts += [*self._own_files(_IMAGE), *_read_only(self.readable, _IMAGE), *self._tree(_IMAGE)]
         return [*mounts, "--remount-ro", f"{_IMAGE}/dev", "--remount-ro", _IMAGE, "--chdir", "/"]
-
-    @staticmethod
-    def _system() -> list[str]:
-        mounts = ["--ro-bind", "/usr", "/usr"]
-        for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
-            if os.path.islink(name):
-                mounts += ["--symlink", os.readlink(name), name]
-            elif os.path.isdir(name):
-                mounts += ["--ro-bind", name, name]
-        for path in (Path("/etc/ld.so.cache"), Path("/etc/alternatives")):
-            mounts += [*_parents(path), "--ro-bind-try", str(path), str(path)]
-        return mounts
 
     def _own_files(self, at: str = "") -> list[str]:
         tmp = ["--perms", "1777", "--size", str(self.limits.tmp_mb << 20), "--tmpfs"]
@@ -169,6 +159,19 @@ class Sandbox:
             **dict(self.variables),
         }
         return ["--clearenv", *(word for name, value in variables.items() for word in ("--setenv", name, value))]
+
+
+def system_mounts() -> list[str]:
+    """This machine's programs, read-only."""
+    mounts = ["--ro-bind", "/usr", "/usr"]
+    for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+        if os.path.islink(name):
+            mounts += ["--symlink", os.readlink(name), name]
+        elif os.path.isdir(name):
+            mounts += ["--ro-bind", name, name]
+    for path in (Path("/etc/ld.so.cache"), Path("/etc/alternatives")):
+        mounts += [*_parents(path), "--ro-bind-try", str(path), str(path)]
+    return mounts
 
 
 def _parents(path: Path, at: str = "") -> list[str]:

@@ -18,7 +18,7 @@ FAMILIES = (1, 2, 10, 16)
 """UNIX, INET, INET6 and NETLINK: what loopback servers, event loops and name look-ups use."""
 
 _tables = read_yaml_mapping(str(Path(__file__).with_suffix(".yaml")), "system calls")
-REFUSED, REFUSED_INSIDE = _tables["always"], _tables["inside"]
+REFUSED, REFUSED_INSIDE, PRETENDED = _tables["always"], _tables["inside"], _tables["pretended"]
 
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
@@ -35,12 +35,14 @@ _SOL_SOCKET, _SO_SNDBUF = 1, 7
 _CLONE3, _NEW_NAMESPACES = 435, 0x7E020000
 
 
-@functools.lru_cache(maxsize=2)
-def seccomp_filter(inside: bool) -> bytes:
+@functools.lru_cache(maxsize=3)
+def seccomp_filter(inside: bool, pretend: bool = False) -> bytes:
     """The filter for this machine; empty on architectures that we have no numbers for.
 
     Args:
         inside: for the command itself. Otherwise for the layer around it, which still builds the sandbox.
+        pretend: let changes of owners and users succeed without effect, for package managers in a sandbox that has one
+            user.
     """
     known = _ARCHITECTURES.get(platform.machine())
     if known is None:
@@ -60,6 +62,9 @@ def seccomp_filter(inside: bool) -> bytes:
     for number in numbers:
         if number is not None:
             program += [_jump(_EQUAL, number, 0, 1), no_such_call]
+    for row in [row for calls in PRETENDED.values() for row in calls.values()] if pretend else ():
+        if row[column] is not None:
+            program += [_jump(_EQUAL, row[column], 0, 1), _statement(_RETURN, _ERRNO)]
     family = [_jump(_EQUAL, number, len(FAMILIES) - place, 0) for place, number in enumerate(FAMILIES)]
     family = [_statement(_LOAD, _ARGUMENTS_AT), *family, _statement(_RETURN, _ERRNO | errno.EAFNOSUPPORT)]
     program += [*_case(socket, family), *_case(socketpair, family)]

@@ -27,7 +27,7 @@ _TICK_S = 0.05
 _READ = 1 << 16
 _REPORT_BYTES = 64 << 20
 _END_S = 30.0
-OUTER_FILTER, INNER_FILTER = "@outer-filter", "@inner-filter"
+OUTER_FILTER, INNER_FILTER, BUILD_FILTER = "@outer-filter", "@inner-filter", "@build-filter"
 """Words of a command line that stand for bwrap's option with the filter of that layer."""
 
 
@@ -221,11 +221,12 @@ class Namespace:
             info_read, info_write = _pipe(ends)
             fds = [*pass_fds, info_write.fileno()]
             words = [argv[0], "--info-fd", str(info_write.fileno()), *argv[1:]]
-            for layer, inside in ((OUTER_FILTER, False), (INNER_FILTER, True)):
+            filters = ((OUTER_FILTER, False, False), (INNER_FILTER, True, False), (BUILD_FILTER, True, True))
+            for layer, inside, pretend in filters:
                 if layer in words:  # before the command, which could hold the same word
                     place = words.index(layer)
                     read, write = _pipe(ends)
-                    write.write(seccomp_filter(inside))  # smaller than a pipe
+                    write.write(seccomp_filter(inside, pretend))  # smaller than a pipe
                     write.close()
                     fds.append(read.fileno())
                     words[place : place + 1] = ["--seccomp", str(fds[-1])]

@@ -105,7 +105,7 @@ def test_an_image_takes_the_place_of_this_machine(tmp_path: Path) -> None:
     dockerfile = "FROM acme/anything\nENV A=set\nRUN <<END\napt-get install x\nEND\nWORKDIR /app/new\n"
     make_task(tmp_path / "tasks", dockerfile=dockerfile, toml='[environment]\ndocker_image = "acme/answer:1"\n')
     options = {"rootfs": str(tmp_path / "{task}"), "writable": ["/opt/tool"]}
-    with pytest.raises(ConfigError, match=r"env.rootfs: .*/answer is not a folder; export the task's image"):
+    with pytest.raises(ConfigError, match=r"env.rootfs: .*/answer is not a folder; set env.images"):
         start(tmp_path / "tasks", **options)
     image.rename(tmp_path / "answer")
     env = start(tmp_path / "tasks", **options)
@@ -160,7 +160,7 @@ def test_the_expert_of_every_example_is_paid_in_an_evaluation(tmp_path: Path) ->
             'env.folders=["/nowhere"]',
             "env.folders: /nowhere holds no folder with a task.toml; each task is a folder in it",
         ),
-        ("env.rootfs=/nowhere", "env.rootfs: /nowhere is not a folder; export the task's image"),
+        ("env.rootfs=/nowhere", "env.rootfs: /nowhere is not a folder; set env.images"),
         ("env.tset_command=true", "unknown key 'env.tset_command'; did you mean 'env.test_command'?"),
         ('tasks=["count-eror"]', "hold no task 'count-eror'; did you mean count-errors?"),
         ('env.writable=["www"]', "env.writable must list absolute folders other than /, got ['www']"),

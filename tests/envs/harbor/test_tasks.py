@@ -65,7 +65,7 @@ BUILT = [
     ("FROM ubuntu\nCOPY a /a\n", "(COPY a /a) writes into /, which is read-only"),
     ("FROM ubuntu\nWORKDIR /etc/app\n", "the working directory /etc/app belongs to the system in the sandbox"),
     ("FROM ubuntu\n\nENTRYPOINT \\\n  start\n", "line 3 of environment/Dockerfile (ENTRYPOINT start) needs an image"),
-    ("FROM ubuntu\nENV A=${B:-c}\n", "uses a substitution that is not supported"),
+    ("FROM ubuntu\nENV A=${B%c}\n", "uses a substitution that is not supported"),
     ("# nothing\n", "environment/Dockerfile has no FROM"),
 ]
 
@@ -91,7 +91,7 @@ def test_a_line_that_needs_a_build_is_named_with_what_to_do(
         ({"dockerfile": None}, "there is neither environment/Dockerfile nor [environment] docker_image"),
         (
             {"dockerfile": None, "toml": '[environment]\ndocker_image = "x/y:1"\n'},
-            "[environment] docker_image = x/y:1 in task.toml names an image that must be pulled; export the task's im",
+            "[environment] docker_image = x/y:1 in task.toml names an image that must be pulled; set env.images and ru",
         ),
         ({"files": {"environment/docker-compose.yaml": ""}}, "environment/docker-compose.yaml starts several contain"),
         (

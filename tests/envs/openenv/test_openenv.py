@@ -232,6 +232,19 @@ def test_commands_name_a_wrong_url_and_a_full_server_in_one_sentence(
     assert "0/0 sessions are taken" in capsys.readouterr().out
 
 
+def test_the_check_warns_about_a_server_with_fewer_sessions_than_slots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TinyServer(capacity=3) as server:
+        config = write_yaml(tmp_path, url=server.url)
+        run("check", config, "--set", "n_env=3")
+        assert "a session for each of the 3 slots" in capsys.readouterr().out
+        wait_for_sessions(server, 0)
+        run("check", config, "--set", "n_env=4")
+        assert "the servers have 3 free sessions for 4 slots (n_env)" in capsys.readouterr().out
+        wait_for_sessions(server, 0)
+
+
 def test_an_evaluation_counts_the_episodes_of_a_server_that_lies(server: TinyServer, tmp_path: Path) -> None:
     config = write_yaml(tmp_path, url=server.url, actions=["lie", "1"], max_steps=2)
     assert run("evaluate", config, "--player", "random", "--episodes", "8", "--out", str(tmp_path)) == 1

@@ -341,3 +341,10 @@ def test_a_stateful_tool_may_be_async_throughout() -> None:
     assert (result.text, result.reward, session.reward()) == ("hi", 0.25, 0.5)
     session.release()
     assert not session.counts
+
+
+def test_a_damaged_picture_leaves_the_text_and_the_other_pictures() -> None:
+    pixels = np.zeros((4, 4, 3), dtype=np.uint8)
+    result = read_result({"text": "two views", "images": [b"no picture", pixels]}, LIMITS)
+    assert result.text.startswith("two views\n[a picture given as bytes cannot be read: ")
+    assert "0x" not in result.text and len(result.images) == 1 and not result.failed

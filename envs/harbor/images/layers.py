@@ -1,0 +1,96 @@
+"""File trees of images: paths inside, and what a build step changes.
+
+A tree that is finished is never changed. The next one is a copy of its folders with hard links to its files, in which
+changed files are replaced, so a file takes its space once.
+"""
+
+import os
+import stat
+from pathlib import Path, PurePosixPath
+
+from envs.harbor.instructions import UnsupportedLine
+from envs.swe.sandbox.workspace import give_to_agent, remove_tree, run_program
+
+_MAX_LINKS = 40
+"""As many as Linux follows."""
+
+
+def copy_with_links(source: Path, target: Path) -> None:
+    """Copy a tree's folders, with hard links to its files."""
+    run_program("cp", "-a", "-l", "-T", "--", str(source), str(target))
+
+
+def inside(tree: Path, path: str) -> Path:
+    """Where a path of an image lies, with links followed as the image's programs would follow them.
+
+    Raises:
+        UnsupportedLine: links lead in a circle.
+    """
+    current, waiting, followed = tree, list(reversed(PurePosixPath("/", path).parts[1:])), 0
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            current = current.parent if current != tree else tree
+        elif not (current / part).is_symlink():
+            current /= part
+        else:
+            followed += 1
+            if followed > _MAX_LINKS:
+                raise UnsupportedLine(f"{path} leads through too many links")
+            link = PurePosixPath(os.readlink(current / part))
+            current = tree if link.is_absolute() else current
+            waiting += reversed(link.parts[1:] if link.is_absolute() else link.parts)
+    return current
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of a tree, and those on its way.
+
+    Raises:
+        UnsupportedLine: there is a file in its place.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o755)
+        give_to_agent(path)
+    if not folder.is_dir():
+        raise UnsupportedLine(f"{folder} is a file, and a folder is needed there")
+
+
+def put(item: Path, target: Path) -> None:
+    """Move a file or link into a tree, in place of what is there."""
+    _remove(target)
+    os.rename(item, target)
+
+
+def apply_changes(changes: Path, tree: Path) -> None:
+    """Move the upper layer of an overlay, or copied files, into a tree. Files that the layer deletes are removed."""
+    with os.scandir(changes) as entries:
+        for entry in entries:
+            target, status = tree / entry.name, entry.stat(follow_symlinks=False)
+            if not entry.is_dir(follow_symlinks=False):
+                if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:  # how an overlay writes down a deletion
+                    _remove(target)
+                else:
+                    put(Path(entry.path), target)
+                continue
+            if _is_opaque(entry.path) or target.is_symlink() or not target.is_dir():
+                _remove(target)
+                target.mkdir()
+            apply_changes(Path(entry.path), target)
+            give_to_agent(target)
+            target.chmod(stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
+            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _is_opaque(folder: str) -> bool:
+    """Whether a folder of an upper layer replaces the one below it."""
+    name = "user.overlay.opaque"
+    return name in os.listxattr(folder) and os.getxattr(folder, name) == b"y"

@@ -1,0 +1,91 @@
+"""The folder of built images (`env.images`): finds the image of a task, and keeps its record.
+
+`bases/` holds unpacked base images, `layers/` the trees after build steps, and `tasks/` one record per task, named
+after the task and the content that its image was built from.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.errors import ConfigError
+from envs.harbor.dockerfile import Image
+from envs.harbor.settings import HarborSettings
+from envs.swe.sandbox.usage import walk
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an image is built from: a Dockerfile's text, and the folder that its COPY lines read."""
+
+    task: str
+    text: str
+    context: Path
+
+
+def find_image(recipe: Recipe, settings: HarborSettings) -> tuple[Path, Image]:
+    """The tree and the settings of a task's built image.
+
+    Raises:
+        ConfigError: it has not been built, or only from other files.
+    """
+    file = record_of(recipe, settings)
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{recipe.task}: env.images ({settings.image_store()}) has no image of the task as it is now; run: "
+            "slime-verlog build-images CONFIG"
+        ) from None
+    image = Image(folder=told["folder"], variables=told["variables"], user=told["user"])
+    return settings.image_store() / "layers" / told["layer"], image
+
+
+def keep_image(recipe: Recipe, settings: HarborSettings, layer: str, image: Image) -> None:
+    """Write the record of a task's image, whose files are `layers/LAYER`."""
+    file = record_of(recipe, settings)
+    file.parent.mkdir(exist_ok=True)
+    told = {"layer": layer, "folder": image.folder, "variables": dict(image.variables), "user": image.user}
+    fresh = file.with_suffix(".new")
+    fresh.write_text(json.dumps(told), encoding="utf-8")
+    fresh.replace(file)
+
+
+def record_of(recipe: Recipe, settings: HarborSettings) -> Path:
+    """The file with a task's record; its name changes with all that the image depends on."""
+    given = (sorted(settings.base_sources.items()), sorted(settings.build_args.items()))
+    key = key_of(recipe.text, context_digest(recipe.context), given, settings.build_command)
+    return settings.image_store() / "tasks" / f"{recipe.task}-{key}.json"
+
+
+def key_of(*parts: object) -> str:
+    """A short key for the content of a step."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """A key for the names, modes and contents of files and folders."""
+    found = hashlib.sha256()
+    for top in paths:
+        inside = sorted(Path(entry.path) for entry in walk(top)) if top.is_dir() and not top.is_symlink() else []
+        for path in [top, *inside]:
+            status = path.lstat()
+            about = (str(path.relative_to(top.parent)), stat.S_IFMT(status.st_mode), status.st_mode & 0o111)
+            found.update(repr(about).encode())
+            if path.is_symlink():
+                found.update(os.readlink(path).encode())
+            elif stat.S_ISREG(status.st_mode):
+                with path.open("rb") as file:
+                    found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()
+
+
+@functools.lru_cache(maxsize=8192)
+def context_digest(context: Path) -> str:
+    """Return a key for the content of a task's folder `environment`; it is read once per process."""
+    return digest_of([context]) if context.is_dir() else ""

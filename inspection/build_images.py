@@ -1,0 +1,62 @@
+"""Builds the images of Harbor tasks from their Dockerfiles, without a container daemon.
+
+    slime-verlog build-images my_tasks.yaml
+    slime-verlog build-images my_tasks.yaml --task fix-git --set env.images=/data/images
+
+Executes each task's Dockerfile in bubblewrap and keeps the image below `env.images`; what is there already is not built
+again. `env.base_sources` says where base images come from. Prints one line per task. The exit code is 0 if every image
+was built.
+"""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from inspection import target
+
+if TYPE_CHECKING:
+    from envs.mixture import TaskSpec
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    target.add_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Build the images of every task, and return the exit code."""
+    from slime_verlog import ConfigError
+
+    chosen = target.read_target(options.target, options.task, options.set)
+    tasks = [task for task in chosen.tasks if task.env_path == "envs.harbor"]
+    if not tasks:
+        raise ConfigError(f"{options.target} has no tasks of envs.harbor, and only these have images to build")
+    failed = [name for task in tasks for name in build_images_of(task)]
+    if failed:
+        print(f"{len(failed)} failed: {', '.join(failed)}")
+    return int(bool(failed))
+
+
+def build_images_of(task: "TaskSpec") -> list[str]:
+    """Build the images of a Harbor task, or of all tasks of `*`; print a line for each; return those that failed."""
+    import time
+
+    from envs.harbor.env import select_folders
+    from envs.harbor.images.build import build_image
+    from envs.harbor.instructions import UnsupportedLine
+    from envs.harbor.settings import HarborSettings
+    from envs.harbor.task import recipe_of
+    from slime_verlog import SlimeVerlogError, read_settings
+
+    settings = read_settings(HarborSettings, task.options, "env.")
+    settings.image_store()
+    failed = []
+    for folder in select_folders(task.task, settings):
+        began = time.monotonic()
+        try:
+            build_image(recipe_of(folder), settings, lambda text: print(f"  {text}", flush=True))
+        except (SlimeVerlogError, UnsupportedLine) as error:
+            failed.append(folder.name)
+            print(f"{folder.name}: not built: {str(error).removeprefix(f'{folder.name}: ')}", flush=True)
+        else:
+            print(f"{folder.name}: ready after {time.monotonic() - began:.0f} s", flush=True)
+    return failed
