@@ -9,6 +9,7 @@ import hashlib
 import html
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -19,6 +20,8 @@ from inspection.view.prompts import find_changes, split_prompts
 CHUNK_CHARACTERS = 1_000_000
 """Characters after which a chunk is closed; decoding one takes a browser about 20 ms."""
 _FAULT_CHARACTERS = 300
+_UPDATE = re.compile(r"\b(update|step|evaluation|rollout)[ _](\d+)$")
+"""The number of updates in the name of a setting; slime counts rollouts from 0."""
 
 
 class Packer:
@@ -35,12 +38,22 @@ class Packer:
         self._images: dict[str, str] = {}
         self._characters = 0
 
-    def add(self, episode: Mapping[str, Any], run: int = 0, world: Mapping[str, Any] | None = None) -> None:
-        """Add an episode of the run with this number, with its world if it was drawn."""
+    def add(
+        self,
+        episode: Mapping[str, Any],
+        run: int = 0,
+        world: Mapping[str, Any] | None = None,
+        study: str | None = None,
+    ) -> None:
+        """Add an episode of the run with this number, with its world if it was drawn.
+
+        On a page about many runs, all have the number 0, and `study` is the run's name.
+        """
         if self._characters > CHUNK_CHARACTERS:
             self._closed.append(self._compressed())
             self._start_chunk()
         row = _row(episode, run, len(self._closed), len(self._episodes))
+        row |= {"study": study} if study else {}
         self.rows.append(row | ({"world": 1 if "note" not in world else 2} if world else {}))
         drawn = dict(world or {})
         for name, images in (("", episode.get("pictures") or {}), ("world ", drawn.pop("pictures", {}))):
@@ -115,10 +128,12 @@ def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[s
     valid = episode.get("valid_action_ratio")
     if valid is None and played and played[0].get("valid") is not None:
         valid = sum(bool(turn["valid"]) for turn in played) / len(played)
-    success = episode.get("success")
+    success, setting = episode.get("success"), _text(episode.get("setting"), "-")
+    update = _UPDATE.search(setting)
     return {
         **({"run": run} if run else {}),
-        "setting": _text(episode.get("setting"), "-"),
+        "setting": setting,
+        **({"update": int(update[2]) + (update[1] == "rollout")} if update else {}),
         "player": _text(episode.get("player"), ""),
         "task": _text(episode.get("task_name") or episode.get("task"), "-"),
         "seed": episode.get("seed"),
@@ -163,7 +178,7 @@ def compress(text: str) -> str:
 
 
 _ASSETS = Path(__file__).with_name("assets")
-_SCRIPTS = ("dom", "data", "state", "summary", "list", "search", "answer", "transcript", "world", "episode", "keys")
+_SCRIPTS = ("dom", "data", "state", "charts", "run", "summary", "list", "search", "answer", "transcript", "world", "episode", "keys")
 
 
 def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlases: Mapping[int, bytes]) -> str:

@@ -27,7 +27,8 @@ function outcomeOf(entry) {
 
 function valuesOf(entry, key) {
   if (key === "outcome") return [outcomeOf(entry)];
-  return entry.rows.filter(Boolean).map((row) => row[key]);
+  if (key === "update") return entry.rows.filter((row) => row && row.update !== undefined).map((row) => String(row.update));
+  return entry.rows.filter(Boolean).map((row) => row[key]).filter((value) => value !== undefined);
 }
 
 /** Whether an entry passes the filters. */
@@ -60,7 +61,8 @@ function renderFilters() {
     const values = key === "valid" ? Object.keys(VALID).slice(1)
       : [...new Set(page.entries.flatMap((entry) => valuesOf(entry, key)))].filter((x) => x !== "").sort(collate);
     if (values.length < 2 && !state.filters[key]) return null;
-    const label = { stop: "ended by", valid: "valid actions" }[key] || key;
+    if (key === "setting" && !state.filters.setting && page.entries.every((entry) => firstRow(entry).setting === `update ${firstRow(entry).update}`)) return null;
+    const label = { stop: "ended by", valid: "valid actions", study: "run" }[key] || key;
     const options = values.map((value) => h("option", { value }, key === "valid" ? VALID[value] : value));
     return selectBox(label, [h("option", { value: "" }, key === "valid" ? "any" : "all"), ...options], state.filters[key] || "",
       (value) => setFilters({ ...state.filters, [key]: value }), key);

@@ -22,7 +22,10 @@ function listen() {
   $("search").addEventListener("input", onSearchInput);
   $("theme").addEventListener("click", nextTheme);
   $("help-button").addEventListener("click", () => $("help").showModal());
-  $("overview-button").addEventListener("click", () => showOverview(true));
+  $("overview-button").addEventListener("click", () => {
+    showOverview(true);
+    document.body.classList.add("reading");
+  });
   $("back").addEventListener("click", () => showOverview(true));
   $("skip").addEventListener("click", (event) => {
     event.preventDefault();
@@ -52,6 +55,7 @@ async function start() {
   for (const entry of page.entries) for (const row of entry.rows) if (row) row.number = entry.number;
   readAddress();
   $("search").value = state.q;
+  document.body.classList.toggle("reading", page.head.studies.length > 0);
   renderFilters();
   applyFilters();
   listen();

@@ -1,6 +1,6 @@
 // What is shown, kept in the address after `#`, so that a link or a reload shows the same.
 
-const FILTERS = ["task", "setting", "player", "outcome", "stop", "valid"];
+const FILTERS = ["study", "task", "update", "setting", "player", "outcome", "stop", "valid"];
 const state = { episode: 0, turn: 1, q: "", sort: "", filters: {} };
 const page = { head: null, entries: [], shown: [], episodes: [], colour: "", restored: null };
 
